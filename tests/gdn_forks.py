@@ -42,8 +42,8 @@ LATER = (
         "goondan.kernel.cli.plain",
     ),
     *(
-        "goondan.kernel.cli.renderer",
-        "goondan.kernel.cli.screen",
+        "goondan.kernel.cli.console.renderer",
+        "goondan.kernel.cli.console.screen",
         "goondan.kernel.cli.standard_input",
         "goondan.kernel.cli.workdir",
     ),
@@ -63,7 +63,7 @@ LATER = (
         "goondan.kernel.instances",
         "goondan.kernel.logs",
         "goondan.kernel.trace_search",
-        "goondan.kernel.cli.tool_catalog",
+        "goondan.kernel.cli.commands.tool_catalog",
         "goondan.schemas.system.startup",
     ),
 )

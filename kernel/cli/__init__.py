@@ -1,4 +1,4 @@
-"""`gdn`: the program. Its commands are in the table of commands.py, and each is imported only when it is used.
+"""`gdn`: the program. Its commands are in the table of commands/__init__.py, and each is imported only when it is used.
 
 Rules of all commands.
 - With `--json` stdout gets exactly one JSON document, on failure `{"error": {…}}`. Without it stdout gets the results,

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from goondan.kernel.cli.batch import parse_arguments
-from goondan.kernel.cli.call import tool_result
+from goondan.kernel.cli.commands.call import tool_result
 from goondan.kernel.cli.interrupts import CANCEL_S
 from goondan.kernel.cli.session import Session
 from goondan.kernel.mcp.offering import call_result, failure, named, offered

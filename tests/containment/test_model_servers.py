@@ -17,8 +17,8 @@ from goondan.agentproc.providers.connection import Client, Connection, Patience,
 from goondan.agentproc.providers.vendor import Fault
 from goondan.kernel.bundle.models import ModelFault, endpoint_fault, resolve_model
 from goondan.kernel.cli.approval_text import item_lines
+from goondan.kernel.cli.console.screen import shown
 from goondan.kernel.cli.named_files import MAX_BYTES, MAX_FILES, with_files
-from goondan.kernel.cli.screen import shown
 from goondan.schemas.frames import Answer
 from goondan.schemas.launch import ModelSpec
 from goondan.schemas.resources import ModelBody

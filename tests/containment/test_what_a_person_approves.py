@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from goondan.kernel.cli import approve
 from goondan.kernel.cli.approval_text import (
     MARK,
     MAX_LINES,
@@ -23,7 +22,8 @@ from goondan.kernel.cli.approval_text import (
     list_lines,
     whole_digest,
 )
-from goondan.kernel.cli.asked import Asked
+from goondan.kernel.cli.commands import approve
+from goondan.kernel.cli.console.asked import Asked
 from goondan.kernel.cli.trust_screen import BROKEN, screen
 from goondan.kernel.trust.judge import Judgement
 from goondan.kernel.trust.powers import Endpoint, Folder, Variable

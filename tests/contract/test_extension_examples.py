@@ -20,7 +20,7 @@ from goondan.agentproc.instance import Instance
 from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.store import ConversationStore
 from goondan.kernel.bundle.loader import open_bundle
-from goondan.kernel.cli.approve import command as approve
+from goondan.kernel.cli.commands.approve import command as approve
 from goondan.schemas.address import instance_dir
 from goondan.schemas.approval_rules import decide
 from goondan.schemas.codec import from_raw

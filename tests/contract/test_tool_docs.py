@@ -6,7 +6,7 @@ import re
 
 from goondan.kernel.bundle.base import base_tools
 from goondan.kernel.bundle.parameters import parameter_rows
-from goondan.kernel.cli.tool_catalog import full_names
+from goondan.kernel.cli.commands.tool_catalog import full_names
 from tests.kernel_fixture import ROOT
 
 

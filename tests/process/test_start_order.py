@@ -48,7 +48,7 @@ def test_the_modules_of_tools_are_looked_into_while_the_checks_of_a_bundle_are_i
 
 #: What programs would import for a line of an error or a byte of randomness, and what only others of them need.
 NOT_IMPORTED = {
-    "goondan.kernel.cli.run,goondan.kernel.cli.attach,goondan.kernel.cli.output": {
+    "goondan.kernel.cli.commands.run,goondan.kernel.cli.attach,goondan.kernel.cli.output": {
         "secrets",
         "shlex",
         "shutil",

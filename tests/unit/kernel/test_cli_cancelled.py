@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.cli.asked import Asked
+from goondan.kernel.cli.console.asked import Asked
 from goondan.kernel.cli.session import Session
 from goondan.schemas.frames import Frame
 from goondan.schemas.link import Link

@@ -14,10 +14,10 @@ import pytest
 
 from goondan.features import Feature
 from goondan.kernel.cli import commands, execute
-from goondan.kernel.cli.call import check_grant, error_result, tool_result
 from goondan.kernel.cli.commands import helps
-from goondan.kernel.cli.ps import render
-from goondan.kernel.cli.send import answer_document
+from goondan.kernel.cli.commands.call import check_grant, error_result, tool_result
+from goondan.kernel.cli.commands.ps import render
+from goondan.kernel.cli.commands.send import answer_document
 from goondan.kernel.supervisor_client import ProcessInfo
 from goondan.schemas.codec import to_raw
 from goondan.schemas.errors import GoondanError, error_payload, fail

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.kernel.cli import history
+from goondan.kernel.cli.console import history
+from goondan.kernel.cli.console.prompt import continues
+from goondan.kernel.cli.console.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
+from goondan.kernel.cli.console.screen import has_cursor
 from goondan.kernel.cli.plain import fit, flowing, one_line
-from goondan.kernel.cli.prompt import continues
-from goondan.kernel.cli.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
-from goondan.kernel.cli.screen import has_cursor
 from goondan.schemas.runtime_events import RuntimeEvent, Wait
 
 

@@ -65,7 +65,7 @@ def test_json_is_json(print_json: object, capsys: pytest.CaptureFixture[str]) ->
 def test_no_command_prints_by_itself() -> None:
     """Only goondan.kernel.cli.output prints; prompt.py and screen.py draw on the terminal what they made harmless."""
     found = []
-    for path in sorted(Path(goondan.kernel.cli.__file__).parent.glob("*.py")):
+    for path in sorted(Path(goondan.kernel.cli.__file__).parent.rglob("*.py")):
         if path.name in ("output.py", "prompt.py", "screen.py"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.kernel import log_bounds, logs
-from goondan.kernel.cli.logs import render
+from goondan.kernel.cli.commands.logs import render
 from goondan.kernel.cli.terminal import Style
 from goondan.kernel.log_bounds import role_of
 from goondan.kernel.logs import MAX_LINE, Log, LogLine, Reader, is_wanted, last_lines, merge, parse

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from goondan.agentproc.store import ConversationStore
 from goondan.kernel import trace_search
-from goondan.kernel.cli import turns
+from goondan.kernel.cli.commands import turns
+from goondan.kernel.cli.commands.trace import _find, render
 from goondan.kernel.cli.terminal import Style
-from goondan.kernel.cli.trace import _find, render
 from goondan.kernel.trace import Note, Trace, Waits, tell
 from goondan.kernel.trace_search import Search
 from goondan.kernel.trace_tree import (

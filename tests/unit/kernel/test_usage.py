@@ -14,7 +14,7 @@ from goondan.agentproc.store import ConversationStore
 from goondan.agentproc.turn import End
 from goondan.agentproc.usage import TurnUsage
 from goondan.kernel.cli.answered import money, usage_line
-from goondan.kernel.cli.usage import render
+from goondan.kernel.cli.commands.usage import render
 from goondan.kernel.usage import Found, Sum, day_of, report
 from goondan.kernel.usage_files import look
 from goondan.schemas.address import instance_dir

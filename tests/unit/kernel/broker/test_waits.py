@@ -19,7 +19,7 @@ from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.loop import BrokerLoop
 from goondan.kernel.broker.mailbox import Mailbox, Quotas
 from goondan.kernel.broker.waits import Waits, circles
-from goondan.kernel.cli.following import new_lines
+from goondan.kernel.cli.console.following import new_lines
 from goondan.kernel.cli.waits import render, status_of, wait_line
 from goondan.schemas.codec import from_raw, to_raw
 from goondan.schemas.frames import Frame

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from goondan.kernel.bundle.positions import Budget, compose, plain
-from goondan.kernel.cli.mcp_list import idle_row, render
+from goondan.kernel.cli.commands.mcp_list import idle_row, render
 from goondan.kernel.mcp.inspecting import bundle_text, grants, program_folder, refusals
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from goondan.kernel import mcp
 from goondan.kernel.bundle.positions import Budget, compose, plain
-from goondan.kernel.cli.mcp_add import known_server
-from goondan.kernel.cli.mcp_document import naming
+from goondan.kernel.cli.commands.mcp_add import known_server
+from goondan.kernel.cli.commands.mcp_document import naming
 from goondan.kernel.mcp.packages import package_command
 from goondan.schemas.errors import GoondanError
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-from goondan.kernel.cli.tool_test import workdir
+from goondan.kernel.cli.commands.tool_test import workdir
 from goondan.schemas.system.trees import remove_tree
 
 

@@ -13,8 +13,8 @@ from goondan.schemas.codec import from_raw, replace_surrogates
 
 if TYPE_CHECKING:
     from goondan.kernel.cli.attach import Kernel
+    from goondan.kernel.cli.console.screen import Screen
     from goondan.kernel.cli.message_files import OpenFile
-    from goondan.kernel.cli.screen import Screen
     from goondan.kernel.cli.session import Listener
     from goondan.schemas.frames import Answer, ErrorPayload
 
@@ -206,9 +206,9 @@ async def _send(
     """
     import asyncio
 
-    from goondan.kernel.cli.following import follow
+    from goondan.kernel.cli.console.following import follow
+    from goondan.kernel.cli.console.screen import shown
     from goondan.kernel.cli.interrupts import Cancelling, Interrupts
-    from goondan.kernel.cli.screen import shown
     from goondan.kernel.cli.session import USER_MESSAGE, WELCOME_S, Session
 
     agent, instance, text, event_id, trace_id, workdir, opened = told

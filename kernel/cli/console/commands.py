@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from goondan.kernel.cli.conversation import Conversation, tool_lines
+from goondan.kernel.cli.console.conversation import Conversation, tool_lines
 from goondan.kernel.cli.plain import one_line
 from goondan.schemas.argument_line import argument_line
 from goondan.schemas.errors import fail
@@ -164,7 +164,7 @@ class Commands:
         return tool_lines(await self._conversation.tools(), typed=self._is_embedded)
 
     async def _tokens(self, argument: str) -> list[str]:
-        from goondan.kernel.cli.instance import token_text
+        from goondan.kernel.cli.commands.instance import token_text
 
         numbers = await self._conversation.overview()
         return [f"{self._name}: {_messages(numbers.messages)}; tokens: {token_text(numbers.usage)}"]

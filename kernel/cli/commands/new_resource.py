@@ -92,7 +92,7 @@ class NewResource(NamedTuple):
 
     def filled(self, name: str) -> dict[str, bytes]:
         """Relative path -> content: the template for a resource of this name."""
-        from goondan.kernel.cli.init import template_files
+        from goondan.kernel.cli.commands.init import template_files
 
         def fill(text: str) -> str:
             filled = text.replace(self.name_mark, name).replace(self.module_mark, module_name(name))

@@ -201,7 +201,7 @@ def _edit(agent: str, key: str, bundle: str | None, kind: Literal["undo", "reset
     """Have the agent change its conversation. Raises GoondanError E_INSTANCE_NOT_FOUND for one that nobody began."""
     import asyncio
 
-    from goondan.kernel.cli.conversation import Conversation
+    from goondan.kernel.cli.console.conversation import Conversation
     from goondan.kernel.cli.session import Session
 
     agent, key = options.named(agent, key)

@@ -30,8 +30,8 @@ _MIN_WORDS: Final = 20
 @options.as_json
 def command(bundle: str | None, as_json: bool) -> int:
     """List every tool of the bundle and of the bundled package. What extensions add at run time is not known here."""
+    from goondan.kernel.cli.commands.tool_catalog import look
     from goondan.kernel.cli.output import is_terminal, write, write_json
-    from goondan.kernel.cli.tool_catalog import look
 
     inspected = look(bundle)
     tools = inspected.checked.tools.values()
@@ -45,7 +45,7 @@ def command(bundle: str | None, as_json: bool) -> int:
 
 def describe(tools: Iterable[CheckedTool]) -> list[dict[str, Any]]:
     """One row for each export, with its unchanged schema."""
-    from goondan.kernel.cli.tool_catalog import source
+    from goondan.kernel.cli.commands.tool_catalog import source
     from goondan.schemas.address import build_tool_name, tool_identity
 
     rows: list[dict[str, Any]] = []

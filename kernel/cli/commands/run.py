@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from goondan.kernel.cli.asked import Asked
-    from goondan.kernel.cli.console_commands import Command, Commands
+    from goondan.kernel.cli.console.asked import Asked
+    from goondan.kernel.cli.console.commands import Command, Commands
+    from goondan.kernel.cli.console.prompt import Prompt
+    from goondan.kernel.cli.console.screen import Screen
     from goondan.kernel.cli.interrupts import Interrupts
     from goondan.kernel.cli.lines import Line, LineReader
     from goondan.kernel.cli.model_server import ModelLook
-    from goondan.kernel.cli.prompt import Prompt
-    from goondan.kernel.cli.screen import Screen
     from goondan.kernel.cli.session import Listener, Session
     from goondan.schemas.frames import Answer, ErrorPayload, FilePart
     from goondan.schemas.runtime_events import RuntimeEvent
@@ -122,7 +122,7 @@ def command(
         raise fail("E_USAGE", "give --new or --instance, not both")
     key = check_instance(options.DEFAULT_INSTANCE if instance is None else instance)
     if is_new:
-        from goondan.kernel.cli.console_commands import new_instance
+        from goondan.kernel.cli.console.commands import new_instance
 
         key = new_instance()
     where = None if workdir is None else absolute_workdir(workdir, place)
@@ -185,7 +185,7 @@ def _talk(place: BundleTarget, wishes: _Wishes) -> int:
         look = ModelLook(place)
     kernel, joined = join_or_start(place)
     if kernel.place.watch:
-        from goondan.kernel.cli.watching import tell_news
+        from goondan.kernel.cli.console.watching import tell_news
 
         tell_news(kernel.place.state_dir)
     if joined and not wishes.as_json:
@@ -229,8 +229,8 @@ class _Talk:
         """
         import asyncio
 
-        from goondan.kernel.cli.asked import Asked
-        from goondan.kernel.cli.console_commands import Commands
+        from goondan.kernel.cli.console.asked import Asked
+        from goondan.kernel.cli.console.commands import Commands
         from goondan.kernel.cli.lines import MAX_LINE_BYTES, LineReader
         from goondan.kernel.cli.session import Session
 
@@ -320,10 +320,10 @@ class _Talk:
         """Take one message at a time, and show its answer while it is made. Ctrl-C cancels the turn. A second one ends
         the conversation.
         """
-        from goondan.kernel.cli.history import FILE
+        from goondan.kernel.cli.console.history import FILE
+        from goondan.kernel.cli.console.prompt import open_prompt
         from goondan.kernel.cli.interrupts import Interrupts
         from goondan.kernel.cli.lines import MAX_LINE_BYTES
-        from goondan.kernel.cli.prompt import open_prompt
 
         prompt = open_prompt(f"{self._kernel.place.state_dir}/{FILE}", MAX_LINE_BYTES)
         write(f"{self._kernel.entry_agent or 'the swarm'} is ready; {prompt.hint}", stream=sys.stderr)
@@ -356,7 +356,7 @@ class _Talk:
         """
         import asyncio
 
-        from goondan.kernel.cli.prompt import PROMPT
+        from goondan.kernel.cli.console.prompt import PROMPT
 
         await self._asked.ask_waiting(prompt)
         if self._queue:
@@ -395,9 +395,9 @@ class _Talk:
     async def _turn(self, session: Session, line: Line, interrupts: Interrupts, prompt: Prompt) -> None:
         import asyncio
 
-        from goondan.kernel.cli.following import follow
+        from goondan.kernel.cli.console.following import follow
+        from goondan.kernel.cli.console.screen import Screen, shows_status
         from goondan.kernel.cli.interrupts import Cancelling, was_cancelled
-        from goondan.kernel.cli.screen import Screen, shows_status
 
         screen = Screen(text=not self._as_json)
         event_id = session.new_id()
@@ -533,7 +533,7 @@ class _Talk:
 
     def _keep(self, told: _Told) -> None:
         """Add the answer to the document that is printed at the end (--json)."""
-        from goondan.kernel.cli.send import answer_document
+        from goondan.kernel.cli.commands.send import answer_document
 
         event_id, answer, error = told.event_id, told.answer, told.error
         document: dict[str, Any] = {"eventId": event_id}
@@ -562,7 +562,7 @@ def _shown(line: Line) -> str:
 
 def _command_of(line: Line) -> Command | None:
     """The console's command that a line is; None for a message."""
-    from goondan.kernel.cli.console_commands import read_command
+    from goondan.kernel.cli.console.commands import read_command
 
     if line.data is None or not line.data.startswith(b"/"):
         return None

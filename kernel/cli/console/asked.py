@@ -17,8 +17,8 @@ from goondan.kernel.cli.output import columns_of, write
 from goondan.schemas.errors import GoondanError
 
 if TYPE_CHECKING:
-    from goondan.kernel.cli.prompt import Prompt
-    from goondan.kernel.cli.screen import Screen
+    from goondan.kernel.cli.console.prompt import Prompt
+    from goondan.kernel.cli.console.screen import Screen
     from goondan.kernel.cli.session import Session
 
 #: How long a lost change may stay unknown (seconds). One look costs the broker a tenth of a millisecond.
@@ -160,8 +160,8 @@ class Asked:
 
 def _answer(item: dict[str, Any], said: str) -> dict[str, Any] | None:
     """The answer to a question. None when it does not fit, after the person was told why."""
-    from goondan.kernel.cli.approve import answer_issues, encoded_answer
     from goondan.kernel.cli.batch import parse_json
+    from goondan.kernel.cli.commands.approve import answer_issues, encoded_answer
 
     try:
         value = parse_json(said)

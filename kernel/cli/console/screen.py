@@ -16,9 +16,9 @@ from contextlib import suppress
 from typing import Final, TextIO
 
 from goondan.kernel.cli.answered import tell_reasoning
+from goondan.kernel.cli.console.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
 from goondan.kernel.cli.output import is_terminal, write_text
 from goondan.kernel.cli.plain import fit, flowing
-from goondan.kernel.cli.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
 from goondan.kernel.cli.session import Listener
 from goondan.kernel.cli.terminal import shown_line, shown_text, style_of
 from goondan.schemas.frames import Answer

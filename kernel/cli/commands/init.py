@@ -119,7 +119,9 @@ def _trust(folder: str) -> None:
 
 def template_files(template: str) -> dict[str, bytes]:
     """Relative path -> content of a template's files."""
-    root = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "templates", template)
+    from goondan import kernel
+
+    root = os.path.join(os.path.dirname(kernel.__file__), "templates", template)
     files: dict[str, bytes] = {}
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name != "__pycache__")

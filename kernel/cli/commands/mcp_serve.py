@@ -125,7 +125,7 @@ class _Serving:
         """Serve until the client or a signal ends it. Raises GoondanError."""
         import asyncio
 
-        from goondan.kernel.cli.asked import Asked
+        from goondan.kernel.cli.console.asked import Asked
         from goondan.kernel.cli.session import Session
 
         async with Session(self._kernel) as session:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from goondan.kernel.cli import grant_skill, options
+from goondan.kernel.cli import options
+from goondan.kernel.cli.commands import grant_skill
 from goondan.kernel.cli.output import write, write_json, write_result
 from goondan.kernel.cli.state import state_of
 from goondan.kernel.paths import find_bundle, root_of

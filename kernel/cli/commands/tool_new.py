@@ -15,7 +15,7 @@ from typing import Final
 import click
 
 from goondan.kernel.cli import options
-from goondan.kernel.cli.new_resource import NewResource, check_name, in_folder, module_name
+from goondan.kernel.cli.commands.new_resource import NewResource, check_name, in_folder, module_name
 
 #: Language -> what ends the names of its files, and the command that runs the tests by themselves.
 _LANGUAGES: Final = {
@@ -63,7 +63,7 @@ def command(name: str, language: str, folder: str, as_json: bool) -> int:
 def _typescript() -> dict[str, bytes]:
     """The files that all tools in TypeScript share. Raises GoondanError E_INIT without an installed tool host."""
     from goondan.kernel.bundle.base import IN_JAILS, in_package
-    from goondan.kernel.cli.init import template_files
+    from goondan.kernel.cli.commands.init import template_files
     from goondan.schemas.errors import fail
 
     types = in_package(IN_JAILS, _TYPES[0])

@@ -102,7 +102,7 @@ def command(
 
 def _declared(tool: str, bundle: str | None) -> dict[str, Any]:
     """The properties of a tool's arguments; none for a tool that is not the bundle's, but an extension's."""
-    from goondan.kernel.cli.tool_catalog import look
+    from goondan.kernel.cli.commands.tool_catalog import look
 
     exports = ((found, export) for found in look(bundle).checked.tools.values() for export in found.body.exports)
     schema = next((export.parameters for found, export in exports if tool == f"{found.name}__{export.name}"), None)
@@ -144,8 +144,8 @@ def _one(kernel: Kernel, call: ToolCall, as_json: bool) -> int:
 
     async def go() -> None:
         nonlocal result, cancelled, status
+        from goondan.kernel.cli.console.screen import Screen, shows_status
         from goondan.kernel.cli.interrupts import Cancelling, Interrupts
-        from goondan.kernel.cli.screen import Screen, shows_status
         from goondan.kernel.cli.session import Session
 
         async with Session(kernel) as session:

@@ -15,12 +15,12 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
-from goondan.kernel.cli import history
+from goondan.kernel.cli.console import history
+from goondan.kernel.cli.console.screen import has_cursor
+from goondan.kernel.cli.console.typed_ahead import FromReader, FromTerminal, Take, Taking
 from goondan.kernel.cli.lines import Line, LineReader
 from goondan.kernel.cli.output import write
-from goondan.kernel.cli.screen import has_cursor
 from goondan.kernel.cli.terminal import style_of
-from goondan.kernel.cli.typed_ahead import FromReader, FromTerminal, Take, Taking
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession

@@ -15,7 +15,7 @@ def add_to_bundle(documents: Sequence[Mapping[str, Any]], folder: str, agent: st
     Raises GoondanError E_INIT: there is no bundle, it has one of them already, it has no such agent, or it cannot be
     written.
     """
-    from goondan.kernel.cli.new_resource import addition, read_bundle
+    from goondan.kernel.cli.commands.new_resource import addition, read_bundle
     from goondan.kernel.cli.placing import Placing
     from goondan.kernel.mcp.document import yaml_text
     from goondan.kernel.paths import BUNDLE_FILE

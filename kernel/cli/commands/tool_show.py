@@ -19,8 +19,8 @@ from msgspec import Struct, to_builtins
 
 from goondan.kernel.bundle.examples import short
 from goondan.kernel.cli import options
+from goondan.kernel.cli.commands.tool_catalog import find, look, source
 from goondan.kernel.cli.terminal import Style, filled, printable, style_of, width_of
-from goondan.kernel.cli.tool_catalog import find, look, source
 from goondan.schemas.address import build_tool_name, tool_identity
 
 if TYPE_CHECKING:

@@ -70,7 +70,7 @@ def _read(path: str) -> bytes:
 
 def _add(found: list[Imported], folder: str) -> str:
     """Put the documents into the bundle of a folder; the path of its goondan.yaml. Raises GoondanError E_INIT."""
-    from goondan.kernel.cli.mcp_document import add_to_bundle
+    from goondan.kernel.cli.commands.mcp_document import add_to_bundle
 
     return add_to_bundle([server.document for server in found if server.document is not None], folder)
 

@@ -20,7 +20,7 @@ from goondan.kernel.cli.waits import SEEN, status_of, wait_line
 from goondan.schemas.errors import GoondanError
 
 if TYPE_CHECKING:
-    from goondan.kernel.cli.screen import Screen
+    from goondan.kernel.cli.console.screen import Screen
     from goondan.kernel.cli.session import Session
 
 #: How long a message may wait before a person is told what it waits for (seconds). An idle agent has begun by then.

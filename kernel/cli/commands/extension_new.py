@@ -11,7 +11,7 @@ from typing import Final
 import click
 
 from goondan.kernel.cli import options
-from goondan.kernel.cli.new_resource import NewResource, check_name, in_folder
+from goondan.kernel.cli.commands.new_resource import NewResource, check_name, in_folder
 
 _EXTENSION: Final = NewResource(
     kind="Extension",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from goondan.kernel.cli import options
-from goondan.kernel.cli.call import check_grant, tool_result
+from goondan.kernel.cli.commands.call import check_grant, tool_result
 from goondan.kernel.mcp.inspecting import (
     AGENT,
     MODULE,

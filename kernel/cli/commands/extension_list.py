@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 @options.as_json
 def command(bundle: str | None, as_json: bool) -> int:
     """List every extension of the bundle and of the bundled package."""
+    from goondan.kernel.cli.commands.tool_catalog import look
     from goondan.kernel.cli.output import write, write_json
-    from goondan.kernel.cli.tool_catalog import look
 
     inspected = look(bundle)
     rows = describe(inspected)

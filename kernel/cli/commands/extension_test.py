@@ -63,8 +63,8 @@ def command(target: str | None, bundle: str | None, trust: bool, as_json: bool) 
     """
     from goondan.kernel.bundle.loader import open_bundle
     from goondan.kernel.cli.attach import locate
+    from goondan.kernel.cli.commands.tool_test import is_path
     from goondan.kernel.cli.output import write_result
-    from goondan.kernel.cli.tool_test import is_path
     from goondan.kernel.trust.asking import Asking
 
     path, name = (target, None) if target is not None and is_path(target) else (bundle, target)
@@ -193,7 +193,7 @@ def run_one(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
 def _of_server(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
     """The result of an MCP server: it is started as it would be, in a kernel of its own, and asked what it offers."""
     from goondan.kernel.bundle.servers import prefix_of
-    from goondan.kernel.cli.mcp_inspect import inspected
+    from goondan.kernel.cli.commands.mcp_inspect import inspected
 
     prefix = prefix_of(trial.extension.name, trial.extension.config)
     tool = next((tool for tool in plan.toolhost.tools if tool.name == prefix), None)

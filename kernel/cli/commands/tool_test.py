@@ -27,7 +27,7 @@ import msgspec
 from goondan.kernel.bundle.examples import Outcome, short
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import BundleTarget, attach_or_start, locate
-from goondan.kernel.cli.call import check_grant, perform
+from goondan.kernel.cli.commands.call import check_grant, perform
 from goondan.kernel.cli.terminal import Style, printable, style_of
 from goondan.schemas.address import build_tool_name
 from goondan.schemas.resources import BASE_PACKAGE, Example, ToolExport
@@ -137,7 +137,7 @@ def examine(place: BundleTarget, name: str | None) -> tuple[Inspected, list[Subj
     from goondan.kernel.bundle.inspector import Inspector
     from goondan.kernel.bundle.loader import inspect_bundle
     from goondan.kernel.bundle.problems import Report as Problems
-    from goondan.kernel.cli.tool_catalog import find
+    from goondan.kernel.cli.commands.tool_catalog import find
 
     inspected = inspect_bundle(place.bundle, state_dir=place.state_dir)
     tools = inspected.checked.tools

@@ -61,7 +61,7 @@ def describe(inspected: Inspected) -> dict[str, Any]:
     """The document that --json prints. Agents and tools are listed if they could be read. The `source` of a tool is the
     name of its package, or `bundle` for a tool of the bundle.
     """
-    from goondan.kernel.cli.tool_catalog import source
+    from goondan.kernel.cli.commands.tool_catalog import source
     from goondan.schemas.address import build_tool_name
 
     checked, hide = inspected.checked, inspected.redact.all_of

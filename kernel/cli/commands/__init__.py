@@ -17,7 +17,7 @@ from goondan.features import FEATURES, Feature
 from goondan.kernel.cli.imports import import_whole
 
 #: name -> one line of help. A command of a group has the group's name before its own. What is no group has its module:
-#: `tool list` is goondan.kernel.cli.tool_list.
+#: `tool list` is goondan.kernel.cli.commands.tool_list.
 CORE: Final[Mapping[str, str]] = {
     "init": "Write a new bundle to begin with.",
     "run": "Start a swarm and talk to its entry agent.",

@@ -21,7 +21,7 @@ import click
 
 from goondan.kernel import mcp
 from goondan.kernel.cli import options
-from goondan.kernel.cli.call import check_grant, perform
+from goondan.kernel.cli.commands.call import check_grant, perform
 from goondan.kernel.cli.output import write as say
 from goondan.kernel.cli.output import write_json
 from goondan.kernel.mcp.document import MAX_NAME, PREFIX, extension_document, yaml_text
@@ -74,7 +74,7 @@ def command(
 ) -> int:
     """Install the package of an MCP server, pinned, and write its Extension document."""
     from goondan.kernel.bundle.base import base_tools
-    from goondan.kernel.cli.new_resource import check_name
+    from goondan.kernel.cli.commands.new_resource import check_name
     from goondan.kernel.mcp.packages import package_command
     from goondan.schemas.secret_values import VARIABLE
 
@@ -253,8 +253,8 @@ def _report(
     write: bool,
     as_json: bool,
 ) -> None:
+    from goondan.kernel.cli.commands.mcp_document import add_to_bundle, entry_agent
     from goondan.kernel.cli.consent import can_ask, confirmed
-    from goondan.kernel.cli.mcp_document import add_to_bundle, entry_agent
 
     name = document["metadata"]["name"]
     notes = [

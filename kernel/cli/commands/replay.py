@@ -15,7 +15,7 @@ from goondan.kernel.cli import options
 
 if TYPE_CHECKING:
     from goondan.kernel.cli.attach import BundleTarget
-    from goondan.kernel.cli.record import Sent
+    from goondan.kernel.cli.commands.record import Sent
     from goondan.kernel.replaying import Course
     from goondan.schemas.frames import Answer
     from goondan.schemas.recorded_texts import Difference
@@ -93,7 +93,7 @@ def _replayed(course: Course, bundle: str | None, trust: bool, *, asks_models: b
     import tempfile
 
     from goondan.kernel.cli.attach import locate, start
-    from goondan.kernel.cli.record import asked
+    from goondan.kernel.cli.commands.record import asked
     from goondan.kernel.replaying import compare_answer, first, found
 
     usual = locate(bundle)
@@ -123,8 +123,8 @@ def _replayed(course: Course, bundle: str | None, trust: bool, *, asks_models: b
 
 def _sent(turn: RecordedTurn) -> Sent:
     """The message of a recorded turn."""
+    from goondan.kernel.cli.commands.record import Sent
     from goondan.kernel.cli.message_files import OpenFile
-    from goondan.kernel.cli.record import Sent
     from goondan.kernel.spawn import memory_file
 
     files = [

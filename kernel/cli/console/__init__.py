@@ -1,0 +1,1 @@
+"""What a person sees and types while a command talks to a swarm: its lines, its questions, its screen."""
