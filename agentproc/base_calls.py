@@ -20,7 +20,7 @@ from goondan.agentproc.base.self_restart import self_restart
 from goondan.agentproc.calls import failed_result
 from goondan.agentproc.catalog import Allowed, StepCatalog
 from goondan.agentproc.conversation import error_result
-from goondan.agentproc.extensions.values import output_of, tool_error_of
+from goondan.agentproc.extensions.results import output_of, tool_error_of
 from goondan.agentproc.open_calls import OpenCalls
 from goondan.agentproc.swarm import Handler, Swarm
 from goondan.schemas.address import build_tool_name

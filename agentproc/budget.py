@@ -24,7 +24,7 @@ import msgspec
 
 from goondan.agentproc.context.estimate import FIRST_SURELY
 from goondan.agentproc.conversation import error_result
-from goondan.agentproc.extensions.values import tool_error_of
+from goondan.agentproc.extensions.results import tool_error_of
 from goondan.agentproc.open_calls import OpenCalls
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest
 from goondan.agentproc.providers.output_limit import limited_output, output_limit

@@ -140,7 +140,7 @@ async def trial(spec: AgentSpec) -> dict[str, Any]:
 
 def registered(instance: Instance) -> dict[str, Any]:
     """The registrations of the extensions."""
-    layers = {kind: list(instance.pipeline.layers(kind)) for kind in KINDS}
+    layers = {kind: list(instance.pipeline.at(kind)) for kind in KINDS}
     before = [layer.point for found in layers.values() for layer in found if layer.point is not None]
     return {
         "middleware": {

@@ -29,8 +29,8 @@ from goondan.agentproc.budget import TurnBudget
 from goondan.agentproc.calls import CallContext
 from goondan.agentproc.completions import Ended, end_of
 from goondan.agentproc.conversation import Append, Presented
-from goondan.agentproc.extensions.contexts import Execution
 from goondan.agentproc.extensions.pipeline import Layer
+from goondan.agentproc.extensions.scopes import Execution
 from goondan.agentproc.extensions.stages import Stages
 from goondan.agentproc.instance import Instance
 from goondan.agentproc.live import LiveFeed

@@ -20,9 +20,9 @@ from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.extensions.events import Handler as EventHandler
 from goondan.agentproc.extensions.oauth import AccessTokens, OAuthApi
 from goondan.agentproc.extensions.pipeline import Middleware, Pipeline
-from goondan.agentproc.extensions.resource import Resource
+from goondan.agentproc.extensions.results import MAX_MESSAGE
+from goondan.agentproc.extensions.scopes import Resource
 from goondan.agentproc.extensions.state import ExtState, InstanceApi, StoredState
-from goondan.agentproc.extensions.values import MAX_MESSAGE
 from goondan.agentproc.live_config import LiveConfig
 from goondan.agentproc.servers import Servers
 from goondan.schemas.errors import fail

@@ -14,15 +14,71 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
-from goondan.agentproc.extensions.contexts import Agents
 from goondan.agentproc.extensions.pipeline import MiddlewareError
 from goondan.agentproc.questions import Question, call_place
 from goondan.agentproc.swarm import Swarm
 from goondan.schemas.codec import encode_value
+from goondan.schemas.questions import TIMEOUT_MS
+
+
+class Agents:
+    """`ctx.agents`, `ctx.runtime`. A failure raises GoondanError with one of these codes: E_AGENT_NOT_FOUND,
+    E_AGENT_TIMEOUT, E_AGENT_FAILED, E_AGENT_CYCLE, E_AGENT_SPAWN_FAILED, E_TOOL_INVALID_ARGS, E_FRAME_TOO_LARGE.
+    """
+
+    __slots__ = ("_ask",)
+
+    def __init__(self, ask: Callable[[Literal["request", "send"], dict[str, Any]], Awaitable[dict[str, Any]]]) -> None:
+        self._ask = ask
+
+    async def request(
+        self,
+        target: str,
+        input: Any = None,
+        *,
+        instance_key: str | None = None,
+        event_type: str | None = None,
+        timeout_ms: int | None = None,
+        async_: bool = False,
+        metadata: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Have another agent run a turn. Returns {target, eventId, correlationId, accepted, async, response};
+        `response` is its answer.
+
+        `instance_key` is the caller's own by default. `timeout_ms` is 60,000 by default and never more than the turn
+        has left. With `async_` the call returns at once and `response` is None. The answer becomes a message of this
+        conversation, and there is no time limit unless `timeout_ms` gives one.
+        """
+        patience = None if async_ else TIMEOUT_MS
+        return await self._ask(
+            "request",
+            {
+                "target": target,
+                "input": input,
+                "instance_key": instance_key,
+                "event_type": event_type,
+                "timeout_ms": patience if timeout_ms is None else int(timeout_ms),
+                "metadata": metadata,
+                "asynchronous": async_,
+            },
+        )
+
+    async def send(
+        self,
+        target: str,
+        input: Any = None,
+        *,
+        instance_key: str | None = None,
+        event_type: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        """Have another agent run a turn and do not wait for it. Returns {target, eventId, accepted, sent}."""
+        given = {"target": target, "input": input, "instance_key": instance_key, "event_type": event_type}
+        return await self._ask("send", {**given, "metadata": metadata})
 
 
 class Asking:

@@ -28,8 +28,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from goondan.agentproc.extensions.results import output_of, tool_error_of
 from goondan.agentproc.extensions.step_changes import source_of
-from goondan.agentproc.extensions.values import output_of, tool_error_of
 from goondan.agentproc.turn import AskedCall
 from goondan.schemas.address import SEPARATOR, is_shown_name, parse_tool_name, shown_tool_name
 from goondan.schemas.arguments import compile_arguments

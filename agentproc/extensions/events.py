@@ -27,7 +27,7 @@ from inspect import isawaitable
 from typing import Any, Final
 
 from goondan.agentproc.extensions.patience import is_ending
-from goondan.agentproc.extensions.values import output_of
+from goondan.agentproc.extensions.results import output_of
 from goondan.schemas.codec import from_raw
 from goondan.schemas.errors import fail
 from goondan.schemas.visible import visible_line

@@ -30,11 +30,11 @@ from goondan.agentproc.catalog import Allowed, StepCatalog
 from goondan.agentproc.conversation import Message, error_result
 from goondan.agentproc.denied_calls import REFUSED
 from goondan.agentproc.extensions.api import ConsoleLogger
+from goondan.agentproc.extensions.asking import Agents
 from goondan.agentproc.extensions.bundle_changes import current_call
-from goondan.agentproc.extensions.contexts import Agents
 from goondan.agentproc.extensions.dynamic_tools import DynamicTool, Handler
 from goondan.agentproc.extensions.patience import is_ending
-from goondan.agentproc.extensions.values import bad_output, output_of, tool_error_of
+from goondan.agentproc.extensions.results import bad_output, output_of, tool_error_of
 from goondan.agentproc.open_calls import OpenCalls
 from goondan.agentproc.store import ConversationStore
 from goondan.schemas.errors import GoondanError, tool_error

@@ -1,7 +1,7 @@
-"""The middleware engine: which middleware is registered, in which order, and how a chain of it runs.
+"""The middleware engine: which handlers are registered, in which order, and how a chain of them runs.
 
-It has two spellings. `register` puts middleware of a kind around a turn, a step or a tool call. `mutate` and `wrap` are
-the spelling of v0.9: handlers at points (points.py runs them).
+It has two spellings. `mutate` and `wrap` put handlers at points (v0.9). `register` puts middleware of a kind around a
+turn, a step or a tool call: a wrap around everything of that kind, whose next() is in its context.
 
 Rules.
 - Three kinds: `turn`, `step`, `toolCall`. The first registered middleware is outermost. A lower priority comes further
@@ -16,17 +16,17 @@ Rules.
   are layers of one onion, in the order above. The other points lie inside of it, in the order of POINTS, each with its
   handlers in the order above. So every `.post` runs before the code behind a next(), and sees the result of the core.
 
-Source: requirements CALL-09, CALL-11 to CALL-14, COMPAT-03, PIPELINE-01 to PIPELINE-03, PIPELINE-05 to PIPELINE-07,
-PIPELINE-13 to PIPELINE-16, PIPELINE-25.
+Source: requirements CALL-09, CALL-11 to CALL-14, COMPAT-03, PIPELINE-01 to PIPELINE-03, PIPELINE-05 to PIPELINE-09,
+PIPELINE-13 to PIPELINE-16, PIPELINE-20 to PIPELINE-22, PIPELINE-25.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from inspect import isawaitable
 from types import CoroutineType
-from typing import Any, Final, Generic, Literal, Protocol, TypeVar, get_args
+from typing import Any, Final, Generic, Literal, NoReturn, Protocol, TypeVar, cast, get_args
 
 from msgspec import Struct
 
@@ -46,6 +46,8 @@ class Point(Struct, frozen=True):
     #: The fields of its context that a handler may replace with other objects. All other fields must come back
     #: unchanged.
     changes: tuple[str, ...] = ()
+    #: The field that its handlers must not leave empty; "": there is none, and a wrap need not call next().
+    keeps: str = ""
 
 
 _SHOWN: Final = ("blocks", "tool_catalog")
@@ -57,11 +59,11 @@ POINTS: Final[Mapping[str, Point]] = {
     "step.config": Point("mutate", "step", ("effective_config",)),
     "step.tools": Point("mutate", "step", _SHOWN),
     "step.blocks": Point("mutate", "step", _SHOWN),
-    "step.llmCall": Point("wrap", "step", (*_SHOWN, "llm_result")),
+    "step.llmCall": Point("wrap", "step", (*_SHOWN, "llm_result"), "llm_result"),
     "step.llmError": Point("wrap", "step", (*_SHOWN, "llm_result")),
     "toolCall.pre": Point("mutate", "toolCall"),
-    "toolCall.exec": Point("wrap", "toolCall", ("tool_result",)),
-    "toolCall.post": Point("mutate", "toolCall", ("tool_result",)),
+    "toolCall.exec": Point("wrap", "toolCall", ("tool_result",), "tool_result"),
+    "toolCall.post": Point("mutate", "toolCall", ("tool_result",), "tool_result"),
     "step.post": Point("mutate", "step"),
     "turn.post": Point("mutate", "turn"),
     "workspace.repoAvailable": Point("mutate", "workspace", ("metadata",)),
@@ -134,6 +136,11 @@ class Layer(Struct, frozen=True):
     #: That kind; "" for a point.
     kind: str = ""
 
+    @property
+    def of(self) -> Point | None:
+        """The point that it is for; None: it is middleware of a kind."""
+        return None if self.point is None else POINTS[self.point]
+
 
 class Pipeline:
     """The middleware of one agent.
@@ -143,8 +150,7 @@ class Pipeline:
     """
 
     def __init__(self) -> None:
-        self._layers: dict[Kind, tuple[Layer, ...]] = dict.fromkeys(KINDS, ())
-        self._points: dict[str, tuple[Layer, ...]] = {}
+        self._layers: dict[str, tuple[Layer, ...]] = {}
         self._wrapped: frozenset[str] = frozenset()
         #: Whether any handler is registered in the older spelling.
         self.uses_points = False
@@ -155,10 +161,7 @@ class Pipeline:
         """
         if kind not in KINDS:
             raise fail("E_USAGE", f"no middleware kind {str(kind)[:80]!r}; there are: {', '.join(KINDS)}")
-        self._layers[kind] = _with(
-            self._layers[kind], Layer(extension, handler, priority, kind=kind), f"{kind} middleware"
-        )
-        self._look_over()
+        self._add(kind, Layer(extension, handler, priority, kind=kind), f"{kind} middleware")
 
     def mutate(self, point: str, handler: Middleware, *, extension: str, priority: Any = 0) -> None:
         """Add a mutator. Raises GoondanError E_USAGE, as `register` does."""
@@ -170,17 +173,15 @@ class Pipeline:
 
     def unregister(self, extension: str) -> None:
         """Remove every handler that an extension has registered."""
-        self._layers = {kind: _without(layers, extension) for kind, layers in self._layers.items()}
-        self._points = {point: _without(layers, extension) for point, layers in self._points.items()}
+        for place, layers in self._layers.items():
+            self._layers[place] = tuple(layer for layer in layers if layer.extension != extension)
         self._look_over()
 
-    def layers(self, kind: Kind) -> Sequence[Layer]:
-        """The layers of a kind, the outermost first."""
-        return self._layers[kind]
-
-    def at(self, point: str) -> Sequence[Layer]:
-        """The handlers of a point outside of the onions, in their order."""
-        return self._points.get(point, ())
+    def at(self, place: str) -> Sequence[Layer]:
+        """The layers of a kind, with the mutators that stand among them, or the handlers of another point: the
+        outermost first.
+        """
+        return self._layers.get(place, ())
 
     @property
     def empty(self) -> bool:
@@ -194,15 +195,6 @@ class Pipeline:
         """
         return kind in self._wrapped
 
-    def _look_over(self) -> None:
-        """After a change, find out which kinds have handlers."""
-        points = [point for point, layers in self._points.items() if layers]
-        points += [layer.point for layers in self._layers.values() for layer in layers if layer.point is not None]
-        kinds = {kind for kind, layers in self._layers.items() if layers} | {POINTS[point].kind for point in points}
-        if any(POINTS[point].kind == "toolCall" for point in points):
-            kinds.add("step")
-        self._wrapped, self.uses_points = frozenset(kinds), bool(points)
-
     def _add_to_point(self, form: str, name: str, handler: Middleware, extension: str, priority: Any) -> None:
         given: Any = name  # an extension may give anything
         point = POINTS.get(given) if isinstance(given, str) else None
@@ -211,132 +203,259 @@ class Pipeline:
             other = "" if point is None else f"; {name} is for api.pipelines.{point.form}"
             message = f"no point {str(name)[:80]!r} for {form}{other}"
             raise fail("E_USAGE", message, suggestion=f"Use one of {', '.join(known)}.")
-        layer = Layer(extension, handler, priority, name)
-        if name in _BEFORE:
-            kind: Any = point.kind  # no workspace point is
-            self._layers[kind] = _with(self._layers[kind], layer, f"{name} handler")
-        else:
-            self._points[name] = _with(self._points.get(name, ()), layer, f"{name} handler")
+        place = point.kind if name in _BEFORE else name
+        self._add(place, Layer(extension, handler, priority, name), f"{name} handler")
+
+    def _add(self, place: str, layer: Layer, what: str) -> None:
+        if not callable(layer.handler):
+            raise fail("E_USAGE", f"the {what} of extension {layer.extension} is no function")
+        priority: Any = layer.priority
+        if not isinstance(priority, int) or isinstance(priority, bool):
+            raise fail("E_USAGE", f"the priority of a {what} is an integer, not {type(priority).__name__}")
+        layers = self._layers.get(place, ())
+        self._layers[place] = tuple(sorted((*layers, layer), key=lambda layer: layer.priority))  # stable
         self._look_over()
 
+    def _look_over(self) -> None:
+        """After a change, find out which kinds have handlers."""
+        layers = [layer for found in self._layers.values() for layer in found]
+        kinds = {layer.kind or POINTS[layer.point or ""].kind for layer in layers}
+        if any(layer.point is not None and POINTS[layer.point].kind == "toolCall" for layer in layers):
+            kinds.add("step")
+        self._wrapped, self.uses_points = frozenset(kinds), any(layer.point is not None for layer in layers)
 
-def _with(layers: tuple[Layer, ...], layer: Layer, what: str) -> tuple[Layer, ...]:
-    if not callable(layer.handler):
-        raise fail("E_USAGE", f"the {what} of extension {layer.extension} is no function")
-    priority: Any = layer.priority
-    if not isinstance(priority, int) or isinstance(priority, bool):
-        raise fail("E_USAGE", f"the priority of a {what} is an integer, not {type(priority).__name__}")
-    return tuple(sorted((*layers, layer), key=lambda layer: layer.priority))  # stable
+
+class LayerFailed(Exception):
+    """A handler of a point failed. `layer` is the handler's layer, `error` its exception."""
+
+    def __init__(self, layer: Layer, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.layer = layer
+        self.error = error
 
 
-def _without(layers: tuple[Layer, ...], extension: str) -> tuple[Layer, ...]:
-    return tuple(layer for layer in layers if layer.extension != extension)
+def blame(layer: Layer, error: BaseException) -> NoReturn:
+    """What becomes of a layer that failed, where there is no result for it. Raises LayerFailed."""
+    raise LayerFailed(layer, error) from error
+
+
+class Passed(Protocol):
+    """The part of a point's context that the engine needs (contexts.py)."""
+
+    def copied(self) -> Any:
+        """A copy of the context for one handler. The handler's assignments count only when it returns the copy."""
+
+    def accept(self, returned: Any, keeps: str = "") -> Any:
+        """Check and return the context that a handler returned, with a value in the field `keeps`. Raises
+        MiddlewareError.
+        """
+
+    def store(self) -> None:
+        """Put its changes into the state that all layers share."""
 
 
 class Next(Generic[R]):
-    """The `next` of a layer's context: it takes no arguments and is awaited once."""
+    """One layer that runs, and its `next`: it is called and awaited once. A wrap gives it a context; middleware of a
+    kind calls it without one. A mutator is not given it.
+    """
 
-    __slots__ = ("_index", "_inner", "_state", "patience")
+    __slots__ = ("_context", "_index", "_inner", "_state", "layer", "patience", "raised")
 
-    def __init__(self, inner: Callable[[int, Next[R]], Coroutine[Any, Any, R]], index: int, patience: Patience) -> None:
+    def __init__(
+        self,
+        inner: Callable[[int, Next[R], Any], Coroutine[Any, Any, R]],
+        index: int,
+        layer: Layer,
+        patience: Patience | None,
+        context: Passed | None,
+    ) -> None:
         """`inner` runs the chain from the layer with this index on, and calls the `end` of the Next that it gets.
-        `patience` is the clock of the layer that has this next().
+        `patience` is the clock of the layer, `context` what a handler of a point is given.
         """
         self._inner = inner
         self._index = index
+        self._context = context
         self._state: Literal["unused", "called", "done", "closed"] = "unused"
+        self.layer = layer
         self.patience = patience
+        #: What the inner part raised.
+        self.raised: BaseException | None = None
 
-    def __call__(self) -> Awaitable[R]:
+    def __call__(self, context: Any = None) -> Awaitable[R]:
         """Run the rest of the chain. Raises MiddlewareError for the second call and after the layer's end."""
         if self._state != "unused":
             if self._state == "closed":
                 raise MiddlewareError("next() was called after the middleware had returned")
             raise MiddlewareError("next() was called twice")
+        given = None if self._context is None else self._context.accept(context)
         self._state = "called"
-        return self._inner(self._index, self)
+        return self._inner(self._index, self, given)
 
-    def end(self, done: bool) -> None:
-        """The inner part has ended; `done`: with a result."""
-        self.patience.go_on()
-        if done and self._state == "called":
+    def begin(self) -> None:
+        """The inner part begins. It has a limit of its own, so the clock of the layer stands still."""
+        if self.patience is not None:
+            self.patience.stand()
+
+    def end(self, done: bool, raised: BaseException | None) -> None:
+        """The inner part has ended; `done`: with a result. A wrap may also go on behind what was raised."""
+        if self.patience is not None:
+            self.patience.go_on()
+        self.raised = raised
+        if (done or self._context is not None) and self._state == "called":
             self._state = "done"
 
-    @property
-    def standing(self) -> Callable[[], AbstractContextManager[None]]:
+    def standing(self) -> AbstractContextManager[None]:
         """The layer waits for an operation that has a limit of its own (patience.py)."""
-        return self.patience.standing
+        return nullcontext() if self.patience is None else self.patience.standing()
 
     def close(self) -> None:
-        """The layer has ended: raises MiddlewareError unless next() was called, and awaited to its end."""
-        state, self._state = self._state, "closed"
-        if state == "unused":
+        """The layer has ended, however: next() cannot be called any more."""
+        self._state = "closed"
+
+    def result(self, returned: Any, accept: Callable[[Any], R] | None) -> Any:
+        """What the layer returned. Raises MiddlewareError when that is wrong, or next() was not called and awaited."""
+        point = self.layer.of
+        state = "done" if point is not None and point.form == "mutate" else self._state
+        self.close()
+        if state == "unused" and (point is None or point.keeps):
             raise MiddlewareError("next() was not called")
         if state == "called":
             raise MiddlewareError("next() was called and not awaited")
+        if point is not None and self._context is not None:
+            return self._context.accept(returned, point.keeps)
+        return returned if accept is None else accept(returned)
 
 
-async def run_chain(
-    layers: Sequence[Layer],
-    bind: Callable[[Next[R], Layer], Any],
-    core: Callable[[], Coroutine[Any, Any, R]],
-    accept: Callable[[Any], R],
-    failed: Callable[[Layer, BaseException], R],
-    watch: Watch,
-    before: Callable[[Layer], Awaitable[None]] | None = None,
-) -> R:
-    """Run `core` inside `layers`.
+class _Chain(Generic[R]):
+    """A chain of layers that runs (see `run`)."""
 
-    `bind` makes the context of a layer from its next(). `accept` checks the value that a layer returned (raises
-    MiddlewareError). `failed` makes the result of a layer that failed. `watch` ends a layer that takes too long.
-    `before` runs a mutator that is one of the layers (None: there are none). Raises only the exceptions of `core`, and
-    cancellation.
-    """
+    __slots__ = ("accept", "bind", "blamed", "core", "failed", "layers", "watch")
 
-    async def enter(index: int, outer: Next[R] | None) -> R:
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        bind: Callable[[Layer, Next[R]], Any],
+        core: Callable[[Any], Coroutine[Any, Any, R]],
+        watch: Watch,
+        accept: Callable[[Any], R] | None,
+        failed: Callable[[Layer, BaseException], R],
+    ) -> None:
+        self.layers = layers
+        self.bind = bind
+        self.core = core
+        self.watch = watch
+        self.accept = accept
+        self.failed = failed
+        #: The wrap whose exception goes through those around it.
+        self.blamed: LayerFailed | None = None
+
+    async def enter(self, index: int, outer: Next[R] | None, given: Any) -> R:
         """Run the layers from `index` on, inside `outer`, whose clock stands still meanwhile.
 
         One coroutine for each layer: another one would add to the cost of every layer.
         """
         if outer is not None:
-            outer.patience.stand()
-        done = False
+            outer.begin()
+        done, raised = False, None
         try:
-            while index < len(layers) and layers[index].point is not None and before is not None:
-                try:
-                    await before(layers[index])
-                except (Exception, SystemExit, KeyboardInterrupt) as error:
-                    done = True
-                    return failed(layers[index], error)
+            while index < len(self.layers):
+                layer = self.layers[index]
                 index += 1
-            if index == len(layers):
-                result = await core()
+                running, arguments = self._begin(index, layer, given)
+                try:
+                    returned = layer.handler(*arguments)
+                    # Nearly always it is the context itself, or a coroutine.
+                    if returned is not arguments[0] and (type(returned) is CoroutineType or isawaitable(returned)):
+                        # Only what is awaited can be cancelled, so of mutators only that has a clock: most are plain
+                        # functions.
+                        running.patience = running.patience or self.watch.enter(layer)
+                        returned = await returned
+                    result = running.result(returned, self.accept)
+                    if layer.of is not None and layer.of.form == "mutate":
+                        result.store()
+                        continue
+                except BaseException as error:
+                    result = self._lost(running, error)
+                finally:
+                    running.close()
+                    if running.patience is not None:
+                        self.watch.leave(running.patience)
                 done = True
-                return result
-            layer = layers[index]
-            patience = watch.enter(layer)
-            proceed: Next[R] = Next(enter, index + 1, patience)
-            try:
-                returned = layer.handler(bind(proceed, layer))
-                if type(returned) is CoroutineType or isawaitable(returned):  # nearly always the former
-                    returned = await returned
-                proceed.close()
-                result = accept(returned)
-            except (Exception, SystemExit, KeyboardInterrupt) as error:
-                result = failed(layer, error)
-            except BaseException as error:  # cancellation, or what a layer raises that looks like it
-                if patience.is_late():
-                    result = failed(layer, too_slow())
-                elif patience.is_ending():
-                    raise
-                else:
-                    result = failed(layer, error)
-            finally:
-                watch.leave(patience)
+                return cast("R", result)
+            result = await self.core(given)
             done = True
             return result
+        except BaseException as error:
+            raised = error
+            raise
         finally:
             if outer is not None:
-                outer.end(done)
+                outer.end(done, raised)
+            del raised  # it has this frame
 
-    return await enter(0, None)
+    def _begin(self, index: int, layer: Layer, given: Any) -> tuple[Next[R], tuple[Any, ...]]:
+        """A layer, and the arguments of its handler."""
+        point = layer.of
+        if point is None:
+            running = Next(self.enter, index, layer, self.watch.enter(layer), None)
+            return running, (self.bind(layer, running),)
+        if point.form == "wrap":
+            running = Next(self.enter, index, layer, self.watch.enter(layer), given)
+            return running, (given.copied(), running)
+        running = Next(self.enter, index, layer, None, given)
+        context = self.bind(layer, running)
+        return Next(self.enter, index, layer, None, context), (context.copied(),)
+
+    def _lost(self, running: Next[R], error: BaseException) -> R:
+        """A layer has failed. Raises what goes through the layers around it."""
+        layer, point = running.layer, running.layer.of
+        if not isinstance(error, Exception | SystemExit | KeyboardInterrupt):
+            # Cancellation, or what a handler raises that looks like it.
+            patience = running.patience or self.watch.enter(layer)
+            running.patience = patience
+            if patience.is_late():
+                error = too_slow()
+            elif patience.is_ending():
+                raise error
+            elif point is not None and point.form == "wrap":
+                error, cause = MiddlewareError(f"it raised {type(error).__name__}"), error
+                error.__cause__ = cause
+        if point is None or point.form == "mutate":
+            return self.failed(layer, error)
+        if error is not running.raised:
+            self.blamed = LayerFailed(layer, error)
+        raise error
+
+
+async def run(
+    layers: Sequence[Layer],
+    bind: Callable[[Layer, Next[R]], Any],
+    core: Callable[[Any], Coroutine[Any, Any, R]],
+    watch: Watch,
+    *,
+    accept: Callable[[Any], R] | None = None,
+    failed: Callable[[Layer, BaseException], R] = blame,
+    given: Any = None,
+) -> R:
+    """Run `core` inside `layers`. Each is one of three:
+
+    - a mutator takes a context and returns it, changed or not; its changes are stored before the next layer runs;
+    - a wrap takes (context, next). Its next() takes a context, returns the context with the result of the inner part,
+      and raises what the inner part raises;
+    - middleware of a kind takes a context with the next() inside. A layer further in that failed is a result for it.
+
+    `bind` makes the context of a mutator, and that of middleware from its next(). `accept` checks what middleware
+    returned (raises MiddlewareError). `failed` makes the result of a mutator or of middleware that failed, or raises.
+    `watch` ends a layer that takes too long. Between wraps a context goes from one to the next: `given` is the first,
+    and `core` gets the last.
+
+    A wrap that fails raises its own exception through those around it. If none catches it, this function raises
+    LayerFailed, which names that wrap. An exception of `core` passes, and nobody is blamed for it.
+    """
+    chain = _Chain(layers, bind, core, watch, accept, failed)
+    try:
+        return await chain.enter(0, None, given)
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
+        if chain.blamed is not None and chain.blamed.error is error:
+            raise chain.blamed from error
+        raise

@@ -4,7 +4,8 @@ The machine says when a chain begins (`EnterTurn`, `EnterStep`, each tool call) 
 `LeaveStep`, the call's result). This module runs the chain around a core that waits for that. When a chain fails, or
 returns before its core is done, that is an input as well. So the rules of a turn stay in turn.py.
 
-Source: docs/design/turns.md section 8; requirements CALL-09 to CALL-14, PIPELINE-02, PIPELINE-14.
+Source: docs/design/turns.md section 8; requirements CALL-09 to CALL-14, PIPELINE-02, PIPELINE-14,
+CONTEXT-10.
 """
 
 from __future__ import annotations
@@ -12,42 +13,39 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, Final
-
-from msgspec import structs
+from typing import Any, Final, TypeVar
 
 from goondan.agentproc.catalog import Catalog, StepCatalog
 from goondan.agentproc.context.wishes import NO_WISHES, Wishes
-from goondan.agentproc.conversation import AssistantData, Message, ToolCallPart, error_result
+from goondan.agentproc.conversation import Append, Message, ToolCallPart, error_result
 from goondan.agentproc.denied_calls import REFUSED
 from goondan.agentproc.extensions.asking import Asking
-from goondan.agentproc.extensions.contexts import (
-    UNCHANGED,
-    CallScope,
-    Execution,
-    StepContext,
-    StepResult,
-    StepScope,
-    ToolCall,
-    ToolCallContext,
-    ToolCallResult,
-    TurnContext,
-    TurnResult,
-    TurnScope,
-)
-from goondan.agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, Watch, run_chain
+from goondan.agentproc.extensions.contexts import binding
+from goondan.agentproc.extensions.pipeline import Kind, Layer, LayerFailed, MiddlewareError, Pipeline, Watch, run
 from goondan.agentproc.extensions.point_stages import PointStages
-from goondan.agentproc.extensions.points import LayerFailed
-from goondan.agentproc.extensions.values import error_of, given_error, json_copy, tool_error_of, wire_result
-from goondan.agentproc.extensions.views import apply_views
+from goondan.agentproc.extensions.results import (
+    StepResult,
+    ToolCallResult,
+    TurnResult,
+    accepted,
+    changed_end,
+    error_of,
+    given_error,
+    json_copy,
+    step_result,
+    tool_error_of,
+    turn_result,
+    wire_result,
+)
+from goondan.agentproc.extensions.scopes import UNCHANGED, CallScope, Execution, StepScope, TurnScope, View
 from goondan.agentproc.live_config import InForce
 from goondan.agentproc.providers.base import ModelAnswer
-from goondan.agentproc.transcript import Transcript
+from goondan.agentproc.transcript import Transcript, read_event
 from goondan.agentproc.turn import End, Input, LeaveStep, StepEntered, StepLeft, TurnEntered, TurnLeft
 from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import AgentEvent, ErrorPayload, ToolResult
+from goondan.schemas.frames import AgentEvent, ErrorPayload, ToolError, ToolResult
 from goondan.schemas.launch import CatalogItem
 from goondan.schemas.structured import ToolChoice
 
@@ -55,6 +53,8 @@ from goondan.schemas.structured import ToolChoice
 AFTER_TURN_S: Final = 30.0
 
 log = logging.getLogger("agentproc")
+
+R = TypeVar("R", TurnResult, StepResult, ToolCallResult)
 
 #: Chains that were cancelled and have not ended yet. They are kept here because the event loop holds tasks only weakly.
 _unwinding: set[asyncio.Task[None]] = set()
@@ -93,7 +93,17 @@ class Stages:
         self._loop = asyncio.get_running_loop()
         self._place = "turn"
         self._emitted = 0
-        self._turn = TurnScope(execution, input_event, transcript, self._emit, asking.at, ask_aside)
+        self._turn = TurnScope(
+            execution,
+            input_event,
+            transcript,
+            self._emit,
+            asking.at,
+            ask_aside,
+            points.new_config,
+            points.dotted,
+            *points.documents(),
+        )
         self._turn_end: asyncio.Future[End] | None = None
         self._turn_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -117,7 +127,7 @@ class Stages:
         self._timer = self._loop.call_later(AFTER_TURN_S, self._too_late)
 
     async def _run_turn(self) -> None:
-        execution = self._turn.execution
+        turn_id = self._turn.execution.turn_id
         core_end: list[End] = []
 
         async def core() -> TurnResult:
@@ -125,30 +135,41 @@ class Stages:
             self._push(TurnEntered())
             end = await self._turn_end
             core_end.append(end)
-            result = _turn_result(execution.turn_id, end, self._transcript)
-            try:
-                await self._points.turn_after(self._turn, result)
-            except LayerFailed as fault:
-                return failed(fault.layer, fault)
+            self._turn.result = result = turn_result(turn_id, end, self._transcript.own_messages)
+            await self._points.mutate("turn.post", self._turn)
             return result
 
-        def failed(layer: Layer, error: BaseException) -> TurnResult:
-            info = self._report(layer, "turn", error)
-            return TurnResult(turn_id=execution.turn_id, finish_reason="error", error=info)
+        def failed(layer: Layer | None, error: BaseException) -> TurnResult:
+            return TurnResult(turn_id=turn_id, finish_reason="error", error=_report(layer, "turn", error))
+
+        result = await self._around("turn", self._turn, core, TurnResult, failed)
+        self._push(TurnLeft(changed_end(result, core_end[0] if core_end else None)))
+
+    async def _around(
+        self,
+        kind: Kind,
+        scope: TurnScope | StepScope | CallScope,
+        core: Callable[[], Awaitable[R]],
+        result: type[R],
+        failed: Callable[[Layer | None, BaseException], R],
+    ) -> R:
+        """Run `core` inside the middleware of a kind. `failed` makes the result of a layer that failed; None: the
+        engine itself did, and without an end the turn would wait for ever.
+        """
+
+        async def inside(_: Any) -> R:
+            try:
+                return await core()
+            except LayerFailed as fault:
+                return failed(fault.layer, fault.error)
 
         try:
-            result = await run_chain(
-                self._pipeline.layers("turn"),
-                partial(TurnContext, self._turn),
-                core,
-                _accept(TurnResult),
-                failed,
-                self._watch,
-                lambda layer: self._points.turn_before(layer, self._turn),
+            layers = self._pipeline.at(kind)
+            return await run(
+                layers, binding(scope), inside, self._watch, accept=partial(accepted, result), failed=failed
             )
         except Exception as error:
-            result = TurnResult(turn_id=execution.turn_id, finish_reason="error", error=_broken("turn", error))
-        self._push(TurnLeft(_changed_end(result, core_end[0] if core_end else None)))
+            return failed(None, error)
 
     def _too_late(self) -> None:
         log.warning("turn %s: its middleware took longer than %g s", self._turn.execution.turn_id, AFTER_TURN_S)
@@ -166,7 +187,7 @@ class Stages:
 
     async def _begin_step(self, step: int, in_force: InForce) -> None:
         try:
-            await self._points.begin_step(in_force)
+            await self._points.begin_step(self._turn, in_force)
         except GoondanError as error:
             self._push(StepLeft(False, error.info))
             return
@@ -183,39 +204,25 @@ class Stages:
 
         async def core() -> StepResult:
             try:
-                await self._points.before_model(scope)
-            except LayerFailed as fault:
-                return failed(fault.layer, fault)
+                await self._points.reconcile(scope)
             except GoondanError as error:
                 return StepResult(status="failed", error=error.info)
+            for point in ("step.tools", "step.blocks"):
+                await self._points.mutate(point, scope)
             self._use(scope.settle_catalog())
             self._step_end = self._loop.create_future()
             self._push(StepEntered())
             leave = await self._step_end
             if leave.error is not None:
                 core_error.append(leave.error)
-            result = _step_result(leave)
-            try:
-                await self._points.step_after(scope, result)
-            except LayerFailed as fault:
-                return failed(fault.layer, fault)
+            scope.result = result = step_result(leave)
+            await self._points.mutate("step.post", scope)
             return result
 
-        def failed(layer: Layer, error: BaseException) -> StepResult:
-            return StepResult(status="failed", error=self._report(layer, "step", error))
+        def failed(layer: Layer | None, error: BaseException) -> StepResult:
+            return StepResult(status="failed", error=_report(layer, "step", error))
 
-        try:
-            result = await run_chain(
-                self._pipeline.layers("step"),
-                partial(StepContext, scope),
-                core,
-                _accept(StepResult),
-                failed,
-                self._watch,
-                lambda layer: self._points.step_before(layer, scope),
-            )
-        except Exception as fault:
-            result = StepResult(status="failed", error=_broken("step", fault))
+        result = await self._around("step", scope, core, StepResult, failed)
         goes_on = bool(result.should_continue)
         error = None if goes_on or result.error in core_error else given_error(result.error)
         self._push(StepLeft(goes_on, error))
@@ -266,7 +273,7 @@ class Stages:
         try:
             return await self._points.ask_model(self._step, attempt)
         except LayerFailed as fault:
-            raise GoondanError(self._report(fault.layer, "step", fault)) from None
+            raise GoondanError(_report(fault.layer, "step", fault.error)) from None
 
     def _stop_step(self) -> None:
         for task in (self._step_task, *self._calls.values()):
@@ -292,7 +299,7 @@ class Stages:
         """
         # A copy: layers may change the arguments, and the conversation keeps the arguments that the model wrote.
         args = json_copy(part.args)
-        scope, own_step = CallScope(self._turn, step - 1, part.tool_name, part.tool_call_id, args), self._step
+        scope = CallScope(self._turn, self._step, step - 1, part.tool_name, part.tool_call_id, args)
 
         async def chain() -> None:
             open_call: asyncio.Future[ToolResult] | None = None
@@ -305,40 +312,13 @@ class Stages:
                 return ToolCallResult.of(part.tool_call_id, part.tool_name, await waiter)
 
             async def core() -> ToolCallResult:
-                if own_step is None:
-                    return await call()
-                try:
-                    return await self._points.call(own_step, scope, call)
-                except LayerFailed as fault:
-                    return failed(fault.layer, fault)
+                return await (call() if scope.step is None else self._points.call(scope, call))
 
-            async def before(layer: Layer) -> None:
-                if own_step is None:
-                    raise AssertionError("where calls have points, steps have a scope")
-                await self._points.call_before(layer, own_step, scope)
+            def failed(layer: Layer | None, error: BaseException) -> ToolCallResult:
+                told = error_result(_call_error(layer, error))
+                return ToolCallResult.of(part.tool_call_id, part.tool_name, told)
 
-            def failed(layer: Layer, error: BaseException) -> ToolCallResult:
-                error = _cause(error)
-                log.warning("%s", _story(layer, "toolCall", error))
-                told = tool_error_of(error, "E_MIDDLEWARE" if isinstance(error, MiddlewareError) else "E_TOOL")
-                if getattr(error, "suggestion", None) is None and not isinstance(error, GoondanError):
-                    # The message is the extension's own text (CALL-14). The suggestion says which extension wrote it.
-                    told.suggestion = f"It comes from {_whose(layer, 'toolCall')}. {told.suggestion or ''}".rstrip()
-                return ToolCallResult.of(part.tool_call_id, part.tool_name, error_result(told))
-
-            try:
-                result = await run_chain(
-                    self._pipeline.layers("toolCall"),
-                    partial(ToolCallContext, scope),
-                    core,
-                    _accept_result,
-                    failed,
-                    self._watch,
-                    before,
-                )
-            except Exception as error:
-                broken = error_result(tool_error_of(GoondanError(_broken("toolCall", error)), "E_INTERNAL"))
-                result = ToolCallResult.of(part.tool_call_id, part.tool_name, broken)
+            result = await self._around("toolCall", scope, core, ToolCallResult, failed)
             if open_call is not None and not open_call.done():
                 drop()  # the chain ended without it
             self._calls.pop(part.tool_call_id, None)
@@ -371,11 +351,6 @@ class Stages:
                 self._lost()
             raise
 
-    def _report(self, layer: Layer, kind: str, error: BaseException) -> ErrorPayload:
-        error = _cause(error)
-        log.warning("%s", _story(layer, kind, error))
-        return error_of(error, "E_MIDDLEWARE", f"{_whose(layer, kind)} failed")
-
 
 def _cancel(task: asyncio.Task[None] | None) -> None:
     if task is not None and not task.done():
@@ -390,39 +365,33 @@ def _unwound(task: asyncio.Task[None]) -> None:
         log.warning("middleware that was cancelled ended with %s: %s", type(error).__name__, error)
 
 
-def _broken(kind: str, error: BaseException) -> ErrorPayload:
-    """The error when the engine itself failed, not a handler. Without an end the turn would wait for ever."""
-    log.error("the %s middleware", kind, exc_info=error)
-    return error_payload("E_INTERNAL", f"the {kind} middleware: {type(error).__name__}: {error}")
+def _report(layer: Layer | None, kind: str, error: BaseException) -> ErrorPayload:
+    """The error of a turn or a step, which is logged."""
+    if layer is None:
+        log.error("the %s middleware", kind, exc_info=error)
+        return error_payload("E_INTERNAL", f"the {kind} middleware: {type(error).__name__}: {error}")
+    _log(layer, kind, error)
+    return error_of(error, "E_MIDDLEWARE", f"{_whose(layer, kind)} failed")
 
 
-def _accept(kind: type[Any]) -> Callable[[Any], Any]:
-    def accept(value: Any) -> Any:
-        if not isinstance(value, kind):
-            raise _no(kind, value)
-        return value
-
-    return accept
-
-
-def _no(kind: type[Any], value: Any) -> MiddlewareError:
-    return MiddlewareError(f"it returned {type(value).__name__}, not {kind.__name__}")
-
-
-def _accept_result(value: Any) -> ToolCallResult:
-    if not isinstance(value, ToolCallResult):
-        raise _no(ToolCallResult, value)
-    status: Any = value.status
-    if status not in ("ok", "error", "pending"):
-        raise MiddlewareError(f"it returned a result with the status {str(status)[:40]!r}")
-    return value
+def _call_error(layer: Layer | None, error: BaseException) -> ToolError:
+    """The error of a call, which is logged."""
+    if layer is None:
+        return tool_error_of(GoondanError(_report(layer, "toolCall", error)), "E_INTERNAL")
+    _log(layer, "toolCall", error)
+    told = tool_error_of(error, "E_MIDDLEWARE" if isinstance(error, MiddlewareError) else "E_TOOL")
+    if getattr(error, "suggestion", None) is None and not isinstance(error, GoondanError):
+        # The message is the extension's own text (CALL-14). The suggestion says which extension wrote it.
+        told.suggestion = f"It comes from {_whose(layer, 'toolCall')}. {told.suggestion or ''}".rstrip()
+    return told
 
 
-def _story(layer: Layer, kind: str, error: BaseException) -> str:
+def _log(layer: Layer, kind: str, error: BaseException) -> None:
     if isinstance(error, GoondanError) and error.code == REFUSED:
-        return error.info.message
+        log.warning("%s", error.info.message)
+        return
     lines = traceback.format_exception(type(error), error, error.__traceback__)
-    return f"{_whose(layer, kind)} failed\n{''.join(lines)}".rstrip()
+    log.warning("%s", f"{_whose(layer, kind)} failed\n{''.join(lines)}".rstrip())
 
 
 def _whose(layer: Layer, kind: str) -> str:
@@ -430,53 +399,32 @@ def _whose(layer: Layer, kind: str) -> str:
     return f"the {what} of extension {layer.extension}"
 
 
-def _cause(error: BaseException) -> BaseException:
-    """The exception that the handler of a point raised."""
-    return error.error if isinstance(error, LayerFailed) else error
+# --- views of the conversation: a message that one leaves out is there again in the next step ---
 
 
-def _turn_result(turn_id: str, end: End, transcript: Transcript) -> TurnResult:
-    said: Message | None = None
-    if end.response is not None:
-        own = reversed(transcript.own_messages)
-        said = next((message for message in own if isinstance(message.data, AssistantData)), None)
-    return TurnResult(
-        turn_id=turn_id,
-        response=end.response,
-        response_message=said,
-        finish_reason=end.finish_reason,
-        error=end.error,
-    )
+def apply_views(views: Iterable[View], messages: list[Message]) -> list[Message]:
+    """The messages after every change, in the order in which the layers asked. Raises GoondanError, which names the
+    extension whose change fails or does not return a list of messages.
+    """
+    for view in views:
+        try:
+            messages = _read(view.change(list(messages)), messages, view.extension)
+        except Exception as error:
+            what = f"the view of the conversation of extension {view.extension} failed"
+            raise GoondanError(error_of(error, "E_MIDDLEWARE", what)) from None
+    return messages
 
 
-def _changed_end(result: TurnResult, core: End | None) -> End | None:
-    """The end that the result asks for; None when it is the same as the end of the core."""
-    if core is not None and (result.response, result.finish_reason, result.error) == (
-        core.response,
-        core.finish_reason,
-        core.error,
-    ):
-        return None
-    steps = 0 if core is None else core.steps
-    error = given_error(result.error)
-    if error is not None:
-        return End(status="failed", steps=steps, finish_reason=result.finish_reason or "error", error=error)
-    response = None if result.response is None else str(result.response)
-    end = End(status="completed", steps=steps, response=response, finish_reason=result.finish_reason or "stop")
-    if core is None:
-        return end
-    # A layer that changes the response may hide a part of it. The reasoning may have that part, too.
-    own = response == core.response
-    reasoning, value = (core.reasoning, core.value) if own else (None, None)
-    return structs.replace(end, output=core.output, cut_off=core.cut_off, reasoning=reasoning, value=value)
-
-
-def _step_result(leave: LeaveStep) -> StepResult:
-    return StepResult(
-        status="completed" if leave.error is None else "failed",
-        should_continue=leave.should_continue,
-        tool_calls=[ToolCall(part.tool_call_id, part.tool_name, part.args) for part, _ in leave.calls],
-        tool_results=[ToolCallResult.of(part.tool_call_id, part.tool_name, result) for part, result in leave.calls],
-        metadata={},
-        error=leave.error,
-    )
+def _read(given: Any, before: list[Message], extension: str) -> list[Message]:
+    if not isinstance(given, list | tuple):
+        raise MiddlewareError(f"it returned {type(given).__name__}, not a list of messages")
+    at = before[-1].created_at if before else ""
+    read: list[Message] = []
+    for index, item in enumerate(given):
+        if not isinstance(item, Message):
+            event = read_event({"type": "append", "message": item}, message_id=f"view.{index}", source=extension, at=at)
+            if not isinstance(event, Append):
+                raise AssertionError("what is read as an append is one")
+            item = event.message
+        read.append(item)
+    return read

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
 
-from goondan.agentproc.extensions.values import output_of
+from goondan.agentproc.extensions.results import output_of
 from goondan.schemas.address import path_segment
 from goondan.schemas.errors import GoondanError, fail
 

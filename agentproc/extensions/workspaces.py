@@ -9,6 +9,7 @@ Source: requirements EVENTS-07, EVENTS-08, BUNDLE-10, PIPELINE-12, PIPELINE-24.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import re
@@ -20,10 +21,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 from msgspec import Struct
 
+from goondan.agentproc.extensions.contexts import binding
 from goondan.agentproc.extensions.events import EventBus
-from goondan.agentproc.extensions.pipeline import POINTS, Pipeline, Watch
-from goondan.agentproc.extensions.point_contexts import WorkspacePointContext
-from goondan.agentproc.extensions.points import LayerFailed, run_mutators
+from goondan.agentproc.extensions.pipeline import Layer, Pipeline, Watch, run
+from goondan.agentproc.extensions.scopes import WorkspaceScope
 from goondan.schemas.visible import visible_line
 
 #: The largest `config` or `HEAD` (bytes). A larger one is not read, and the repository then has no metadata.
@@ -157,8 +158,8 @@ class Workspaces:
         repository = repository_at(workdir)
         if repository is None:
             return
-        context = WorkspacePointContext(repository.path, "repo", dict(repository.metadata) or None)
-        told = await self._mutated(REPO_AVAILABLE, context)
+        scope = WorkspaceScope(repository.path, "repo", dict(repository.metadata) or None)
+        told = await self._mutated(REPO_AVAILABLE, scope)
         payload: dict[str, Any] = {"path": told.path}
         if told.metadata is not None:
             payload["metadata"] = told.metadata
@@ -168,20 +169,24 @@ class Workspaces:
         """A changeset has a worktree. It is announced to the mutators of `workspace.worktreeMounted`, then
         as an event.
         """
-        context = WorkspacePointContext(path, "worktree", {"changesetId": changeset_id})
-        told = await self._mutated(WORKTREE_MOUNTED, context)
+        scope = WorkspaceScope(path, "worktree", {"changesetId": changeset_id})
+        told = await self._mutated(WORKTREE_MOUNTED, scope)
         payload: dict[str, Any] = {"path": told.path, "changesetId": changeset_id}
         added = {key: value for key, value in (told.metadata or {}).items() if key != "changesetId"}
         if added:
             payload["metadata"] = added
         self._events.emit(WORKTREE_MOUNTED, payload, emitter="the kernel")
 
-    async def _mutated(self, point: str, context: WorkspacePointContext) -> WorkspacePointContext:
-        """The context after the mutators of a point. When one of them fails, that is logged."""
-        try:
-            mutators = self._pipeline.at(point)
-            return await run_mutators(mutators, context, POINTS[point].changes, self._watch)
-        except LayerFailed as fault:
-            lines = "".join(traceback.format_exception(fault.error)).rstrip()
-            log.warning("the %s handler of extension %s failed\n%s", point, fault.layer.extension, lines)
-            return context
+    async def _mutated(self, point: str, given: WorkspaceScope) -> WorkspaceScope:
+        """What the mutators of a point make of it. When one of them fails, that is logged, and nothing is changed."""
+
+        async def core(_: Any) -> WorkspaceScope:
+            return changed
+
+        def failed(layer: Layer, error: BaseException) -> WorkspaceScope:
+            lines = "".join(traceback.format_exception(error)).rstrip()
+            log.warning("the %s handler of extension %s failed\n%s", point, layer.extension, lines)
+            return given
+
+        changed = copy.copy(given)
+        return await run(self._pipeline.at(point), binding(changed), core, self._watch, failed=failed)

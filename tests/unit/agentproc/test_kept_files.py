@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from goondan.agentproc.extensions.contexts import StepContext, StepResult
+from goondan.agentproc.extensions.contexts import StepContext
+from goondan.agentproc.extensions.results import StepResult
 from goondan.schemas.blobs import describe
 from goondan.schemas.frames import OPERATOR, FilePart, Source
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says

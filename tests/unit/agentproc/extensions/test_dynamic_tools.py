@@ -14,7 +14,7 @@ import pytest
 from goondan.agentproc.catalog import Catalog
 from goondan.agentproc.extensions.api import ExtensionApi
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
-from goondan.agentproc.extensions.resource import Resource
+from goondan.agentproc.extensions.scopes import Resource
 from goondan.agentproc.extensions.step_changes import read_items
 from goondan.agentproc.loop import TurnRunner
 from goondan.schemas.address import instance_workdir

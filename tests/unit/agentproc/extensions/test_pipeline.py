@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.agentproc.extensions.patience import Watch
-from goondan.agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, run_chain
+from goondan.agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, run
 from goondan.schemas.errors import GoondanError
 
 
 def chain(*handlers: Any, core: Any = None) -> str:
     """Run a chain of texts: the context of a layer is its next(), a failed layer gives `!name:error`."""
 
-    async def default() -> str:
-        return "core"
+    async def inside(_: Any) -> str:
+        return "core" if core is None else str(await core())
 
     def accept(value: Any) -> str:
         if not isinstance(value, str):
@@ -26,13 +26,13 @@ def chain(*handlers: Any, core: Any = None) -> str:
         return value
 
     result: str = asyncio.run(
-        run_chain(
+        run(
             [Layer(f"e{number}", handler) for number, handler in enumerate(handlers)],
-            lambda proceed, _: proceed,
-            core or default,
-            accept,
-            lambda layer, error: f"!{layer.extension}:{error}",
+            lambda _, proceed: proceed,
+            inside,
             Watch(),
+            accept=accept,
+            failed=lambda layer, error: f"!{layer.extension}:{error}",
         )
     )
     return result
@@ -131,13 +131,13 @@ def test_cancellation_passes_through_every_layer() -> None:
         finally:
             seen.append("cleaned")
 
-    async def core() -> str:
+    async def core(_: Any) -> str:
         await asyncio.sleep(60)
         return "core"
 
     async def main() -> None:
         task = asyncio.ensure_future(
-            run_chain([Layer("a", cleans), Layer("b", cleans)], lambda p, _: p, core, str, lambda *_: "failed", Watch())
+            run([Layer("a", cleans), Layer("b", cleans)], lambda _, proceed: proceed, core, Watch(), accept=str)
         )
         await asyncio.sleep(0)
         task.cancel()
@@ -154,7 +154,7 @@ def test_priority_sorts_and_registration_order_stays(priorities: list[int]) -> N
     pipeline = Pipeline()
     for number, priority in enumerate(priorities):
         pipeline.register("step", print, extension=str(number), priority=priority)
-    got = [(layer.priority, int(layer.extension)) for layer in pipeline.layers("step")]
+    got = [(layer.priority, int(layer.extension)) for layer in pipeline.at("step")]
     assert got == sorted((priority, number) for number, priority in enumerate(priorities))
     assert not pipeline.has("turn")
 

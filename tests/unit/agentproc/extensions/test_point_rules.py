@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.extensions import stages
-from goondan.agentproc.extensions.pipeline import POINTS, Layer, run_chain
+from goondan.agentproc.extensions.pipeline import POINTS, Layer, run
 from goondan.agentproc.extensions.point_stages import PointStages
 from tests.unit.agentproc.extensions.test_points import pipelines, result_of
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
@@ -169,10 +169,10 @@ async def test_the_layer_that_failed_is_named_not_the_one_around_it(make: Make) 
 async def test_a_fault_of_the_engine_itself_hangs_nobody(
     make: Make, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    def broken(layers: Sequence[Layer], *rest: Any) -> Any:
+    def broken(layers: Sequence[Layer], *rest: Any, **more: Any) -> Any:
         if layers[0].point == point:
             raise RuntimeError("a fault of ours")
-        return run_chain(layers, *rest)
+        return run(layers, *rest, **more)
 
     async def breaks(*_: Any) -> Any:
         raise RuntimeError("a fault of ours")
@@ -186,7 +186,7 @@ async def test_a_fault_of_the_engine_itself_hangs_nobody(
     else:
         for name in ("turn.pre", "step.pre", "toolCall.pre"):
             api.mutate(name, lambda ctx: ctx)
-        monkeypatch.setattr(stages, "run_chain", broken)
+        monkeypatch.setattr(stages, "run", broken)
     await asyncio.wait_for(runner.run(event_frame("e1", "go")), 10)
     answer = the_answer(link)
     if point == "toolCall.pre":

@@ -10,14 +10,9 @@ import pytest
 
 from goondan.agentproc.conversation import AssistantData, ToolData, UserData
 from goondan.agentproc.extensions.api import PipelinesApi
-from goondan.agentproc.extensions.contexts import ToolCall, ToolCallResult
+from goondan.agentproc.extensions.contexts import FIELDS
 from goondan.agentproc.extensions.pipeline import POINTS, Pipeline
-from goondan.agentproc.extensions.point_contexts import (
-    LlmResult,
-    StepPointContext,
-    ToolCallPointContext,
-    TurnPointContext,
-)
+from goondan.agentproc.extensions.results import LlmResult, ToolCall, ToolCallResult
 from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.providers.base import ModelAnswer
 from goondan.agentproc.turn import AskedCall
@@ -102,7 +97,7 @@ def test_what_an_extension_registered_can_be_taken_out() -> None:
         api.mutate("step.tools", lambda ctx: ctx)
         pipeline.register("toolCall", lambda ctx: ctx.next(), extension=name)
     pipeline.unregister("one")
-    assert [layer.extension for layer in (*pipeline.layers("turn"), *pipeline.at("step.tools"))] == ["two", "two"]
+    assert [layer.extension for layer in (*pipeline.at("turn"), *pipeline.at("step.tools"))] == ["two", "two"]
     pipeline.unregister("two")
     assert pipeline.empty
     assert not pipeline.uses_points
@@ -275,7 +270,7 @@ async def test_what_the_contexts_hold(make: Make) -> None:
     assert seen["step"][1:3] == ([], ["bash__exec", "notes__add"])
     assert {"turn", "swarm", "agent", "effective_config", "step", "blocks", "tool_catalog"} <= seen["step"][3]
     assert seen["config"]["prompt"] == {"system": "Be kind."}
-    assert set(TurnPointContext.fields) < set(StepPointContext.fields) < set(ToolCallPointContext.fields)
+    assert set(FIELDS["turn"]) < set(FIELDS["step"]) < set(FIELDS["toolCall"])
 
 
 @pytest.mark.requirement("PIPELINE-08", "PIPELINE-13")

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.extensions.contexts import StepContext, StepResult
+from goondan.agentproc.extensions.contexts import StepContext
+from goondan.agentproc.extensions.results import StepResult
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.structured import ForcedTool
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants

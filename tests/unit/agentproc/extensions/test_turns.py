@@ -10,8 +10,8 @@ import pytest
 
 from goondan.agentproc.conversation import AssistantData, Message, UserData, is_presentable
 from goondan.agentproc.extensions import stages as stages_module
-from goondan.agentproc.extensions.contexts import StepResult, ToolCallResult, TurnResult
 from goondan.agentproc.extensions.pipeline import MiddlewareError
+from goondan.agentproc.extensions.results import StepResult, ToolCallResult, TurnResult
 from goondan.agentproc.loop import TurnRunner
 from goondan.schemas.codec import from_raw
 from goondan.schemas.errors import fail, tool_error
