@@ -29,6 +29,7 @@ from goondan.agentproc.conversation import MessageEvent
 from goondan.agentproc.extensions.pipeline import POINTS, Layer, MiddlewareError, Next
 from goondan.agentproc.extensions.results import (
     LlmResult,
+    StepResult,
     ToolCallResult,
     answer_parts,
     output_of,
@@ -224,7 +225,7 @@ class StepContext(TurnContext):
         with self._next.standing():
             return await self._turn.ask_model(text, system, self._scope.index + 1)
 
-    def next(self) -> Awaitable[Any]:
+    def next(self) -> Awaitable[StepResult]:
         """See _Context. Raises MiddlewareError when `tool_catalog` contains an item that cannot be called."""
         self._scope.settle_catalog()
         return self._next()

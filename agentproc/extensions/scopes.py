@@ -109,8 +109,11 @@ class ConversationState(Protocol):
 class TurnScope(Struct, eq=False):
     """The state that the layers of one turn share."""
 
+    #: The agent, the instance and the turn.
     execution: Execution
+    #: The event that began the turn.
     input_event: AgentEvent
+    #: The messages.
     state: ConversationState
     #: Stores a message event of an extension.
     emit: Callable[[str, Any], None]
@@ -127,6 +130,7 @@ class TurnScope(Struct, eq=False):
     swarm: Resource
     #: The document of the agent.
     agent: Resource
+    #: Shared by the turn's handlers.
     metadata: dict[str, Any] = {}
     #: How the turn ended; None before its end.
     result: TurnResult | None = None
@@ -167,23 +171,33 @@ class View(Struct, frozen=True):
 class StepScope(Struct, eq=False):
     """The state that the layers of one step share. `index` counts from 0. The model sees `blocks` in this step only."""
 
+    #: Its turn.
     turn: TurnScope
+    #: Counts from 0 in each turn.
     index: int
     #: Says which tools may be in the catalog.
     bound: Catalog
+    #: The configuration of the step, a copy that handlers may change.
     effective_config: dict[str, Any]
+    #: The tools that the model sees and may call.
     tool_catalog: Any = None
     #: The catalog as it was checked last, so each tool in it is allowed.
     settled: StepCatalog = None  # type: ignore[assignment]  # __post_init__ has it
+    #: Which tools the model has to call; None: what the agent says.
     tool_choice: ToolChoice | None = None
+    #: What the model sees besides the conversation.
     blocks: list[dict[str, Any]] = []
     #: The step's system prompt, unless it is the agent's own.
     system: str | Unchanged | None = UNCHANGED
+    #: Shared by the step's handlers.
     metadata: dict[str, Any] = {}
+    #: What the model is shown of the conversation.
     views: list[View] = []
+    #: What extensions wish of the context.
     wishes: Wishes = NO_WISHES
-    #: Why the last try of the model call failed, and its answer.
+    #: Why the last try of the model call failed.
     llm_error: ErrorPayload | None = None
+    #: The answer of the last try.
     llm_result: LlmResult | None = None
     #: How the step ended; None before its end.
     result: StepResult | None = None
@@ -228,12 +242,19 @@ class StepScope(Struct, eq=False):
 class CallScope(Struct, eq=False):
     """The state that the layers of one tool call share. `step` is None where no handler runs around steps."""
 
+    #: Its turn.
     turn: TurnScope
+    #: Its step.
     step: StepScope | None
+    #: The index of the step.
     step_index: int
+    #: The tool as the model named it.
     tool_name: str
+    #: The model's id of the call.
     tool_call_id: str
+    #: The arguments. They are checked after the handlers.
     args: Any
+    #: Shared by the call's handlers.
     metadata: dict[str, Any] = {}
     #: Its result; None before it is there.
     result: ToolCallResult | None = None
@@ -247,8 +268,11 @@ class CallScope(Struct, eq=False):
 class WorkspaceScope(Struct, eq=False):
     """A repository or a worktree that extensions are told about (`repo`, `worktree`)."""
 
+    #: Where it is.
     path: str
+    #: `repo` or `worktree`.
     type: str
+    #: What is known of it.
     metadata: dict[str, Any] | None = None
 
 
