@@ -153,7 +153,12 @@ class ToolCalls(Part):
 
     def _may_forget(self, event: Event, call_id: str) -> bool:
         """Whether an ended call may be forgotten."""
-        return self._get(call_id) is None and not any(keeps(event, call_id) for keeps in self._hooks.keeps)
+        if self._get(call_id) is not None:
+            return False
+        for keeps in self._hooks.keeps:  # noqa: SIM110 - no generator for each call
+            if keeps(event, call_id):
+                return False
+        return True
 
     def _forget_oldest(self, event: Event) -> None:
         known = event.work.calls

@@ -141,18 +141,17 @@ class Budgets(Part, OfEvents, OfCalls):
         """Charge a new event, if it is known already to what; `leased` does the rest. Raises GoondanError
         E_BUDGET_SPENT when a turn asks and no more work may start.
         """
-        _charge(event, self._line_of(event, actor.root, actor.turn))
+        if actor.root is not None and (self._book.limits or self._book.trees):
+            _charge(event, self._line_of(event, actor.root, actor.turn))
 
     def follows(self, answer: Event, request: Event) -> None:
         """The path is the asker's own, whatever the asked agent has spent."""
         path = () if request.budget is None else request.budget.path
         _charge(answer, self._book.line(request.root, path, answer.instance.agent, self._ms(self._bus.now)))
 
-    def _line_of(self, event: Event, root: str | None, turn: Event | None) -> BudgetLine | None:
-        """`root` is the event that the sender's work began with, if it is another one. `turn` is the asking turn."""
+    def _line_of(self, event: Event, root: str, turn: Event | None) -> BudgetLine | None:
+        """`root` is the event that the sender's work began with. `turn` is the asking turn."""
         book, agent = self._book, event.instance.agent
-        if root is None or not (book.limits or book.trees):
-            return None
         now_ms = self._ms(self._bus.now)
         if turn is None:
             return book.line(event.root, book.path_of(root, agent), agent, now_ms)
