@@ -46,6 +46,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
         ("command",),
         commands={"certify": "Try whether a program keeps the rules of a client or of a worker."},
     ),
+    Feature("changesets", ("broker",)),
     Feature(
         "dead_letters",
         ("broker", "command"),
@@ -62,6 +63,8 @@ FEATURES: Final[tuple[Feature, ...]] = (
         ("bundle", "broker", "command"),
         commands={"auth": "Agree to what extensions may do with OAuth; list or revoke it."},
     ),
+    Feature("restart", ("broker",)),
+    Feature("waits", ("broker",)),
 )
 
 

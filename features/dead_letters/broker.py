@@ -14,7 +14,7 @@ Source: docs/design/delivery.md section 10.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -51,9 +51,9 @@ class _Dealing(Struct):
     askers: list[tuple[Connection, str]]
 
 
-def part(core: Core) -> Part:
-    """See parts.MakePart."""
-    return DeadLetters(core.bus, core.accepted)
+def parts(core: Core) -> Sequence[Part]:
+    """See parts.MakeParts."""
+    return (DeadLetters(core.bus, core.accepted),)
 
 
 class DeadLetters(Part):

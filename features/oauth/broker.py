@@ -14,6 +14,7 @@ Source: docs/decisions/068; requirements OAUTH-01, OAUTH-02, EVENTS-09.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final, TypeGuard
 
 from msgspec import Raw, Struct
@@ -80,9 +81,9 @@ class _Open(Struct):
     until: float
 
 
-def part(core: Core) -> Part:
-    """The part of this feature."""
-    return TokenOrders(core.bus)
+def parts(core: Core) -> Sequence[Part]:
+    """See parts.MakeParts."""
+    return (TokenOrders(core.bus),)
 
 
 def apps_of(plan: KernelPlan) -> dict[str, OAuthAppSpec]:

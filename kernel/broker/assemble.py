@@ -15,7 +15,7 @@ from goondan.kernel.broker.journal.factory import wall_ms
 from goondan.kernel.broker.journal.interface import Store
 from goondan.kernel.broker.journal.records import EPOCHS
 from goondan.kernel.broker.ledger import EPOCH_BLOCK, Ledger
-from goondan.kernel.broker.parts import MakePart
+from goondan.kernel.broker.parts import MakeParts
 from goondan.kernel.broker.recovery import BadRow, reserved_epochs
 from goondan.kernel.broker.router import Router
 from goondan.schemas.errors import fail
@@ -55,6 +55,7 @@ def assemble(
         booted_at=wall_s - now,
         blobs=blobs,
     )
+    bus.new_kernel = new_kernel
     top = epochs.to_reserve(EPOCH_BLOCK)
     if top is not None:
         store.commit(ledger.epochs(top).writes, wall_ms())
@@ -62,9 +63,6 @@ def assemble(
     router = Router(bus, InstanceFolders(plan.state_dir), features())
     router.restore(store.rows(), bad.append)
     _give_up(store, bad)
-    if new_kernel:  # which has read the bundle
-        for wish in bus.wishes.values():
-            wish.state = "done"
     router.resume()
     return router
 
@@ -82,9 +80,9 @@ def refuse_unclaimed(plan: KernelPlan) -> None:
             raise fail("E_CONFIG_UNSUPPORTED", message, suggestion="Install the kernel anew, with that feature.")
 
 
-def features() -> list[MakePart]:
-    """What makes the parts of all features. Raises ImportError when a file of one is missing."""
-    return [module.part for module in parts("broker")]
+def features() -> list[MakeParts]:
+    """What makes the parts of each feature. Raises ImportError when a file of one is missing."""
+    return [module.parts for module in parts("broker")]
 
 
 def _give_up(store: Store, bad: list[BadRow]) -> None:

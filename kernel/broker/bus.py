@@ -14,7 +14,6 @@ from goondan.kernel.broker.journal.interface import Archive, Item
 from goondan.kernel.broker.ledger import EPOCH_BLOCK, Ledger
 from goondan.kernel.broker.mailbox import Mailbox, Quotas
 from goondan.kernel.broker.presence import Presence
-from goondan.kernel.broker.restart_wishes import Wish
 from goondan.kernel.broker.shares import kept_of
 from goondan.schemas.address import instance_workdir
 from goondan.schemas.codec import encode_value, to_raw
@@ -104,14 +103,12 @@ class Bus:
         #: Refusals for lack of room: (root, quota, what) -> how often. The loop writes them to the log.
         self.refusals: Counter[tuple[str, str, str]] = Counter()
         self.presence = Presence(secret)
-        #: Wishes for a restart that are open or ended lately, by their subjects in the journal.
-        self.wishes: dict[str, Wish] = {}
+        #: True in the first broker of a kernel, which has just read the bundle.
+        self.new_kernel = False
         #: Items that wait for a person, and decided items whose turn still goes on: by subject, the oldest first.
         self.approvals: dict[str, ApprovalItem] = {}
         #: Decisions of people, one line each; the loop writes them to the log.
         self.audit: list[str] = []
-        #: Agent -> generation of its conversations; "" stands for all agents (fresh.py).
-        self.generations: dict[str, int] = {}
         kept = plan.kept_agents if plan.kept_agents is not None else kept_of(plan.max_live_agents)
         quotas = Quotas(plan.max_open_events, plan.mailbox_mb << 20, plan.max_live_agents, kept)
         self.mailbox = Mailbox(epochs, quotas, archive)

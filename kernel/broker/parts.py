@@ -214,9 +214,12 @@ class Core(Protocol):
     def call_goes_on(self, connection: Connection, frame: Frame) -> None:
         """Pass on a `tool.call` that a part has not admitted at once. It is asked about it again."""
 
+    def waiting(self, now: float) -> Iterable[Waiting]:
+        """Who waits for what any part has."""
+
     def held(self, event: Event, since: float | None) -> None:
         """Tell all parts that a person is asked, or no longer (OfEvents.held)."""
 
 
-#: Makes a part of a feature: `part` of its `broker.py`.
-MakePart = Callable[[Core], Part]
+#: Makes the parts of a feature: `parts` of its `broker.py`.
+MakeParts = Callable[[Core], Sequence[Part]]

@@ -9,7 +9,7 @@ Source: docs/design/wire.md sections 1, 2 and 3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -26,7 +26,6 @@ from goondan.kernel.broker.approvals.room import Approvals
 from goondan.kernel.broker.budgets.desk import Budgets
 from goondan.kernel.broker.bus import CREDIT, MAX_ID, Bus, Staged
 from goondan.kernel.broker.cancels import Cancels
-from goondan.kernel.broker.changesets import Changesets
 from goondan.kernel.broker.clocks import Clocks
 from goondan.kernel.broker.deletions import Deletions
 from goondan.kernel.broker.directory import Directory
@@ -34,22 +33,19 @@ from goondan.kernel.broker.ends import Ends
 from goondan.kernel.broker.entities import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS, Connection, Event, Finish, Handler
 from goondan.kernel.broker.events import Events
 from goondan.kernel.broker.folders import Folders
-from goondan.kernel.broker.fresh import FreshStarts
 from goondan.kernel.broker.intake import Intake
 from goondan.kernel.broker.journal.interface import JournalFailed, Row
 from goondan.kernel.broker.live import Live
 from goondan.kernel.broker.live_config.fitting import load_checker
 from goondan.kernel.broker.live_config.service import LiveConfigs
-from goondan.kernel.broker.parts import CallHooks, EventHooks, MakePart, Part, Take
+from goondan.kernel.broker.parts import CallHooks, EventHooks, MakeParts, Part, Take, Waiting
 from goondan.kernel.broker.processes import Processes
 from goondan.kernel.broker.quiet import QuietPeers
 from goondan.kernel.broker.recovery import BadRow, Missing, restore
-from goondan.kernel.broker.restarts import Restarts
 from goondan.kernel.broker.revising import Pieces
 from goondan.kernel.broker.servers import Servers
 from goondan.kernel.broker.tool_asks import ToolAsks
 from goondan.kernel.broker.tool_calls import ToolCalls
-from goondan.kernel.broker.waits import Waits
 from goondan.schemas.address import is_name
 from goondan.schemas.codec import (
     DECODE_ERRORS,
@@ -82,7 +78,7 @@ REPLAYED: Final = -1
 class Router:
     """The whole broker without its sockets. `now` arguments are CLOCK_BOOTTIME in seconds."""
 
-    def __init__(self, bus: Bus, folders: Folders, features: Sequence[MakePart] = ()) -> None:
+    def __init__(self, bus: Bus, folders: Folders, features: Sequence[MakeParts] = ()) -> None:
         """`folders` are the folders of instances. `features` make the parts of features."""
         self.bus = bus
         # Each part gets the parts that it needs when it is made, so the order shows who depends on whom.
@@ -93,14 +89,11 @@ class Router:
         self._configs = configs = LiveConfigs(bus)
         # What a part does at an end is done before what stands behind it does something.
         beside: list[Part] = [
-            Restarts(bus),
-            Changesets(bus),
-            FreshStarts(bus),
             approvals,
             Operators(bus, approvals, operator_news),
             operator_news,
             servers,
-            *(make(self) for make in features),
+            *(part for make in features for part in make(self)),
             Budgets(bus),
         ]
         hooks = self._hooks = EventHooks(beside)
@@ -141,11 +134,11 @@ class Router:
             cancels,
         ]
         rooms = [*own, *beside]
-        waits = Waits(bus, rooms)
         #: All parts, in the order in which their hooks are called.
-        self.parts: tuple[Part, ...] = (*rooms, waits, Administration(bus, [*rooms, waits]))
+        self.parts: tuple[Part, ...] = (*rooms, Administration(bus, rooms))
         self._handlers = self._table()
         self._missing = Missing()
+        self._waitings = tuple(part.waiting for part in self.parts if type(part).waiting is not Part.waiting)
         self._ticks = tuple(part.tick for part in self.parts if type(part).tick is not Part.tick)
         self._revises = tuple(part.revise for part in self.parts if type(part).revise is not Part.revise)
         self._welcomes = tuple(part.welcome for part in self.parts if type(part).welcome is not Part.welcome)
@@ -279,6 +272,11 @@ class Router:
     def clocks(self) -> Clocks:
         """See parts.Core."""
         return self._clocks
+
+    def waiting(self, now: float) -> Iterator[Waiting]:
+        """See parts.Core."""
+        for waiting in self._waitings:
+            yield from waiting(now)
 
     def held(self, event: Event, since: float | None) -> None:
         """See parts.Core."""

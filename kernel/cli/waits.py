@@ -18,7 +18,7 @@ SEEN = frozenset(("tool", "answer", "works", "approval"))
 
 
 def render(answer: Mapping[str, Any]) -> list[str]:
-    """The lines for `answer`, the answer of the broker (kernel/broker/waits.py)."""
+    """The lines for `answer`, the answer of the broker (features/waits/broker.py)."""
     lines = [f"{_age(row['forMs']):>5}  {wait_line(row)}" for row in answer["waits"]]
     if answer["more"]:
         lines.append(f"and {answer['more']} more")

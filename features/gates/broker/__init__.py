@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -95,9 +95,9 @@ class _Way(Struct):
     inherited_at: float = 0.0
 
 
-def part(core: Core) -> Part:
-    """See parts.MakePart."""
-    return Gates(core.bus)
+def parts(core: Core) -> Sequence[Part]:
+    """See parts.MakeParts."""
+    return (Gates(core.bus),)
 
 
 class Gates(Part):

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from msgspec import Raw, structs
 
+from goondan.features.changesets.broker import MAX_WAITING_EACH
 from goondan.kernel.broker.approvals.room import MAX_BYTES_OF_EVENT, MAX_OF_EVENT
 from goondan.kernel.broker.budgets.book import MAX_CHARGED
 from goondan.kernel.broker.bus import Bus
-from goondan.kernel.broker.changesets import MAX_WAITING_EACH
 from goondan.schemas.approval_rules import MAX_EXPIRY_S
 from goondan.schemas.approvals import MAX_ARGS_BYTES, ApprovalAsk
 from goondan.schemas.budgets import BudgetLimits

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from goondan.features.restart.broker import (
+    MAX_ASKERS,
+    MAX_LOOKS,
+    MAX_WISHES,
+    TOOL,
+    WINDOW_S,
+    FreshStarts,
+    Restarts,
+    RestartWished,
+)
 from goondan.kernel.broker.bus import RETURN_S
-from goondan.kernel.broker.fresh import FreshStarts
-from goondan.kernel.broker.restarts import MAX_ASKERS, MAX_LOOKS, MAX_WISHES, TOOL, WINDOW_S
 from goondan.schemas.codec import encode, from_raw, to_raw
 from goondan.schemas.control import (
     BeginAnew,
@@ -80,7 +89,7 @@ def test_a_wish_is_checked_journaled_granted_and_carried_out_at_the_end_of_the_s
     world = working()
     assert ask(world) == []
     assert granted(checked(world))
-    assert len(world.router.bus.wishes) == 1
+    assert len(part_of(world.router, Restarts)._wishes) == 1
     assert due(world) == 0
     assert not world.router.bus.closing
     release(world)
@@ -115,7 +124,7 @@ def test_what_the_bundle_has_against_it_is_the_answer_and_nothing_stays() -> Non
     world = working()
     ask(world)
     assert code(checked(world, error_payload("E_CONFIG_INVALID_VALUE", "wrong"))) == "E_CONFIG_INVALID_VALUE"
-    assert world.router.bus.wishes == {}
+    assert part_of(world.router, Restarts)._wishes == {}
     release(world)
     assert due(world) == 0
     assert not world.router.bus.closing
@@ -126,7 +135,7 @@ def test_a_full_disk_refuses_a_wish() -> None:
     ask(world)
     world.full = True
     assert code(checked(world)) == "E_DISK_FULL"
-    assert world.router.bus.wishes == {}
+    assert part_of(world.router, Restarts)._wishes == {}
 
 
 def test_at_most_three_a_minute() -> None:
@@ -163,7 +172,7 @@ def test_frames_that_wait_for_one_wish_have_a_bound() -> None:
         frame = Frame("restart", id=f"again{number % MAX_ASKERS}", call_id="t1/c1", payload=to_raw(RestartRequest("y")))
         told = tell(world, frame, conn)
         assert [code([one]) for one in told] == (["E_OVERLOADED"] if number % MAX_ASKERS == MAX_ASKERS - 1 else [])
-    assert len(world.router.bus.wishes.popitem()[1].askers) == MAX_ASKERS
+    assert len(part_of(world.router, Restarts)._wishes.popitem()[1].askers) == MAX_ASKERS
 
 
 def test_who_may_not_call_the_tool_may_not_wish() -> None:
@@ -229,14 +238,17 @@ def test_a_new_kernel_has_fulfilled_it_and_forgets_it_after_a_while_but_not_its_
     world = working()
     ask(world)
     checked(world)
-    (subject,) = world.router.bus.wishes
-    world.router.bus.wishes[subject].state = "done"  # as `assemble` has it for the first broker of a kernel
+    restarts = part_of(world.router, Restarts)
+    (subject,) = restarts._wishes
+    (written,) = world.journal.find_records(subject)
+    world.router.bus.new_kernel = True
+    restarts._restore(subject, msgspec.msgpack.decode(written, type=RestartWished))
     assert not granted(ask(world))
     assert due(world) == 0
     world.now += WINDOW_S
     world.router.tick(world.now)
     world.commit()
-    assert world.router.bus.wishes == {}
+    assert part_of(world.router, Restarts)._wishes == {}
     assert world.journal.find_ended(subject) is not None
     assert not granted(ask(world))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from goondan.features.changesets.broker import MAX_ASKERS, Changesets
 from goondan.kernel.broker.bus import RETURN_S
-from goondan.kernel.broker.changesets import MAX_ASKERS, Changesets
 from goondan.kernel.broker.parts import LISTS_BYTES
 from goondan.schemas.changesets import (
     ChangesetDone,

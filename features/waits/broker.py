@@ -20,17 +20,16 @@ there should be none. And it lists stuck leases: the holder was silent for so lo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import Raw
 
-from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.calls import Call
 from goondan.kernel.broker.entities import Connection, Event, Instance
 from goondan.kernel.broker.mailbox import LEASE_S
 from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
-from goondan.kernel.broker.parts import Op, Part
+from goondan.kernel.broker.parts import Core, Op, Part
 from goondan.schemas.codec import from_raw, to_raw
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.frames import Frame
@@ -46,13 +45,17 @@ DISK_S: Final = 1.0
 MAX_CLAIMS: Final = 3
 
 
+def parts(core: Core) -> Sequence[Part]:
+    """See parts.MakeParts."""
+    return (Waits(core),)
+
+
 class Waits(Part):
     """Looks at the broker's state when it is asked."""
 
-    def __init__(self, bus: Bus, parts: Iterable[Part]) -> None:
-        """`parts` know who waits for what they have."""
-        self._bus = bus
-        self._told = tuple(part.waiting for part in parts if type(part).waiting is not Part.waiting)
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._bus = core.bus
         self.ops = (Op("why", self.tell),)
 
     def tell(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
@@ -112,9 +115,8 @@ class Waits(Part):
                             "host": all(call.host is not None for call in these),
                         },
                     )
-        for tell in self._told:
-            for kind, event, since, more in tell(now):
-                yield event, {**_row(kind, event.instance, since, now), "eventId": event.id, **more}
+        for kind, event, since, more in self._core.waiting(now):
+            yield event, {**_row(kind, event.instance, since, now), "eventId": event.id, **more}
         if bus.disk_since is not None and now - bus.disk_since >= DISK_S:
             yield None, {"kind": "disk", "agent": "", "instanceKey": "", "forMs": _ms(now - bus.disk_since)}
 

@@ -14,13 +14,14 @@ Source: docs/changesets.md; docs/decisions/067; requirements BUNDLE-02 to BUNDLE
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from msgspec import Struct
 
 from goondan.kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
 from goondan.kernel.broker.entities import AGENTS, Connection
-from goondan.kernel.broker.parts import LISTS_BYTES, Part, Take
+from goondan.kernel.broker.parts import LISTS_BYTES, Core, Part, Take
 from goondan.schemas.address import is_name
 from goondan.schemas.changesets import ChangesetWish, CommitChangeset, OpenChangeset
 from goondan.schemas.codec import from_raw, to_raw
@@ -44,6 +45,11 @@ class Question(Struct):
     wish: ChangesetWish
     #: The connections and frames that wait for the answer.
     askers: list[tuple[Connection, Frame]]
+
+
+def parts(core: Core) -> Sequence[Part]:
+    """See parts.MakeParts."""
+    return (Changesets(core.bus),)
 
 
 class Changesets(Part):

@@ -1,6 +1,6 @@
-"""Wishes of agents for a restart of the kernel: the bundled tool `self-restart`. Pure; the supervisor acts.
+"""Restarts of the kernel that agents wish, with the tool `self-restart`, and conversations that begin again. Pure.
 
-Rules.
+Wishes for a restart.
 - The asking instance and the callId of its tool call identify a wish. A repeat is the same wish, for as long as the ids
   of events are kept.
 - First the supervisor checks the bundle. If the bundle may not run, the asker gets an error and nothing changes.
@@ -11,25 +11,40 @@ Rules.
 - At most MAX_WISHES wishes are granted in WINDOW_S. Wishes that come together cause one restart. In the same time the
   bundle is checked at most MAX_LOOKS times, whatever the result.
 
+Fresh starts (`gdn restart --fresh`). An agent's generation is a number that grows with each fresh start of its
+conversations. `welcome` has it. An instance whose file has an earlier generation puts its conversation aside when the
+file is opened next (agentproc/conversation_format.py). So the broker need not find and change instances without a
+process, however many there are. The number is the wall clock's milliseconds, or one more than the last. So it grows
+also after a journal was lost.
+
 Source: docs/decisions/056; requirements RESTART-01 to RESTART-04.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final, Literal
+
+from msgspec import Struct
 
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
 from goondan.kernel.broker.entities import AGENTS, Connection, Event
-from goondan.kernel.broker.parts import LISTS_BYTES, OfEvents, Part, Record, Take
-from goondan.kernel.broker.restart_wishes import RestartWished, Wish, restart_subject, wish_over, wish_written
+from goondan.kernel.broker.journal.interface import Item, Put, Retire
+from goondan.kernel.broker.journal.records import encode
+from goondan.kernel.broker.parts import LISTS_BYTES, Core, OfEvents, Op, Part, Record, Take
 from goondan.schemas.address import is_name
 from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.control import RestartAsked, RestartChecked, RestartDue, RestartUndone
+from goondan.schemas.control import BeginAnew, BegunAnew, RestartAsked, RestartChecked, RestartDue, RestartUndone
 from goondan.schemas.errors import GoondanError, error_payload, fail
 from goondan.schemas.frames import ErrorPayload, Frame, Hello, RestartAnswer, RestartRequest
 
+#: The subjects of records: of wishes, and of generations.
+_RESTART: Final = "restart:"
+_FRESH: Final = "fresh:"
+#: Stands for all agents.
+EVERY: Final = ""
 #: So many wishes are granted in so many seconds: a model that wishes restarts in a loop must leave time for work.
 MAX_WISHES: Final = 3
 WINDOW_S: Final = 60.0
@@ -46,12 +61,83 @@ TOOL: Final = "self-restart__request"
 _LATER_MS: Final = 1000
 
 
+class RestartWished(Struct, frozen=True, array_like=True, tag="restart/wished"):
+    """An agent wishes a restart of the kernel as soon as no process holds this event."""
+
+    #: The event whose turn wishes it.
+    event_id: str
+    #: Why, in the agent's words.
+    reason: str
+    #: When (milliseconds since 1970).
+    at_ms: int
+
+
+class FreshStart(Struct, frozen=True, array_like=True, tag="restart/fresh", kw_only=True):
+    """The conversations of this agent, or of all agents (with the name ""), have this generation."""
+
+    #: Nothing: it concerns agents.
+    concerns: str = ""
+    #: The agent; "": all of them.
+    agent: str
+    #: The generation.
+    generation: int
+
+
+def restart_subject(agent: str, key: str, call_id: str) -> str:
+    """The subject of an instance's wish for a restart."""
+    return f"{_RESTART}{agent}/{key}/{call_id}"
+
+
+def wish_written(subject: str, record: RestartWished) -> Item:
+    """An agent's wish for a restart."""
+    return Item((Put(subject, encode(record)),), refusable=True)
+
+
+def wish_over(subject: str) -> Item:
+    """A wish was fulfilled, or has failed. Its id is kept, so that a repeat is not taken for a new wish."""
+    return Item((Retire(subject, b"", "restarted"),))
+
+
+def fresh_written(agent: str, generation: int) -> Item:
+    """Conversations begin again."""
+    subject = _FRESH + agent
+    return Item((Retire(subject), Put(subject, encode(FreshStart(agent=agent, generation=generation)))))
+
+
+#: `checking`: the supervisor looks at the bundle. `staged`: on its way into the journal. `wished`: to be carried out.
+#: `due`: the supervisor has been told. `done`: a kernel has started since, or the restart came to nothing.
+WishState = Literal["checking", "staged", "wished", "due", "done"]
+
+
+class Wish(Struct):
+    """One wish for a restart."""
+
+    #: The subject of its records in the journal.
+    subject: str
+    #: Why the agent wishes it, in the agent's words.
+    reason: str
+    #: The event whose turn wishes it.
+    event_id: str
+    #: When (milliseconds since 1970).
+    at_ms: int
+    #: How far it has come.
+    state: WishState
+    #: Connection and frame id of everybody who waits for the answer.
+    askers: list[tuple[Connection, str]] = []
+
+
+def parts(core: Core) -> Sequence[Part]:
+    """See parts.MakeParts."""
+    return (Restarts(core.bus), FreshStarts(core.bus))
+
+
 class Restarts(Part, OfEvents):
     """All wishes for a restart."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._wishes = bus.wishes
+        #: Wishes that are open or ended lately, by their subjects in the journal.
+        self._wishes: dict[str, Wish] = {}
         self.takes = (Take((AGENTS,), "restart", self.ask, LISTS_BYTES, confined="no"),)
         self.records = (Record(RestartWished, self._restore),)
         self.hears = {RestartChecked: self.checked, RestartUndone: self.undone}
@@ -126,7 +212,8 @@ class Restarts(Part, OfEvents):
     # --- the journal's
 
     def _restore(self, subject: str, record: RestartWished) -> None:
-        self._wishes[subject] = Wish(subject, record.reason, record.event_id, record.at_ms, "wished")
+        state: WishState = "done" if self._bus.new_kernel else "wished"  # a new kernel has read the bundle
+        self._wishes[subject] = Wish(subject, record.reason, record.event_id, record.at_ms, state)
 
     def _journaled(self, wish: Wish, kept: bool) -> None:
         """The journal has the wish: tell the askers. It is carried out when their step has ended. Without room on the
@@ -207,3 +294,46 @@ def _join(wish: Wish, connection: Connection, frame_id: str) -> None:
         message = "too many ask for this restart"
         raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
     wish.askers.append((connection, frame_id))
+
+
+class FreshStarts(Part):
+    """The generations of all agents."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        #: Agent -> generation of its conversations; "" stands for all agents.
+        self._generations: dict[str, int] = {}
+        self.ops = (Op("generation", self.tell),)
+        self.records = (Record(FreshStart, self._restore),)
+        self.hears = {BeginAnew: self.begin}
+
+    def begin(self, message: BeginAnew, now: float) -> None:
+        """The supervisor's request: conversations of an agent, or of all, begin again with their next process."""
+        bus = self._bus
+        number = max(int((bus.booted_at + now) * 1000), self.of(message.agent) + 1)
+        self._generations[message.agent] = number
+        bus.stage(fresh_written(message.agent, number), partial(self._journaled, message.agent))
+
+    def tell(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
+        """`{op: "generation", agent}`: the generation of the agent's conversations, 0 before the first fresh start."""
+        agent = asked.get("agent")
+        if not isinstance(agent, str):
+            raise fail("E_FRAME_INVALID", "admin generation needs an agent")
+        body = {"generation": self.of(agent)}
+        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+
+    def _restore(self, subject: str, record: FreshStart) -> None:
+        self._generations[record.agent] = record.generation
+
+    def welcome(self, peer: Connection) -> dict[str, Any]:
+        """The generation of the agent's conversations."""
+        return {"generation": self.of(peer.claims.agent or "")} if peer.cls == AGENTS else {}
+
+    def _journaled(self, agent: str, kept: bool) -> None:
+        """The journal has the new generation."""
+        self._bus.tell_supervisor(BegunAnew(agent))
+
+    def of(self, agent: str) -> int:
+        """The generation of an agent's conversations."""
+        known = self._generations
+        return max(known.get(agent, 0), known.get(EVERY, 0))

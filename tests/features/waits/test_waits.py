@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw, structs
 
+from goondan.features.waits.broker import Waits, circles
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.calls import Call, Calls
 from goondan.kernel.broker.entities import Connection, Content, Event
@@ -18,7 +19,7 @@ from goondan.kernel.broker.epochs import Epochs
 from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.loop import BrokerLoop
 from goondan.kernel.broker.mailbox import Mailbox, Quotas
-from goondan.kernel.broker.waits import Waits, circles
+from goondan.kernel.broker.parts import Core
 from goondan.kernel.cli.console.following import new_lines
 from goondan.kernel.cli.waits import render, status_of, wait_line
 from goondan.schemas.codec import from_raw, to_raw
@@ -121,7 +122,7 @@ class _Look:
         self.sent.append(from_raw(frame.payload, dict))
 
     def ask(self, now: float, event_id: str | None = None) -> dict[str, Any]:
-        waits = Waits(cast(Bus, self), [])
+        waits = Waits(cast(Core, SimpleNamespace(bus=self, waiting=lambda now: ())))
         waits.tell(cast(Connection, None), Frame("admin", id="f"), {"eventId": event_id}, now)
         return self.sent.pop()
 

@@ -1,0 +1,1 @@
+"""Changes of the bundle that agents make and commit (docs/changesets.md)."""
