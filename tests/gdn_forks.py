@@ -44,7 +44,6 @@ LATER = (
     *(
         "goondan.kernel.cli.console.renderer",
         "goondan.kernel.cli.console.screen",
-        "goondan.kernel.cli.standard_input",
         "goondan.kernel.cli.workdir",
     ),
     *(

@@ -1,8 +1,11 @@
-"""Lines from a descriptor, read in a thread of their own, as an asynchronous iterator with bounds.
+"""What a command reads from a descriptor: lines as they come, or all of standard input.
 
-A terminal, a pipe and a file all work the same way. No descriptor is made non-blocking, because a shell may share it.
-The thread waits while too many lines are unread, so a file of any size takes constant memory. A line that is too long
-is reported without its content. The thread is a daemon, so a silent terminal does not delay the end of the process.
+Lines are read in a thread of their own, and are an asynchronous iterator with bounds. A terminal, a pipe and a file all
+work the same way. No descriptor is made non-blocking, because a shell may share it. The thread waits while too many
+lines are unread, so a file of any size takes constant memory. A line that is too long is reported without its content.
+The thread is a daemon, so a silent terminal does not delay the end of the process.
+
+An argument that is too large for a command line is read whole (docs/design/commands.md section 5).
 """
 
 from __future__ import annotations
@@ -16,6 +19,11 @@ from typing import Final
 
 import msgspec
 
+from goondan.schemas.blobs import too_large
+from goondan.schemas.errors import fail
+
+#: The argument that means: read it from standard input.
+FROM_STDIN: Final = "-"
 #: Bytes read at once.
 CHUNK: Final = 65536
 #: The most lines that wait for their consumer, and the most bytes in them. One chunk may come on top.
@@ -25,6 +33,22 @@ MAX_WAITING_BYTES: Final = 4 << 20
 MAX_LINE_BYTES: Final = (16 << 20) - (64 << 10)
 #: The most bytes of the lines that are worked on at once. A longer line is worked on alone.
 MAX_LINES_BYTES: Final = 16 << 20
+
+
+def read_all(limit: int, fd: int = 0) -> bytes:
+    """Read all of standard input. Raises GoondanError E_FRAME_TOO_LARGE for more than `limit` bytes, and E_USAGE when
+    it is closed.
+    """
+    parts, size = [], 0
+    try:
+        while chunk := os.read(fd, CHUNK):
+            size += len(chunk)
+            if size > limit:
+                raise too_large(size, limit)
+            parts.append(chunk)
+    except OSError as error:
+        raise fail("E_USAGE", f"standard input cannot be read: {error.strerror}") from None
+    return b"".join(parts)
 
 
 class Line(msgspec.Struct, frozen=True):

@@ -19,10 +19,8 @@ from goondan.kernel.bundle.loader import OpenedBundle
 from goondan.kernel.changesets.desk import Desk
 from goondan.kernel.restarting.difference import Difference, difference
 from goondan.kernel.restarting.looks import Looks
-from goondan.kernel.restarting.marks import Watched
-from goondan.kernel.restarting.news import News
 from goondan.kernel.restarting.revision import Revision
-from goondan.kernel.restarting.watcher import Watcher
+from goondan.kernel.restarting.watching import News, Watched, Watcher
 from goondan.kernel.supervisor.agents import Agents
 from goondan.kernel.supervisor.ending import RESTART_GRACE_S
 from goondan.kernel.supervisor.roster import LEAVE_LIMIT_S

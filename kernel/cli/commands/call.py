@@ -73,7 +73,7 @@ def command(
 ) -> int:
     """Call one tool, or a batch of tools, in the sandbox."""
     from goondan.kernel.cli.attach import attach_or_start, locate
-    from goondan.kernel.cli.standard_input import FROM_STDIN, read_all
+    from goondan.kernel.cli.lines import FROM_STDIN, read_all
 
     if (tool is None) == (batch is None):
         raise fail("E_USAGE", "name a tool, or give --batch FILE")

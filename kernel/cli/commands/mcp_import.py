@@ -39,7 +39,7 @@ def command(file: str, write: bool, folder: str, as_json: bool) -> int:
     """Convert the MCP servers of FILE, the JSON of another program, into Extension documents."""
     from goondan.kernel.bundle.base import base_tools
     from goondan.kernel.cli.batch import parse_json
-    from goondan.kernel.cli.standard_input import FROM_STDIN, read_all
+    from goondan.kernel.cli.lines import FROM_STDIN, read_all
     from goondan.kernel.mcp.foreign import plain_json, servers_of
     from goondan.kernel.mcp.imported import import_servers
 

@@ -133,8 +133,7 @@ def _show(answer: Answer) -> bool:
 
 def _lines() -> list[str]:
     """The lines of standard input. Raises GoondanError E_USAGE when there is none."""
-    from goondan.kernel.cli.lines import MAX_LINE_BYTES
-    from goondan.kernel.cli.standard_input import read_all
+    from goondan.kernel.cli.lines import MAX_LINE_BYTES, read_all
 
     text = read_all(MAX_LINE_BYTES).decode("utf-8", "replace")
     lines = [line for line in text.split("\n") if line.strip()]

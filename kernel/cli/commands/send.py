@@ -78,9 +78,8 @@ def command(
 
     from goondan.kernel.cli.attach import attach, locate
     from goondan.kernel.cli.batch import check_instance
-    from goondan.kernel.cli.lines import MAX_LINE_BYTES
+    from goondan.kernel.cli.lines import FROM_STDIN, MAX_LINE_BYTES, read_all
     from goondan.kernel.cli.message_files import close_files, open_files
-    from goondan.kernel.cli.standard_input import FROM_STDIN, read_all
     from goondan.kernel.cli.workdir import absolute_workdir
     from goondan.schemas.errors import fail
     from goondan.schemas.spans import is_trace_id

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel.cli.standard_input import read_all
+from goondan.kernel.cli.lines import read_all
 from goondan.schemas.errors import GoondanError
 
 

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from goondan.kernel.restarting.difference import Difference, difference
-from goondan.kernel.restarting.marks import Watched, marks_of
-from goondan.kernel.restarting.news import KEPT, News
-from goondan.kernel.restarting.rest import REST_S, Rest
+from goondan.kernel.restarting.watching import KEPT, REST_S, News, Rest, Watched, marks_of
 from goondan.schemas.errors import GoondanError
 from goondan.schemas.frames import OPERATOR_AGENT
 from goondan.schemas.launch import (
