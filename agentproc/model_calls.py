@@ -19,7 +19,7 @@ import msgspec
 from goondan.agentproc.aside import Aside
 from goondan.agentproc.budget import TurnBudget
 from goondan.agentproc.catalog import StepCatalog
-from goondan.agentproc.context.wishes import NO_WISHES
+from goondan.agentproc.context.estimate import NO_WISHES
 from goondan.agentproc.conversation import CUT_OFF, MAX_REASONING, REASONING
 from goondan.agentproc.extensions.stages import Stages
 from goondan.agentproc.instance import Instance

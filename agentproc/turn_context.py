@@ -22,7 +22,16 @@ from typing import Any, Final
 from msgspec import Struct, structs
 
 from goondan.agentproc.context import estimate, reading
-from goondan.agentproc.context.estimate import FIRST_GUESS, Window
+from goondan.agentproc.context.estimate import (
+    FIRST_GUESS,
+    AskModel,
+    MessageSizes,
+    ToolSizes,
+    Window,
+    Wishes,
+    blocks_size,
+    text_size,
+)
 from goondan.agentproc.context.shape import (
     LEAST_RESULT,
     Shape,
@@ -36,8 +45,6 @@ from goondan.agentproc.context.shape import (
     squeezed,
     within,
 )
-from goondan.agentproc.context.sizes import MessageSizes, ToolSizes, blocks_size, text_size
-from goondan.agentproc.context.wishes import AskModel, Wishes
 from goondan.agentproc.context_memory import ContextMemory, Kept
 from goondan.agentproc.conversation import Message, UserData
 from goondan.agentproc.providers.base import ContextOverflow, ModelAnswer, ModelRequest, Provider, Usage

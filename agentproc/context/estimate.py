@@ -1,17 +1,29 @@
-"""How many tokens a request has, and how many it may have. Pure.
+"""How long a request is, how many tokens that may be, and how many it may have. Pure.
 
-Tokens are guessed from bytes. What a vendor counts of each request corrects the guess: more tokens than expected count
-at once, fewer only little by little, so the guess is rather too high. What the last request did not have is guessed
-with the first guess at least: a conversation in English may go on in digits.
+- The parts of a request are measured in bytes of what the model reads: those of the texts, without what JSON and the
+  form of a vendor add. A token is never counted here: each vendor counts in its own way.
+- Tokens are guessed from bytes. What a vendor counts of each request corrects the guess: more tokens than expected
+  count at once, fewer only little by little, so the guess is rather too high. What the last request did not have is
+  guessed with the first guess at least: a conversation in English may go on in digits.
+- Extensions may wish that a step shows less than fits.
 
-Source: docs/design/turns.md section 10.
+Source: docs/design/turns.md section 10; docs/extensions.md.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Awaitable, Callable, Sequence
+from operator import is_
+from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
+
+from goondan.agentproc.conversation import REASONING, AssistantData, Message, TextPart, ToolData, files_of
+from goondan.agentproc.providers.history import KEPT
+from goondan.schemas.codec import encode_value
+from goondan.schemas.frames import FilePart, ToolResult
+from goondan.schemas.launch import CatalogItem
 
 #: Tokens of a byte, before a vendor has counted any. English has a quarter; other languages, code and numbers have
 #: more.
@@ -103,3 +115,177 @@ def surely(ratio: float) -> float:
 def size_of(tokens: int, ratio: float) -> int:
     """The bytes that so many tokens hold."""
     return int(tokens / ratio)
+
+
+#: What stands around each message and each call in a vendor's form (bytes): the names of roles and the marks between
+#: them.
+AROUND: Final = 16
+#: A picture has as many tokens as so many bytes of text: vendors make 1,600 tokens of a large one.
+PICTURE: Final = 4800
+#: A PDF has as many tokens as this part of its bytes. Vendors make 2,000 tokens of a page, which has some 50 kB.
+PDF_PART: Final = 8
+
+
+def text_size(text: str | None) -> int:
+    """The bytes of a text."""
+    if not text:
+        return 0
+    return len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
+
+
+def message_size(message: Message) -> int:
+    """The bytes of a message, with what its vendor gets back, and with its files."""
+    data = message.data
+    if isinstance(data, ToolData):
+        return sum([AROUND + result_size(part.result) for part in data.content]) + files_size(message)
+    if not isinstance(data, AssistantData):
+        return AROUND + text_size(data.content) + files_size(message)
+    size = AROUND
+    for part in data.content:
+        if isinstance(part, TextPart):
+            size += text_size(part.text)
+        else:
+            size += AROUND + len(part.tool_name) + len(encode_value(part.args))
+    kept = message.metadata.get(KEPT)
+    if kept is None:
+        return size
+    reasoning = message.metadata.get(REASONING)  # of chat completions, whose vendor gets it back under the kept name
+    goes_back = isinstance(kept, dict) and "reasoning" in kept and isinstance(reasoning, str)
+    return size + len(encode_value(kept)) + (text_size(reasoning) if goes_back else 0)
+
+
+def files_size(message: Message) -> int:
+    """The bytes of text that have as many tokens as the files of a message. They are shown whole, or not at all."""
+    return sum([_file_size(file) for file in files_of(message)])
+
+
+def _file_size(file: FilePart) -> int:
+    return max(PICTURE, file.blob.size // PDF_PART) if file.media_type == "application/pdf" else PICTURE
+
+
+def result_size(result: ToolResult) -> int:
+    """The bytes of a result."""
+    if result.status == "ok":
+        return 0 if result.output is None else len(memoryview(result.output))
+    return len(encode_value([result.handle, result.error]))
+
+
+def blocks_size(blocks: Sequence[dict[str, Any]]) -> int:
+    """The bytes of the blocks of a step."""
+    return sum([AROUND + len(msgspec.json.encode(block, enc_hook=str)) for block in blocks])
+
+
+class ToolSizes:
+    """The bytes of the tools' definitions. They are counted again only when the tools have changed."""
+
+    __slots__ = ("_items", "_size")
+
+    def __init__(self) -> None:
+        self._items: Sequence[CatalogItem] = []
+        self._size = 0
+
+    def of(self, items: Sequence[CatalogItem]) -> int:
+        """The bytes of these. The list must not be changed afterwards."""
+        known = self._items
+        if len(items) != len(known) or not all(map(is_, items, known)):
+            self._items = items
+            self._size = sum(map(_item_size, items))
+        return self._size
+
+
+def _item_size(item: CatalogItem) -> int:
+    parameters = 0 if item.parameters is None else len(msgspec.json.encode(item.parameters, enc_hook=str))
+    return AROUND + len(item.name) + text_size(item.description) + parameters
+
+
+class MessageSizes:
+    """The bytes of a conversation's messages. Those that were counted before are not counted again."""
+
+    __slots__ = ("_known", "_sizes")
+
+    def __init__(self) -> None:
+        self._known: list[Message] = []
+        self._sizes: list[int] = []
+
+    def of(self, messages: list[Message]) -> list[int]:
+        """The bytes of each. Neither list may be changed afterwards."""
+        same = 0
+        if len(messages) >= len(self._known) and all(map(is_, self._known, messages)):
+            same = len(self._known)
+        sizes = self._sizes[:same]
+        sizes += map(message_size, messages[same:] if same else messages)
+        self._known, self._sizes = messages, sizes
+        return sizes
+
+
+#: Asks the agent's model outside of the conversation: a text, and a system prompt.
+AskModel = Callable[[str, str | None], Awaitable[str]]
+#: Makes a summary: the way to ask the model, the summary so far, the messages that came then, and the most bytes that
+#: one question may have. Raises GoondanError.
+Summarise = Callable[[AskModel, str, list[Message], int], Awaitable[str]]
+
+
+class Wishes(Struct, frozen=True, kw_only=True):
+    """What is wished besides that each request fits."""
+
+    #: The most messages that are shown; None: as many as fit.
+    max_messages: int | None = None
+    #: The most tokens of the conversation that are shown; None: as many as fit.
+    max_tokens: int | None = None
+    #: To how many tokens a longer conversation is cut; None: two thirds of `max_tokens`.
+    keep_tokens: int | None = None
+    #: How much of the window one tool's result may have.
+    result_share: float = RESULT
+    #: What makes a summary of the messages that are left out; None: nothing does.
+    summarise: Summarise | None = None
+
+    def too_much(self, messages: int, tokens: int) -> bool:
+        """Whether a conversation that is shown with so many messages and tokens is to be cut."""
+        return (self.max_messages is not None and messages > self.max_messages) or (
+            self.max_tokens is not None and tokens > self.max_tokens
+        )
+
+    @property
+    def fault(self) -> str | None:
+        """Why these cannot be wished; None: they can. An extension may give anything."""
+        for name, least in (("max_messages", 2), ("max_tokens", 1), ("keep_tokens", 1)):
+            value: Any = getattr(self, name)
+            if value is not None and (type(value) is not int or value < least):
+                return f"{name} is not a whole number of at least {least}"
+        share: Any = self.result_share
+        if type(share) not in (int, float) or not 0 < share <= 1:
+            return "result_share is not a number above 0 and at most 1"
+        if self.keep_tokens is not None and (self.max_tokens is None or self.keep_tokens >= self.max_tokens):
+            return "keep_tokens is not less than max_tokens"
+        summarise: Any = self.summarise
+        return None if summarise is None or callable(summarise) else "summarise is no function"
+
+    @property
+    def kept_messages(self) -> int | None:
+        """To how many messages a longer conversation is cut. The message that began the turn may come on top."""
+        return None if self.max_messages is None else max(1, int(self.max_messages * LOW / HIGH))
+
+    @property
+    def kept_tokens(self) -> int | None:
+        """To how many tokens a longer conversation is cut."""
+        if self.max_tokens is None:
+            return None
+        kept = self.keep_tokens
+        return kept if kept is not None and kept < self.max_tokens else int(self.max_tokens * LOW / HIGH)
+
+    def both(self, other: Wishes) -> Wishes:
+        """What fulfils both: the smaller numbers. The later summary is made."""
+        return Wishes(
+            max_messages=_least(self.max_messages, other.max_messages),
+            max_tokens=_least(self.max_tokens, other.max_tokens),
+            keep_tokens=_least(self.keep_tokens, other.keep_tokens),
+            result_share=min(self.result_share, other.result_share),
+            summarise=other.summarise or self.summarise,
+        )
+
+
+NO_WISHES: Final = Wishes()
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return min(one, other) if one is not None and other is not None else one if other is None else other

@@ -23,8 +23,7 @@ from typing import Any, Final, NoReturn, Self
 
 import msgspec
 
-from goondan.agentproc.context.estimate import RESULT
-from goondan.agentproc.context.wishes import Summarise, Wishes
+from goondan.agentproc.context.estimate import RESULT, Summarise, Wishes
 from goondan.agentproc.conversation import MessageEvent
 from goondan.agentproc.extensions.pipeline import POINTS, Layer, MiddlewareError, Next
 from goondan.agentproc.extensions.results import (

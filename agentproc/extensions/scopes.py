@@ -19,7 +19,7 @@ from typing import Any, Final, NoReturn, Protocol
 from msgspec import Struct
 
 from goondan.agentproc.catalog import Catalog, StepCatalog
-from goondan.agentproc.context.wishes import NO_WISHES, Wishes
+from goondan.agentproc.context.estimate import NO_WISHES, Wishes
 from goondan.agentproc.conversation import Message, MessageEvent
 from goondan.agentproc.extensions.pipeline import MiddlewareError
 from goondan.agentproc.extensions.results import (

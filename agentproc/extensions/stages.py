@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from goondan.agentproc.catalog import Catalog, StepCatalog
-from goondan.agentproc.context.wishes import NO_WISHES, Wishes
+from goondan.agentproc.context.estimate import NO_WISHES, Wishes
 from goondan.agentproc.conversation import Append, Message, ToolCallPart, error_result
 from goondan.agentproc.denied_calls import REFUSED
 from goondan.agentproc.extensions.asking import Asking

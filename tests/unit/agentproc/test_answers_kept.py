@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.answers import MAX_ANSWER_BYTES, answer_payload
-from goondan.agentproc.context.sizes import message_size
+from goondan.agentproc.context.estimate import message_size
 from goondan.agentproc.conversation import (
     MAX_REASONING,
     AssistantData,

@@ -7,6 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from goondan.agentproc.context.estimate import AROUND, PICTURE, MessageSizes, message_size, text_size
 from goondan.agentproc.context.shape import (
     LEAST_RESULT,
     Shape,
@@ -19,7 +20,6 @@ from goondan.agentproc.context.shape import (
     squeezed,
     within,
 )
-from goondan.agentproc.context.sizes import AROUND, PICTURE, MessageSizes, message_size, text_size
 from goondan.agentproc.conversation import (
     AssistantData,
     Message,

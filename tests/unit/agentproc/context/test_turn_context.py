@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.context import reading
-from goondan.agentproc.context.sizes import message_size
+from goondan.agentproc.context.estimate import message_size
 from goondan.agentproc.conversation import AssistantData, Message, ToolData, UserData, is_presentable
 from goondan.agentproc.providers.base import ContextOverflow, ModelAnswer, ModelNews, ModelRequest, TextDelta, Usage
 from goondan.agentproc.providers.history import result_text
