@@ -43,7 +43,7 @@ from goondan.schemas.launch import AgentSpec, ModelSpec
 from goondan.schemas.redaction import Redactor
 from goondan.schemas.structured import OutputSpec
 from goondan.schemas.times import rfc3339
-from goondan.schemas.trace_index import IndexRow, add
+from goondan.schemas.trace_index import IndexRow, TraceIndex
 
 if TYPE_CHECKING:
     from goondan.agentproc.recordings.tape import Tape
@@ -124,6 +124,7 @@ class Instance:
         self.acks = ResultAcks(link, loop)
         #: What the calls of a running script have come to.
         self.script_log = ScriptLog(files)
+        self._index = TraceIndex(spec.state_dir)
         self._given = provider
         self._provider: Provider | None = None
         self._others: dict[str, Provider] = {}  # of the models in `fallback`, by their documents
@@ -167,7 +168,7 @@ class Instance:
     def index_turn(self, at: str, trace_id: str, turn_id: str, event_id: str) -> None:
         """Record where the turn of a trace is found. When that fails, the turn goes on."""
         try:
-            add(self.spec.state_dir, IndexRow(at, trace_id, turn_id, event_id, self.spec.name, self.instance_key))
+            self._index.add(IndexRow(at, trace_id, turn_id, event_id, self.spec.name, self.instance_key))
         except (OSError, sqlite3.Error, UnicodeEncodeError) as error:
             log.warning("the index of traces could not be written: %s", error)
 
@@ -223,6 +224,7 @@ class Instance:
         self.caller.abandon()
         self.store.close()
         self.script_log.close()
+        self._index.close()
         if self.tape is not None:
             self.tape.close()
         for provider in (self._provider, *self._others.values()):

@@ -23,7 +23,7 @@ from goondan.agentproc.store import ConversationStore
 from goondan.kernel.paths import state_dir
 from goondan.schemas.address import instance_dir
 from goondan.schemas.spans import call_span, trace_id_of
-from goondan.schemas.trace_index import IndexRow, add
+from goondan.schemas.trace_index import IndexRow, TraceIndex
 from goondan.schemas.traces import CallDetail, ResultDetail, TurnDetail, encode_detail
 
 #: How many links one file may have on every file system here.
@@ -52,12 +52,14 @@ def at(ms: int) -> str:
     return f"2026-01-01T{ms // 3_600_000:02}:{ms // 60_000 % 60:02}:{ms // 1000 % 60:02}.{ms % 1000:03}Z"
 
 
-def put(state: str, agent: str, key: str, event: str, start: int, trace: str, parent: str | None) -> str:
+def put(
+    index: TraceIndex, state: str, agent: str, key: str, event: str, start: int, trace: str, parent: str | None
+) -> str:
     """Store a turn with one call. Returns the path of its file."""
     name = f"t{event}"
     store = ConversationStore(instance_dir(state, agent, key), durability="process")
     store.adopt(1)
-    add(state, IndexRow(at(start), trace, name, event, agent, key))
+    index.add(IndexRow(at(start), trace, name, event, agent, key))
     with store.write():
         store.begin_turn(event, name, 1, at(start), trace_id=trace, parent_span_id=parent, waited_ms=1)
         store.note(name, "turn.started", at(start), encode_detail(TurnDetail(trace, 1)))
@@ -71,19 +73,19 @@ def put(state: str, agent: str, key: str, event: str, start: int, trace: str, pa
 
 def fill(state: str, instances: int) -> str:
     """Fill a workspace with so many dormant instances, and one trace among them. Returns the id of the trace."""
-    file = ""
+    file, index = "", TraceIndex(state)
     for number in range(instances):
         key = f"dormant-{number}"
         if number % LINKS == 0:
-            file = put(state, "main", key, f"d{number}", number, trace_id_of(key), None)
+            file = put(index, state, "main", key, f"d{number}", number, trace_id_of(key), None)
             continue
         folder = instance_dir(state, "main", key)
         os.mkdir(folder, 0o700)
         os.link(file, f"{folder}/conversation.db")
-        add(state, IndexRow(at(number), trace_id_of(key), f"td{number}", f"d{number}", "main", key))
+        index.add(IndexRow(at(number), trace_id_of(key), f"td{number}", f"d{number}", "main", key))
     trace, parent = trace_id_of("the trace"), None
     for number, agent in enumerate(("lead", "coder", "reviewer", "tester")):
-        put(state, agent, "default", f"x{number}", 5_000_000 + number, trace, parent)
+        put(index, state, agent, "default", f"x{number}", 5_000_000 + number, trace, parent)
         parent = call_span(f"tx{number}/a")
     return trace
 

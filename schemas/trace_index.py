@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import sqlite3
 from contextlib import closing, suppress
-from functools import cache
 from typing import Final
 
 import msgspec
@@ -79,27 +78,41 @@ class IndexRow(Struct, frozen=True, array_like=True):
     instance_key: str
 
 
-def add(state_dir: str, row: IndexRow) -> None:
-    """Add a turn. Raises OSError, sqlite3.Error, UnicodeEncodeError; a file that is damaged is made anew next time."""
-    try:
-        db = _writer(state_dir)
-        number = db.execute(_ADD, msgspec.structs.astuple(row)).lastrowid or 0
-        if number % _SWEEP == 0:
-            db.execute(_SWEEP_OLDEST, (number - MAX_TURNS,))
-    except sqlite3.OperationalError:
-        raise
-    except sqlite3.DatabaseError:
-        _writer.cache_clear()
-        for name in _FILES:
-            with suppress(OSError):
-                os.unlink(f"{state_dir}/{FOLDER}/{name}")
-        raise
+class TraceIndex:
+    """Adds turns to the index of one workspace. The first turn opens its connection, which stays: to open it costs as
+    much as ten rows.
+    """
+
+    def __init__(self, state_dir: str) -> None:
+        """`state_dir` is the workspace's."""
+        self._folder = f"{state_dir}/{FOLDER}"
+        self._db: sqlite3.Connection | None = None
+
+    def add(self, row: IndexRow) -> None:
+        """Add a turn. Raises OSError, sqlite3.Error, UnicodeEncodeError; a damaged file is made anew next time."""
+        try:
+            if self._db is None:
+                self._db = _opened(self._folder)
+            number = self._db.execute(_ADD, msgspec.structs.astuple(row)).lastrowid or 0
+            if number % _SWEEP == 0:
+                self._db.execute(_SWEEP_OLDEST, (number - MAX_TURNS,))
+        except sqlite3.OperationalError:
+            raise
+        except sqlite3.DatabaseError:
+            self.close()
+            for name in _FILES:
+                with suppress(OSError):
+                    os.unlink(f"{self._folder}/{name}")
+            raise
+
+    def close(self) -> None:
+        """Close its connection. A turn that comes afterwards opens another one."""
+        if self._db is not None:
+            self._db.close()
+            self._db = None
 
 
-@cache
-def _writer(state_dir: str) -> sqlite3.Connection:
-    """This process's connection; it stays open, because opening it costs as much as ten rows."""
-    folder = f"{state_dir}/{FOLDER}"
+def _opened(folder: str) -> sqlite3.Connection:
     path = f"{folder}/{_FILES[0]}"
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)

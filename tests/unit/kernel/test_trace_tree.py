@@ -37,7 +37,7 @@ from goondan.schemas.errors import GoondanError
 from goondan.schemas.frames import ErrorPayload
 from goondan.schemas.receipts import CallReceipt, JailReceipt, Receipt
 from goondan.schemas.spans import call_span, step_span, turn_span
-from goondan.schemas.trace_index import IndexRow, add
+from goondan.schemas.trace_index import IndexRow, TraceIndex
 from goondan.schemas.traces import (
     CallDetail,
     FailureDetail,
@@ -327,6 +327,11 @@ def test_any_files_give_a_tree_with_every_turn_once(told: list[tuple[list[Note],
 # --- found in files
 
 
+def index_turn(state: Path, row: IndexRow) -> None:
+    with closing(TraceIndex(str(state))) as index:
+        index.add(row)
+
+
 def put(
     state: Path, agent: str, key: str, event: str, start: int, parent: str | None = None, trace: str = TRACE
 ) -> None:
@@ -334,7 +339,7 @@ def put(
     name = f"t-{event}"
     store = ConversationStore(instance_dir(str(state), agent, key), durability="process")
     store.adopt(1)
-    add(str(state), IndexRow(at(start), trace, name, event, agent, key))
+    index_turn(state, IndexRow(at(start), trace, name, event, agent, key))
     with store.write():
         store.begin_turn(event, name, 1, at(start), trace_id=trace, parent_span_id=parent, waited_ms=1)
         store.note(name, "turn.started", at(start), encode_detail(TurnDetail(trace, 1)))
@@ -424,8 +429,8 @@ def test_without_the_index_everything_is_found_in_the_files(state: Path, monkeyp
 
 
 def test_lines_of_the_index_that_lead_nowhere_hide_nothing(state: Path) -> None:
-    add(str(state), IndexRow(at(50), TRACE, "t-x", "x", "gone", "k"))  # its turn was not stored
-    add(str(state), IndexRow(at(5), TRACE, "t-e0", "e0", "other", "k"))  # it belongs to another trace
+    index_turn(state, IndexRow(at(50), TRACE, "t-x", "x", "gone", "k"))  # its turn was not stored
+    index_turn(state, IndexRow(at(5), TRACE, "t-e0", "e0", "other", "k"))  # it belongs to another trace
     damaged = Path(instance_dir(str(state), "coder", "one"), "conversation.db")
     damaged.write_bytes(b"garbage" * 1000)
     tree = Search(str(state), NOW).trace(TRACE)

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from goondan.schemas import trace_index
 from goondan.schemas.spans import trace_id_of
-from goondan.schemas.trace_index import FOLDER, IndexRow, add, last, named, of_trace
+from goondan.schemas.trace_index import FOLDER, IndexRow, TraceIndex, last, named, of_trace
 from tests.kernel_fixture import ROOT
 
 
@@ -31,12 +32,18 @@ def entry(number: int, trace: str = "x", **changes: str) -> IndexRow:
     return IndexRow(**{**known, **changes})
 
 
-def test_turns_are_found_by_trace_turn_and_event(tmp_path: Path) -> None:
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[TraceIndex]:
+    with closing(TraceIndex(str(tmp_path))) as made:
+        yield made
+
+
+def test_turns_are_found_by_trace_turn_and_event(tmp_path: Path, index: TraceIndex) -> None:
     state = str(tmp_path)
     assert (of_trace(state, trace_id_of("x")), named(state, "t1"), last(state, 1)) == ([], [], [])
     entries = [entry(number, "xyz"[number % 3]) for number in range(30)]
     for one in reversed(entries):
-        add(state, one)
+        index.add(one)
     assert of_trace(state, trace_id_of("y")) == entries[1::3]
     assert named(state, "t7") == named(state, "e7") == [entries[7]]
     assert named(state, "t") == named(state, "2026-01-01T00:00:01.000Z") == named(state, trace_id_of("x")) == []
@@ -44,9 +51,9 @@ def test_turns_are_found_by_trace_turn_and_event(tmp_path: Path) -> None:
     assert of_trace(state, "../../etc/passwd") == []
 
 
-def test_the_last_of_an_agent_or_an_instance(tmp_path: Path) -> None:
+def test_the_last_of_an_agent_or_an_instance(tmp_path: Path, index: TraceIndex) -> None:
     for number in range(20):
-        add(str(tmp_path), entry(number, str(number), agent="ab"[number % 2], instance_key="kl"[number // 10]))
+        index.add(entry(number, str(number), agent="ab"[number % 2], instance_key="kl"[number // 10]))
     assert [found.turn_id for found in last(str(tmp_path), 1, "a")] == ["t18"]
     assert [found.turn_id for found in last(str(tmp_path), 2, "b", "k")] == ["t9", "t7"]
     assert last(str(tmp_path), 1, "c") == []
@@ -59,17 +66,18 @@ def test_any_names_are_found_and_no_others(tmp_path_factory: pytest.TempPathFact
     for number, name in enumerate(names):
         one = entry(number, f"trace {number}", event_id=name, instance_key=name)
         try:
-            add(state, one)
+            with closing(TraceIndex(state)) as index:
+                index.add(one)
         except UnicodeEncodeError:
             assert any("\ud800" <= letter <= "\udfff" for letter in name)
             continue
         assert named(state, name) == [one]
 
 
-def test_a_turn_that_began_twice_is_found_once_with_its_first_beginning(tmp_path: Path) -> None:
+def test_a_turn_that_began_twice_is_found_once_with_its_first_beginning(tmp_path: Path, index: TraceIndex) -> None:
     state, one = str(tmp_path), entry(1)
     for row in (one, entry(2), entry(5, turn_id="t1", event_id="e1")):
-        add(state, row)
+        index.add(row)
     assert of_trace(state, trace_id_of("x")) == [one, entry(2)]
     assert named(state, "e1") == [one]
     assert last(state, 9) == [entry(2), one]
@@ -79,9 +87,10 @@ def test_what_several_processes_add_is_all_there(tmp_path: Path) -> None:
     state = str(tmp_path)
     program = """
 import sys
-from goondan.schemas.trace_index import IndexRow, add
+from goondan.schemas.trace_index import IndexRow, TraceIndex
+index = TraceIndex(sys.argv[1])
 for number in range(200):
-    add(sys.argv[1], IndexRow("2026-01-01T00:00:00.000Z", sys.argv[2], f"t{number}", "e", sys.argv[2], "k"))
+    index.add(IndexRow("2026-01-01T00:00:00.000Z", sys.argv[2], f"t{number}", "e", sys.argv[2], "k"))
 """
     traces = [trace_id_of(str(number)) for number in range(4)]
     writers = [subprocess.Popen([sys.executable, "-c", program, state, trace], cwd=ROOT) for trace in traces]
@@ -89,15 +98,15 @@ for number in range(200):
     assert [len(of_trace(state, trace)) for trace in traces] == [200, 200, 200, 200]
 
 
-def test_a_damaged_file_is_empty_and_is_made_anew(tmp_path: Path) -> None:
+def test_a_damaged_file_is_empty_and_is_made_anew(tmp_path: Path, index: TraceIndex) -> None:
     state = str(tmp_path)
     (tmp_path / FOLDER).mkdir()
     path = tmp_path / FOLDER / "index.db"
     path.write_bytes(b"no database" * 1000)
     assert (of_trace(state, trace_id_of("x")), named(state, "t1"), last(state, 9)) == ([], [], [])
     with pytest.raises(sqlite3.DatabaseError, match="not a database"):
-        add(state, entry(1))
-    add(state, entry(2))
+        index.add(entry(1))
+    index.add(entry(2))
     assert last(state, 9) == [entry(2)]
     with closing(sqlite3.connect(path)) as db:
         db.execute("UPDATE turns SET agent = x'c1ff'")
@@ -105,12 +114,14 @@ def test_a_damaged_file_is_empty_and_is_made_anew(tmp_path: Path) -> None:
     assert last(state, 9) == []
 
 
-def test_it_is_bounded_and_forgets_the_oldest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_bounded_and_forgets_the_oldest(
+    tmp_path: Path, index: TraceIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trace_index, "MAX_TURNS", 20)
     monkeypatch.setattr(trace_index, "_SWEEP", 5)
     state = str(tmp_path)
     for number in range(58):
-        add(state, entry(number))
+        index.add(entry(number))
     found = of_trace(state, trace_id_of("x"))
     assert 20 <= len(found) <= 25
     assert found[-1] == entry(57)
@@ -120,13 +131,14 @@ def test_it_is_bounded_and_forgets_the_oldest(tmp_path: Path, monkeypatch: pytes
 def test_it_is_closed_to_others_and_follows_no_link(tmp_path: Path) -> None:
     state = tmp_path / "state"
     state.mkdir()
-    add(str(state), entry(1))
+    index = TraceIndex(str(state))
+    index.add(entry(1))
     path = state / FOLDER / "index.db"
     assert os.stat(state / FOLDER).st_mode & 0o777 == 0o700
     assert {os.stat(one).st_mode & 0o777 for one in path.parent.iterdir()} == {0o600}
-    trace_index._writer.cache_clear()
+    index.close()
     path.rename(tmp_path / "target")
     path.symlink_to(tmp_path / "target")
     with pytest.raises(OSError, match="symbolic"):
-        add(str(state), entry(2))
+        index.add(entry(2))
     assert of_trace(str(state), trace_id_of("x")) == []
