@@ -6,10 +6,10 @@ import argparse
 import sys
 
 from goondan.agentproc.app import main, new_loop
-from goondan.schemas.errors import GoondanError
 from goondan.schemas.system.secrecy import close_memory
 from goondan.schemas.system.startup import close_to_others, die_with_parent, read_token, set_process_name
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.errors import GoondanError
 
 
 def run(argv: list[str] | None = None) -> int:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from goondan.schemas.frames import Frame
+from goondan.schemas.wire.frames import Frame
 
 #: How late the tool host may hear that results are stored (seconds); it keeps them until then.
 ACK_DELAY_S: Final = 0.05
@@ -15,7 +15,7 @@ ACK_BATCH: Final = 1000
 
 
 class AckLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.link.Link)."""
+    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
 
     def send(self, frame: Frame) -> bool: ...
 

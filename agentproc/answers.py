@@ -13,11 +13,10 @@ from msgspec import Raw
 
 from goondan.agentproc.turn import End
 from goondan.agentproc.usage import TurnUsage
-from goondan.schemas.blobs import MAX_BLOB_BYTES
-from goondan.schemas.codec import encode_value, from_raw
-from goondan.schemas.errors import ENVIRONMENT, error_payload, tool_error
-from goondan.schemas.frames import AgentEvent, Answer, ErrorPayload, Frame, ToolResult
-from goondan.schemas.results import CUT_MARK
+from goondan.schemas.wire.blobs import MAX_BLOB_BYTES
+from goondan.schemas.wire.codec import encode_value, from_raw
+from goondan.schemas.wire.errors import CUT_MARK, ENVIRONMENT, error_payload, tool_error
+from goondan.schemas.wire.frames import AgentEvent, Answer, ErrorPayload, Frame, ToolResult
 
 #: The answering event's type.
 RESPONSE_TYPE: Final = "agent.response"

@@ -28,13 +28,13 @@ from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.model_gate import ModelGates
 from goondan.agentproc.store import ConversationStore
 from goondan.agentproc.tool_asks import unsent_answer
-from goondan.schemas.address import instance_dir
-from goondan.schemas.codec import from_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import OPERATOR_AGENT, ORCHESTRATOR, ErrorPayload, Frame, Lease, Shutdown, Welcome
-from goondan.schemas.launch import AgentSpec
-from goondan.schemas.link import Link
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.system.startup import report_failure, report_ready
+from goondan.schemas.transport.link import Link
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import OPERATOR_AGENT, ORCHESTRATOR, ErrorPayload, Frame, Lease, Shutdown, Welcome
 
 #: How long after SIGTERM everything must be released (seconds). The supervisor kills agents 3 s into a stop: by then
 #: the broker must have its events back, instead of learning from a death that they are free.

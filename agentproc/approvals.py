@@ -26,9 +26,9 @@ from goondan.agentproc.instance import Instance
 from goondan.agentproc.notes import TurnNotes
 from goondan.schemas.approval_rules import concerns, decide
 from goondan.schemas.approvals import DENIED, ApprovalAsk, ApprovalState
-from goondan.schemas.codec import encode_value, from_raw, to_raw
-from goondan.schemas.errors import GoondanError, tool_error
-from goondan.schemas.frames import Frame, ToolResult
+from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, tool_error
+from goondan.schemas.wire.frames import Frame, ToolResult
 
 
 class Approvals:

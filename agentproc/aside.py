@@ -12,8 +12,8 @@ from typing import Protocol
 
 from goondan.agentproc.conversation import Message, MessageSource, UserData
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest, Provider
-from goondan.schemas.errors import fail
-from goondan.schemas.launch import AgentSpec, ModelSpec
+from goondan.schemas.bundle.launch import AgentSpec, ModelSpec
+from goondan.schemas.wire.errors import fail
 
 
 class AskOnce(Protocol):

@@ -23,9 +23,9 @@ from goondan.agentproc.conversation import error_result
 from goondan.agentproc.extensions.results import output_of, tool_error_of
 from goondan.agentproc.open_calls import OpenCalls
 from goondan.agentproc.swarm import Handler, Swarm
-from goondan.schemas.address import build_tool_name
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import ToolResult
+from goondan.schemas.bundle.address import build_tool_name
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import ToolResult
 
 #: The tool that asks for the end of pending work. The tool host answers it for every handle but those of handoffs.
 GET_RESULT: Final = "tool-result__get"

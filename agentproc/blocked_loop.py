@@ -21,9 +21,9 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from goondan.schemas.errors import error_payload
-from goondan.schemas.frames import ErrorPayload
-from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.bundle.launch import ExtensionSpec
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.frames import ErrorPayload
 
 #: A stack is written when the loop was blocked for so long (seconds). A running loop renews its lease every 10 s
 #: (RENEW_S), and a process that is silent for 30 s is ended (LEASE_S); this value lies between the two.

@@ -29,9 +29,9 @@ from goondan.agentproc.open_calls import OpenCalls
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest
 from goondan.agentproc.providers.output_limit import limited_output, output_limit
 from goondan.schemas.budgets import MAX_TOKENS_NAMED, BudgetGranted, BudgetReserve, BudgetSettle
-from goondan.schemas.codec import encode_value, from_raw, to_raw
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import Frame, ToolResult
+from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import Frame, ToolResult
 
 #: Bytes of a request for one token that the model reads. Vendors' own rules of thumb say four characters of English. A
 #: guess that is too high is given back when the call is settled. After a guess that is too low, the refusal comes too
@@ -47,7 +47,7 @@ Complete = Callable[[ModelRequest, Callable[[ModelNews], None]], Awaitable[Model
 
 
 class BudgetLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.link.Link)."""
+    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
     def forget(self, frame_id: str) -> None: ...

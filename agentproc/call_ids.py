@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from goondan.schemas.address import is_given_id
+from goondan.schemas.bundle.address import is_given_id
 
 #: Longer ids from a model are replaced: an id becomes part of a callId, of a header and of a database key.
 MAX_TOOL_CALL_ID: Final = 128

@@ -17,14 +17,13 @@ from msgspec import Raw, Struct
 
 from goondan.agentproc.catalog import Allowed, StepCatalog
 from goondan.schemas.approvals import WAITS
-from goondan.schemas.arguments import invalid_arguments
-from goondan.schemas.blobs import MAX_ARGS_BYTES, too_large
-from goondan.schemas.codec import check_depth, check_json, encode_value, from_raw
-from goondan.schemas.errors import GoondanError, tool_error
-from goondan.schemas.frames import Frame, ToolCallPayload, ToolError, ToolResult
-from goondan.schemas.launch import DEFAULT_ERROR_LIMIT, CatalogItem
-from goondan.schemas.results import cut_message
-from goondan.schemas.spans import call_span
+from goondan.schemas.bundle.arguments import invalid_arguments
+from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, CatalogItem
+from goondan.schemas.wire.blobs import MAX_ARGS_BYTES, too_large
+from goondan.schemas.wire.codec import check_depth, check_json, encode_value, from_raw
+from goondan.schemas.wire.errors import GoondanError, cut_message, tool_error
+from goondan.schemas.wire.frames import Frame, ToolCallPayload, ToolError, ToolResult
+from goondan.schemas.wire.spans import call_span
 
 #: The time of a tool call when nothing else limits it: the wall clock limit of a jail (seconds).
 DEFAULT_CALL_S: Final = 120.0
@@ -40,7 +39,7 @@ MAX_REPEATS: Final = 3
 
 
 class CallLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.link.Link)."""
+    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
 
     def start_call(self, frame: Frame, done: Callable[[Frame | None, GoondanError | None], None]) -> None: ...
     def send(self, frame: Frame) -> bool: ...

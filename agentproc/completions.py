@@ -19,10 +19,10 @@ from msgspec import Struct
 
 from goondan.agentproc.conversation import Message, MessageSource, ToolData, UserData
 from goondan.agentproc.questions import text_of
-from goondan.schemas.codec import check_json, from_raw, to_raw
-from goondan.schemas.errors import GoondanError, fail, for_model
-from goondan.schemas.frames import TOOL_COMPLETED, AgentEvent, Completion, ErrorPayload, Frame, ToolResult
-from goondan.schemas.questions import ANSWER_SUFFIX, handoff_correlation, with_object
+from goondan.schemas.wire.codec import check_json, from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, fail, for_model
+from goondan.schemas.wire.frames import TOOL_COMPLETED, AgentEvent, Completion, ErrorPayload, Frame, ToolResult
+from goondan.schemas.wire.questions import ANSWER_SUFFIX, handoff_correlation, with_object
 
 
 class Ended(Struct, frozen=True):

@@ -13,8 +13,8 @@ from msgspec import Struct, structs
 from goondan.agentproc.context.estimate import FIRST_GUESS, LEAST_RATIO, MOST_RATIO, Counted, corrected
 from goondan.agentproc.context.shape import Shape
 from goondan.agentproc.store import ConversationStore
-from goondan.schemas.codec import encode_value
-from goondan.schemas.launch import ModelSpec
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.wire.codec import encode_value
 
 #: The name under which the file keeps it.
 NAME: Final = "context"

@@ -18,8 +18,8 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct, msgpack
 
-from goondan.schemas.errors import tool_error
-from goondan.schemas.frames import FilePart, ToolError, ToolResult
+from goondan.schemas.wire.errors import tool_error
+from goondan.schemas.wire.frames import FilePart, ToolError, ToolResult
 
 # --- messages -------------------------------------------------------------------------------------------------------
 

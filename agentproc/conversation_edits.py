@@ -17,10 +17,9 @@ from goondan.agentproc.answers import answer_payload, done_frame, failed, turn_i
 from goondan.agentproc.conversation import Edit, Message, MessageEvent, Remove, Truncate, UserData
 from goondan.agentproc.turn import End
 from goondan.agentproc.usage import TurnUsage
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import OPERATOR_RESET, ConversationEdited, Frame, ToolResult
-from goondan.schemas.results import cut_message
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import GoondanError, cut_message, fail
+from goondan.schemas.wire.frames import OPERATOR_RESET, ConversationEdited, Frame, ToolResult
 
 if TYPE_CHECKING:
     from goondan.agentproc.instance import Instance

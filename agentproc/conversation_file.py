@@ -28,8 +28,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from goondan.agentproc.conversation_format import EARLIER_FILE, create_file, prepare
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.traces import CONVERSATION_FILE
+from goondan.schemas.traces.turn_notes import CONVERSATION_FILE
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: How long a write waits for another process that has the file (milliseconds). That is longer than any transaction of
 #: this module, and much shorter than the time after which a silent agent counts as hung.

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from goondan.schemas.errors import fail
-from goondan.schemas.traces import CONVERSATION_FORMAT, TRACE_TABLES
+from goondan.schemas.traces.turn_notes import CONVERSATION_FORMAT, TRACE_TABLES
+from goondan.schemas.wire.errors import fail
 
 _SCHEMA: Final = """\
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;

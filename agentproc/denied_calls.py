@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from goondan.schemas.address import SEPARATOR
 from goondan.schemas.approval_rules import UNREADABLE, decide
 from goondan.schemas.approvals import DENIED
-from goondan.schemas.effective_config import tool_of
-from goondan.schemas.errors import CODES, GoondanError, fail
-from goondan.schemas.launch import AgentSpec
-from goondan.schemas.traces import RefusedDetail, Refuser
+from goondan.schemas.bundle.address import SEPARATOR
+from goondan.schemas.bundle.effective_config import tool_of
+from goondan.schemas.bundle.launch import AgentSpec
+from goondan.schemas.traces.turn_notes import RefusedDetail, Refuser
+from goondan.schemas.wire.errors import CODES, GoondanError, fail
 
 #: The code of an extension's refusal.
 REFUSED: Final = "E_EXTENSION_DENIED"

@@ -25,10 +25,10 @@ from msgspec import structs
 from goondan.agentproc.calls import CallContext
 from goondan.agentproc.tool_asks import Asked
 from goondan.schemas.approvals import MAX_MESSAGE, ApprovalAsk, ApprovalState
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import Frame
 from goondan.schemas.mcp import McpElicit, McpElicited
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import Frame
 
 #: What a call that was made again has behind its id (agentproc/calls.py).
 _AGAIN: Final = re.compile(r"~[0-9]+\Z")
@@ -37,7 +37,7 @@ _NOTHING: Final = {"type": "object", "maxProperties": 0}
 
 
 class PostingLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.link.Link)."""
+    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
 

@@ -19,7 +19,7 @@ its parent, and checks the parent once more.
 Bursts. A fork takes a millisecond or two of a processor, and forks run one after the other. So requests that wait at
 the same time share one middle process: nine forks for eight agents instead of sixteen.
 
-Source: docs/design/processes.md section 3. Protocol: schemas/forkserver.py.
+Source: docs/design/processes.md section 3. Protocol: schemas/wire/forkserver.py.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ from goondan.agentproc.app import main as run_agent
 from goondan.agentproc.app import new_loop
 from goondan.agentproc.spare_time import SpareTime
 from goondan.agentproc.warmup import fill_pools, rehearse_start, warm_up
-from goondan.schemas.forkserver import MAX_PACKET, WARM, ForkReply, decode_request, encode_packet
 from goondan.schemas.system.secrecy import close_memory, forbid_core_dumps
 from goondan.schemas.system.startup import (
     close_to_others,
@@ -54,7 +53,8 @@ from goondan.schemas.system.startup import (
     report_ready,
     set_process_name,
 )
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.forkserver import MAX_PACKET, WARM, ForkReply, decode_request, encode_packet
 
 #: How long a new agent waits to become the supervisor's child (seconds). It takes microseconds, or never happens.
 ADOPTION_S: Final = 2.0

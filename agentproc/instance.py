@@ -38,12 +38,12 @@ from goondan.agentproc.servers import Servers
 from goondan.agentproc.store import ConversationStore
 from goondan.agentproc.swarm import DELEGATION_RESULT, AskingLink
 from goondan.agentproc.verdicts import Judge
-from goondan.schemas.address import instance_dir
-from goondan.schemas.launch import AgentSpec, ModelSpec
-from goondan.schemas.redaction import Redactor
-from goondan.schemas.structured import OutputSpec
-from goondan.schemas.times import rfc3339
-from goondan.schemas.trace_index import IndexRow, TraceIndex
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.bundle.launch import AgentSpec, ModelSpec
+from goondan.schemas.bundle.structured import OutputSpec
+from goondan.schemas.text.redaction import Redactor
+from goondan.schemas.text.times import rfc3339
+from goondan.schemas.traces.trace_index import IndexRow, TraceIndex
 
 if TYPE_CHECKING:
     from goondan.agentproc.recordings.tape import Tape
@@ -52,7 +52,7 @@ log = logging.getLogger("agentproc")
 
 
 class TurnLink(CallLink, AckLink, AskingLink, Protocol):
-    """The methods of a link that are used here (goondan.schemas.link.Link)."""
+    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
 
 
 def now_rfc3339() -> str:

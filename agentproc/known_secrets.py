@@ -14,9 +14,9 @@ import msgspec
 from msgspec import structs
 
 from goondan.agentproc.providers.base import ModelAnswer
-from goondan.schemas.frames import ErrorPayload, ToolResult
-from goondan.schemas.redaction import Redactor
-from goondan.schemas.secret_values import in_texts
+from goondan.schemas.text.redaction import Redactor
+from goondan.schemas.text.secret_values import in_texts
+from goondan.schemas.wire.frames import ErrorPayload, ToolResult
 
 #: How many secrets are remembered, the latest ones. A token is replaced about every hour, and an agent has a few.
 REMEMBERED: Final = 64

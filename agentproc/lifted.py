@@ -20,9 +20,9 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from goondan.schemas.attached_files import MAX_FILES, MAX_MESSAGE_BYTES, MAX_NAME_CHARS
-from goondan.schemas.codec import encode_value
-from goondan.schemas.frames import FilePart, ToolResult
+from goondan.schemas.wire.attached_files import MAX_FILES, MAX_MESSAGE_BYTES, MAX_NAME_CHARS
+from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.wire.frames import FilePart, ToolResult
 
 #: How deep a file may lie in an output: `{"messages": [{"content": [{"resource": {…}}]}]}` is the deepest of MCP's.
 MAX_DEPTH: Final = 6

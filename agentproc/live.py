@@ -27,11 +27,11 @@ from goondan.agentproc.conversation import ToolData
 from goondan.agentproc.notes import Ending
 from goondan.agentproc.providers.base import TextDelta
 from goondan.agentproc.turn import Action, AskModel, End, RunTool, Store
-from goondan.schemas.codec import from_raw, replace_surrogates, to_raw
-from goondan.schemas.frames import OPERATOR, Frame
-from goondan.schemas.model_gate import PlaceInLine
-from goondan.schemas.runtime_events import RuntimeEvent, RuntimeEventKind, ToolProgress, Wait
-from goondan.schemas.spans import call_span, step_span, turn_span
+from goondan.schemas.wire.codec import from_raw, replace_surrogates, to_raw
+from goondan.schemas.wire.frames import OPERATOR, Frame
+from goondan.schemas.wire.model_gate import PlaceInLine
+from goondan.schemas.wire.runtime_events import RuntimeEvent, RuntimeEventKind, ToolProgress, Wait
+from goondan.schemas.wire.spans import call_span, step_span, turn_span
 
 #: How often text is sent while it flows (seconds). The eye cannot see shorter steps.
 BATCH_S: Final = 0.03
@@ -66,7 +66,7 @@ class _Run:
 
 
 class LiveLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.link.Link)."""
+    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
 
     def send(self, frame: Frame) -> bool: ...
 
@@ -272,7 +272,7 @@ class LiveFeed:
         name, call = _short(part.tool_name, MAX_NAME), _short(part.tool_call_id, MAX_NAME)
         line = None
         if kind == "tool.called" and self._for_operator:
-            from goondan.schemas.argument_line import argument_line
+            from goondan.schemas.text.argument_line import argument_line
 
             line = replace_surrogates(argument_line(part.args)) or None
         event = RuntimeEvent(kind=kind, step=self._step, tool_name=name, tool_call_id=call, code=code, arguments=line)

@@ -3,7 +3,7 @@
 Rules.
 - The broker sends the whole configuration with `welcome` and with each `config.changed`: the patches, and the bundle's
   part when that has changed. Older news, and patches made for another state of the bundle, are ignored. So is a
-  specification that this process cannot follow (schemas/in_place.py): the process is about to be replaced.
+  specification that this process cannot follow (schemas/bundle/in_place.py): the process is about to be replaced.
 - A step runs with the configuration that was in force when it began (step_config.py).
 - The id of a proposal is derived from its step, so a step that is taken up again proposes the same patch.
 
@@ -24,13 +24,13 @@ import msgspec
 from msgspec import Raw, Struct
 
 from goondan.agentproc.extensions.step_changes import with_config
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.effective_config import Applied, Change, apply_changes, declared, digest_of, shown
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import NO_PAYLOAD, ErrorPayload, Frame
-from goondan.schemas.in_place import can_follow
-from goondan.schemas.launch import AgentSpec, ExtensionSpec, ModelSpec
+from goondan.schemas.bundle.effective_config import Applied, Change, apply_changes, declared, digest_of, shown
+from goondan.schemas.bundle.in_place import can_follow
+from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, ModelSpec
 from goondan.schemas.live_config import MAX_PROPOSAL_BYTES, ConfigOutcome, ConfigProposal, LiveChanges
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import NO_PAYLOAD, ErrorPayload, Frame
 
 #: When an accepted patch takes effect, as the proposer is told.
 EFFECTIVE_FROM: Final = "next-step"
@@ -42,7 +42,7 @@ _MAX_REGISTERED: Final = 64
 
 
 class ProposingLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.link.Link)."""
+    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
     def forget(self, frame_id: str) -> None: ...
@@ -73,7 +73,7 @@ class InForce:
 
     @cached_property
     def base(self) -> str:
-        """Identifies the bundle's part (goondan.schemas.effective_config.digest_of)."""
+        """Identifies the bundle's part (goondan.schemas.bundle.effective_config.digest_of)."""
         return digest_of(self.spec) if self._earlier is None else self._earlier.base
 
     @cached_property

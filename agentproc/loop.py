@@ -27,10 +27,10 @@ from goondan.agentproc.store import TurnRow
 from goondan.agentproc.told_event import told_event
 from goondan.agentproc.turn import Begin, BeginCall, BeginList, End, First, Pause
 from goondan.agentproc.turn_run import TurnRun
-from goondan.schemas.address import MAX_TOOL_NAME, blobs_dir, instance_workdir
-from goondan.schemas.codec import check_json, from_raw
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import (
+from goondan.schemas.bundle.address import MAX_TOOL_NAME, blobs_dir, instance_workdir
+from goondan.schemas.wire.codec import check_json, from_raw
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import (
     OPERATOR,
     OPERATOR_AGENT,
     OPERATOR_CALL,

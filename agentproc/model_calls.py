@@ -40,11 +40,10 @@ from goondan.agentproc.providers.base import (
 from goondan.agentproc.stall import StallClock, stalled
 from goondan.agentproc.turn import Input, ModelAnswered, ModelFailed
 from goondan.agentproc.turn_context import TurnContext
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import ErrorPayload
-from goondan.schemas.model_providers import BY_NAME
-from goondan.schemas.results import cut_message
-from goondan.schemas.runtime_events import RuntimeEvent, Wait
+from goondan.schemas.models.model_providers import BY_NAME
+from goondan.schemas.wire.errors import GoondanError, cut_message, error_payload
+from goondan.schemas.wire.frames import ErrorPayload
+from goondan.schemas.wire.runtime_events import RuntimeEvent, Wait
 
 #: The longest error message of a model (characters).
 MODEL_ERROR_CHARS: Final = 1000

@@ -18,11 +18,11 @@ from typing import Protocol
 from goondan.agentproc.providers.base import ModelNews
 from goondan.agentproc.providers.rate_limits import is_low, rate_limits
 from goondan.agentproc.providers.vendor import Fault
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import Frame
-from goondan.schemas.launch import ModelSpec
-from goondan.schemas.model_gate import (
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import Frame
+from goondan.schemas.wire.model_gate import (
     MAX_NAMED,
     GateChanged,
     HeldPermit,
@@ -36,7 +36,7 @@ from goondan.schemas.model_gate import (
 
 
 class GateLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.link.Link)."""
+    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
 
     def send(self, frame: Frame) -> bool: ...
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...

@@ -6,7 +6,7 @@ Rules.
 - A step begins when its model is asked. It ends when all its work is done, the middleware around it included.
 - An error is noted without the model's secrets and with a message of bounded length.
 
-Source: schemas/traces.py; docs/design/traces.md.
+Source: schemas/traces/turn_notes.py; docs/design/traces.md.
 """
 
 from __future__ import annotations
@@ -26,15 +26,9 @@ from goondan.agentproc.providers.base import FailedTry, ModelAnswer, ModelNews, 
 from goondan.agentproc.store import ConversationStore
 from goondan.agentproc.turn import Action, AskModel, End, EnterStep, LeaveStep, LeaveTurn, RunTool, Yield
 from goondan.agentproc.usage import TurnUsage, money_of, used_by
-from goondan.schemas.codec import from_raw
-from goondan.schemas.errors import GoondanError, for_people
-from goondan.schemas.frames import ErrorPayload, ToolResult
-from goondan.schemas.launch import AgentSpec
-from goondan.schemas.receipts import Receipt, kept
-from goondan.schemas.results import cut_message
-from goondan.schemas.spans import call_span, model_span, step_span, turn_span
-from goondan.schemas.times import rfc3339
-from goondan.schemas.traces import (
+from goondan.schemas.bundle.launch import AgentSpec
+from goondan.schemas.text.times import rfc3339
+from goondan.schemas.traces.turn_notes import (
     MAX_NOTED_MESSAGE,
     MAX_TRIES,
     SHORT_CHARS,
@@ -52,7 +46,12 @@ from goondan.schemas.traces import (
     encode_receipt,
     in_short,
 )
-from goondan.schemas.usage import Used
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.errors import GoondanError, cut_message, for_people
+from goondan.schemas.wire.frames import ErrorPayload, ToolResult
+from goondan.schemas.wire.spans import call_span, model_span, step_span, turn_span
+from goondan.schemas.wire.usage import Used
+from goondan.schemas.worker.receipts import Receipt, kept
 
 log = logging.getLogger("agentproc")
 

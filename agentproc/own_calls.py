@@ -23,8 +23,8 @@ from goondan.agentproc.instance import Instance
 from goondan.agentproc.questions import Asker
 from goondan.agentproc.swarm import Swarm
 from goondan.agentproc.turn import RunTool
-from goondan.schemas.frames import ToolResult
-from goondan.schemas.questions import HANDOFF_PREFIX
+from goondan.schemas.wire.frames import ToolResult
+from goondan.schemas.wire.questions import HANDOFF_PREFIX
 
 
 class OwnCalls:

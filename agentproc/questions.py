@@ -17,12 +17,12 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from goondan.schemas.address import is_instance_key
-from goondan.schemas.blobs import MAX_ARGS_BYTES, too_large
-from goondan.schemas.codec import check_depth, check_json, encode_value, from_raw, replace_surrogates, to_raw
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Frame, ReplyTo, RestartRequest
-from goondan.schemas.questions import (
+from goondan.schemas.bundle.address import is_instance_key
+from goondan.schemas.wire.blobs import MAX_ARGS_BYTES, too_large
+from goondan.schemas.wire.codec import check_depth, check_json, encode_value, from_raw, replace_surrogates, to_raw
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import AgentEvent, AgentsList, AgentsSpawn, Frame, ReplyTo, RestartRequest
+from goondan.schemas.wire.questions import (
     EVENT_TYPES,
     LOOK_UP_MS,
     MAX_ANSWER_BYTES,
@@ -34,7 +34,7 @@ from goondan.schemas.questions import (
     is_event_type,
     with_object,
 )
-from goondan.schemas.spans import call_span, step_span
+from goondan.schemas.wire.spans import call_span, step_span
 
 #: Longer names of calls are shortened in ids. An id may have 256 characters.
 _MAX_NAME: Final = 170

@@ -18,9 +18,9 @@ from msgspec import Struct
 
 from goondan.agentproc.providers.base import ModelAnswer
 from goondan.agentproc.tool_asks import Asked
-from goondan.schemas.address import SEPARATOR
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.bundle.address import SEPARATOR
+from goondan.schemas.bundle.launch import ExtensionSpec
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 
 #: What `grants` has to name.
 _GRANT: Final = "sampling"

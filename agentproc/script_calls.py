@@ -23,10 +23,10 @@ from goondan.agentproc.scripts import MAX_SHOWN_ARGS, Outcome, Record, Scripts, 
 from goondan.agentproc.tool_asks import Asked, ToolAsks
 from goondan.agentproc.tool_ranking import best
 from goondan.agentproc.turn import RunTool
-from goondan.schemas.errors import for_model
-from goondan.schemas.frames import OPERATOR_AGENT, ErrorPayload, ToolError, ToolResult
-from goondan.schemas.launch import AgentSpec, CatalogItem
-from goondan.schemas.tool_asks import (
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem
+from goondan.schemas.wire.errors import for_model
+from goondan.schemas.wire.frames import OPERATOR_AGENT, ErrorPayload, ToolError, ToolResult
+from goondan.schemas.wire.tool_asks import (
     CODE_MODE,
     CODE_TOOL,
     TOOL,

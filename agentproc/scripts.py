@@ -21,9 +21,9 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from goondan.schemas.errors import error_payload
-from goondan.schemas.frames import ErrorPayload
-from goondan.schemas.tool_asks import CODE_TOOL, MAX_INNER_CALLS, MAX_OPEN
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.frames import ErrorPayload
+from goondan.schemas.wire.tool_asks import CODE_TOOL, MAX_INNER_CALLS, MAX_OPEN
 
 #: How often one script may look for tools: each look goes through the whole catalog.
 MAX_SEARCHES: Final = 100
@@ -113,7 +113,7 @@ class Scripts:
 
 
 def inner_id(script: str, number: int) -> str:
-    """The tool call id of an inner call. No other call has it (goondan.schemas.address.is_given_id)."""
+    """The tool call id of an inner call. No other call has it (goondan.schemas.bundle.address.is_given_id)."""
     return f"{script}>{number}"
 
 

@@ -10,10 +10,10 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final, Literal, Protocol
 
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import Frame
 from goondan.schemas.mcp import McpAttach, McpListing, McpNews
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import Frame
 
 #: How much longer than the broker an agent waits (seconds), so that the broker's error comes first.
 MARGIN_S: Final = 1.0
@@ -24,7 +24,7 @@ log = logging.getLogger("agentproc")
 
 
 class PostingLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.link.Link)."""
+    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
     def forget(self, frame_id: str) -> None: ...

@@ -14,8 +14,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
-from goondan.schemas.errors import error_payload
-from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.frames import ErrorPayload
 
 #: A person is told when a model has sent nothing for so long (seconds), and again after so long: shorter waits nobody
 #: notices, and what was told may be lost.

@@ -22,8 +22,8 @@ from msgspec.structs import replace
 from goondan.agentproc.catalog import Catalog
 from goondan.agentproc.live_config import Earlier, InForce, LiveConfig
 from goondan.agentproc.store import ConversationStore
-from goondan.schemas.effective_config import Applied, Change, declared
-from goondan.schemas.launch import AgentSpec
+from goondan.schemas.bundle.effective_config import Applied, Change, declared
+from goondan.schemas.bundle.launch import AgentSpec
 
 #: The names under which the conversation's file has the last step's beginning: the patches, and the bundle's part.
 _STEP_CONFIG: Final = "step_config"

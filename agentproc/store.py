@@ -32,9 +32,9 @@ from goondan.agentproc.conversation import (
     files_of,
 )
 from goondan.agentproc.conversation_file import ConversationFile, Durability
-from goondan.schemas.link import boottime_ms
-from goondan.schemas.traces import NoteKind, TurnStatus
-from goondan.schemas.usage import ROWS, Part, Used, encode_used, read_used
+from goondan.schemas.traces.turn_notes import NoteKind, TurnStatus
+from goondan.schemas.transport.link import boottime_ms
+from goondan.schemas.wire.usage import ROWS, Part, Used, encode_used, read_used
 
 #: How many answers are kept for events that may be delivered again. The broker forgets an event long before so many
 #: others.
@@ -297,7 +297,7 @@ class ConversationStore:
         parent_span_id: str | None = None,
     ) -> None:
         """Store a runtime event, which only traces use: inside `write`, or with the next one. `detail` has a form of
-        schemas/traces.py.
+        schemas/traces/turn_notes.py.
         """
         self._file.notes.append((turn_id, kind, at, detail, span_id, parent_span_id))
 

@@ -15,11 +15,11 @@ from msgspec import Raw
 
 from goondan.agentproc.providers.base import read_json, storable
 from goondan.agentproc.verdicts import Verdict
-from goondan.schemas.codec import check_depth, encode_value
-from goondan.schemas.structured import OutputSpec
+from goondan.schemas.bundle.structured import OutputSpec
+from goondan.schemas.wire.codec import check_depth, encode_value
 
 if TYPE_CHECKING:
-    from goondan.schemas.arguments import ArgumentChecker
+    from goondan.schemas.bundle.arguments import ArgumentChecker
 
 #: How many violations a message names.
 MAX_VIOLATIONS: Final = 8
@@ -51,7 +51,7 @@ class OutputRule:
 
     def _violations(self, value: Any, size: int) -> list[str]:
         if self._checker is None:
-            from goondan.schemas.arguments import compile_arguments  # most agents have no schema
+            from goondan.schemas.bundle.arguments import compile_arguments  # most agents have no schema
 
             self._checker = compile_arguments(self._spec.schema, {})
         _, issues = self._checker.apply(value, size)

@@ -28,10 +28,10 @@ from goondan.agentproc.questions import (
     restart_frame,
     spawn_frame,
 )
-from goondan.schemas.codec import from_raw
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import OPERATOR_AGENT, Frame, RestartAnswer, ToolResult
-from goondan.schemas.questions import TIMEOUT_MS, answered, correlation
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import OPERATOR_AGENT, Frame, RestartAnswer, ToolResult
+from goondan.schemas.wire.questions import TIMEOUT_MS, answered, correlation
 
 #: A bundled tool's handler. It gets the turn's access to the swarm, the tool call's id and the checked arguments. It
 #: returns a JSON value or a ToolResult.
@@ -39,7 +39,7 @@ Handler = Callable[["Swarm", str, dict[str, Any]], Awaitable[Any]]
 
 
 class AskingLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.link.Link)."""
+    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
 
     def ask(self, frame: Frame, patience_s: float | None = None) -> asyncio.Future[Frame]: ...
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from goondan.schemas.codec import from_raw
-from goondan.schemas.frames import AgentEvent, Frame
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.frames import AgentEvent, Frame
 
 
 def told_event(frame: Frame) -> AgentEvent:

@@ -19,10 +19,10 @@ from typing import Any, Final, Protocol
 
 from msgspec import Raw
 
-from goondan.schemas.codec import encode_value, from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import ErrorPayload, Frame
-from goondan.schemas.tool_asks import MAX_ASK_BYTES, MAX_OPEN, ToolAnswer, ToolAsk
+from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import ErrorPayload, Frame
+from goondan.schemas.wire.tool_asks import MAX_ASK_BYTES, MAX_OPEN, ToolAnswer, ToolAsk
 
 #: Answers that are kept for each call: a tool host has MAX_OPEN questions open, and as many answers may be on the way.
 KEPT: Final = 4 * MAX_OPEN
@@ -33,7 +33,7 @@ log = logging.getLogger("agentproc")
 
 
 class AnswerLink(Protocol):
-    """The method of a link that is used here (goondan.schemas.link.Link)."""
+    """The method of a link that is used here (goondan.schemas.transport.link.Link)."""
 
     def send(self, frame: Frame) -> bool: ...
 
@@ -50,7 +50,7 @@ class Asked:
         self.frame_id = frame_id
         #: Its number in its call. A call that runs again asks under the same numbers again.
         self.number = ask.ask_id
-        #: What is asked (schemas/tool_asks.py).
+        #: What is asked (schemas/wire/tool_asks.py).
         self.kind = ask.kind
         #: The value as it came; nil without one.
         self.raw: Raw = Raw(b"\xc0") if ask.value is None else ask.value

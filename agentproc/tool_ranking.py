@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from goondan.schemas.launch import CatalogItem
+from goondan.schemas.bundle.launch import CatalogItem
 
 _WORDS: Final = re.compile(r"[^\W_]+")
 #: The score of a word of the query that is in a tool's name; below, in its description or in the names of its

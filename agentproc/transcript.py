@@ -18,9 +18,9 @@ from goondan.agentproc.conversation import Append, Message, MessageEvent, fold
 from goondan.agentproc.extensions.pipeline import MiddlewareError
 from goondan.agentproc.store import ConversationStore, StoredEvent
 from goondan.agentproc.turn import BeginCall, Resume
-from goondan.schemas.codec import DECODE_ERRORS, check_depth, check_json, describe_decode_error, encode_value
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.questions import ANSWER_SUFFIX
+from goondan.schemas.wire.codec import DECODE_ERRORS, check_depth, check_json, describe_decode_error, encode_value
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.questions import ANSWER_SUFFIX
 
 
 class Transcript:

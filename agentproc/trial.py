@@ -24,12 +24,12 @@ from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
 from goondan.agentproc.store import ConversationStore
 from goondan.agentproc.turn import AskedCall
-from goondan.schemas.address import instance_dir
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import AgentEvent, Answer, Frame, ToolResult
-from goondan.schemas.launch import AgentSpec, CatalogItem
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem
 from goondan.schemas.system.secrecy import close_memory
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, ToolResult
 
 #: The tool that the turn calls: it is answered in this process.
 TRIAL: Final = CatalogItem(name="trial__ping", description="Answers pong.")

@@ -45,8 +45,8 @@ from goondan.agentproc.conversation import (
     result_message,
 )
 from goondan.agentproc.verdicts import REPAIR, Judge
-from goondan.schemas.errors import error_payload
-from goondan.schemas.frames import ErrorPayload, FilePart, ToolResult
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.frames import ErrorPayload, FilePart, ToolResult
 
 #: The key in an assistant message's metadata for a turn that resumes: tool call id -> why its arguments are unreadable.
 UNREADABLE: Final = "unreadableArguments"

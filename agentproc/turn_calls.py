@@ -30,14 +30,14 @@ from goondan.agentproc.script_calls import ScriptCalls
 from goondan.agentproc.tool_asks import ToolAsks
 from goondan.agentproc.turn import DropCalls, Input, RunTool, ToolFinished, Turn
 from goondan.agentproc.turn_context import TurnContext
-from goondan.schemas.address import SEPARATOR
-from goondan.schemas.arguments import invalid_arguments
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import ToolResult
-from goondan.schemas.launch import AgentSpec
+from goondan.schemas.bundle.address import SEPARATOR
+from goondan.schemas.bundle.arguments import invalid_arguments
+from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.mcp import CONNECT_S
-from goondan.schemas.spans import call_span, step_span
-from goondan.schemas.tool_asks import ELICIT
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import ToolResult
+from goondan.schemas.wire.spans import call_span, step_span
+from goondan.schemas.wire.tool_asks import ELICIT
 
 log = logging.getLogger("agentproc")
 

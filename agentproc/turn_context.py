@@ -50,9 +50,9 @@ from goondan.agentproc.conversation import Message, UserData
 from goondan.agentproc.providers.base import ContextOverflow, ModelAnswer, ModelRequest, Provider, Usage
 from goondan.agentproc.providers.output_limit import output_limit
 from goondan.agentproc.transcript import Transcript
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import ToolResult
-from goondan.schemas.model_windows import LEAST_WINDOW, known_window
+from goondan.schemas.models.model_windows import LEAST_WINDOW, known_window
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import ToolResult
 
 #: How often a step's request is made shorter after a refusal. The first refusal tells the numbers. Another one comes
 #: when what is left has more tokens of a byte than what was left out.

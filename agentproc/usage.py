@@ -14,9 +14,9 @@ from typing import Final
 import msgspec
 
 from goondan.agentproc.providers.base import Usage as CallUsage
-from goondan.schemas.launch import ModelSpec
-from goondan.schemas.traces import ModelDetail, used_by_call
-from goondan.schemas.usage import Part, Usage, Used, total_of
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.traces.turn_notes import ModelDetail, used_by_call
+from goondan.schemas.wire.usage import Part, Usage, Used, total_of
 
 #: The most tokens of one call that are believed: more than any model reads or writes at once, by far.
 _MOST: Final = 1_000_000_000

@@ -10,8 +10,8 @@ from typing import Final
 
 from msgspec import Raw, Struct
 
-from goondan.schemas.errors import error_payload
-from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.frames import ErrorPayload
 
 #: The key in the metadata of the message that asks for the answer again.
 REPAIR: Final = "repair"

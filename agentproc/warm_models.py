@@ -17,7 +17,7 @@ from goondan.agentproc.providers.choose import wire_of
 from goondan.agentproc.providers.connection import Client, Connection
 from goondan.agentproc.providers.http import HttpProvider
 from goondan.agentproc.providers.route import Route
-from goondan.schemas.launch import ModelSpec
+from goondan.schemas.bundle.launch import ModelSpec
 
 _HEAD: Final = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 

@@ -34,13 +34,22 @@ from goondan.agentproc.instance import Instance
 from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.providers.base import Provider
 from goondan.agentproc.store import ConversationStore
-from goondan.schemas.codec import FrameError, decode, encode, from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import NO_PAYLOAD, AgentEvent, Credit, ErrorPayload, Frame, Shutdown, ToolResult, Welcome
-from goondan.schemas.launch import AgentSpec, CatalogItem, ModelSpec
-from goondan.schemas.link import Done, transport_class
-from goondan.schemas.model_providers import BY_NAME
-from goondan.schemas.peer import Deliver, Kind, Peer, Settled, Welcomed
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
+from goondan.schemas.models.model_providers import BY_NAME
+from goondan.schemas.transport.link import Done, transport_class
+from goondan.schemas.wire.codec import FrameError, decode, encode, from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import (
+    NO_PAYLOAD,
+    AgentEvent,
+    Credit,
+    ErrorPayload,
+    Frame,
+    Shutdown,
+    ToolResult,
+    Welcome,
+)
+from goondan.schemas.wire.peer import Deliver, Kind, Peer, Settled, Welcomed
 
 #: How many turns are played. Code is specialised after eight runs, and its caches are filled within a few more.
 ROUNDS: Final = 12

@@ -28,12 +28,12 @@ import zmq
 from bench.compare import Benchmark, Goal, Metric
 from bench.programs import AGENT, plan_of, running
 from bench.turn import model_server
-from goondan.schemas.codec import decode, encode, to_raw
-from goondan.schemas.errors import error_payload
-from goondan.schemas.forkserver import WARM, ForkRequest, decode_reply, encode_packet
-from goondan.schemas.frames import AgentEvent, Frame, Welcome
-from goondan.schemas.launch import ModelSpec
+from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.system.startup import become_subreaper
+from goondan.schemas.wire.codec import decode, encode, to_raw
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.forkserver import WARM, ForkRequest, decode_reply, encode_packet
+from goondan.schemas.wire.frames import AgentEvent, Frame, Welcome
 
 #: Agents per run, one after the other.
 AGENTS = 12

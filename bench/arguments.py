@@ -20,9 +20,9 @@ from bench.compare import Benchmark, Goal, Metric
 from goondan.agentproc.catalog import Allowed, Catalog, StepCatalog
 from goondan.kernel.bundle.base import base_tools
 from goondan.kernel.plan import catalog_items, tool_spec
-from goondan.schemas.codec import encode_value
-from goondan.schemas.launch import ToolHostSpec
-from goondan.schemas.worker_frames import Result
+from goondan.schemas.bundle.launch import ToolHostSpec
+from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.worker.worker_frames import Result
 from goondan.toolhost.calls.exports import Exports, arguments
 from goondan.toolhost.calls.results import shape
 

@@ -29,7 +29,7 @@ from typing import Any, Final, NamedTuple
 
 import uvloop
 
-from goondan.schemas.launch import Limits, SandboxSpec
+from goondan.schemas.bundle.launch import Limits, SandboxSpec
 from tests.toolhost_fixture import Bench, bench, make_tool
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.bombs import Cleaner, arguments, ending, in_a_folder, last_write, mechanism
-from goondan.schemas.launch import Limits, SandboxSpec
+from goondan.schemas.bundle.launch import Limits, SandboxSpec
 from tests.containment.writers import KINDS
 from tests.toolhost_fixture import Bench, bench, make_tool
 

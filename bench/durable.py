@@ -23,9 +23,9 @@ from bench.compare import Benchmark, Goal, Metric
 from bench.peers import Socket, answer_ping, hello, open_socket
 from bench.programs import AGENT, Bus, broker
 from bench.round_trip import cpu_seconds, line, peer
-from goondan.schemas.codec import decode, encode, to_raw
-from goondan.schemas.frames import AgentEvent, Answer, Frame, ReplyTo
-from goondan.schemas.tokens import Claims, mint
+from goondan.schemas.wire.codec import decode, encode, to_raw
+from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, ReplyTo
+from goondan.schemas.wire.tokens import Claims, mint
 
 RESPONDERS: Final = 64
 WARM_UP: Final = 500

@@ -26,10 +26,10 @@ from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from goondan.agentproc.store import ConversationStore
 from goondan.agentproc.trial import NoBus
 from goondan.agentproc.turn import AskedCall
-from goondan.schemas.address import instance_dir
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import AgentEvent, Frame
-from goondan.schemas.launch import AgentSpec, CatalogItem, ModelSpec
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import AgentEvent, Frame
 
 #: The number of extensions, and of tools in the catalog of each step.
 EXTENSIONS: Final = 10

@@ -18,7 +18,7 @@ import uvloop
 from bench.compare import Benchmark, Goal, Metric
 from bench.programs import Bus, broker, tool_host
 from bench.tool_call import TOOLS, BareAgent, bare_agent, tool
-from goondan.schemas.launch import CatalogItem, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import CatalogItem, SandboxSpec, ToolSpec
 
 #: The pause between two calls (seconds). A model takes longer.
 PAUSE_S = 0.05

@@ -21,7 +21,7 @@ from bench.compare import Benchmark, Goal, Metric
 from bench.programs import broker, tool_host
 from bench.tool_call import TOOLS, measure, tool
 from goondan.kernel.bundle.javascript import choose, look
-from goondan.schemas.launch import CatalogItem, JavaScriptRuntime, ToolSpec
+from goondan.schemas.bundle.launch import CatalogItem, JavaScriptRuntime, ToolSpec
 
 ENTRY = TOOLS / "echo" / "echo.ts"
 

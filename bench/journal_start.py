@@ -17,7 +17,7 @@ from bench.compare import Benchmark, Goal, Metric
 from bench.programs import plan_of, running
 from goondan.kernel.broker.journal.factory import open_store, wall_ms
 from goondan.kernel.broker.journal.interface import Retire
-from goondan.schemas.tokens import SECRET_BYTES
+from goondan.schemas.wire.tokens import SECRET_BYTES
 
 ENDED: Final = 1_000_000
 #: Ends of one commit.

@@ -19,7 +19,7 @@ from bench.compare import Benchmark, Goal, Metric
 from bench.mcp_sdk import SDK
 from bench.programs import broker, tool_host
 from bench.tool_call import SCHEMA, measure
-from goondan.schemas.launch import CatalogItem, Filesystem, Limits, McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import CatalogItem, Filesystem, Limits, McpServerSpec, SandboxSpec, ToolSpec
 
 _PROGRAM = "toolhost/mcp_worker/start.py"
 

@@ -19,7 +19,7 @@ from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.ledger import Ledger
 from goondan.kernel.broker.loop import BrokerLoop, clock
 from goondan.kernel.broker.router import Router
-from goondan.schemas.launch import KernelPlan
+from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.system.startup import report_ready
 
 

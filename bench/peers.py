@@ -19,8 +19,8 @@ import time
 
 import zmq
 
-from goondan.schemas.codec import decode, encode, from_raw, to_raw
-from goondan.schemas.frames import Frame, Hello, ToolCallPayload, ToolResult, Welcome
+from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.wire.frames import Frame, Hello, ToolCallPayload, ToolResult, Welcome
 
 #: Size of a call as the caller sends it (bytes).
 FRAME_BYTES = 256

@@ -18,9 +18,9 @@ from bench.compare import Benchmark, Goal, Metric
 from bench.durable import AT, INPUT_BYTES, RESPONDERS, key
 from bench.programs import AGENT, Bus, broker
 from bench.round_trip import line, peer
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.frames import AgentEvent, Frame, ReplyTo
-from goondan.schemas.link import Link
+from goondan.schemas.transport.link import Link
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.frames import AgentEvent, Frame, ReplyTo
 from goondan_client import connect
 
 #: Questions before anything is measured.

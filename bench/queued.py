@@ -15,8 +15,8 @@ from bench.durable import AT, INPUT_BYTES, ends
 from bench.peers import Socket, answer_ping, hello, open_socket
 from bench.programs import AGENT, Bus, broker
 from bench.round_trip import line
-from goondan.schemas.codec import decode, encode, to_raw
-from goondan.schemas.frames import AgentEvent, Frame, ReplyTo
+from goondan.schemas.wire.codec import decode, encode, to_raw
+from goondan.schemas.wire.frames import AgentEvent, Frame, ReplyTo
 
 EVENTS: Final = 100_000
 INSTANCES: Final = 100

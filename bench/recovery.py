@@ -18,7 +18,7 @@ import uvloop
 from bench.compare import Benchmark, Goal, Metric
 from bench.swarm import PATIENCE_S, Swarm, said, swarm
 from goondan.kernel.cli.session import USER_MESSAGE, Session
-from goondan.schemas.runtime_events import RuntimeEvent
+from goondan.schemas.wire.runtime_events import RuntimeEvent
 
 #: How many instances ask all the time while the broker is killed.
 ASKERS = 16

@@ -17,9 +17,9 @@ from pathlib import Path
 from bench.compare import Benchmark, Goal, Metric
 from bench.peers import TOOL, hello, open_socket
 from bench.programs import AGENT, INSTANCE, broker
-from goondan.schemas.codec import encode
-from goondan.schemas.frames import Frame
-from goondan.schemas.launch import CatalogItem
+from goondan.schemas.bundle.launch import CatalogItem
+from goondan.schemas.wire.codec import encode
+from goondan.schemas.wire.frames import Frame
 
 
 @contextmanager

@@ -20,11 +20,11 @@ from bench.compare import Benchmark, Goal, Metric
 from bench.programs import AGENT, INSTANCE, Bus, broker, tool_host
 from goondan.agentproc.calls import CallContext, ToolCaller
 from goondan.agentproc.catalog import Catalog, StepCatalog
-from goondan.schemas.codec import from_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import Frame, Lease, ToolResult
-from goondan.schemas.launch import AgentSpec, CatalogItem, ExportSpec, ToolSpec
-from goondan.schemas.link import Link
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExportSpec, ToolSpec
+from goondan.schemas.transport.link import Link
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import Frame, Lease, ToolResult
 
 TOOLS = Path(__file__).parent / "tools"
 #: Calls in flight while the rate is measured.

@@ -21,10 +21,10 @@ from pathlib import Path
 from bench.compare import Benchmark, Goal, Metric
 from goondan.agentproc.store import ConversationStore
 from goondan.kernel.paths import state_dir
-from goondan.schemas.address import instance_dir
-from goondan.schemas.spans import call_span, trace_id_of
-from goondan.schemas.trace_index import IndexRow, TraceIndex
-from goondan.schemas.traces import CallDetail, ResultDetail, TurnDetail, encode_detail
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.traces.trace_index import IndexRow, TraceIndex
+from goondan.schemas.traces.turn_notes import CallDetail, ResultDetail, TurnDetail, encode_detail
+from goondan.schemas.wire.spans import call_span, trace_id_of
 
 #: How many links one file may have on every file system here.
 LINKS = 1000

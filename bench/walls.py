@@ -26,7 +26,7 @@ import uvloop
 
 from bench.agent import private_mib
 from bench.compare import Benchmark, Goal, Metric, Together
-from goondan.schemas.launch import ExportSpec, ToolSpec
+from goondan.schemas.bundle.launch import ExportSpec, ToolSpec
 from goondan.toolhost.policy.subject import HostFacts
 from tests.toolhost_fixture import Bench, bench
 

@@ -15,9 +15,9 @@ import msgspec
 from msgspec import Struct, structs
 
 from goondan.kernel.trace_files import place_of, read_file
-from goondan.schemas.codec import DECODE_ERRORS
-from goondan.schemas.errors import fail
-from goondan.schemas.usage import ROWS, Usage, part_of, read_used, total_of
+from goondan.schemas.wire.codec import DECODE_ERRORS
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.usage import ROWS, Usage, part_of, read_used, total_of
 
 
 class Overview(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

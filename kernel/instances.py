@@ -8,8 +8,8 @@ from typing import Any
 from msgspec import Struct
 
 from goondan.kernel.trace_files import conversation_files
-from goondan.schemas.frames import OPERATOR_AGENT
-from goondan.schemas.times import rfc3339
+from goondan.schemas.text.times import rfc3339
+from goondan.schemas.wire.frames import OPERATOR_AGENT
 
 
 class Found(Struct, frozen=True):

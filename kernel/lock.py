@@ -26,8 +26,8 @@ from typing import Final
 import msgspec
 
 from goondan.kernel import rundir
-from goondan.schemas.errors import GoondanError, fail
 from goondan.schemas.system.directories import Directory, DirectoryRefused, open_directory
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: How long a start waits for the last processes of a killed kernel (seconds). Their parent-death signal is immediate.
 LEFTOVERS_S: Final = 3.0

@@ -20,8 +20,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Final
 
-from goondan.schemas.errors import fail
 from goondan.schemas.system.directories import DirectoryRefused, open_directory
+from goondan.schemas.wire.errors import fail
 
 BUNDLE_FILE: Final = "goondan.yaml"
 #: Characters of a digest in a path: enough against accidents, short enough for socket paths.

@@ -21,10 +21,8 @@ from goondan.kernel.bundle.budgets import budget_of
 from goondan.kernel.bundle.checked import Checked, CheckedAgent
 from goondan.kernel.bundle.tools import CheckedTool
 from goondan.kernel.server_specs import agent_document, agent_extension, server_tool
-from goondan.schemas.address import build_tool_name
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import OPERATOR_AGENT
-from goondan.schemas.launch import (
+from goondan.schemas.bundle.address import build_tool_name
+from goondan.schemas.bundle.launch import (
     AgentSpec,
     CatalogItem,
     ExportSpec,
@@ -35,6 +33,8 @@ from goondan.schemas.launch import (
     ToolSource,
     ToolSpec,
 )
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import OPERATOR_AGENT
 
 _OPERATOR_MODEL: Final = ModelSpec(provider="embedded")
 

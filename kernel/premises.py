@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 from goondan.kernel import lock, paths, rundir
 from goondan.kernel.restarting.held import Held
-from goondan.schemas.errors import GoondanError
 from goondan.schemas.system.directories import Directory
-from goondan.schemas.times import rfc3339
+from goondan.schemas.text.times import rfc3339
+from goondan.schemas.wire.errors import GoondanError
 
 
 class Premises:

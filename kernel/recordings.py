@@ -21,7 +21,6 @@ from msgspec.structs import replace
 from goondan.kernel.bundle.files import read_file
 from goondan.kernel.bundle.lookup import Unreadable
 from goondan.kernel.instances import instances
-from goondan.schemas.errors import fail
 from goondan.schemas.recorded_texts import shortened
 from goondan.schemas.recordings import (
     FORMAT,
@@ -43,6 +42,7 @@ from goondan.schemas.recordings import (
     read_noted,
     whole_requests,
 )
+from goondan.schemas.wire.errors import fail
 
 #: The instance that stands for the run's own.
 USUAL = "default"

@@ -18,8 +18,7 @@ from msgspec import Struct
 from goondan.kernel.bundle.files import read_file
 from goondan.kernel.bundle.lookup import Unreadable
 from goondan.kernel.trace_files import BUSY_S, conversation_files
-from goondan.schemas.address import instance_workdir
-from goondan.schemas.frames import Answer
+from goondan.schemas.bundle.address import instance_workdir
 from goondan.schemas.recorded_texts import (
     DIFFERENCE_FILE,
     STATE,
@@ -31,6 +30,7 @@ from goondan.schemas.recorded_texts import (
     without_places,
 )
 from goondan.schemas.recordings import Part, RecordedCall, RecordedStep, RecordedTurn
+from goondan.schemas.wire.frames import Answer
 
 #: The largest difference that is read (bytes): two entries, with room for their escapes.
 _MAX_DIFFERENCE: Final = 1 << 20

@@ -18,10 +18,10 @@ from contextlib import suppress
 from typing import Final
 
 from goondan.kernel.paths import FRESH_BASE, MAX_SOCKET_PATH, fresh_name, socket_bytes
-from goondan.schemas.errors import GoondanError, fail
 from goondan.schemas.system.directories import Directory, DirectoryRefused, open_directory
 from goondan.schemas.system.private_files import replace_in
-from goondan.schemas.tokens import SOCKETS
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.tokens import SOCKETS
 
 CLIENT_TOKEN: Final = "client.token"  # noqa: S105 - a file's name
 #: The kernel's secret, for whoever makes tokens by hand; only a broker that was started by hand leaves it.

@@ -14,7 +14,7 @@ from goondan.kernel import lock, paths
 from goondan.kernel.lock import KernelRecord
 from goondan.kernel.rundir import SUPERVISOR_SOCKET
 from goondan.kernel.supervisor_client import SupervisorClient
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 #: How long a supervisor may take to answer (seconds): one that hangs keeps nobody from seeing the others.
 ANSWER_S: Final = 1.0

@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from goondan.kernel.bundle.servers import CheckedServer, is_mcp, prefix_of
-from goondan.schemas.launch import ExtensionSpec, McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import ExtensionSpec, McpServerSpec, SandboxSpec, ToolSpec
 
 _ordered: Final = msgspec.msgpack.Encoder(order="deterministic")
 #: Stands in agents for the value of a variable or a header.

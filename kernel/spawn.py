@@ -23,10 +23,10 @@ import msgspec
 
 from goondan.kernel.import_path import folders
 from goondan.schemas import transport
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import ErrorPayload
 from goondan.schemas.system.users import VARIABLE
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import ErrorPayload
 
 #: What a child of ours may inherit from our environment, besides LC_*. PYTHON* is not among it, and would not be
 #: heeded: a child runs what is installed here. No name of it holds a secret; secrets pass by descriptor.

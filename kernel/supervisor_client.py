@@ -33,9 +33,9 @@ import msgspec
 
 from goondan.kernel import lock, rundir
 from goondan.schemas.changesets import CommittedChangeset
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import ErrorPayload
-from goondan.schemas.tool_host_reports import WorkerNews
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import ErrorPayload
+from goondan.schemas.worker.tool_host_reports import WorkerNews
 
 #: How long a supervisor may take to accept and answer `ps` before it counts as hung (seconds).
 ANSWER_S: Final = 5.0

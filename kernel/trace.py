@@ -5,7 +5,7 @@ their age, of kinds that a later version writes. Times are RFC 3339; durations a
 and 0 where the wall clock went backwards. The tree of turns of several agents is in trace_tree.py, which also fills in
 `work_ms` and `waits`.
 
-Source: docs/design/traces.md; schemas/traces.py has what is noted.
+Source: docs/design/traces.md; schemas/traces/turn_notes.py has what is noted.
 """
 
 from __future__ import annotations
@@ -17,12 +17,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-from goondan.schemas.frames import ErrorPayload
-from goondan.schemas.prices import NANO
-from goondan.schemas.receipts import Receipt
-from goondan.schemas.results import cut_message
-from goondan.schemas.spans import call_span, turn_span
-from goondan.schemas.traces import (
+from goondan.schemas.traces.turn_notes import (
     MAX_TRIES,
     SHORT_CHARS,
     CallDetail,
@@ -36,6 +31,11 @@ from goondan.schemas.traces import (
     in_short,
     read_receipt,
 )
+from goondan.schemas.wire.errors import cut_message
+from goondan.schemas.wire.frames import ErrorPayload
+from goondan.schemas.wire.spans import call_span, turn_span
+from goondan.schemas.wire.usage import NANO
+from goondan.schemas.worker.receipts import Receipt
 
 _T = TypeVar("_T")
 
@@ -47,7 +47,7 @@ class Note(Struct, frozen=True):
     kind: str
     #: When it happened: RFC 3339 in UTC.
     at: str
-    #: More about it, in a form of schemas/traces.py.
+    #: More about it, in a form of schemas/traces/turn_notes.py.
     detail: str | None = None
 
 

@@ -3,7 +3,7 @@
 Files are opened read-only and for one short read each; SQLite's WAL lets agents write meanwhile, and a file that
 nobody has open is left as it was. One that is being made, or has gone, has no turns.
 
-Source: docs/design/traces.md; schemas/traces.py.
+Source: docs/design/traces.md; schemas/traces/turn_notes.py.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from msgspec import Struct
 
 from goondan.kernel.trace import Note, Trace, said_in, tell
 from goondan.kernel.trace_tree import moment
-from goondan.schemas.address import instance_dir, path_segment, segment_key
-from goondan.schemas.codec import DECODE_ERRORS
-from goondan.schemas.errors import fail
-from goondan.schemas.frames import AgentEvent, Answer
-from goondan.schemas.traces import CONVERSATION_FILE, CONVERSATION_FORMAT
+from goondan.schemas.bundle.address import instance_dir, path_segment, segment_key
+from goondan.schemas.traces.turn_notes import CONVERSATION_FILE, CONVERSATION_FORMAT
+from goondan.schemas.wire.codec import DECODE_ERRORS
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.frames import AgentEvent, Answer
 
 _T = TypeVar("_T")
 

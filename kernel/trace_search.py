@@ -1,4 +1,4 @@
-"""Finding turns and traces in a workspace: by the index that agents write (schemas/trace_index.py), else in the files.
+"""Finding turns and traces in a workspace: by the index that agents write (schemas/traces/trace_index.py), or in files.
 
 A turn that the index has forgotten is looked for in every file of a workspace that has few; beside many instances only
 if that is wished, since it takes long.
@@ -18,12 +18,12 @@ from goondan.kernel.paths import is_utf8
 from goondan.kernel.trace import Trace
 from goondan.kernel.trace_files import ConversationFile, Which, conversation_files, place_of, read_turns
 from goondan.kernel.trace_tree import TraceTree, find, grow, tree_of
-from goondan.schemas import trace_index
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import OPERATOR_AGENT
-from goondan.schemas.questions import ANSWER_SUFFIX, correlation, handoff_correlation
-from goondan.schemas.spans import is_trace_id
-from goondan.schemas.trace_index import IndexRow
+from goondan.schemas.traces import trace_index
+from goondan.schemas.traces.trace_index import IndexRow
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import OPERATOR_AGENT
+from goondan.schemas.wire.questions import ANSWER_SUFFIX, correlation, handoff_correlation
+from goondan.schemas.wire.spans import is_trace_id
 
 #: The last turn is looked for in this many files, those that were written last. Turns overlap; not this many.
 RECENT_FILES: Final = 64

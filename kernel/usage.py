@@ -14,8 +14,8 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct, to_builtins
 
-from goondan.schemas.errors import fail
-from goondan.schemas.usage import Part, Used, total_of
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.usage import Part, Used, total_of
 
 By = Literal["day", "model", "agent", "tree"]
 #: What sums may be put together by.

@@ -3,7 +3,7 @@
 The sums of an instance are rows of its file; what a running turn has used is in its notes; the usage of a turn that has
 ended is in its answer. All of a file is read at one moment, so nothing is counted twice.
 
-Source: docs/design/traces.md section 4; schemas/usage.py.
+Source: docs/design/traces.md section 4; schemas/wire/usage.py.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from msgspec import Struct
 
 from goondan.kernel.trace_files import conversation_files, read_file
 from goondan.kernel.usage import Found, Sum, TurnSum
-from goondan.schemas.codec import DECODE_ERRORS
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.traces import used_by_note
-from goondan.schemas.usage import ROWS, Part, Usage, Used, part_of, read_used, used_of
+from goondan.schemas.traces.turn_notes import used_by_note
+from goondan.schemas.wire.codec import DECODE_ERRORS
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.usage import ROWS, Part, Usage, Used, part_of, read_used, used_of
 
 _SUMS: Final = "SELECT name, value FROM meta WHERE name >= ? AND name < ?"
 _TURNS: Final = "SELECT turn_id, event_key, started_at, status, answer, trace_id, first_note FROM turns"
@@ -31,14 +31,14 @@ _NOTES: Final = "SELECT at, detail FROM runtime_events WHERE seq >= ? AND turn_i
 class _Answer(Struct):
     """Of an Answer, what is looked at here."""
 
-    #: See goondan.schemas.frames.Answer.
+    #: See goondan.schemas.wire.frames.Answer.
     usage: Usage | None = None
 
 
 class _Event(Struct):
     """Of an AgentEvent, what is looked at here."""
 
-    #: See goondan.schemas.frames.AgentEvent.
+    #: See goondan.schemas.wire.frames.AgentEvent.
     answer: _Answer | None = None
 
 

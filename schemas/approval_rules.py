@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
-from goondan.schemas.same_json import same_json
+from goondan.schemas.text.same_json import same_json
 
 Action = Literal["allow", "ask", "deny"]
 ACTIONS: Final[tuple[Action, ...]] = ("allow", "ask", "deny")

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Raw, Struct
 
-from goondan.schemas.frames import NO_PAYLOAD, OptionalRaw
+from goondan.schemas.wire.frames import NO_PAYLOAD, OptionalRaw
 
 #: `approval`: may this call run? `question`: what is the value that a schema describes?
 Kind = Literal["approval", "question"]

@@ -42,22 +42,6 @@ class BudgetLimits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     currency: Annotated[str, Meta(pattern="^[A-Z]{3}$")] = "USD"
 
 
-class Pricing(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
-    """What a model costs, for a million tokens each."""
-
-    input_per_million: Annotated[float, Meta(ge=0, le=10**9, description="For tokens that it reads.")]
-    output_per_million: Annotated[float, Meta(ge=0, le=10**9, description="For tokens that it writes.")]
-    cached_input_per_million: Annotated[
-        Annotated[float, Meta(ge=0, le=10**9)] | None,
-        Meta(description="For tokens that it reads from the vendor's cache; without it as much as for others."),
-    ] = None
-    cache_write_per_million: Annotated[
-        Annotated[float, Meta(ge=0, le=10**9)] | None,
-        Meta(description="For tokens that are put into the vendor's cache; without it as much as for others."),
-    ] = None
-    currency: Annotated[str, Meta(pattern="^[A-Z]{3}$", description="Its code: three capital letters.")] = "USD"
-
-
 class BudgetReserve(Struct, frozen=True, rename="camel", omit_defaults=True):
     """Payload of `budget.reserve`: a call that is about to be made."""
 

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.wire.frames import ErrorPayload
 
 #: Of a reason and of a message (characters); more is cut.
 MAX_REASON: Final = 500

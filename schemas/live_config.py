@@ -11,8 +11,8 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Raw, Struct, UnsetType
 
-from goondan.schemas.effective_config import Change
-from goondan.schemas.frames import NO_PAYLOAD, ErrorPayload
+from goondan.schemas.bundle.effective_config import Change
+from goondan.schemas.wire.frames import NO_PAYLOAD, ErrorPayload
 
 #: The instances that a patch is for: the one whose extension proposes it, or all instances of its agent.
 Scope = Literal["instance", "agent"]
@@ -46,7 +46,7 @@ class ConfigProposal(Struct, frozen=True, rename="camel", omit_defaults=True, kw
     patches: list[Operation]
     #: The number of the last patch in the configuration that the proposal was made from.
     revision: int
-    #: The digest of what the bundle said in that configuration (schemas/effective_config.py).
+    #: The digest of what the bundle said in that configuration (schemas/bundle/effective_config.py).
     base: str
     #: Why, in the proposer's words.
     reason: str | None = None
@@ -80,6 +80,6 @@ class LiveChanges(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     base: str = ""
     #: Every change that is in force for the instance, in order.
     changes: list[Change] = []
-    #: What the bundle says of the agent from now on (goondan.schemas.launch.AgentSpec, msgpack). Nil when that has not
-    #: changed. A step thus never mixes the bundle of one moment with the patches of another.
+    #: What the bundle says of the agent from now on (bundle.launch.AgentSpec, msgpack). Nil when that has not changed.
+    #: A step thus never mixes the bundle of one moment with the patches of another.
     spec: Raw = NO_PAYLOAD

@@ -1,6 +1,6 @@
 """MCP servers: what agents, broker, tool host and MCP worker tell each other about them, and the names of their tools.
 
-A server is one ToolSpec whose `server` is set (schemas/launch.py). Its tools are called like any other tool, as
+A server is one ToolSpec whose `server` is set (schemas/bundle/launch.py). Its tools are called like any other tool, as
 `{prefix}__{export}`. Which exports there are is known when the server has been asked.
 
 Source: docs/design/tools.md section 11; requirements MCP-13 to MCP-18, NAME-08, NAME-14.
@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from goondan.schemas.address import MAX_TOOL_NAME, SEPARATOR
+from goondan.schemas.bundle.address import MAX_TOOL_NAME, SEPARATOR
 
 #: The export by which a model reads a resource, when resources are exposed.
 READ_RESOURCE: Final = "read_resource"
@@ -130,7 +130,7 @@ class McpNews(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class McpElicit(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """The value of a question of kind `elicit` (schemas/tool_asks.py): a server asks a person."""
+    """The value of a question of kind `elicit` (schemas/wire/tool_asks.py): a server asks a person."""
 
     #: `form`: for values that fit `schema`. `url`: to open `url`, and to say when that is done.
     mode: Literal["form", "url"]
@@ -205,7 +205,7 @@ class McpServerInit(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     oauth: McpOAuth | None = None
     #: The handshake is tried first: this server has ended when it was asked for a version without one.
     handshake: bool = False
-    #: What the worker takes out of all that it says (schemas/secret_values.py): secrets of variables and headers.
+    #: What the worker takes out of all that it says (schemas/text/secret_values.py): secrets of variables and headers.
     secrets: list[str] = []
 
     def __repr__(self) -> str:

@@ -48,7 +48,7 @@ def is_redirect(uri: str) -> bool:
     """Whether the holder of tokens can listen there (kernel/oauth/redirects.py): http to 127.0.0.1 or localhost, with
     nothing behind the path.
     """
-    from goondan.schemas.origins import origin_of  # it needs ipaddress, and most processes ask for no redirect
+    from goondan.schemas.models.origins import origin_of  # it needs ipaddress, and most processes ask for no redirect
 
     origin = origin_of(uri)
     if origin is None or not all("!" <= letter <= "~" for letter in uri) or any(sign in uri for sign in "?#@"):

@@ -12,9 +12,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from goondan.schemas.errors import GoondanError, fail
 from goondan.schemas.recordings import Request, shared_entries
-from goondan.schemas.redaction import HIDDEN
+from goondan.schemas.text.redaction import HIDDEN
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: How much of an entry is kept as it is (characters). Behind it stand its length and digest.
 MAX_ENTRY: Final = 2_000

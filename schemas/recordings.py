@@ -19,9 +19,9 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from goondan.schemas.codec import MAX_DEPTH
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.model_windows import LEAST_WINDOW, MOST_WINDOW
+from goondan.schemas.models.model_windows import LEAST_WINDOW, MOST_WINDOW
+from goondan.schemas.wire.codec import MAX_DEPTH
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: The version of the file's form.
 FORMAT: Final = 1

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.visible import visible_line
 
 #: The file that makes a folder a skill.
 SKILL_FILE: Final = "SKILL.md"

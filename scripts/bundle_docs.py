@@ -21,7 +21,7 @@ from typing import Any, Final
 import yaml
 
 from goondan.kernel.bundle.loader import inspect_bundle
-from goondan.schemas.resources import API_V1, DOCUMENTS
+from goondan.schemas.bundle.resources import API_V1, DOCUMENTS
 from scripts.export_schemas import export
 from scripts.pages import write_or_check
 

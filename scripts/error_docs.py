@@ -1,6 +1,6 @@
 """Writes docs/error-causes.md: the error codes of which the environment is to blame, and not the message.
 
-They are `ENVIRONMENT` of schemas/errors.py; scripts/error_text has the words before them. `--check` compares instead.
+They are `ENVIRONMENT` of schemas/wire/errors.py; scripts/error_text has the words before them. `--check` compares.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from goondan.schemas.errors import CODES, ENVIRONMENT
+from goondan.schemas.wire.errors import CODES, ENVIRONMENT
 from scripts.pages import write_or_check
 
 HEAD: Final = Path(__file__).parent / "error_text" / "en.txt"

@@ -20,23 +20,11 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from goondan.schemas import (
-    approvals,
-    budgets,
-    changesets,
-    frames,
-    launch,
-    live_config,
-    mcp,
-    model_gate,
-    oauth,
-    receipts,
-    resources,
-    runtime_events,
-    tool_asks,
-    worker_frames,
-)
-from goondan.schemas.blobs import MAX_BLOB_BYTES
+from goondan.schemas import approvals, budgets, changesets, live_config, mcp, oauth
+from goondan.schemas.bundle import launch, resources
+from goondan.schemas.wire import frames, model_gate, runtime_events, tool_asks
+from goondan.schemas.wire.blobs import MAX_BLOB_BYTES
+from goondan.schemas.worker import receipts, worker_frames
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 #: Where the committed files are.

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from goondan.schemas.frames import FRAME_TYPES
+from goondan.schemas.wire.frames import FRAME_TYPES
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FROZEN: Final = ROOT / "tests" / "frozen"

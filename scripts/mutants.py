@@ -78,7 +78,7 @@ GROUPS = {
     ),
     "lifecycle": Group(["kernel/supervisor/lifecycle.py"], ["tests/unit/kernel/supervisor/test_lifecycle.py"]),
     "policy": Group(pure("goondan.toolhost.policy."), ["tests/unit/toolhost"]),
-    "codec": Group(["schemas/codec.py"], ["tests/unit/schemas/test_codec.py", "tests/contract/test_vectors.py"]),
+    "codec": Group(["schemas/wire/codec.py"], ["tests/unit/schemas/test_codec.py", "tests/contract/test_vectors.py"]),
 }
 
 

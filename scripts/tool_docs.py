@@ -15,9 +15,9 @@ from typing import Any, Final
 from goondan.kernel.bundle.base import base_tools
 from goondan.kernel.bundle.parameters import Parameter, parameter_rows
 from goondan.kernel.bundle.tools import CheckedTool
-from goondan.schemas.address import build_tool_name
-from goondan.schemas.launch import DEFAULT_ERROR_LIMIT, Limits
-from goondan.schemas.resources import Example, NetworkAllow, Sandbox, ToolExport
+from goondan.schemas.bundle.address import build_tool_name
+from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, Limits
+from goondan.schemas.bundle.resources import Example, NetworkAllow, Sandbox, ToolExport
 from scripts.pages import write_or_check
 
 ROOT: Final = Path(__file__).resolve().parent.parent

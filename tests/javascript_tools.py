@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from goondan.kernel.bundle.javascript import choose, look
-from goondan.schemas.launch import ExportSpec, JavaScriptRuntime, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import ExportSpec, JavaScriptRuntime, SandboxSpec, ToolSpec
 from tests.javascript_runtimes import runtime
 from tests.toolhost_fixture import make_tool
 

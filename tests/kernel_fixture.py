@@ -25,7 +25,7 @@ import msgspec
 from goondan.kernel import lock
 from goondan.kernel.cli.attach import end_of
 from goondan.kernel.supervisor_client import SupervisorClient
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 from tests.ready_gdn import ReadyGdn
 
 #: What `Sandbox.gdn` forks from.

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import Frame
-from goondan.schemas.launch import McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import McpServerSpec, SandboxSpec, ToolSpec
 from goondan.schemas.mcp import McpAttach
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import Frame
 from tests.toolhost_fixture import Bench
 
 #: A server of the handshake era in some lines. Each tool is a function of its arguments; `say` writes a message.

@@ -14,12 +14,12 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from goondan.schemas.blobs import INLINE_FRAME_BYTES
-from goondan.schemas.codec import encode, encode_value
-from goondan.schemas.frames import Frame, ToolCallPayload
-from goondan.schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
-from goondan.schemas.receipts import Receipt
-from goondan.schemas.tool_host_reports import LogLine, WorkerNews
+from goondan.schemas.bundle.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.wire.blobs import INLINE_FRAME_BYTES
+from goondan.schemas.wire.codec import encode, encode_value
+from goondan.schemas.wire.frames import Frame, ToolCallPayload
+from goondan.schemas.worker.receipts import Receipt
+from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
 from goondan.toolhost.facts.host import find_bwrap, host_facts
 from goondan.toolhost.host import Host
 from goondan.toolhost.jails.write_exposures import WriteExposures

@@ -9,7 +9,6 @@ import sys
 import msgspec
 import uvloop
 
-from goondan.schemas.errors import GoondanError, fail
 from goondan.schemas.system.secrecy import close_memory
 from goondan.schemas.system.startup import (
     close_to_others,
@@ -18,7 +17,8 @@ from goondan.schemas.system.startup import (
     read_token,
     set_process_name,
 )
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.toolhost.app import App, Settings
 from goondan.toolhost.drop_privileges import Unprivileged, drop_privileges
 

@@ -24,16 +24,16 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec import Struct
 
-from goondan.schemas.codec import from_raw
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import ORCHESTRATOR, Frame, Welcome
-from goondan.schemas.launch import ToolHostSpec
-from goondan.schemas.link import Link
+from goondan.schemas.bundle.launch import ToolHostSpec
 from goondan.schemas.system.log_admission import Admission, suppressed_lines
 from goondan.schemas.system.startup import report_ready
 from goondan.schemas.system.trees import remove_tree
-from goondan.schemas.tool_host_reports import LogLine, WorkerNews
-from goondan.schemas.workdirs import EXPOSURES
+from goondan.schemas.transport.link import Link
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import ORCHESTRATOR, Frame, Welcome
+from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
+from goondan.schemas.worker.workdirs import EXPOSURES
 from goondan.toolhost.facts.folders import FolderCopies
 from goondan.toolhost.facts.hiding import hidden_folders, with_hidden
 from goondan.toolhost.host import Host

@@ -27,12 +27,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from goondan.schemas.errors import GoondanError
 from goondan.schemas.system import own_users
 from goondan.schemas.system.broker_identity import BrokerIdentity
 from goondan.schemas.system.own_users import TOOLHOST_UID
 from goondan.schemas.system.startup import admit_toolhost, close_to_others
 from goondan.schemas.system.users import VARIABLE
+from goondan.schemas.wire.errors import GoondanError
 from goondan.toolhost.facts.hiding import runtime_folders
 from goondan.toolhost.facts.host import STAGES, code_folders, gather, home
 from goondan.toolhost.launcher import syscalls

@@ -20,15 +20,15 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.address import MAX_PATH_BYTES, is_path
-from goondan.schemas.blobs import MAX_ARGS_BYTES, too_large
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import ErrorPayload, Frame, InstanceEnd, InstanceEnded, ToolCallPayload, ToolError
-from goondan.schemas.grantable import within
-from goondan.schemas.launch import DEFAULT_ERROR_LIMIT, ToolHostSpec, ToolSpec
+from goondan.schemas.bundle.address import MAX_PATH_BYTES, is_path
+from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, ToolHostSpec, ToolSpec
 from goondan.schemas.mcp import CONNECT_S, McpAttach
-from goondan.schemas.tool_host_reports import LogLine, WorkerNews
+from goondan.schemas.wire.blobs import MAX_ARGS_BYTES, too_large
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import ErrorPayload, Frame, InstanceEnd, InstanceEnded, ToolCallPayload, ToolError
+from goondan.schemas.worker.grantable import within
+from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
 from goondan.toolhost.calls.call_registry import Call, Listing, StoredResult, listing_for
 from goondan.toolhost.calls.exports import Exports, arguments
 from goondan.toolhost.calls.messages import MessageCache

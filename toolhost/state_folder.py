@@ -21,10 +21,10 @@ from typing import Final, Self
 
 import msgspec
 
-from goondan.schemas.address import path_segment
-from goondan.schemas.errors import fail
+from goondan.schemas.bundle.address import path_segment
 from goondan.schemas.system.private_files import read_list, replace_file
-from goondan.schemas.workdirs import LOCK, TOOLHOSTS
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.worker.workdirs import LOCK, TOOLHOSTS
 from goondan.toolhost.calls.pending import Promise
 from goondan.toolhost.privileges.powers import Powers
 

@@ -6,8 +6,8 @@ import math
 import struct
 from typing import Final
 
-from goondan.schemas.blobs import MAX_OUTPUT_BYTES
-from goondan.schemas.msgpack_heads import HEADS, MAP, OTHER, SCALAR, STRING
+from goondan.schemas.wire.blobs import MAX_OUTPUT_BYTES
+from goondan.schemas.wire.msgpack_heads import HEADS, MAP, OTHER, SCALAR, STRING
 
 #: The most levels of maps and arrays in one output. A payload may have 64; the frames around the output need the rest.
 MAX_OUTPUT_DEPTH: Final = 60

@@ -21,9 +21,9 @@ from msgspec import Struct
 
 from goondan.agentproc.conversation import REASONING, AssistantData, Message, TextPart, ToolData, files_of
 from goondan.agentproc.providers.history import KEPT
-from goondan.schemas.codec import encode_value
-from goondan.schemas.frames import FilePart, ToolResult
-from goondan.schemas.launch import CatalogItem
+from goondan.schemas.bundle.launch import CatalogItem
+from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.wire.frames import FilePart, ToolResult
 
 #: Tokens of a byte, before a vendor has counted any. English has a quarter; other languages, code and numbers have
 #: more.

@@ -14,11 +14,11 @@ from typing import Any, Final
 from goondan.agentproc.context.shape import within
 from goondan.agentproc.conversation import Message, ToolData, error_result
 from goondan.agentproc.providers.history import result_text
-from goondan.schemas.arguments import compile_arguments, invalid_arguments
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import tool_error
-from goondan.schemas.frames import ToolResult
-from goondan.schemas.launch import CatalogItem
+from goondan.schemas.bundle.arguments import compile_arguments, invalid_arguments
+from goondan.schemas.bundle.launch import CatalogItem
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import tool_error
+from goondan.schemas.wire.frames import ToolResult
 
 NAME: Final = "tool-result__read"
 ITEM: Final = CatalogItem(

@@ -16,7 +16,7 @@ from msgspec import Struct, structs
 from goondan.agentproc.context.estimate import AROUND, files_size, text_size
 from goondan.agentproc.conversation import Message, MessageSource, ToolData, ToolResultPart, UserData
 from goondan.agentproc.providers.history import result_text
-from goondan.schemas.codec import to_raw
+from goondan.schemas.wire.codec import to_raw
 
 #: A result is never shown with less (bytes): its beginning, its end and how the rest is read.
 LEAST_RESULT: Final = 240

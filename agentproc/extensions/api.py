@@ -25,10 +25,9 @@ from goondan.agentproc.extensions.scopes import Resource
 from goondan.agentproc.extensions.state import ExtState, InstanceApi, StoredState
 from goondan.agentproc.live_config import LiveConfig
 from goondan.agentproc.servers import Servers
-from goondan.schemas.errors import fail
-from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.mcp import McpListing, McpNews
-from goondan.schemas.results import cut_message
+from goondan.schemas.wire.errors import cut_message, fail
 
 
 class ConsoleLogger:

@@ -21,8 +21,8 @@ from typing import Any, Literal
 from goondan.agentproc.extensions.pipeline import MiddlewareError
 from goondan.agentproc.questions import Question, call_place
 from goondan.agentproc.swarm import Swarm
-from goondan.schemas.codec import encode_value
-from goondan.schemas.questions import TIMEOUT_MS
+from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.wire.questions import TIMEOUT_MS
 
 
 class Agents:

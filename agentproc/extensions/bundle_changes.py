@@ -25,9 +25,9 @@ from goondan.schemas.changesets import (
     OpenChangeset,
     OpenedChangeset,
 )
-from goondan.schemas.codec import from_raw, replace_surrogates, to_raw
-from goondan.schemas.errors import fail
-from goondan.schemas.frames import Frame
+from goondan.schemas.wire.codec import from_raw, replace_surrogates, to_raw
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.frames import Frame
 
 #: How long to wait for an answer (milliseconds). Changesets are handled one after another. Each takes a part of a
 #: second, or some seconds in a large repository.
@@ -43,7 +43,7 @@ Mounted = Callable[[str, str], Awaitable[None]]
 
 
 class PostingLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.link.Link)."""
+    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
 

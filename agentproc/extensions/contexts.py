@@ -35,8 +35,8 @@ from goondan.agentproc.extensions.results import (
 )
 from goondan.agentproc.extensions.scopes import Change, TurnScope, View, as_object, changeable, shown
 from goondan.agentproc.extensions.step_changes import read_items
-from goondan.schemas.errors import fail
-from goondan.schemas.structured import ForcedTool, ToolChoice
+from goondan.schemas.bundle.structured import ForcedTool, ToolChoice
+from goondan.schemas.wire.errors import fail
 
 #: The most blocks of one step. An extension that adds blocks in every step by mistake is found early.
 MAX_BLOCKS: Final = 256

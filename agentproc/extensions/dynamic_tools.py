@@ -31,12 +31,12 @@ from msgspec import Struct
 from goondan.agentproc.extensions.results import output_of, tool_error_of
 from goondan.agentproc.extensions.step_changes import source_of
 from goondan.agentproc.turn import AskedCall
-from goondan.schemas.address import SEPARATOR, is_shown_name, parse_tool_name, shown_tool_name
-from goondan.schemas.arguments import compile_arguments
-from goondan.schemas.codec import from_raw
-from goondan.schemas.errors import fail, tool_error
-from goondan.schemas.frames import ToolError
-from goondan.schemas.launch import CatalogItem, ToolSource
+from goondan.schemas.bundle.address import SEPARATOR, is_shown_name, parse_tool_name, shown_tool_name
+from goondan.schemas.bundle.arguments import compile_arguments
+from goondan.schemas.bundle.launch import CatalogItem, ToolSource
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.errors import fail, tool_error
+from goondan.schemas.wire.frames import ToolError
 
 Handler = Callable[[Any, Any], Any]
 #: Gets the arguments of a call and returns an absolute path. What it raises is the call's error.

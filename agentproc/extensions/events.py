@@ -28,9 +28,9 @@ from typing import Any, Final
 
 from goondan.agentproc.extensions.patience import is_ending
 from goondan.agentproc.extensions.results import output_of
-from goondan.schemas.codec import from_raw
-from goondan.schemas.errors import fail
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.errors import fail
 
 Handler = Callable[[dict[str, Any]], Any]
 

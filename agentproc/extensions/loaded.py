@@ -37,11 +37,11 @@ from goondan.agentproc.extensions.pipeline import Pipeline
 from goondan.agentproc.extensions.state import ExtState, StoredState
 from goondan.agentproc.live_config import LiveConfig
 from goondan.agentproc.servers import Servers
-from goondan.schemas.address import path_segment
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.extension_config import check_config, with_defaults
-from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.bundle.address import path_segment
+from goondan.schemas.bundle.extension_config import check_config, with_defaults
+from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.mcp import holds_server
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: How long `register` may take (seconds).
 REGISTER_S: Final = 30.0

@@ -37,9 +37,9 @@ from goondan.agentproc.extensions.patience import is_ending
 from goondan.agentproc.extensions.results import bad_output, output_of, tool_error_of
 from goondan.agentproc.open_calls import OpenCalls
 from goondan.agentproc.store import ConversationStore
-from goondan.schemas.errors import GoondanError, tool_error
-from goondan.schemas.frames import ToolError, ToolResult
-from goondan.schemas.launch import Limits
+from goondan.schemas.bundle.launch import Limits
+from goondan.schemas.wire.errors import GoondanError, tool_error
+from goondan.schemas.wire.frames import ToolError, ToolResult
 
 #: The largest output of a call (bytes of its encoding): the default of tools in jails. The whole output goes into the
 #: conversation, and to the model with every later request.

@@ -19,7 +19,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from types import CodeType, FrameType, ModuleType
 from typing import Final
 
-from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.bundle.launch import ExtensionSpec
 
 _PACKAGE: Final = "__init__.py"
 #: In the interpreter's own order: machine code first, then sources; never a compiled form.

@@ -15,10 +15,10 @@ from typing import Any, Final, Protocol
 
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.known_secrets import KnownSecrets
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import Frame
 from goondan.schemas.oauth import GRANTED_EVENT, REF_PREFIX, Granted, TokenReady, TokenRequest
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import Frame
 
 #: How long the kernel may take to answer (seconds). It is longer than the kernel's own limit, so the kernel's error
 #: comes first.
@@ -27,7 +27,7 @@ _FIELDS: Final = frozenset(("oauthAppRef", "scopes", "subject"))
 
 
 class PostingLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.link.Link)."""
+    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
     def forget(self, frame_id: str) -> None: ...

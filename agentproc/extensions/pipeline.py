@@ -30,7 +30,7 @@ from typing import Any, Final, Generic, Literal, NoReturn, Protocol, TypeVar, ca
 
 from msgspec import Struct
 
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 Kind = Literal["turn", "step", "toolCall"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)

@@ -22,8 +22,8 @@ from goondan.agentproc.extensions.scopes import CallScope, Resource, StepScope, 
 from goondan.agentproc.extensions.step_changes import check_rest, wanted_extensions, wanted_system, wanted_tools
 from goondan.agentproc.live_config import InForce
 from goondan.agentproc.providers.base import ModelAnswer
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.launch import CatalogItem
+from goondan.schemas.bundle.launch import CatalogItem
+from goondan.schemas.wire.errors import GoondanError
 
 #: How often `step.llmError` may ask the model again in one step. A call that fails a fourth time in a row is seldom
 #: cured by asking again, and each try costs money.

@@ -20,10 +20,17 @@ from msgspec import Raw, Struct, structs
 from goondan.agentproc.conversation import AssistantData, Message, error_result
 from goondan.agentproc.extensions.pipeline import MiddlewareError
 from goondan.agentproc.turn import AskedCall, End, LeaveStep
-from goondan.schemas.codec import DECODE_ERRORS, check_depth, check_json, encode_value, from_raw
-from goondan.schemas.errors import CODES, GoondanError, error_payload, help_url, is_os_error_code, tool_error
-from goondan.schemas.frames import ErrorPayload, ToolError, ToolResult
-from goondan.schemas.results import cut_message
+from goondan.schemas.wire.codec import DECODE_ERRORS, check_depth, check_json, encode_value, from_raw
+from goondan.schemas.wire.errors import (
+    CODES,
+    GoondanError,
+    cut_message,
+    error_payload,
+    help_url,
+    is_os_error_code,
+    tool_error,
+)
+from goondan.schemas.wire.frames import ErrorPayload, ToolError, ToolResult
 
 #: The longest message of a failed turn (characters).
 MAX_MESSAGE: Final = 1000

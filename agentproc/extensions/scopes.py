@@ -29,10 +29,10 @@ from goondan.agentproc.extensions.results import (
     TurnResult,
 )
 from goondan.agentproc.extensions.step_changes import read_items
-from goondan.schemas.address import shown_tool_name
-from goondan.schemas.frames import AgentEvent, ErrorPayload
-from goondan.schemas.launch import CatalogItem
-from goondan.schemas.structured import ToolChoice
+from goondan.schemas.bundle.address import shown_tool_name
+from goondan.schemas.bundle.launch import CatalogItem
+from goondan.schemas.bundle.structured import ToolChoice
+from goondan.schemas.wire.frames import AgentEvent, ErrorPayload
 
 # --- documents ---
 

@@ -44,10 +44,10 @@ from goondan.agentproc.live_config import InForce
 from goondan.agentproc.providers.base import ModelAnswer
 from goondan.agentproc.transcript import Transcript, read_event
 from goondan.agentproc.turn import End, Input, LeaveStep, StepEntered, StepLeft, TurnEntered, TurnLeft
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import AgentEvent, ErrorPayload, ToolError, ToolResult
-from goondan.schemas.launch import CatalogItem
-from goondan.schemas.structured import ToolChoice
+from goondan.schemas.bundle.launch import CatalogItem
+from goondan.schemas.bundle.structured import ToolChoice
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, ToolError, ToolResult
 
 #: How long turn middleware may take behind its next() (seconds). The answer waits for it.
 AFTER_TURN_S: Final = 30.0

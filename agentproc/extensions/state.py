@@ -25,8 +25,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
 
 from goondan.agentproc.extensions.results import output_of
-from goondan.schemas.address import path_segment
-from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.bundle.address import path_segment
+from goondan.schemas.wire.errors import GoondanError, fail
 
 
 class ExtState(dict[str, Any]):

@@ -1,7 +1,7 @@
 """Reads what extensions change of a step: its configuration (`step.config`) and its catalog of tools. Pure.
 
 - A handler of `step.config` may change `tools`, `extensions` and `prompt` for its step. The rest is read-only
-  (schemas/effective_config.py has the shape).
+  (schemas/bundle/effective_config.py has the shape).
 - Each item of a changed catalog must be an item, and callable.
 - The source of a tool of an MCP server is `{"type": "mcp", "name": …, "mcp": {"extensionName": …, "serverName": …}}`.
   The older form is free, such as `{"type": "mcp", "extension": …}`, and is converted to the present one.
@@ -19,9 +19,9 @@ import msgspec
 
 from goondan.agentproc.catalog import Catalog
 from goondan.agentproc.extensions.pipeline import MiddlewareError
-from goondan.schemas.address import SEPARATOR, shown_tool_name
-from goondan.schemas.effective_config import reference_name, tool_of
-from goondan.schemas.launch import CatalogItem, ExtensionSpec, McpSource, ToolSource
+from goondan.schemas.bundle.address import SEPARATOR, shown_tool_name
+from goondan.schemas.bundle.effective_config import reference_name, tool_of
+from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec, McpSource, ToolSource
 
 
 def wanted_extensions(config: Mapping[str, Any], known: Mapping[str, ExtensionSpec]) -> list[ExtensionSpec]:

@@ -25,7 +25,7 @@ from goondan.agentproc.extensions.contexts import binding
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.extensions.pipeline import Layer, Pipeline, Watch, run
 from goondan.agentproc.extensions.scopes import WorkspaceScope
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.visible import visible_line
 
 #: The largest `config` or `HEAD` (bytes). A larger one is not read, and the repository then has no metadata.
 MAX_FILE: Final = 64 * 1024

@@ -18,11 +18,11 @@ from goondan.agentproc.conversation import Message
 from goondan.agentproc.providers.body import FilesPlace
 from goondan.agentproc.providers.overflow import Overflow
 from goondan.agentproc.turn import AskedCall
-from goondan.schemas.codec import replace_surrogates
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.launch import CatalogItem, ModelSpec
-from goondan.schemas.redaction import Redactor
-from goondan.schemas.structured import OutputSpec, ToolChoice
+from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
+from goondan.schemas.bundle.structured import OutputSpec, ToolChoice
+from goondan.schemas.text.redaction import Redactor
+from goondan.schemas.wire.codec import replace_surrogates
+from goondan.schemas.wire.errors import GoondanError, error_payload
 
 #: The shortest value of a header that is taken for a secret (characters). Shorter ones, such as `true`, are words of
 #: any text.

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from goondan.schemas.attached_files import MAX_FILE_BYTES
-from goondan.schemas.blobs import is_reference
-from goondan.schemas.errors import fail
-from goondan.schemas.frames import FilePart
+from goondan.schemas.wire.attached_files import MAX_FILE_BYTES
+from goondan.schemas.wire.blobs import is_reference
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.frames import FilePart
 
 
 class FilesPlace(Struct, frozen=True):

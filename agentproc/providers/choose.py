@@ -7,9 +7,9 @@ from typing import Protocol, cast
 
 from goondan.agentproc.providers.base import Provider
 from goondan.agentproc.providers.vendor import Vendor
-from goondan.schemas.errors import fail
-from goondan.schemas.launch import ModelSpec
-from goondan.schemas.model_providers import BY_NAME
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.models.model_providers import BY_NAME
+from goondan.schemas.wire.errors import fail
 
 
 class Wire(Protocol):

@@ -30,9 +30,9 @@ from goondan.agentproc.providers.base import (
     scan_json,
 )
 from goondan.agentproc.turn import AskedCall
-from goondan.schemas.errors import help_url
-from goondan.schemas.frames import ToolResult
-from goondan.schemas.launch import CatalogItem
+from goondan.schemas.bundle.launch import CatalogItem
+from goondan.schemas.wire.errors import help_url
+from goondan.schemas.wire.frames import ToolResult
 
 #: The longest text of one result (characters). A console is no place for more, and an answer must fit into a frame.
 MAX_SHOWN: Final = 16_384

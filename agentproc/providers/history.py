@@ -32,10 +32,10 @@ from goondan.agentproc.conversation import (
 )
 from goondan.agentproc.providers.base import ModelRequest, storable
 from goondan.agentproc.providers.body import FilesPlace, SentFile, sent_file
-from goondan.schemas.attached_files import words_for
-from goondan.schemas.codec import check_depth, encode_value
-from goondan.schemas.errors import for_model
-from goondan.schemas.frames import FilePart, ToolResult
+from goondan.schemas.wire.attached_files import words_for
+from goondan.schemas.wire.codec import check_depth, encode_value
+from goondan.schemas.wire.errors import for_model
+from goondan.schemas.wire.frames import FilePart, ToolResult
 
 #: The key in an assistant message's metadata for data that only its vendor understands and wants back (see `kept_by`).
 KEPT: Final = "vendor"

@@ -4,8 +4,8 @@ Rules.
 - A try ends with an answer or a Fault. retry.py decides whether and when there is another try. Each try is a request of
   its own, and `on_delta` is told when the text begins again.
 - Cancelling the task closes the connection.
-- No logged or raised text contains a key, even if the server repeats the key in any form (schemas/redaction.py). The
-  server's text is searched before it is cut: half a key would not be found.
+- No logged or raised text contains a key, even if the server repeats the key in any form (schemas/text/redaction.py).
+  The server's text is searched before it is cut: half a key would not be found.
 
 Source: docs/design/turns.md section 6.
 """
@@ -59,10 +59,10 @@ from goondan.agentproc.providers.vendor import (
     page_title,
     plain,
 )
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.model_windows import in_answer, in_listing, server_root
-from goondan.schemas.origins import key_may_go, origin_of
-from goondan.schemas.redaction import Redactor
+from goondan.schemas.models.model_windows import in_answer, in_listing, server_root
+from goondan.schemas.models.origins import key_may_go, origin_of
+from goondan.schemas.text.redaction import Redactor
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: The largest streamed answer, with all that surrounds the text (bytes). Streams wrap every few letters in some hundred
 #: bytes.

@@ -13,7 +13,7 @@ from typing import Final
 from msgspec import Raw
 
 from goondan.agentproc.providers.vendor import encode_json
-from goondan.schemas.launch import CatalogItem
+from goondan.schemas.bundle.launch import CatalogItem
 
 #: The bytes of these are kept. A request with more is rare, and would take as much memory again.
 MAX_KEPT: Final = 4 << 20

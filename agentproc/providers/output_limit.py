@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from goondan.schemas.launch import ModelSpec
-from goondan.schemas.model_providers import DEFAULT_MAX_TOKENS, LIMIT_PARAMS, limit_param
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.models.model_providers import DEFAULT_MAX_TOKENS, LIMIT_PARAMS, limit_param
 
 
 def output_limit(model: ModelSpec) -> int:

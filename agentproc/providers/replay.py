@@ -10,7 +10,7 @@ from collections.abc import Callable
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, Provider, TextDelta
 from goondan.agentproc.recordings.replayed import Replayed
 from goondan.agentproc.recordings.tape import Tape, is_aside
-from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.wire.errors import GoondanError, fail
 
 
 class ReplayProvider:

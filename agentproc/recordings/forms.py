@@ -16,12 +16,12 @@ from goondan.agentproc.conversation import AssistantData, Message, ToolData, Too
 from goondan.agentproc.providers.base import ContextOverflow, ModelAnswer, ModelRequest, Usage, asked_call
 from goondan.agentproc.providers.overflow import Overflow
 from goondan.agentproc.turn import AskedCall
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import FilePart, ToolError, ToolResult
 from goondan.schemas.recorded_texts import comparable, same, shortened, without_places
 from goondan.schemas.recordings import RecordedAnswer, RecordedFault, RecordedModelCall, Request
-from goondan.schemas.secret_values import in_texts
+from goondan.schemas.text.secret_values import in_texts
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import FilePart, ToolError, ToolResult
 
 #: Tools whose later answers come in a replay as they did in the run: agents answer, and they run.
 ANSWERED_BY_AGENTS: Final = frozenset(("agents__request", "handoff__request"))

@@ -30,7 +30,7 @@ from goondan.schemas.recordings import (
     encode_noted,
     noted_file,
 )
-from goondan.schemas.secret_values import in_texts
+from goondan.schemas.text.secret_values import in_texts
 
 #: Room for the line that says that nothing more is written (bytes).
 _ROOM_FOR_END: Final = 1024

@@ -29,9 +29,7 @@ from goondan.agentproc.recordings.forms import (
     shown_call,
     tool_result,
 )
-from goondan.schemas.errors import GoondanError, tool_error
-from goondan.schemas.frames import ToolResult
-from goondan.schemas.launch import ReplaySpec
+from goondan.schemas.bundle.launch import ReplaySpec
 from goondan.schemas.mcp import McpListing
 from goondan.schemas.recorded_texts import (
     DIFFERENCE_FILE,
@@ -52,6 +50,8 @@ from goondan.schemas.recordings import (
     whole_requests,
 )
 from goondan.schemas.system.recording_file import read_recording
+from goondan.schemas.wire.errors import GoondanError, tool_error
+from goondan.schemas.wire.frames import ToolResult
 
 #: The instance whose turns stand for those of an instance that the recording does not know.
 USUAL: Final = "default"

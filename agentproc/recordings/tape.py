@@ -21,13 +21,11 @@ from goondan.agentproc.recordings.recorder import Recorder
 from goondan.agentproc.recordings.replayed import Replayed
 from goondan.agentproc.store import ConversationStore
 from goondan.agentproc.turn import Begin, End, First
-from goondan.schemas.address import SEPARATOR, instance_dir
 from goondan.schemas.approval_rules import decide
-from goondan.schemas.errors import GoondanError, tool_error
-from goondan.schemas.frames import FilePart, Frame, ToolResult
-from goondan.schemas.launch import AgentSpec
+from goondan.schemas.bundle.address import SEPARATOR, instance_dir
+from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.mcp import McpListing
-from goondan.schemas.model_windows import known_window
+from goondan.schemas.models.model_windows import known_window
 from goondan.schemas.recorded_texts import STATE, WORKDIR, comparable
 from goondan.schemas.recordings import (
     NOTHING,
@@ -38,7 +36,9 @@ from goondan.schemas.recordings import (
     RecordedTurn,
     parts_of,
 )
-from goondan.schemas.secret_values import in_texts
+from goondan.schemas.text.secret_values import in_texts
+from goondan.schemas.wire.errors import GoondanError, tool_error
+from goondan.schemas.wire.frames import FilePart, Frame, ToolResult
 
 #: The id of the one message of a question that is asked outside of the conversation (agentproc/aside.py).
 ASIDE: Final = "aside"

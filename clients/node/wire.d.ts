@@ -150,7 +150,7 @@ export interface AttachedServer {
   instanceKey: string;
 }
 
-/** A large payload that lies in a file of the workspace's `blobs` folder (schemas/blobs.py has the rules). */
+/** A large payload that lies in a file of the workspace's `blobs` folder (schemas/wire/blobs.py has the rules). */
 export interface Blob {
   /** Name of the file: 32 hexadecimal digits in lower case, chosen at random. */
   file: string;
@@ -182,7 +182,7 @@ export interface ErrorPayload {
   name?: string | null;
 }
 
-/** A picture or a PDF beside a text. Its bytes lie in a file; schemas/attached_files.py has the rules. */
+/** A picture or a PDF beside a text. Its bytes lie in a file; schemas/wire/attached_files.py has the rules. */
 export interface FilePart {
   type: "file";
   blob: Blob;
@@ -223,7 +223,7 @@ export interface Frame {
    * `runtime.event`, `tool.progress`: the turn, or the call, waits (`waits`), or goes on (`over`).
    */
   stage?: "accepted" | "renew" | "done" | "failed" | "release" | "result" | "park" | null;
-  /** Names everything that one message set going (schemas/spans.py). */
+  /** Names everything that one message set going (schemas/wire/spans.py). */
   traceId?: string | null;
   /** Names what the frame is about. */
   spanId?: string | null;
@@ -299,7 +299,7 @@ export interface HeldPermit {
 
 /** The first frame of every connection. Leases and calls survive a reconnect. */
 export interface Hello {
-  /** Says for whom the connection speaks (schemas/tokens.py). */
+  /** Says for whom the connection speaks (schemas/wire/tokens.py). */
   token: string;
   /** Random, one for each life of a process. */
   incarnation: string;
@@ -439,8 +439,7 @@ export interface ToolResult {
   /** Why the call failed. */
   error?: ToolError | null;
   /**
-   * A goondan.schemas.receipts.Receipt, present when a jail had the call. It is for operators and never for a
-   * model.
+   * A Receipt (worker/receipts.py), present when a jail had the call. It is for operators and never for a model.
    */
   receipt?: unknown;
 }

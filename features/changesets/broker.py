@@ -22,12 +22,18 @@ from msgspec import Struct
 from goondan.kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
 from goondan.kernel.broker.entities import AGENTS, Connection
 from goondan.kernel.broker.parts import LISTS_BYTES, Core, Part, Take
-from goondan.schemas.address import is_name
+from goondan.schemas.bundle.address import is_name
 from goondan.schemas.changesets import ChangesetWish, CommitChangeset, OpenChangeset
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.control import ChangesetAnswered, ChangesetAsked, ChangesetsHeld, ChangesetsOver, WhichChangesets
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import OPERATOR_AGENT, Frame, Hello
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.control import (
+    ChangesetAnswered,
+    ChangesetAsked,
+    ChangesetsHeld,
+    ChangesetsOver,
+    WhichChangesets,
+)
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import OPERATOR_AGENT, Frame, Hello
 
 #: Characters of a question's callId: two ids, and a part that tells the questions of one call apart.
 MAX_CALL_ID: Final = 1024

@@ -29,9 +29,9 @@ from goondan.kernel.broker.journal.interface import Item
 from goondan.kernel.broker.journal.records import Accepted, Finished
 from goondan.kernel.broker.one_frame import fitting
 from goondan.kernel.broker.parts import Core, Op, Part
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import Frame
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import Frame
 
 #: At most so many dead letters are in one list, because it must fit in one frame.
 MAX_LISTED: Final = 1000

@@ -78,7 +78,7 @@ def drop(event_id: str, bundle: str | None, as_json: bool) -> int:
 
 def render(events: Sequence[dict[str, Any]], more: int) -> list[str]:
     """Two lines for each message: its id and time, then the reason."""
-    from goondan.schemas.times import rfc3339_seconds
+    from goondan.schemas.text.times import rfc3339_seconds
 
     lines: list[str] = []
     for event in events:

@@ -23,11 +23,7 @@ from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
 from goondan.kernel.broker.entities import AGENTS, CONTROL, TOOLS, Connection, Event
 from goondan.kernel.broker.parts import LISTS_BYTES, Core, Op, Part, Take
 from goondan.kernel.broker.presence import agent_address
-from goondan.schemas.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
-from goondan.schemas.control import TokensWanted
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import Frame, Hello
-from goondan.schemas.launch import KernelPlan
+from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.oauth import (
     APP_SUBJECT,
     LOCAL_SUBJECT,
@@ -50,7 +46,11 @@ from goondan.schemas.oauth import (
     is_scope,
     is_subject,
 )
-from goondan.schemas.tokens import OAUTH
+from goondan.schemas.wire.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
+from goondan.schemas.wire.control import TokensWanted
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import Frame, Hello
+from goondan.schemas.wire.tokens import OAUTH
 
 #: How long an order may take (seconds): longer than the two requests of 20 s each that it can need, and than a restart
 #: of the process in between.

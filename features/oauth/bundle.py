@@ -13,9 +13,9 @@ from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.values import check_value
 from goondan.kernel.bundle.variables import variables_of
 from goondan.kernel.trust.powers import Power, TokenServer
+from goondan.schemas.bundle.resources import OAuthAppBody, ValueLike, ValueSource
+from goondan.schemas.models.origins import is_open, origin_of
 from goondan.schemas.oauth import OAuthAppSpec, is_redirect, is_scope
-from goondan.schemas.origins import is_open, origin_of
-from goondan.schemas.resources import OAuthAppBody, ValueLike, ValueSource
 
 #: Fields with URLs that requests go to, or people.
 _URLS: Final = {

@@ -89,7 +89,7 @@ def list_(bundle: str | None, policy: str | None, trust: bool, as_json: bool) ->
 @options.as_json
 def revoke(app: str, subject: str | None, bundle: str | None, policy: str | None, trust: bool, as_json: bool) -> int:
     """Forget the tokens of an OAuthApp, and have its server forget them. Exit status 1 if the server did not."""
-    from goondan.schemas.errors import fail
+    from goondan.schemas.wire.errors import fail
 
     name = _name_of(app)
     done = _with_kernel(

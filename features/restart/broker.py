@@ -34,11 +34,11 @@ from goondan.kernel.broker.entities import AGENTS, Connection, Event
 from goondan.kernel.broker.journal.interface import Item, Put, Retire
 from goondan.kernel.broker.journal.records import encode
 from goondan.kernel.broker.parts import LISTS_BYTES, Core, OfEvents, Op, Part, Record, Take
-from goondan.schemas.address import is_name
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.control import BeginAnew, BegunAnew, RestartAsked, RestartChecked, RestartDue, RestartUndone
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import ErrorPayload, Frame, Hello, RestartAnswer, RestartRequest
+from goondan.schemas.bundle.address import is_name
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.control import BeginAnew, BegunAnew, RestartAsked, RestartChecked, RestartDue, RestartUndone
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import ErrorPayload, Frame, Hello, RestartAnswer, RestartRequest
 
 #: The subjects of records: of wishes, and of generations.
 _RESTART: Final = "restart:"

@@ -30,10 +30,10 @@ from goondan.kernel.broker.entities import Connection, Event, Instance
 from goondan.kernel.broker.mailbox import LEASE_S
 from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
 from goondan.kernel.broker.parts import Core, Op, Part
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import Frame
-from goondan.schemas.runtime_events import RuntimeEvent, Wait
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import Frame
+from goondan.schemas.wire.runtime_events import RuntimeEvent, Wait
 
 #: Waits of one answer: it has to fit a frame.
 MAX_LISTED: Final = 1000

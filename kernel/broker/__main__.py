@@ -19,9 +19,8 @@ from goondan.kernel.broker.journal.interface import DiskFull, JournalFailed, Sto
 from goondan.kernel.broker.live_config.fitting import load_checker
 from goondan.kernel.broker.loop import BrokerLoop, clock
 from goondan.kernel.broker.router import Router
-from goondan.schemas.address import blobs_dir
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.launch import KernelPlan
+from goondan.schemas.bundle.address import blobs_dir
+from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.system.blob_files import BlobFolder, make_folder
 from goondan.schemas.system.secrecy import close_memory
 from goondan.schemas.system.startup import (
@@ -33,8 +32,9 @@ from goondan.schemas.system.startup import (
     report_ready,
     set_process_name,
 )
-from goondan.schemas.tokens import SECRET_BYTES
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.tokens import SECRET_BYTES
 
 #: Descriptors the broker may open: one per peer and some.
 _WANTED_DESCRIPTORS = 65536

@@ -19,11 +19,11 @@ from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.calls import Call
 from goondan.kernel.broker.entities import TOOLS, Connection, Event, Instance
 from goondan.kernel.broker.presence import agent_address
-from goondan.schemas.address import build_tool_name
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import OPERATOR, Frame, Source
-from goondan.schemas.launch import KernelPlan, ToolSpec
-from goondan.schemas.tool_asks import CODE_TOOL
+from goondan.schemas.bundle.address import build_tool_name
+from goondan.schemas.bundle.launch import KernelPlan, ToolSpec
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import OPERATOR, Frame, Source
+from goondan.schemas.wire.tool_asks import CODE_TOOL
 
 #: One shared object, because there may be very many events of clients.
 _CLIENT: Final = Source("client", "client")

@@ -13,9 +13,9 @@ from typing import Any, Final
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.entities import AGENTS, CLASSES, CLIENTS, TOOLS, Connection
 from goondan.kernel.broker.parts import Op, Part, Take
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import Frame
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import Frame
 
 #: At most so many peers of one class are in one answer, because it must fit in one frame.
 MAX_PEERS: Final = 4096

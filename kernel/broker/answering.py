@@ -17,10 +17,10 @@ from goondan.kernel.broker.journal.records import Finished, event_subject
 from goondan.kernel.broker.journal.records import decode as decode_record
 from goondan.kernel.broker.parts import Part, Take
 from goondan.kernel.broker.quiet import QuietPeers
-from goondan.schemas.codec import encode_value
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import Frame, Source
-from goondan.schemas.questions import ANSWER_SUFFIX
+from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import Frame, Source
+from goondan.schemas.wire.questions import ANSWER_SUFFIX
 
 
 class Answering(Part):

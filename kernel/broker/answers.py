@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from msgspec import Raw
 
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import error_payload
-from goondan.schemas.frames import AgentEvent, Answer, ErrorPayload
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.frames import AgentEvent, Answer, ErrorPayload
 
 if TYPE_CHECKING:
     from goondan.kernel.broker.entities import Event

@@ -18,9 +18,9 @@ from goondan.kernel.broker.ledger import EPOCH_BLOCK, Ledger
 from goondan.kernel.broker.parts import MakeParts
 from goondan.kernel.broker.recovery import BadRow, reserved_epochs
 from goondan.kernel.broker.router import Router
-from goondan.schemas.errors import fail
-from goondan.schemas.launch import KernelPlan
-from goondan.schemas.visible import visible_line
+from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.errors import fail
 
 
 def assemble(

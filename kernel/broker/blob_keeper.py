@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Final
 
-from goondan.schemas.blobs import KEEP_S
 from goondan.schemas.system.blob_files import BlobFolder
+from goondan.schemas.wire.blobs import KEEP_S
 
 #: How often the keeper looks for files that nobody refers to (seconds).
 SWEEP_S: Final = 300.0

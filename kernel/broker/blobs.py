@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from goondan.schemas.attached_files import check_files
-from goondan.schemas.blobs import MAX_BLOB_BYTES, MAX_REQUEST_BYTES, check_reference
-from goondan.schemas.errors import fail
-from goondan.schemas.frames import Blob, FilePart, Frame
+from goondan.schemas.wire.attached_files import check_files
+from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, MAX_REQUEST_BYTES, check_reference
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.frames import Blob, FilePart, Frame
 
 #: Bytes of arguments by reference that all open calls together may have: the tool host holds them in memory.
 MAX_CALL_BYTES: Final = 64 << 20

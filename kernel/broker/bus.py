@@ -15,11 +15,11 @@ from goondan.kernel.broker.ledger import EPOCH_BLOCK, Ledger
 from goondan.kernel.broker.mailbox import Mailbox, Quotas
 from goondan.kernel.broker.presence import Presence
 from goondan.kernel.broker.shares import kept_of
-from goondan.schemas.address import instance_workdir
-from goondan.schemas.codec import encode_value, to_raw
-from goondan.schemas.control import Principal, ToSupervisor
-from goondan.schemas.frames import ORCHESTRATOR, ErrorPayload, Frame, Shutdown, ShutdownReason
-from goondan.schemas.launch import KernelPlan
+from goondan.schemas.bundle.address import instance_workdir
+from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.wire.codec import encode_value, to_raw
+from goondan.schemas.wire.control import Principal, ToSupervisor
+from goondan.schemas.wire.frames import ORCHESTRATOR, ErrorPayload, Frame, Shutdown, ShutdownReason
 
 #: New events and tool calls that one peer may have unanswered.
 CREDIT = 256

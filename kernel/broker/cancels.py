@@ -25,9 +25,9 @@ from goondan.kernel.broker.entities import Connection, Event, Instance
 from goondan.kernel.broker.journal.records import event_subject
 from goondan.kernel.broker.one_frame import fitting
 from goondan.kernel.broker.parts import Op, Part
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import Frame, Lease
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import Frame, Lease
 
 #: Questions that may wait for the end of one event. More are refused with E_OVERLOADED.
 MAX_ASKERS: Final = 64

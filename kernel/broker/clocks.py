@@ -13,7 +13,7 @@ from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.calls import Call
 from goondan.kernel.broker.entities import Connection, Event
 from goondan.kernel.broker.standing import Standing
-from goondan.schemas.frames import ClockStage, Frame
+from goondan.schemas.wire.frames import ClockStage, Frame
 
 
 def left_ms(event: Event, now: float) -> int | None:

@@ -18,10 +18,10 @@ from goondan.kernel.broker.entities import Content, Event
 from goondan.kernel.broker.journal import records
 from goondan.kernel.broker.journal.interface import Archive, JournalFailed
 from goondan.kernel.broker.journal.records import Accepted
-from goondan.schemas.codec import DECODE_ERRORS
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import NO_PAYLOAD
-from goondan.schemas.spans import is_trace_id, trace_id_of
+from goondan.schemas.wire.codec import DECODE_ERRORS
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import NO_PAYLOAD
+from goondan.schemas.wire.spans import is_trace_id, trace_id_of
 
 #: Contents of waiting events that stay in memory (bytes): about 5,000 ordinary messages.
 KEPT_BYTES: Final = 4 << 20

@@ -35,10 +35,10 @@ from goondan.kernel.broker.journal import records
 from goondan.kernel.broker.journal.interface import Item
 from goondan.kernel.broker.parts import Op, Part, Record
 from goondan.kernel.broker.processes import Processes
-from goondan.schemas.address import instance_workdir, is_instance_key, is_resource_name
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import OPERATOR_AGENT, ORCHESTRATOR, ErrorPayload, Frame, InstanceEnd, InstanceEnded
+from goondan.schemas.bundle.address import instance_workdir, is_instance_key, is_resource_name
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import OPERATOR_AGENT, ORCHESTRATOR, ErrorPayload, Frame, InstanceEnd, InstanceEnded
 
 #: How long a holder may take to end a cancelled turn (seconds). Then its process is killed. Its calls get 2 s to stop.
 CANCEL_S: Final = 5.0

@@ -32,11 +32,12 @@ from goondan.kernel.broker.places import Claim
 from goondan.kernel.broker.processes import Processes, spawn_failure
 from goondan.kernel.broker.spawns import Spawned, SpawnRecord
 from goondan.kernel.broker.workdirs import Beneath, Workdir, shared
-from goondan.schemas.address import is_instance_key
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.control import Exited, Inventory, Ready, SpawnFailed
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import (
+from goondan.schemas.bundle.address import is_instance_key
+from goondan.schemas.text.times import rfc3339
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.control import Exited, Inventory, Ready, SpawnFailed
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import (
     NO_PAYLOAD,
     OPERATOR_AGENT,
     AgentsCatalog,
@@ -47,7 +48,6 @@ from goondan.schemas.frames import (
     ListedAgent,
     SpawnedAgent,
 )
-from goondan.schemas.times import rfc3339
 
 #: How long a process may take to start when the asker names no deadline (seconds).
 SPAWN_S: Final = 60.0

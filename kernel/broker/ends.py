@@ -21,8 +21,8 @@ from goondan.kernel.broker.entities import Connection, Event, Finish, State
 from goondan.kernel.broker.journal.interface import Item
 from goondan.kernel.broker.late_answers import late_answer
 from goondan.kernel.broker.parts import EventHooks
-from goondan.schemas.errors import error_payload
-from goondan.schemas.frames import Blob
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.frames import Blob
 
 
 class Ends:

@@ -24,10 +24,10 @@ from goondan.kernel.broker.places import Claim
 from goondan.kernel.broker.spawns import Spawned
 from goondan.kernel.broker.standing import Standing
 from goondan.kernel.broker.workdirs import Workdir
-from goondan.schemas.attached_files import size_of_files
-from goondan.schemas.frames import NO_PAYLOAD, Blob, FilePart, Frame, Hello, ReplyTo, Source
-from goondan.schemas.questions import ANSWER_SUFFIX
-from goondan.schemas.tokens import Claims, TokenClass
+from goondan.schemas.wire.attached_files import size_of_files
+from goondan.schemas.wire.frames import NO_PAYLOAD, Blob, FilePart, Frame, Hello, ReplyTo, Source
+from goondan.schemas.wire.questions import ANSWER_SUFFIX
+from goondan.schemas.wire.tokens import Claims, TokenClass
 
 #: The broker's sockets, by class; a connection's `cls` is an index into this.
 CLASSES: Final[tuple[TokenClass, ...]] = ("control", "agent", "toolhost", "client")

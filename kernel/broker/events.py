@@ -29,8 +29,8 @@ from goondan.kernel.broker.parts import EventHooks, Part, Take
 from goondan.kernel.broker.processes import Processes
 from goondan.kernel.broker.quiet import QuietPeers
 from goondan.kernel.broker.tool_calls import ToolCalls
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import Frame, Hello
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import Frame, Hello
 
 #: Longest cause of a dead letter (characters): a person reads it, and the journal keeps it.
 MAX_CAUSE: Final = 1000

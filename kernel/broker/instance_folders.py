@@ -24,8 +24,8 @@ from contextlib import suppress
 from typing import Final
 
 from goondan.kernel.broker.folders import Moved
-from goondan.schemas.address import instance_dir
-from goondan.schemas.visible import visible_line
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.text.visible import visible_line
 
 #: The folder below the state directory.
 DELETED: Final = "deleted"

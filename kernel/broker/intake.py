@@ -32,10 +32,10 @@ from goondan.kernel.broker.parts import EventHooks, Part, Take
 from goondan.kernel.broker.shares import describe_shortage
 from goondan.kernel.broker.tracing import trace_of
 from goondan.kernel.broker.workdirs import passed_on
-from goondan.schemas.address import MAX_PATH_BYTES, is_given_id, is_instance_key, is_name, is_path
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import OPERATOR_AGENT, ErrorPayload, Frame, ReplyTo
-from goondan.schemas.questions import ANSWER_SUFFIX
+from goondan.schemas.bundle.address import MAX_PATH_BYTES, is_given_id, is_instance_key, is_name, is_path
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import OPERATOR_AGENT, ErrorPayload, Frame, ReplyTo
+from goondan.schemas.wire.questions import ANSWER_SUFFIX
 
 #: Agents that may wait for each other in a row. A longer chain counts as a loop.
 MAX_CHAIN: Final = 32

@@ -25,7 +25,7 @@ from goondan.kernel.broker.contents import Contents
 from goondan.kernel.broker.entities import Content, Event, Instance, size_in_memory
 from goondan.kernel.broker.journal.records import event_digest
 from goondan.kernel.broker.presence import agent_address
-from goondan.schemas.frames import Blob, Frame, Source
+from goondan.schemas.wire.frames import Blob, Frame, Source
 
 #: A turn is told of at most so many late answers when it begins. Later ones get turns of their own.
 MAX_NEWS: Final = 64

@@ -29,7 +29,7 @@ from goondan.kernel.broker.journal.records import (
     InstanceSpawned,
 )
 from goondan.kernel.broker.spawns import SpawnRecord
-from goondan.schemas.frames import Blob
+from goondan.schemas.wire.frames import Blob
 
 #: How many epochs are reserved with one write, so that a new epoch seldom needs a write.
 EPOCH_BLOCK: Final = 1_000_000

@@ -21,9 +21,9 @@ from goondan.kernel.broker.allowance import Allowance
 from goondan.kernel.broker.bus import Bus, Lossy
 from goondan.kernel.broker.entities import AGENTS, CLIENTS, Connection
 from goondan.kernel.broker.parts import Part, Take
-from goondan.schemas.codec import encode_value
-from goondan.schemas.frames import Frame
-from goondan.schemas.spans import is_span_id
+from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.wire.frames import Frame
+from goondan.schemas.wire.spans import is_span_id
 
 #: The largest payload that is passed on (bytes). Agents send at most 12 KiB of text in one piece.
 MAX_LIVE_BYTES: Final = 16 << 10

@@ -30,9 +30,9 @@ from goondan.kernel.broker.peer_users import users_of
 from goondan.kernel.broker.router import Router
 from goondan.kernel.broker.transport import Transport
 from goondan.schemas.system.startup import admit_toolhost
-from goondan.schemas.tokens import SOCKETS
+from goondan.schemas.text.visible import visible_line
 from goondan.schemas.transport import chosen
-from goondan.schemas.visible import visible_line
+from goondan.schemas.wire.tokens import SOCKETS
 
 #: Frames that one class may bring in one round. With this quota a control ping waits 10 ms at worst.
 QUOTA: Final = 64

@@ -28,8 +28,8 @@ from goondan.kernel.broker.journal.interface import Archive
 from goondan.kernel.broker.places import Places
 from goondan.kernel.broker.shares import Pool, kept_of
 from goondan.kernel.broker.workdirs import Workdir
-from goondan.schemas.frames import NO_PAYLOAD, Blob
-from goondan.schemas.questions import ANSWER_SUFFIX
+from goondan.schemas.wire.frames import NO_PAYLOAD, Blob
+from goondan.schemas.wire.questions import ANSWER_SUFFIX
 
 #: Deliveries without progress after which an event is a dead letter (docs/design/delivery.md section 4).
 MAX_ATTEMPTS: Final = 5

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
-from goondan.schemas.codec import encode_value
+from goondan.schemas.wire.codec import encode_value
 
 #: Bytes of the entries of one answer. The rest of a frame of 1 MiB is enough for everything else in it.
 LIST_BYTES: Final = 768 << 10

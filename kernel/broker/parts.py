@@ -20,8 +20,8 @@ from goondan.kernel.broker.calls import Call
 from goondan.kernel.broker.clocks import Clocks
 from goondan.kernel.broker.entities import Connection, Event, Handler
 from goondan.kernel.broker.workdirs import Workdir
-from goondan.schemas.frames import Frame, Hello
-from goondan.schemas.launch import KernelPlan
+from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.wire.frames import Frame, Hello
 
 #: Bytes of a payload that has names and numbers only, and of one with a list of names or texts of 10,000 characters.
 SHORT_BYTES: Final = 4 << 10
@@ -95,7 +95,7 @@ class Part:
     takes: Sequence[Take] = ()
     #: Questions that it answers.
     ops: Sequence[Op] = ()
-    #: Words of the supervisor that it hears, by their types (schemas/control.py).
+    #: Words of the supervisor that it hears, by their types (schemas/wire/control.py).
     hears: Mapping[type[Struct], Callable[[Any, float], None]] = {}
 
     #: Its records in the journal.

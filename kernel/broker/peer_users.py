@@ -10,7 +10,7 @@ import os
 from typing import Final
 
 from goondan.schemas.system.own_users import TOOLHOST_UID
-from goondan.schemas.tokens import TokenClass
+from goondan.schemas.wire.tokens import TokenClass
 
 #: Root of this machine, or of this user namespace. It can become any user, so refusing it would keep nobody out.
 _ROOT: Final = 0

@@ -17,10 +17,10 @@ from typing import Final
 
 from goondan.kernel.broker.entities import AGENTS, CLASSES, CLIENTS, Connection
 from goondan.kernel.broker.launches import EndedLaunches
-from goondan.schemas.address import is_name
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import PROTOCOL_VERSION, Hello
-from goondan.schemas.tokens import Claims, verify
+from goondan.schemas.bundle.address import is_name
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import PROTOCOL_VERSION, Hello
+from goondan.schemas.wire.tokens import Claims, verify
 
 #: Connected clients. More are refused, so that a loop of `gdn send` cannot fill the broker.
 MAX_CLIENTS: Final = 4096

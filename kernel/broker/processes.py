@@ -28,7 +28,7 @@ from goondan.kernel.broker.places import Claim
 from goondan.kernel.broker.presence import agent_address
 from goondan.kernel.broker.servers import Servers
 from goondan.kernel.broker.tool_calls import ToolCalls
-from goondan.schemas.control import (
+from goondan.schemas.wire.control import (
     Drain,
     Exited,
     Inventory,

@@ -14,7 +14,7 @@ from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.due import Due
 from goondan.kernel.broker.entities import CONTROL, Connection
 from goondan.kernel.broker.parts import Part
-from goondan.schemas.frames import Frame
+from goondan.schemas.wire.frames import Frame
 
 #: A peer that was silent this long is pinged; an unreachable one is dropped then (seconds).
 PING_AFTER_S: Final = 2.0

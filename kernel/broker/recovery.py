@@ -40,8 +40,8 @@ from goondan.kernel.broker.journal.records import (
 )
 from goondan.kernel.broker.parts import Record
 from goondan.kernel.broker.workdirs import Workdir
-from goondan.schemas.codec import DECODE_ERRORS
-from goondan.schemas.frames import Source
+from goondan.schemas.wire.codec import DECODE_ERRORS
+from goondan.schemas.wire.frames import Source
 
 
 class BadRow(Exception):

@@ -8,8 +8,8 @@ import msgspec
 
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.entities import Connection
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import ErrorPayload, Frame
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import ErrorPayload, Frame
 
 
 def refuse_call(bus: Bus, connection: Connection, frame: Frame, info: ErrorPayload) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from goondan.schemas.control import Revise
-from goondan.schemas.launch import KernelPlan
+from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.wire.control import Revise
 
 
 class Pieces:

@@ -46,8 +46,10 @@ from goondan.kernel.broker.revising import Pieces
 from goondan.kernel.broker.servers import Servers
 from goondan.kernel.broker.tool_asks import ToolAsks
 from goondan.kernel.broker.tool_calls import ToolCalls
-from goondan.schemas.address import is_name
-from goondan.schemas.codec import (
+from goondan.schemas.bundle.address import is_name
+from goondan.schemas.bundle.launch import AgentSpec, KernelPlan, ReplaySpec
+from goondan.schemas.bundle.reach import reachable_tools
+from goondan.schemas.wire.codec import (
     DECODE_ERRORS,
     MAX_FRAME_BYTES,
     FrameError,
@@ -60,15 +62,13 @@ from goondan.schemas.codec import (
     to_raw,
     without_nil,
 )
-from goondan.schemas.control import (
+from goondan.schemas.wire.control import (
     Revise,
     Revised,
     ToBroker,
 )
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import PROTOCOL_VERSION, Frame, Hello, Welcome
-from goondan.schemas.launch import AgentSpec, KernelPlan, ReplaySpec
-from goondan.schemas.reach import reachable_tools
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import PROTOCOL_VERSION, Frame, Hello, Welcome
 
 _decode_control = msgspec.msgpack.Decoder(ToBroker).decode
 #: The key of the handlers of agents that are answered from a recording, in place of a class.

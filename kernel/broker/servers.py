@@ -25,11 +25,11 @@ from goondan.kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
 from goondan.kernel.broker.entities import AGENTS, TOOLS, Connection, Instance
 from goondan.kernel.broker.parts import LISTS_BYTES, SHORT_BYTES, Part, Take
 from goondan.kernel.broker.workdirs import check_opened
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import AttachedServer, Frame, Hello
-from goondan.schemas.launch import KernelPlan
+from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.mcp import CONNECT_S, McpAttach, McpNews
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import AttachedServer, Frame, Hello
 
 #: How long a question about a server may take (seconds): the start of the server, and as much again for the tool host,
 #: which may have to wait for a place or to be started itself.

@@ -17,10 +17,10 @@ from goondan.kernel.bundle.loader import open_bundle
 from goondan.kernel.premises import Premises
 from goondan.kernel.state_root import open_state_root
 from goondan.kernel.trust.private_copy import sweep
-from goondan.schemas.errors import fail
-from goondan.schemas.launch import KernelPlan
-from goondan.schemas.tokens import SECRET_BYTES, Claims, mint
-from goondan.schemas.visible import visible_line
+from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.tokens import SECRET_BYTES, Claims, mint
 
 
 def prepare(bundle: str, run_dir: str | None) -> tuple[KernelPlan, bytes, Premises]:

@@ -11,8 +11,8 @@ import sys
 
 from goondan.kernel.rundir import SECRET_FILE
 from goondan.schemas.system.secrecy import close_memory
-from goondan.schemas.tokens import OAUTH, Claims, mint
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.tokens import OAUTH, Claims, mint
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -20,11 +20,11 @@ from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.clocks import Clocks
 from goondan.kernel.broker.entities import AGENTS, TOOLS, Connection
 from goondan.kernel.broker.parts import Part, Take
-from goondan.schemas.address import SEPARATOR
-from goondan.schemas.codec import encode_value
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import Frame
-from goondan.schemas.launch import KernelPlan, ToolSpec
+from goondan.schemas.bundle.address import SEPARATOR
+from goondan.schemas.bundle.launch import KernelPlan, ToolSpec
+from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import Frame
 
 
 class ToolAsks(Part):

@@ -26,11 +26,11 @@ from goondan.kernel.broker.parts import CallHooks, Part, Take
 from goondan.kernel.broker.refused_calls import tool_error
 from goondan.kernel.broker.shares import describe_shortage
 from goondan.kernel.broker.workdirs import Workdir, check_opened
-from goondan.schemas.address import is_name
-from goondan.schemas.codec import encode_value, to_raw
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import Blob, Frame, Source
-from goondan.schemas.reach import server_of
+from goondan.schemas.bundle.address import is_name
+from goondan.schemas.bundle.reach import server_of
+from goondan.schemas.wire.codec import encode_value, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import Blob, Frame, Source
 
 #: Calls of one event that may be open: the agent's credit, and frames that may have crossed a change of it.
 _MAX_OPEN: Final = CREDIT + CREDIT_SLACK

@@ -13,9 +13,9 @@ Source: PROTOCOL.md "Traces".
 from __future__ import annotations
 
 from goondan.kernel.broker.acting import Actor
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import Frame
-from goondan.schemas.spans import call_span, is_span_id, is_trace_id, trace_id_of
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import Frame
+from goondan.schemas.wire.spans import call_span, is_span_id, is_trace_id, trace_id_of
 
 
 def trace_of(actor: Actor, frame: Frame, born: float) -> tuple[str, str | None]:

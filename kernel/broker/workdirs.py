@@ -22,9 +22,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from goondan.schemas.address import is_path
-from goondan.schemas.errors import fail
-from goondan.schemas.grantable import within
+from goondan.schemas.bundle.address import is_path
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.worker.grantable import within
 
 #: The setting that a refusal names.
 SETTING: Final = "spawn.workdirs"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from goondan.schemas.approval_rules import Policy, read_policy
-from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.bundle.launch import ExtensionSpec
 
 #: How the entry of the bundled extension ends.
 _ENTRY: Final = "/base/approval/approval.py"

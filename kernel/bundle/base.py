@@ -22,7 +22,7 @@ from goondan.kernel.bundle.prepared import prepared_nodes
 from goondan.kernel.bundle.problems import BundleError, Position, Report
 from goondan.kernel.bundle.shape import Builder, Document, Environment
 from goondan.kernel.bundle.tools import CheckedTool, check_tool
-from goondan.schemas.resources import Tool
+from goondan.schemas.bundle.resources import Tool
 
 MANIFEST: Final = "tool.yaml"
 #: The manifest of a bundled tool that a bundled extension brings to its agents (base_extensions.py). No other agent has

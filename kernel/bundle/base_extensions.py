@@ -29,8 +29,8 @@ from goondan.kernel.bundle.positions import Budget
 from goondan.kernel.bundle.problems import BundleError, Report
 from goondan.kernel.bundle.shape import Builder, Environment
 from goondan.kernel.bundle.tools import CheckedTool
-from goondan.schemas.address import is_resource_name
-from goondan.schemas.resources import Extension, ExtensionBody, Tool, ToolBody
+from goondan.schemas.bundle.address import is_resource_name
+from goondan.schemas.bundle.resources import Extension, ExtensionBody, Tool, ToolBody
 
 EXTENSION_MANIFEST: Final = "extension.yaml"
 

@@ -14,7 +14,7 @@ from goondan.kernel.bundle.checked import CheckedAgent
 from goondan.kernel.bundle.problems import Report
 from goondan.kernel.bundle.shape import Document
 from goondan.schemas.budgets import BUDGET_EXTENSION, BudgetLimits
-from goondan.schemas.launch import ExtensionSpec, ModelSpec
+from goondan.schemas.bundle.launch import ExtensionSpec, ModelSpec
 
 
 def is_budget(extension: ExtensionSpec) -> bool:

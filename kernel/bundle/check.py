@@ -37,12 +37,12 @@ from goondan.kernel.bundle.tools import CheckedTool, check_tool
 from goondan.kernel.bundle.values import check_value
 from goondan.kernel.bundle.variables import names_any
 from goondan.kernel.grants.merge import join_paths
-from goondan.schemas import resources
-from goondan.schemas.address import SEPARATOR, is_resource_name, is_shown_name, parse_tool_name, shown_tool_name
-from goondan.schemas.frames import ORCHESTRATOR
-from goondan.schemas.launch import Filesystem, ModelSpec
-from goondan.schemas.policies import SwarmPolicy
-from goondan.schemas.resources import API_V1, API_V1ALPHA1, BASE_PACKAGE, DOCUMENTS, KINDS
+from goondan.schemas.bundle import resources
+from goondan.schemas.bundle.address import SEPARATOR, is_resource_name, is_shown_name, parse_tool_name, shown_tool_name
+from goondan.schemas.bundle.launch import Filesystem, ModelSpec
+from goondan.schemas.bundle.policies import SwarmPolicy
+from goondan.schemas.bundle.resources import API_V1, API_V1ALPHA1, BASE_PACKAGE, DOCUMENTS, KINDS
+from goondan.schemas.wire.frames import ORCHESTRATOR
 
 
 class Checker:

@@ -10,9 +10,9 @@ from goondan.kernel.bundle.extensions import CheckedExtension
 from goondan.kernel.bundle.servers import CheckedServer, ServerUse
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.tools import CheckedTool
-from goondan.schemas import resources
-from goondan.schemas.launch import ExtensionSpec, ModelSpec
-from goondan.schemas.policies import SwarmPolicy
+from goondan.schemas.bundle import resources
+from goondan.schemas.bundle.launch import ExtensionSpec, ModelSpec
+from goondan.schemas.bundle.policies import SwarmPolicy
 
 
 class CheckedFallback(Struct):

@@ -9,7 +9,7 @@ from goondan.kernel.bundle.lookup import Files
 from goondan.kernel.bundle.problems import Path, Report
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.values import check_value
-from goondan.schemas.resources import ConnectionBody, ConnectorBody
+from goondan.schemas.bundle.resources import ConnectionBody, ConnectorBody
 
 
 def check_connector(document: Document, body: ConnectorBody, files: Files, report: Report) -> str | None:

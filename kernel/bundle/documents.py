@@ -19,7 +19,7 @@ from goondan.kernel.bundle.positions import Budget, Composed, Fault, Mapping, No
 from goondan.kernel.bundle.problems import Position, Report
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.paths import BUNDLE_FILE
-from goondan.schemas.resources import API_V1, API_V1ALPHA1, KINDS
+from goondan.schemas.bundle.resources import API_V1, API_V1ALPHA1, KINDS
 
 #: The beginnings of the apiVersion of documents for us.
 _GROUPS: Final = (API_V1.partition("/")[0] + "/", API_V1ALPHA1.partition("/")[0] + "/")

@@ -14,8 +14,8 @@ from goondan.kernel.bundle.problems import Path, Report, did_you_mean
 from goondan.kernel.bundle.servers import describe_faults as describe_server_faults
 from goondan.kernel.bundle.servers import is_mcp
 from goondan.kernel.bundle.shape import Document
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.extension_config import check_config
+from goondan.schemas.bundle.extension_config import check_config
+from goondan.schemas.wire.errors import GoondanError
 
 
 def check_given(extension: CheckedExtension, report: Report) -> None:
@@ -88,7 +88,7 @@ def _printable(extension: CheckedExtension, issue: str) -> str:
 _STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
 #: What is said of a field that nobody has declared.
 UNKNOWN: Final = "unexpected property"
-#: What is wrong with one place, as goondan.schemas.arguments words it, and its code; everything else is a wrong value.
+#: What is wrong with one place, as goondan.schemas.bundle.arguments words it, and its code. All else is a wrong value.
 _CODES: Final = {
     UNKNOWN: "E_CONFIG_UNKNOWN_FIELD",
     "required property is missing": "E_CONFIG_MISSING_FIELD",

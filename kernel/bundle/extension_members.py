@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from msgspec import Struct
 
 from goondan.kernel.bundle.problems import did_you_mean
-from goondan.schemas.extension_api import API_MEMBERS
+from goondan.schemas.bundle.extension_api import API_MEMBERS
 
 _Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -23,10 +23,10 @@ from goondan.kernel.bundle.problems import Path, Report
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.tools import CheckedTool
 from goondan.kernel.bundle.variables import names_any
-from goondan.schemas import resources
-from goondan.schemas.address import is_resource_name
-from goondan.schemas.launch import ExtensionSpec
-from goondan.schemas.resources import API_V1, BASE_PACKAGE
+from goondan.schemas.bundle import resources
+from goondan.schemas.bundle.address import is_resource_name
+from goondan.schemas.bundle.launch import ExtensionSpec
+from goondan.schemas.bundle.resources import API_V1, BASE_PACKAGE
 
 #: Entries of extensions that come with the kernel: `@goondan/base/NAME`.
 _BASE_ENTRY: Final = BASE_PACKAGE + "/"

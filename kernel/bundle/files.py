@@ -76,8 +76,8 @@ class BundleFiles:
 
     def check_recording(self, path: str) -> None:
         """Check that a file which was found before is the recording of a run. Raises Unreadable."""
-        from goondan.schemas.errors import GoondanError
         from goondan.schemas.system.recording_file import read_recording
+        from goondan.schemas.wire.errors import GoondanError
 
         try:
             read_recording(path, lambda part: False)

@@ -21,7 +21,7 @@ from goondan.kernel.grants.merge import requested
 from goondan.kernel.grants.pins import pin
 from goondan.kernel.grants.policy_file import read_policies
 from goondan.kernel.oauth.key_file import is_shared, key_path
-from goondan.schemas.hidden import KEYS, STATE_ROOT, runtime_bases
+from goondan.schemas.worker.hidden import KEYS, STATE_ROOT, runtime_bases
 
 #: Of an installation, what is the kernel's own code.
 _PACKAGES: Final = ("schemas", "kernel", "agentproc", "toolhost", "features")

@@ -34,12 +34,12 @@ from goondan.kernel.grants.merge import (
     widen,
     without_grants,
 )
-from goondan.schemas import resources
-from goondan.schemas.address import is_path
-from goondan.schemas.grantable import unreadable, unwritable
-from goondan.schemas.hidden import uncovered
-from goondan.schemas.launch import FolderGrants, Limits, SandboxSpec
-from goondan.schemas.resources import BASE_PACKAGE
+from goondan.schemas.bundle import resources
+from goondan.schemas.bundle.address import is_path
+from goondan.schemas.bundle.launch import FolderGrants, Limits, SandboxSpec
+from goondan.schemas.bundle.resources import BASE_PACKAGE
+from goondan.schemas.worker.grantable import unreadable, unwritable
+from goondan.schemas.worker.hidden import uncovered
 
 Status = Literal["own", "bundled", "nothing", "accepted", "pending", "changed"]
 

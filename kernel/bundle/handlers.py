@@ -25,12 +25,12 @@ from goondan.kernel.bundle.problems import Path, Report, did_you_mean, shown
 from goondan.kernel.bundle.tools import CheckedTool
 from goondan.kernel.paths import root_of
 from goondan.kernel.plan import tool_spec
-from goondan.schemas.address import build_tool_name
-from goondan.schemas.entries import entry_kind
-from goondan.schemas.launch import SandboxSpec, ToolSpec
+from goondan.schemas.bundle.address import build_tool_name
+from goondan.schemas.bundle.launch import SandboxSpec, ToolSpec
 from goondan.schemas.system.directories import DirectoryRefused, open_directory
 from goondan.schemas.system.private_files import replace_in
-from goondan.schemas.tool_host_reports import ModuleReport
+from goondan.schemas.worker.entries import entry_kind
+from goondan.schemas.worker.tool_host_reports import ModuleReport
 
 #: A part of every key, so that reports of an earlier version are not used.
 FORMAT: Final = 1

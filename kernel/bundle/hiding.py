@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from goondan.schemas.redaction import Redactor
+from goondan.schemas.text.redaction import Redactor
 
 #: Variables whose values are places and settings, and not secrets. Hiding `/root` would make every path unreadable.
 _PUBLIC: Final = re.compile(

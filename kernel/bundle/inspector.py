@@ -17,8 +17,8 @@ import msgspec
 
 from goondan.kernel.paths import state_root
 from goondan.kernel.spawn import command, environment
-from goondan.schemas.launch import ToolSpec
-from goondan.schemas.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
+from goondan.schemas.bundle.launch import ToolSpec
+from goondan.schemas.worker.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
 
 #: How long one module may take to load (seconds): the import of a large library from a cold disk.
 LOAD_TIMEOUT_S: Final = 5.0

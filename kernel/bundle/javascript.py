@@ -27,9 +27,9 @@ from msgspec import Struct
 
 from goondan.kernel.bundle.files import read_file
 from goondan.kernel.bundle.lookup import Unreadable
-from goondan.schemas.codec import DECODE_ERRORS
-from goondan.schemas.grantable import within
-from goondan.schemas.launch import JavaScriptRuntime
+from goondan.schemas.bundle.launch import JavaScriptRuntime
+from goondan.schemas.wire.codec import DECODE_ERRORS
+from goondan.schemas.worker.grantable import within
 
 Name = Literal["node", "bun"]
 

@@ -1,6 +1,6 @@
 """Kinds of documents that features bring: what the core asks of one. Pure.
 
-The form of their documents is with that of all others (goondan.schemas.resources), because the exported schema has
+The form of their documents is with that of all others (schemas/bundle/resources.py), because the exported schema has
 them all. What such documents become is a part of the plan, under the feature's name. The core passes it on unopened.
 
 Source: docs/design/features.md section 6.

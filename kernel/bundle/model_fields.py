@@ -12,8 +12,8 @@ from goondan.kernel.bundle.models import doubled_end, doubled_hint, is_http_url
 from goondan.kernel.bundle.problems import Path, Report
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.values import check_value
-from goondan.schemas.model_providers import BY_NAME, PROVIDERS
-from goondan.schemas.resources import ModelBody
+from goondan.schemas.bundle.resources import ModelBody
+from goondan.schemas.models.model_providers import BY_NAME, PROVIDERS
 
 #: The longest version of a wire (characters): a date, or a number.
 MAX_VERSION: Final = 64

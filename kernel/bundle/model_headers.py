@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Final
 
 from goondan.kernel.bundle.problems import Path
-from goondan.schemas.model_providers import PROVIDERS
-from goondan.schemas.resources import ValueLike, ValueSource
+from goondan.schemas.bundle.resources import ValueLike, ValueSource
+from goondan.schemas.models.model_providers import PROVIDERS
 
 #: Headers of one Model: more than any gateway wants, and a request stays small.
 MAX_HEADERS: Final = 32

@@ -24,8 +24,9 @@ from msgspec.structs import replace
 
 from goondan.kernel.bundle.model_headers import header_values
 from goondan.kernel.bundle.problems import Path
-from goondan.schemas.launch import ModelSpec
-from goondan.schemas.model_providers import (
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.bundle.resources import ModelBody, ValueSource
+from goondan.schemas.models.model_providers import (
     BY_NAME,
     DEFAULT_MAX_TOKENS,
     LIMIT_PARAMS,
@@ -33,8 +34,7 @@ from goondan.schemas.model_providers import (
     ModelProvider,
     limit_param,
 )
-from goondan.schemas.origins import is_open, origin_of
-from goondan.schemas.resources import ModelBody, ValueSource
+from goondan.schemas.models.origins import is_open, origin_of
 
 #: A person's choice for `auto`: a provider, and the name of a model.
 PROVIDER_VARIABLE: Final = "GOONDAN_PROVIDER"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from goondan.kernel.bundle.problems import Report
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.tools import check_schema
-from goondan.schemas.structured import OutputSpec
+from goondan.schemas.bundle.structured import OutputSpec
 
 
 def check_output(document: Document, output: OutputSpec | None, report: Report) -> None:

@@ -17,8 +17,8 @@ from goondan.kernel.bundle.positions import Scalar
 from goondan.kernel.bundle.problems import Report
 from goondan.kernel.bundle.shape import Builder, Document, Environment
 from goondan.kernel.bundle.tools import CheckedTool, check_tool
-from goondan.schemas.address import is_resource_name
-from goondan.schemas.resources import Tool
+from goondan.schemas.bundle.address import is_resource_name
+from goondan.schemas.bundle.resources import Tool
 
 
 class PackageFolders:

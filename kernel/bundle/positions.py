@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from goondan.kernel.bundle.lookup import MAX_FILE_BYTES
 from goondan.kernel.bundle.problems import Path, shown
-from goondan.schemas.codec import MAX_DEPTH
+from goondan.schemas.wire.codec import MAX_DEPTH
 
 #: The most values in a whole bundle. An alias counts as often as it is used, so an exploding alias reaches the limit.
 MAX_NODES: Final = 100_000

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from goondan.schemas.errors import CODES, GoondanError, error_payload, help_url
+from goondan.schemas.wire.errors import CODES, GoondanError, error_payload, help_url
 
 #: The most problems that are kept. The others are only counted. Otherwise the report on a broken file could be larger
 #: than the file.

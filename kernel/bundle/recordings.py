@@ -16,8 +16,8 @@ from msgspec import Struct
 from goondan.kernel.bundle.lookup import Files, Unreadable
 from goondan.kernel.bundle.problems import Report
 from goondan.kernel.bundle.shape import Document
-from goondan.schemas.launch import ModelSpec
-from goondan.schemas.resources import ModelBody
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.bundle.resources import ModelBody
 
 #: The name of the run that is recorded.
 RECORD_VARIABLE: Final = "GOONDAN_RECORD"

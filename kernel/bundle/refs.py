@@ -10,7 +10,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from goondan.kernel.bundle.problems import Path
-from goondan.schemas.resources import AgentUse, ExtensionUse, ObjectRef, RefLike, ToolUse
+from goondan.schemas.bundle.resources import AgentUse, ExtensionUse, ObjectRef, RefLike, ToolUse
 
 Use = ToolUse | ExtensionUse | AgentUse
 

@@ -14,10 +14,10 @@ from goondan.kernel.bundle.lookup import Files
 from goondan.kernel.bundle.problems import Path, Report
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.variables import VARIABLE_NAME
-from goondan.schemas import launch, resources
-from goondan.schemas.blobs import MAX_OUTPUT_BYTES
-from goondan.schemas.hosts import MAX_RULES, BadHost, parse_rule, write_network
-from goondan.schemas.hosts import network as make_network
+from goondan.schemas.bundle import launch, resources
+from goondan.schemas.wire.blobs import MAX_OUTPUT_BYTES
+from goondan.schemas.worker.hosts import MAX_RULES, BadHost, parse_rule, write_network
+from goondan.schemas.worker.hosts import network as make_network
 
 
 def check_sandbox(

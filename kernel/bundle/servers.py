@@ -31,15 +31,15 @@ from goondan.kernel.bundle.sandbox import check_sandbox, resolve_sandbox
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.tools import CheckedTool
 from goondan.kernel.bundle.variables import VARIABLE_NAME
-from goondan.schemas import launch, resources
-from goondan.schemas.address import is_resource_name
-from goondan.schemas.grantable import SYSTEM, within
-from goondan.schemas.hosts import BadHost, Rule, parse_login_rule, parse_rule, write_network
-from goondan.schemas.hosts import network as make_network
-from goondan.schemas.launch import McpServerSpec, SandboxSpec
+from goondan.schemas.bundle import launch, resources
+from goondan.schemas.bundle.address import is_resource_name
+from goondan.schemas.bundle.launch import McpServerSpec, SandboxSpec
 from goondan.schemas.mcp import McpOAuth
+from goondan.schemas.models.origins import origin_of
 from goondan.schemas.oauth import is_redirect
-from goondan.schemas.origins import origin_of
+from goondan.schemas.worker.grantable import SYSTEM, within
+from goondan.schemas.worker.hosts import BadHost, Rule, parse_login_rule, parse_rule, write_network
+from goondan.schemas.worker.hosts import network as make_network
 
 #: How the entry of the bundled extension ends.
 _ENTRY: Final = "/base/mcp/mcp.py"

@@ -19,7 +19,7 @@ from goondan.kernel.bundle.extensions import CheckedExtension
 from goondan.kernel.bundle.lookup import Files
 from goondan.kernel.bundle.problems import Path, Report
 from goondan.kernel.bundle.shape import Document
-from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.bundle.launch import ExtensionSpec
 
 
 class SkillDirs(Struct, frozen=True):

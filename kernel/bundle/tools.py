@@ -16,9 +16,9 @@ from goondan.kernel.bundle.lookup import Files
 from goondan.kernel.bundle.problems import Path, Report, did_you_mean
 from goondan.kernel.bundle.sandbox import check_sandbox, resolve_sandbox
 from goondan.kernel.bundle.shape import Document
-from goondan.schemas import launch, resources
-from goondan.schemas.address import MAX_TOOL_NAME, SEPARATOR, build_tool_name, is_export_name
-from goondan.schemas.entries import entry_kind
+from goondan.schemas.bundle import launch, resources
+from goondan.schemas.bundle.address import MAX_TOOL_NAME, SEPARATOR, build_tool_name, is_export_name
+from goondan.schemas.worker.entries import entry_kind
 
 #: Published names of the bundled package that the rule for export names would refuse (NAME-12).
 BUNDLED_EXPORTS: Final = frozenset({"setChatAction", "downloadFile"})
@@ -194,7 +194,7 @@ def check_schema(schema: dict[str, Any], document: Document, at: Path, report: R
     """
     import jsonschema_rs  # 12 ms, and a bundle without parameters does not need it
 
-    from goondan.schemas.arguments import LOOK_AROUND, LOOK_AROUND_HINT, backtracking, limits_of, make_validator
+    from goondan.schemas.bundle.arguments import LOOK_AROUND, LOOK_AROUND_HINT, backtracking, limits_of, make_validator
 
     limits, costly = limits_of(schema)
     if costly is not None and not costly.lost:
@@ -268,7 +268,7 @@ _SCHEMA_FAULTS: Final[dict[str, str]] = {
 def _check_examples(export: resources.ToolExport, document: Document, at: Path, report: Report) -> None:
     if not export.examples:
         return
-    from goondan.schemas.arguments import compile_arguments
+    from goondan.schemas.bundle.arguments import compile_arguments
 
     checker = compile_arguments(export.parameters, export.aliases)
     for index, example in enumerate(export.examples):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from goondan.kernel.bundle.problems import Path, Report
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.variables import VARIABLE_NAME
-from goondan.schemas.resources import ValueSource
+from goondan.schemas.bundle.resources import ValueSource
 
 
 def check_value(document: Document, value: str | ValueSource | None, at: Path, report: Report) -> None:

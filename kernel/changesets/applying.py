@@ -26,8 +26,8 @@ from goondan.kernel.changesets.entries import TreeEntry
 from goondan.kernel.changesets.git import References, Store, clear_index, io_error
 from goondan.kernel.changesets.repository import Repository, conflict, named
 from goondan.kernel.grants.written import find_written, pin
-from goondan.schemas.errors import GoondanError
 from goondan.schemas.system.private_files import replace_file
+from goondan.schemas.wire.errors import GoondanError
 
 INTENT: Final = "intent.json"
 #: Of an intent (bytes).

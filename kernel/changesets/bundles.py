@@ -24,7 +24,7 @@ from goondan.kernel.supervisor.options import Options
 from goondan.kernel.trust.asking import Asking
 from goondan.kernel.trust.judge import untrusted
 from goondan.kernel.trust.powers import Power
-from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: Refusals and mistakes that one answer names.
 MAX_NAMED: Final = 5

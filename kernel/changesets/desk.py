@@ -23,7 +23,7 @@ from goondan.kernel.changesets.line import ASKING, FINISHING, OPENING, REMOVING,
 from goondan.kernel.log_bounds import open_log
 from goondan.kernel.spawn import command, memory_file, start_program
 from goondan.schemas.changesets import ChangesetDone, ChangesetError, ChangesetWish, CommittedChangeset
-from goondan.schemas.control import (
+from goondan.schemas.wire.control import (
     ChangesetAnswered,
     ChangesetAsked,
     ChangesetsHeld,
@@ -31,8 +31,8 @@ from goondan.schemas.control import (
     ToBroker,
     WhichChangesets,
 )
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import ErrorPayload
 
 if TYPE_CHECKING:
     from goondan.kernel.changesets.worker import Answer, Task

@@ -41,11 +41,11 @@ from goondan.schemas.changesets import (
     HeldChangeset,
     OpenedChangeset,
 )
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import ErrorPayload
 from goondan.schemas.system.trees import remove_tree
-from goondan.schemas.times import rfc3339
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.times import rfc3339
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import ErrorPayload
 
 #: Worktrees of one instance, and in all: each is a copy of the repository.
 MAX_OPEN_OF_ONE: Final = 8

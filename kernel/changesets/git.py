@@ -26,8 +26,8 @@ from typing import Any, Final
 from msgspec import Struct
 
 from goondan.kernel.changesets.entries import TreeEntry
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.errors import GoondanError, fail
 
 NAME: Final = "git"
 #: How long one git command may take (seconds). The longest reads or writes every file of a repository once.

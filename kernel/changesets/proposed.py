@@ -19,7 +19,7 @@ from msgspec import Struct
 from goondan.kernel.changesets.entries import EXECUTABLE, LINK, REGULAR, SUBMODULE, TreeEntry
 from goondan.kernel.changesets.git import Digest
 from goondan.kernel.changesets.paths import MAX_DEPTH, why_refused
-from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: Entries that are looked at.
 MAX_ENTRIES: Final = 100_000

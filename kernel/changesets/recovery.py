@@ -21,7 +21,7 @@ from goondan.kernel.changesets.git import References, Store, lent_lock
 from goondan.kernel.changesets.records import FOLDER, Record, Records
 from goondan.kernel.paths import root_of
 from goondan.schemas.changesets import ChangesetSummary, CommittedChangeset
-from goondan.schemas.times import rfc3339
+from goondan.schemas.text.times import rfc3339
 
 LOCK: Final = "lock"
 #: Where our own repository is, in the changesets' folder.

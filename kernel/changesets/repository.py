@@ -18,7 +18,7 @@ from msgspec import Struct
 from goondan.kernel.changesets.entries import LINK, REGULAR, TreeEntry
 from goondan.kernel.changesets.git import References, Store, io_error
 from goondan.kernel.changesets.paths import within_prefix
-from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: Of a file `.git` or `commondir` (bytes).
 _MAX_POINTER: Final = 4096

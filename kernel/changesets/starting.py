@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from goondan.kernel.changesets.entries import EXECUTABLE, REGULAR, TreeEntry
 from goondan.kernel.changesets.git import KERNEL, References, Store, installed, run
 from goondan.kernel.changesets.repository import find
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 #: The branch of a new repository.
 BRANCH = "main"

@@ -29,9 +29,9 @@ from goondan.kernel.restarting.revision import Revision, RevisionRefused
 from goondan.kernel.supervisor.options import Options
 from goondan.kernel.trust.powers import Power
 from goondan.schemas.changesets import ChangesetDone, ChangesetWish, CommittedChangeset, HeldChangeset
-from goondan.schemas.errors import GoondanError
 from goondan.schemas.system.secrecy import close_memory
 from goondan.schemas.system.startup import close_to_others, die_with_parent, set_process_name
+from goondan.schemas.wire.errors import GoondanError
 
 #: What is before every message: its length in bytes.
 LENGTH: Final = struct.Struct("!I")

@@ -110,7 +110,7 @@ def execute(arguments: list[str]) -> int:
         return _reader_is_gone()
     except BaseException as error:  # whatever it is, a person gets one structured error
         from goondan.kernel.cli.output import exit_code, print_error, unexpected
-        from goondan.schemas.errors import GoondanError
+        from goondan.schemas.wire.errors import GoondanError
 
         known = error if isinstance(error, GoondanError) else unexpected(error)
         try:
@@ -122,7 +122,7 @@ def execute(arguments: list[str]) -> int:
 
 def _usage(error: click.ClickException, as_json: bool) -> int:
     from goondan.kernel.cli.output import print_error, write
-    from goondan.schemas.errors import fail
+    from goondan.schemas.wire.errors import fail
 
     if isinstance(error, click.exceptions.NoArgsIsHelpError) and not as_json:
         write(*error.format_message().split("\n"), stream=sys.stderr)  # a group without a command: its help

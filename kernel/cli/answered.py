@@ -10,10 +10,10 @@ from contextlib import suppress
 
 from goondan.kernel.cli.output import is_terminal, write, write_text
 from goondan.kernel.cli.terminal import printable, style_of
-from goondan.schemas.errors import ENVIRONMENT, GoondanError
-from goondan.schemas.frames import Answer, ErrorPayload
-from goondan.schemas.tool_host_reports import WorkerNews
-from goondan.schemas.usage import Usage
+from goondan.schemas.wire.errors import ENVIRONMENT, GoondanError
+from goondan.schemas.wire.frames import Answer, ErrorPayload
+from goondan.schemas.wire.usage import Usage
+from goondan.schemas.worker.tool_host_reports import WorkerNews
 
 #: The exit status of `gdn send` for an answer that was cut off.
 CUT_OFF_STATUS = 3

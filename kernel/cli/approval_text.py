@@ -19,8 +19,8 @@ from typing import Any, Final
 import msgspec
 
 from goondan.kernel.cli.plain import broken
-from goondan.schemas.times import rfc3339_seconds
-from goondan.schemas.visible import visible_names
+from goondan.schemas.text.times import rfc3339_seconds
+from goondan.schemas.text.visible import visible_names
 
 #: In front of every line of an item.
 MARK: Final = "│ "

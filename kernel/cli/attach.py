@@ -29,10 +29,10 @@ from goondan.kernel.cli.state import prepare, state_of
 from goondan.kernel.log_bounds import open_log
 from goondan.kernel.spawn import command, memory_file, start_program
 from goondan.kernel.supervisor_client import ANSWER_S, PEER, Reply, SupervisorClient
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import ErrorPayload
 from goondan.schemas.system.secrecy import close_memory
-from goondan.schemas.tokens import SOCKETS
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import ErrorPayload
+from goondan.schemas.wire.tokens import SOCKETS
 
 if TYPE_CHECKING:
     from goondan.kernel.trust.powers import Power

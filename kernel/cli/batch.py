@@ -16,10 +16,10 @@ from typing import Any, Final
 import msgspec
 
 from goondan.kernel.cli.options import DEFAULT_INSTANCE
-from goondan.schemas.address import MAX_INSTANCE_KEY, is_instance_key
-from goondan.schemas.blobs import MAX_ARGS_BYTES
-from goondan.schemas.codec import check_depth, encode_value, replace_surrogates
-from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.bundle.address import MAX_INSTANCE_KEY, is_instance_key
+from goondan.schemas.wire.blobs import MAX_ARGS_BYTES
+from goondan.schemas.wire.codec import check_depth, encode_value, replace_surrogates
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: The longest line whose arguments can fit. Escapes make JSON at most six times as long as msgpack.
 MAX_LINE_BYTES: Final = 6 * MAX_ARGS_BYTES

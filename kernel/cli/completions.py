@@ -32,9 +32,9 @@ from goondan.kernel.bundle.problems import Report
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.tools import BUNDLED_EXPORTS
 from goondan.kernel.state_root import why_refused
-from goondan.schemas.address import build_tool_name, is_export_name, is_resource_name, segment_key
-from goondan.schemas.frames import OPERATOR_AGENT
-from goondan.schemas.visible import visible_line
+from goondan.schemas.bundle.address import build_tool_name, is_export_name, is_resource_name, segment_key
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.frames import OPERATOR_AGENT
 
 #: The characters that have no special meaning in any shell, anywhere in a word.
 SAFE: Final = re.compile(r"[A-Za-z0-9_@%+:,./][A-Za-z0-9_@%+:,./-]*\Z")
@@ -73,7 +73,7 @@ def resources(ctx: click.Context, kind: str) -> Iterator[tuple[str, str]]:
 
 def error_codes(ctx: click.Context) -> Iterator[tuple[str, str]]:
     """The codes of errors."""
-    from goondan.schemas.errors import CODES
+    from goondan.schemas.wire.errors import CODES
 
     return ((code, "") for code in CODES)
 

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
 from goondan.kernel.cli.output import columns_of, is_terminal, write
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 if TYPE_CHECKING:
     from goondan.kernel.bundle.loader import Inspected

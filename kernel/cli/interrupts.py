@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, Final, Protocol, Self, TypeVar
 
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import ErrorPayload
 
 _T = TypeVar("_T")
 

@@ -19,8 +19,8 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.blobs import too_large
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.blobs import too_large
+from goondan.schemas.wire.errors import fail
 
 #: The argument that means: read it from standard input.
 FROM_STDIN: Final = "-"

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from goondan.schemas.attached_files import (
+from goondan.schemas.system.blob_files import BlobFolder
+from goondan.schemas.wire.attached_files import (
     HEAD_BYTES,
     MAX_FILE_BYTES,
     MAX_FILES,
@@ -19,9 +20,8 @@ from goondan.schemas.attached_files import (
     MAX_NAME_CHARS,
     media_type_of,
 )
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import FilePart
-from goondan.schemas.system.blob_files import BlobFolder
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import FilePart
 
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 

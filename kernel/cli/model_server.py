@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from goondan.kernel.bundle.loader import Inspected
     from goondan.kernel.cli.attach import BundleTarget
     from goondan.kernel.model_server.finding import FoundServer
-    from goondan.schemas.launch import ModelSpec
+    from goondan.schemas.bundle.launch import ModelSpec
 
 #: How long the server may take for its answer (seconds); it has the time in which the swarm starts.
 ASK_S: Final = 2.0
@@ -67,7 +67,7 @@ def offer_before_start(place: BundleTarget) -> None:
     from goondan.kernel.cli.consent import can_ask
     from goondan.kernel.model_server import choice
     from goondan.kernel.paths import root_of
-    from goondan.schemas.errors import GoondanError
+    from goondan.schemas.wire.errors import GoondanError
 
     if not can_ask():
         return

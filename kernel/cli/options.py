@@ -71,7 +71,7 @@ def named(agent: _Agent, key: _Key) -> tuple[_Agent, str | _Key]:
     if not slash:
         return agent, key
     if key not in (None, DEFAULT_INSTANCE, own):
-        from goondan.schemas.errors import fail
+        from goondan.schemas.wire.errors import fail
 
         raise fail("E_USAGE", f"two instances are named: {own[:100]!r} and {key[:100]!r}", suggestion="Name one.")
     return name, own

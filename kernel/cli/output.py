@@ -12,9 +12,9 @@ from typing import Any, TextIO
 
 import msgspec
 
-from goondan.schemas.errors import GoondanError, fail, help_url
-from goondan.schemas.frames import ErrorPayload
-from goondan.schemas.visible import visible_json
+from goondan.schemas.text.visible import visible_json
+from goondan.schemas.wire.errors import GoondanError, fail, help_url
+from goondan.schemas.wire.frames import ErrorPayload
 
 _USAGE_CODES = ("E_USAGE", "E_CONFIG_")
 
@@ -73,7 +73,7 @@ def _encoded(value: Any) -> bytes:
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
-        from goondan.schemas.codec import replace_surrogates
+        from goondan.schemas.wire.codec import replace_surrogates
 
         return msgspec.json.encode(replace_surrogates(msgspec.to_builtins(value)))
 

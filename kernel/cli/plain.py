@@ -10,7 +10,7 @@ import re
 import unicodedata
 from typing import Final
 
-from goondan.schemas.visible import CONTROLS, TURNING, by_number, visible_line
+from goondan.schemas.text.visible import CONTROLS, TURNING, by_number, visible_line
 
 #: Of the controls, line end and tab stay. A carriage return is removed, because line ends may hold one.
 _KEPT: Final = "\n\t"

@@ -16,15 +16,15 @@ from typing import Any, Final, Self
 from goondan.kernel import lock, rundir
 from goondan.kernel.cli.attach import Kernel
 from goondan.kernel.cli.message_files import OpenFile, lay_down
-from goondan.schemas.blobs import INLINE_FRAME_BYTES
-from goondan.schemas.codec import encode_value, from_raw, to_raw
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import AgentEvent, Answer, FilePart, Frame, ReplyTo, Shutdown
-from goondan.schemas.link import Link
-from goondan.schemas.runtime_events import RuntimeEvent
 from goondan.schemas.system.secrecy import close_memory
-from goondan.schemas.times import rfc3339
-from goondan.schemas.tokens import SOCKETS
+from goondan.schemas.text.times import rfc3339
+from goondan.schemas.transport.link import Link
+from goondan.schemas.wire.blobs import INLINE_FRAME_BYTES
+from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import AgentEvent, Answer, FilePart, Frame, ReplyTo, Shutdown
+from goondan.schemas.wire.runtime_events import RuntimeEvent
+from goondan.schemas.wire.tokens import SOCKETS
 
 #: The AgentEvent.type of a message that a person sends.
 USER_MESSAGE: Final = "user.message"

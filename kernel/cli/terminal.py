@@ -16,14 +16,14 @@ from typing import Final, TextIO
 
 import msgspec
 
-from goondan.schemas.visible import by_number, visible_line, visible_names
+from goondan.schemas.text.visible import by_number, visible_line, visible_names
 
 #: A mark: between noncharacters of Unicode, a secret of this process and a colour. No text from outside can hold the
 #: secret.
 _SECRET: Final = os.urandom(8).hex()
 _MARK: Final = re.compile(f"\ufdd0{_SECRET}([0-9]{{1,2}})\ufdd1")
 _RESET: Final = "0"
-#: What a list says of the agent that no bundle declares (goondan.schemas.frames.OPERATOR_AGENT).
+#: What a list says of the agent that no bundle declares (goondan.schemas.wire.frames.OPERATOR_AGENT).
 OPERATOR_NOTE: Final = "_operator is you: calls of `gdn call` run in its name, with every tool and without a model"
 
 

@@ -13,10 +13,10 @@ import os
 from typing import TYPE_CHECKING
 
 from goondan.kernel import paths
-from goondan.schemas.address import is_path
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.grantable import within
-from goondan.schemas.hidden import workspace_of
+from goondan.schemas.bundle.address import is_path
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.worker.grantable import within
+from goondan.schemas.worker.hidden import workspace_of
 
 if TYPE_CHECKING:
     from goondan.kernel.cli.attach import BundleTarget

@@ -18,10 +18,10 @@ from typing import Any, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from goondan.schemas import hosts
-from goondan.schemas.grantable import within
-from goondan.schemas.launch import Filesystem, Limits, PythonSpec, SandboxSpec
-from goondan.schemas.tiers import STRONGEST, Tier, is_weaker
+from goondan.schemas.bundle.launch import Filesystem, Limits, PythonSpec, SandboxSpec
+from goondan.schemas.worker import hosts
+from goondan.schemas.worker.grantable import within
+from goondan.schemas.worker.tiers import STRONGEST, Tier, is_weaker
 
 Isolation = Literal["shared", "instance", "call"]
 

@@ -32,9 +32,9 @@ from goondan.kernel.bundle.positions import Budget, Fault, Mapping, compose, dec
 from goondan.kernel.bundle.problems import Position, Report
 from goondan.kernel.bundle.shape import Builder, Document, Environment
 from goondan.kernel.state_root import doubt, open_state_root
-from goondan.schemas.errors import fail
-from goondan.schemas.resources import SandboxPart
+from goondan.schemas.bundle.resources import SandboxPart
 from goondan.schemas.system.private_files import replace_file
+from goondan.schemas.wire.errors import fail
 
 POLICY_FILE: Final = "policy.yaml"
 #: The part that `gdn grant` writes begins with this line and goes to the end of the file.

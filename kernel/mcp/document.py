@@ -10,7 +10,7 @@ import re
 from collections.abc import Container, Mapping
 from typing import Any, Final
 
-from goondan.schemas.address import is_resource_name
+from goondan.schemas.bundle.address import is_resource_name
 
 #: The Extension that speaks with MCP servers.
 ENTRY: Final = "@goondan/base/mcp"

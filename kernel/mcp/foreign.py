@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 #: More servers stand in no list that a person has written.
 MAX_SERVERS: Final = 200

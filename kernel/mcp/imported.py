@@ -16,7 +16,7 @@ from msgspec import Struct
 from goondan.kernel.mcp.document import extension_document, usable_name
 from goondan.kernel.mcp.foreign import ForeignServer
 from goondan.kernel.mcp.packages import PackageCommand, package_command
-from goondan.schemas.secret_values import (
+from goondan.schemas.text.secret_values import (
     REFERENCE,
     VARIABLE,
     is_harmless,

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.schemas.address import SEPARATOR
-from goondan.schemas.frames import OperatorTool
+from goondan.schemas.bundle.address import SEPARATOR
+from goondan.schemas.wire.frames import OperatorTool
 
 #: Keys of `_meta` in results, with the prefix that the protocol wants in names of others.
 RECEIPT: Final = "goondan.ai/receipt"

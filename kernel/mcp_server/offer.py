@@ -20,9 +20,9 @@ from goondan.kernel.cli.commands.call import tool_result
 from goondan.kernel.cli.interrupts import CANCEL_S
 from goondan.kernel.cli.session import Session
 from goondan.kernel.mcp.offering import call_result, failure, named, offered
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall, OperatorTool
-from goondan.schemas.runtime_events import RuntimeEvent
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall, OperatorTool
+from goondan.schemas.wire.runtime_events import RuntimeEvent
 
 #: How long a list of tools is good (seconds). A client may ask often, and each look is a turn of the agent.
 LIST_S: Final = 1.0

@@ -21,7 +21,7 @@ from mcp_types import (
 
 from goondan.kernel.mcp.offering import tool_entry
 from goondan.kernel.mcp_server.offer import Offer
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 _T = TypeVar("_T")
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from goondan.kernel.model_server.listing import Learned, Question, learn, question
-from goondan.schemas.launch import ModelSpec
+from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.system.authorities import skips_proxy, tls_context
 
 #: The most of an answer that is read (bytes): lists of some thousand models.

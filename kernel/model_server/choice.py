@@ -22,11 +22,11 @@ from goondan.kernel.bundle.lookup import Unreadable
 from goondan.kernel.model_server.finding import belongs_to_others
 from goondan.kernel.state_root import open_state_root
 from goondan.kernel.trust.records import why_not_believed
-from goondan.schemas.errors import fail
-from goondan.schemas.origins import is_open, origin_of
+from goondan.schemas.models.origins import is_open, origin_of
 from goondan.schemas.system.directories import DirectoryRefused, open_directory
 from goondan.schemas.system.private_files import replace_in
-from goondan.schemas.times import rfc3339_seconds
+from goondan.schemas.text.times import rfc3339_seconds
+from goondan.schemas.wire.errors import fail
 
 FILE: Final = "model-server.json"
 _MAX_BYTES: Final = 64 << 10

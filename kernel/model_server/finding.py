@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from goondan.kernel.model_server.asking import Asking
 from goondan.kernel.model_server.listeners import listeners, owned
-from goondan.schemas.launch import ModelSpec
+from goondan.schemas.bundle.launch import ModelSpec
 
 #: The ports on which such servers listen by default, and what usually does.
 PORTS: Final = {11434: "Ollama", 8080: "llama.cpp", 8000: "vLLM", 1234: "LM Studio", 4000: "LiteLLM"}

@@ -14,13 +14,13 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 from msgspec import Struct
 
-from goondan.schemas.launch import ModelSpec
-from goondan.schemas.model_providers import BY_NAME
-from goondan.schemas.model_requests import key_headers
-from goondan.schemas.model_windows import in_listing, known_window
-from goondan.schemas.origins import is_open, key_may_go, origin_of
-from goondan.schemas.redaction import Redactor
-from goondan.schemas.visible import visible_line
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.models.model_providers import BY_NAME
+from goondan.schemas.models.model_requests import key_headers
+from goondan.schemas.models.model_windows import in_listing, known_window
+from goondan.schemas.models.origins import is_open, key_may_go, origin_of
+from goondan.schemas.text.redaction import Redactor
+from goondan.schemas.text.visible import visible_line
 
 #: Models of a list that are looked at.
 MAX_MODELS: Final = 2000

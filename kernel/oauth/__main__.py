@@ -21,10 +21,6 @@ from goondan.kernel.oauth.authority import Authority
 from goondan.kernel.oauth.key_file import key_path, read_or_make
 from goondan.kernel.oauth.vault import Vault
 from goondan.kernel.paths import root_of
-from goondan.schemas.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import ErrorPayload, Frame, Welcome
-from goondan.schemas.link import Link
 from goondan.schemas.oauth import GrantedNews, Order, TokensSpec
 from goondan.schemas.system.secrecy import close_memory
 from goondan.schemas.system.startup import (
@@ -35,7 +31,11 @@ from goondan.schemas.system.startup import (
     report_ready,
     set_process_name,
 )
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.transport.link import Link
+from goondan.schemas.wire.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import ErrorPayload, Frame, Welcome
 
 #: How long open requests may take when the process is told to leave (seconds). A refresh that is cut off may lose its
 #: token.

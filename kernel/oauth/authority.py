@@ -29,7 +29,6 @@ from goondan.kernel.oauth.protocol import ServerRefused
 from goondan.kernel.oauth.redirects import Redirects
 from goondan.kernel.oauth.servers import Servers
 from goondan.kernel.oauth.vault import Vault
-from goondan.schemas.errors import GoondanError, fail
 from goondan.schemas.oauth import (
     LOCAL_SUBJECT,
     SERVER_APP,
@@ -45,8 +44,9 @@ from goondan.schemas.oauth import (
     TokenReady,
     WaitOrder,
 )
-from goondan.schemas.times import rfc3339_seconds
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.times import rfc3339_seconds
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: How long the document of an issuer is used (seconds). Endpoints move seldom, and never without notice.
 METADATA_S: Final = 3600.0

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import httpx2
 
 from goondan.kernel.oauth.metadata import is_here, may_contact
-from goondan.schemas.errors import GoondanError, fail
 from goondan.schemas.system.authorities import skips_proxy, tls_context
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: How long one request with its answer may take (seconds). An agent waits for it, and then makes an API call that has a
 #: time limit of its own.

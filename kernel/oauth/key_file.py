@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
 
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.grantable import TOP, within
-from goondan.schemas.hidden import KEYS
 from goondan.schemas.system.directories import Directory, DirectoryRefused, open_directory
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.worker.grantable import TOP, within
+from goondan.schemas.worker.hidden import KEYS
 
 #: AES-256.
 KEY_BYTES: Final = 32

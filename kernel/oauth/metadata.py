@@ -12,9 +12,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from goondan.schemas.errors import fail
+from goondan.schemas.models.origins import is_open, origin_of
 from goondan.schemas.oauth import OAuthAppSpec
-from goondan.schemas.origins import is_open, origin_of
+from goondan.schemas.wire.errors import fail
 
 
 class Endpoints(msgspec.Struct, frozen=True, kw_only=True):

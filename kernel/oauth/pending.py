@@ -9,8 +9,8 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from goondan.schemas.errors import GoondanError, fail
 from goondan.schemas.oauth import OAuthAppSpec
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: The most open authorizations. More are refused. Each stands for a person who was asked.
 MAX_PENDING: Final = 256

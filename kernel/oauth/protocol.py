@@ -13,11 +13,11 @@ from urllib.parse import parse_qsl, quote_plus, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
-from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.models.origins import is_open, origin_of
 from goondan.schemas.oauth import OAuthAppSpec, is_scope
-from goondan.schemas.origins import is_open, origin_of
-from goondan.schemas.redaction import redact
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.redaction import redact
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: The longest token (characters). The largest JSON Web Tokens of directories have tens of thousands.
 MAX_TOKEN: Final = 32_768

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Final
 from urllib.parse import parse_qsl, urlsplit
 
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 #: The longest head of a request (bytes). Browsers send some thousand; a code and a state have some hundred.
 MAX_HEAD: Final = 16 * 1024

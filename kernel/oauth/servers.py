@@ -24,10 +24,10 @@ from goondan.kernel.oauth.grants import Grant
 from goondan.kernel.oauth.pending import LIFETIME_S, MAX_PENDING
 from goondan.kernel.oauth.redirects import Redirects
 from goondan.kernel.oauth.vault import Vault
-from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.models.origins import origin_of
 from goondan.schemas.oauth import LOCAL_SUBJECT, MAX_DOCUMENT, SERVER_APP, ServerOrder, ServerReply, is_redirect
-from goondan.schemas.origins import origin_of
-from goondan.schemas.times import rfc3339_seconds
+from goondan.schemas.text.times import rfc3339_seconds
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: Characters of a state: fewer could be guessed by a program of another user of this machine.
 MIN_STATE: Final = 16

@@ -18,9 +18,9 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from goondan.kernel.oauth.grants import Grant
-from goondan.schemas.errors import GoondanError, fail
 from goondan.schemas.system.directories import Directory, DirectoryRefused, open_directory
 from goondan.schemas.system.private_files import replace_in
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: The first bytes of a file: the format.
 _MAGIC: Final = b"goondan-oauth-1\n"

@@ -24,7 +24,9 @@ from goondan.kernel.restarting.watching import News, Watched, Watcher
 from goondan.kernel.supervisor.agents import Agents
 from goondan.kernel.supervisor.ending import RESTART_GRACE_S
 from goondan.kernel.supervisor.roster import LEAVE_LIMIT_S
-from goondan.schemas.control import (
+from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.control import (
     AboutBundle,
     BeginAnew,
     ChangesetAsked,
@@ -39,10 +41,8 @@ from goondan.schemas.control import (
     ToBroker,
     WhichChangesets,
 )
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import OPERATOR_AGENT
-from goondan.schemas.launch import KernelPlan
-from goondan.schemas.visible import visible_line
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import OPERATOR_AGENT
 
 #: How long the broker may take to say that it has what it was told (seconds): a journal waits for the disk.
 ANSWER_S: Final = 5.0

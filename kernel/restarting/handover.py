@@ -22,9 +22,9 @@ from goondan.kernel.bundle.loader import OpenedBundle
 from goondan.kernel.restarting.held import SIGNALS, Held, Waiting
 from goondan.kernel.spawn import command, memory_file
 from goondan.kernel.trust.powers import Power
-from goondan.schemas.errors import error_payload, fail
-from goondan.schemas.frames import ErrorPayload
-from goondan.schemas.launch import KernelPlan
+from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.wire.errors import error_payload, fail
+from goondan.schemas.wire.frames import ErrorPayload
 
 _log = logging.getLogger("supervisor")
 

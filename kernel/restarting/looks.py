@@ -15,8 +15,8 @@ from goondan.kernel.spawn import command, memory_file, start_failure, start_prog
 from goondan.kernel.supervisor.options import Options
 from goondan.kernel.supervisor.reaping import Child, Exit, Reaper
 from goondan.kernel.trust.powers import Power
-from goondan.schemas.codec import DECODE_ERRORS
-from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.wire.codec import DECODE_ERRORS
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: Reading a bundle takes well under a second, and longer for one with many modules on a busy machine. One that takes
 #: more is given up (seconds).

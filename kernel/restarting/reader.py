@@ -15,9 +15,9 @@ import msgspec
 from goondan.kernel.restarting.revision import Found, Revision, RevisionRefused, encode
 from goondan.kernel.supervisor.options import Options, load_bundle
 from goondan.kernel.trust.powers import Power
-from goondan.schemas.errors import GoondanError
 from goondan.schemas.system.secrecy import close_memory
 from goondan.schemas.system.startup import close_to_others, die_with_parent, set_process_name
+from goondan.schemas.wire.errors import GoondanError
 
 
 class Task(msgspec.Struct):

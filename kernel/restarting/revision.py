@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Struct
 
 from goondan.kernel.trust.powers import Power
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import ErrorPayload
 
 
 class Revision(Struct, frozen=True, tag="revision", kw_only=True):

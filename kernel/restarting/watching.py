@@ -19,8 +19,8 @@ from typing import Final
 from msgspec import Struct
 
 from goondan.kernel.bundle.files import SKIPPED_FOLDERS
-from goondan.schemas.errors import fail
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.errors import fail
 
 #: Entries that are looked at in all: a bundle with more is looked at as far as that.
 MAX_ENTRIES: Final = 20_000

@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Final
 from goondan.kernel.spawn import close_unknown_descriptors
 from goondan.kernel.supervisor.life import Supervisor
 from goondan.kernel.supervisor.options import Options, load_bundle, parse, resuming
-from goondan.schemas.errors import GoondanError
 from goondan.schemas.system.secrecy import close_memory
 from goondan.schemas.system.startup import become_subreaper, close_to_others, raise_descriptor_limit, set_process_name
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.errors import GoondanError
 
 if TYPE_CHECKING:
     from goondan.kernel.restarting.handover import Handover

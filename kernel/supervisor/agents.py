@@ -20,10 +20,10 @@ from typing import Final
 from goondan.kernel.supervisor.reaping import Child, Exit, Readiness, Reaper
 from goondan.kernel.supervisor.roster import AgentAction, KillAgent, Roster, Spawn, Tell, TerminateAgent
 from goondan.kernel.supervisor_client import ProcessInfo
-from goondan.schemas.codec import DECODE_ERRORS
-from goondan.schemas.control import Exited, Principal, Ready, SpawnFailed
-from goondan.schemas.forkserver import MAX_PACKET, WARM, ForkReply, ForkRequest, decode_reply, encode_packet
-from goondan.schemas.times import rfc3339
+from goondan.schemas.text.times import rfc3339
+from goondan.schemas.wire.codec import DECODE_ERRORS
+from goondan.schemas.wire.control import Exited, Principal, Ready, SpawnFailed
+from goondan.schemas.wire.forkserver import MAX_PACKET, WARM, ForkReply, ForkRequest, decode_reply, encode_packet
 
 #: The most replies that are read in one wake-up, so that other descriptors get their turn.
 REPLIES_PER_WAKEUP: Final = 64

@@ -21,8 +21,8 @@ import msgspec
 from goondan.kernel import rundir
 from goondan.kernel.restarting.held import Waiting
 from goondan.kernel.supervisor_client import PEER, ProcessInfo, Reply, Request
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.tool_host_reports import WorkerNews
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.worker.tool_host_reports import WorkerNews
 
 if TYPE_CHECKING:
     from goondan.kernel.restarting.conductor import Conductor

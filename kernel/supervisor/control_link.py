@@ -12,11 +12,11 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.codec import DECODE_ERRORS, to_raw
-from goondan.schemas.control import Inventory, ToBroker, ToSupervisor
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import Frame, Welcome
-from goondan.schemas.link import Link
+from goondan.schemas.transport.link import Link
+from goondan.schemas.wire.codec import DECODE_ERRORS, to_raw
+from goondan.schemas.wire.control import Inventory, ToBroker, ToSupervisor
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import Frame, Welcome
 
 #: A link that the broker refused is made again after this time (seconds).
 RECONNECT_S: Final = 0.5

@@ -24,7 +24,7 @@ from goondan.kernel.supervisor.lifecycle import (
     step_stop,
 )
 from goondan.kernel.supervisor.services import Services
-from goondan.schemas.control import Drain
+from goondan.schemas.wire.control import Drain
 
 if TYPE_CHECKING:
     from goondan.kernel.supervisor.control_link import ControlLink

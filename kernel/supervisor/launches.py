@@ -22,9 +22,9 @@ from goondan.kernel.rundir import WARMUP_FOLDER
 from goondan.kernel.spawn import AGENT_ENVIRONMENT, AUTHORITIES, environment, fill, memory_file
 from goondan.kernel.supervisor.options import Options
 from goondan.kernel.supervisor.services import Launch
-from goondan.schemas.control import Principal
-from goondan.schemas.launch import KernelPlan
-from goondan.schemas.tokens import OAUTH, SOCKETS, Claims, mint
+from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.wire.control import Principal
+from goondan.schemas.wire.tokens import OAUTH, SOCKETS, Claims, mint
 
 #: The one tool host of a kernel, as the broker names it.
 TOOLHOST_NAME: Final = "1"

@@ -27,15 +27,15 @@ from goondan.kernel.supervisor.ending import Ending
 from goondan.kernel.supervisor.options import Options, watched_besides
 from goondan.kernel.supervisor.processes import Processes
 from goondan.kernel.supervisor_client import ProcessInfo
-from goondan.schemas.control import AboutBundle, ToBroker
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.hidden import COPIES
-from goondan.schemas.launch import KernelPlan
+from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.system.startup import report_ready
-from goondan.schemas.times import rfc3339
-from goondan.schemas.tokens import SECRET_BYTES, Claims
-from goondan.schemas.tool_host_reports import WorkerNews
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.times import rfc3339
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.control import AboutBundle, ToBroker
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.tokens import SECRET_BYTES, Claims
+from goondan.schemas.worker.hidden import COPIES
+from goondan.schemas.worker.tool_host_reports import WorkerNews
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

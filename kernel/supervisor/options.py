@@ -11,12 +11,12 @@ import msgspec
 from msgspec.structs import replace
 
 from goondan.kernel import paths
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
     from goondan.kernel.bundle.loader import OpenedBundle
     from goondan.kernel.trust.powers import Power
-    from goondan.schemas.launch import KernelPlan
+    from goondan.schemas.bundle.launch import KernelPlan
 
 
 class Options(msgspec.Struct, kw_only=True):
@@ -137,7 +137,7 @@ def load_bundle(options: Options, running: Sequence[Power] | None = None) -> Ope
 
 def with_network(plan: KernelPlan, grants: list[str]) -> KernelPlan:
     """The plan with `grants` (HOST:PORT, *.DOMAIN:PORT) added to the network of every tool. Raises E_USAGE."""
-    from goondan.schemas.hosts import BadHost, join, network, parse_rule, read_network, write_network
+    from goondan.schemas.worker.hosts import BadHost, join, network, parse_rule, read_network, write_network
 
     try:
         added = network(map(parse_rule, grants))

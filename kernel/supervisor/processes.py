@@ -23,8 +23,9 @@ from goondan.kernel.supervisor.roster import MAX_START_FAILURES
 from goondan.kernel.supervisor.services import Launch, Services
 from goondan.kernel.supervisor.workers import Workers
 from goondan.kernel.supervisor_client import ProcessInfo
-from goondan.schemas.address import path_segment
-from goondan.schemas.control import (
+from goondan.schemas.bundle.address import path_segment
+from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.wire.control import (
     AboutBundle,
     Exited,
     Kill,
@@ -36,11 +37,10 @@ from goondan.schemas.control import (
     ToSupervisor,
     Wanted,
 )
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import ErrorPayload
-from goondan.schemas.launch import KernelPlan
-from goondan.schemas.tokens import OAUTH, Claims
-from goondan.schemas.tool_host_reports import WorkerNews
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import ErrorPayload
+from goondan.schemas.wire.tokens import OAUTH, Claims
+from goondan.schemas.worker.tool_host_reports import WorkerNews
 
 if TYPE_CHECKING:
     from goondan.kernel.supervisor.control_link import ControlLink

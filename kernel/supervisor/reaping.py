@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from goondan.kernel.spawn import MAX_REPORT, parse_report
-from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.wire.frames import ErrorPayload
 
 #: How long an unknown child may live (seconds). It may be an agent whose pid has not been reported yet.
 ORPHAN_GRACE_S: Final = 2.0

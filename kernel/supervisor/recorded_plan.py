@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from goondan.kernel.bundle.files import read_file
 from goondan.kernel.bundle.lookup import MAX_PROMPT_BYTES, Unreadable
 from goondan.kernel.bundle.recordings import RECORD_VARIABLE, repeated
-from goondan.schemas.errors import fail
-from goondan.schemas.frames import OPERATOR_AGENT
-from goondan.schemas.launch import KernelPlan, ReplaySpec
+from goondan.schemas.bundle.launch import KernelPlan, ReplaySpec
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.frames import OPERATOR_AGENT
 
 
 def with_recordings(plan: KernelPlan, env: Mapping[str, str]) -> KernelPlan:

@@ -20,7 +20,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from goondan.kernel.supervisor.lifecycle import FIRST_BACKOFF_S, HEALTHY_S, START_LIMIT_S, backoff
-from goondan.schemas.control import Exited, Inventory, Principal, Ready, Running, SpawnFailed
+from goondan.schemas.wire.control import Exited, Inventory, Principal, Ready, Running, SpawnFailed
 
 #: Failed starts in a row after which a principal's events end as E_AGENT_SPAWN_FAILED.
 MAX_START_FAILURES: Final = 5

@@ -34,8 +34,8 @@ from goondan.kernel.supervisor.lifecycle import (
 from goondan.kernel.supervisor.reaping import Child, Exit, Readiness, Reaper
 from goondan.kernel.supervisor.roster import LOOPS_AT
 from goondan.kernel.supervisor_client import ProcessInfo
-from goondan.schemas.frames import ErrorPayload
-from goondan.schemas.times import rfc3339
+from goondan.schemas.text.times import rfc3339
+from goondan.schemas.wire.frames import ErrorPayload
 
 _log = logging.getLogger("supervisor")
 

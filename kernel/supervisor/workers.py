@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from goondan.kernel.supervisor_client import ProcessInfo
-from goondan.schemas.tool_host_reports import WorkerNews
+from goondan.schemas.worker.tool_host_reports import WorkerNews
 
 #: The longest line (bytes). Longer ones are skipped.
 MAX_LINE: Final = 65536

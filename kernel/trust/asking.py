@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
     from goondan.kernel.trust.powers import Power

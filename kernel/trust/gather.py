@@ -37,14 +37,14 @@ from goondan.kernel.trust.powers import (
     Setting,
     Variable,
 )
-from goondan.schemas import hosts
-from goondan.schemas.address import build_tool_name
-from goondan.schemas.grantable import within
-from goondan.schemas.launch import ExtensionSpec, Limits, ModelSpec, SandboxSpec
-from goondan.schemas.model_providers import BY_NAME
-from goondan.schemas.origins import is_open, origin_of
-from goondan.schemas.policies import AgentPolicy, SwarmPolicy
-from goondan.schemas.resources import ModelBody, ValueSource
+from goondan.schemas.bundle.address import build_tool_name
+from goondan.schemas.bundle.launch import ExtensionSpec, Limits, ModelSpec, SandboxSpec
+from goondan.schemas.bundle.policies import AgentPolicy, SwarmPolicy
+from goondan.schemas.bundle.resources import ModelBody, ValueSource
+from goondan.schemas.models.model_providers import BY_NAME
+from goondan.schemas.models.origins import is_open, origin_of
+from goondan.schemas.worker import hosts
+from goondan.schemas.worker.grantable import within
 
 
 def powers_of(

@@ -12,7 +12,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from goondan.kernel.trust.powers import Module, OwnModel, Power, changed_modules, grown, others
-from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: Set to 1, it trusts every bundle of the command: for CI, where nobody is asked and the bundle is the subject.
 VARIABLE: Final = "GOONDAN_TRUST"

@@ -15,8 +15,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from goondan.schemas import hosts
-from goondan.schemas.grantable import within
+from goondan.schemas.worker import hosts
+from goondan.schemas.worker.grantable import within
 
 
 class Module(Struct, frozen=True, rename="camel", tag="module"):

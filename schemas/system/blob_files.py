@@ -18,10 +18,10 @@ from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from goondan.schemas.blobs import MAX_BLOB_BYTES, MAX_FOLDER_BYTES, MAX_VALUES, describe, is_reference
-from goondan.schemas.codec import check_values
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import Blob
+from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, MAX_FOLDER_BYTES, MAX_VALUES, describe, is_reference
+from goondan.schemas.wire.codec import check_values
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import Blob
 
 #: Read, hashed and written at once (bytes): other threads run in between.
 _CHUNK: Final = 1 << 20

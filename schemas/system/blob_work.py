@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import Blob
 from goondan.schemas.system.blob_files import BlobFolder
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import Blob
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor

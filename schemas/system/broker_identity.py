@@ -15,9 +15,9 @@ import stat
 import struct
 from typing import Final
 
-from goondan.schemas.errors import GoondanError, fail
 from goondan.schemas.system.directories import DirectoryRefused, open_directory
 from goondan.schemas.system.own_users import TOOLHOST_UID
+from goondan.schemas.wire.errors import GoondanError, fail
 
 _IPC: Final = "ipc://"
 #: What SO_PEERCRED gives: pid, uid, gid.

@@ -9,8 +9,8 @@ import os
 import stat
 from collections.abc import Callable
 
-from goondan.schemas.errors import fail
 from goondan.schemas.recordings import MAX_FILE_BYTES, Part, Recording, read_lines
+from goondan.schemas.wire.errors import fail
 
 
 def read_recording(path: str, wanted: Callable[[Part], bool] = lambda part: True) -> tuple[Recording, list[Part]]:

@@ -14,9 +14,9 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.errors import fail
-from goondan.schemas.frames import ErrorPayload
 from goondan.schemas.system.own_users import TOOLHOST_UID
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.frames import ErrorPayload
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4

@@ -11,7 +11,7 @@ import os
 from collections import deque
 from typing import TYPE_CHECKING, Final, Protocol
 
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
     import asyncio  # which the broker does without

@@ -14,9 +14,9 @@ from typing import Final
 
 import zmq
 
-from goondan.schemas.codec import MAX_RELAYED_BYTES, decode, encode, from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import ErrorPayload, Frame, Hello
+from goondan.schemas.wire.codec import MAX_RELAYED_BYTES, decode, encode, from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import ErrorPayload, Frame, Hello
 
 #: How soon a question that found no room is asked again (seconds).
 AGAIN_S: Final = 0.1

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import pytest
 
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 from tests.kernel_fixture import Sandbox, sandbox, wait_until
 from tests.process.changeset_bundles import DOCUMENTS, Changing, git
 from tests.process.scripted_model import scripted_model

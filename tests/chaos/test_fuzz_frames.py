@@ -15,11 +15,11 @@ from contextlib import AsyncExitStack
 import pytest
 import zmq
 
-from goondan.schemas.codec import encode, from_raw, to_raw
-from goondan.schemas.frames import FRAME_TYPES, AgentEvent, Answer, Frame, Hello, ReplyTo, Source
-from goondan.schemas.link import Link
-from goondan.schemas.tokens import TokenClass
 from goondan.schemas.transport import VARIABLE
+from goondan.schemas.transport.link import Link
+from goondan.schemas.wire.codec import encode, from_raw, to_raw
+from goondan.schemas.wire.frames import FRAME_TYPES, AgentEvent, Answer, Frame, Hello, ReplyTo, Source
+from goondan.schemas.wire.tokens import TokenClass
 from tests.process.bare_broker import TOOL, Broker, Raw, bare_broker
 
 FRAMES = 100_000 if "GOONDAN_CHAOS_KILLS" in os.environ else 30_000

@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.frames import AgentEvent, Frame, ReplyTo
-from goondan.schemas.link import Link
+from goondan.schemas.transport.link import Link
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.frames import AgentEvent, Frame, ReplyTo
 from tests.kernel_fixture import Sandbox, sandbox, wait_until
 from tests.process.model_servers import seen, server
 

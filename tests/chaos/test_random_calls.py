@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from goondan.kernel.bundle.base import base_tools
-from goondan.schemas.errors import CODES, HELP_BASE, is_os_error_code
+from goondan.schemas.wire.errors import CODES, HELP_BASE, is_os_error_code
 from goondan.toolhost.calls.messages import CACHE_BYTES
 from tests.calls_by_schema import Call, calls
 from tests.kernel_fixture import Sandbox

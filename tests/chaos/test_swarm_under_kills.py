@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 from tests.chaos import purpose_swarm as swarm
 from tests.kernel_fixture import Sandbox, sandbox, wait_until
 

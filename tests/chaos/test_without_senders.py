@@ -15,8 +15,8 @@ import msgspec
 import pytest
 import zmq
 
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.frames import AgentEvent, Frame
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.frames import AgentEvent, Frame
 from tests.process import bare_broker as bare_broker_module
 from tests.process.bare_broker import Broker, Raw, bare_broker
 

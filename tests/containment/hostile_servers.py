@@ -17,7 +17,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from goondan.schemas.launch import Limits, SandboxSpec
+from goondan.schemas.bundle.launch import Limits, SandboxSpec
 from goondan.toolhost.mcp.server_jail import ServerJail
 from goondan.toolhost.sessions import machine
 from tests.mcp_fixture import Asker, make_server, text

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from goondan.schemas.launch import Filesystem, SandboxSpec
+from goondan.schemas.bundle.launch import Filesystem, SandboxSpec
 from goondan.schemas.system.users import DEFAULT
 from goondan.toolhost.facts.host import gather
 from goondan.toolhost.privileges.uids import instance_uid

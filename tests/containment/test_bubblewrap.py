@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import goondan.toolhost.jails.launch
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.launch import Filesystem, Limits, PythonSpec, SandboxSpec, ToolHostSpec
+from goondan.schemas.bundle.launch import Filesystem, Limits, PythonSpec, SandboxSpec, ToolHostSpec
+from goondan.schemas.wire.errors import GoondanError
 from goondan.toolhost.facts.host import host_facts
 from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.jails.launch import launch

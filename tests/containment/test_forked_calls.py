@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from goondan.schemas.launch import ExportSpec, Limits, SandboxSpec
+from goondan.schemas.bundle.launch import ExportSpec, Limits, SandboxSpec
 from goondan.toolhost.sessions.session import JailSession
 from goondan.toolhost.watch import procfs
 from goondan.toolhost.watch.processes import process_status

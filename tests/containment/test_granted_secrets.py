@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from goondan.schemas.codec import encode_value
-from goondan.schemas.launch import ExportSpec, SandboxSpec
-from goondan.schemas.secret_values import granted_secrets
-from goondan.schemas.worker_frames import Log, Result, WorkerError
+from goondan.schemas.bundle.launch import ExportSpec, SandboxSpec
+from goondan.schemas.text.secret_values import granted_secrets
+from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.worker.worker_frames import Log, Result, WorkerError
 from goondan.toolhost.jails.worker import LARGE, Granted
 from goondan.toolhost.untrusted import Violation
 from tests.toolhost_fixture import Bench, bench, make_tool

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from goondan.schemas.launch import Limits, SandboxSpec
+from goondan.schemas.bundle.launch import Limits, SandboxSpec
 from goondan.toolhost.facts.host import landlock_abi
 from tests.javascript_runtimes import RUNTIMES, runtime
 from tests.javascript_tools import javascript_tool

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.launch import Filesystem, Limits, SandboxSpec
+from goondan.schemas.bundle.launch import Filesystem, Limits, SandboxSpec
 from goondan.schemas.system.users import DEFAULT
 from goondan.toolhost.launcher import staging, syscalls
 from goondan.toolhost.launcher.request import Launch, Stage

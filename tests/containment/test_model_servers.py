@@ -19,9 +19,9 @@ from goondan.kernel.bundle.models import ModelFault, endpoint_fault, resolve_mod
 from goondan.kernel.cli.approval_text import item_lines
 from goondan.kernel.cli.console.screen import shown
 from goondan.kernel.cli.named_files import MAX_BYTES, MAX_FILES, with_files
-from goondan.schemas.frames import Answer
-from goondan.schemas.launch import ModelSpec
-from goondan.schemas.resources import ModelBody
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.bundle.resources import ModelBody
+from goondan.schemas.wire.frames import Answer
 from tests.containment.test_what_a_person_approves import ITEM
 from tests.process.test_model_connection import Reader, Writer, body, serving
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says

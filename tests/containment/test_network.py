@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from goondan.schemas.launch import SandboxSpec
+from goondan.schemas.bundle.launch import SandboxSpec
 from tests.containment.tried import TOOLS
 from tests.process.test_egress import pages, unused_port
 from tests.toolhost_fixture import bench, make_tool

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 import goondan.toolhost.jails.launch
-from goondan.schemas.launch import ToolHostSpec
+from goondan.schemas.bundle.launch import ToolHostSpec
 from goondan.toolhost.facts.host import host_facts
 from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.launcher import staging

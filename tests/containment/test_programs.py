@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.launch import SandboxSpec
+from goondan.schemas.bundle.launch import SandboxSpec
 from tests.toolhost_fixture import bench, make_tool
 
 SOURCE = """

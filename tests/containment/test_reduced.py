@@ -19,7 +19,7 @@ PLAYED = """
 import asyncio, atexit, json, os, socket, subprocess, sys, tempfile
 from pathlib import Path
 import msgspec
-from goondan.schemas.launch import ExportSpec, Filesystem, Limits, SandboxSpec
+from goondan.schemas.bundle.launch import ExportSpec, Filesystem, Limits, SandboxSpec
 from tests.containment import tried
 from tests.toolhost_fixture import bench, make_tool
 import goondan.toolhost.facts.host

@@ -12,10 +12,10 @@ from msgspec import structs
 from goondan.kernel.broker.entities import AGENTS
 from goondan.kernel.broker.router import REPLAYED
 from goondan.schemas import recordings
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import Frame
-from goondan.schemas.launch import ReplaySpec
+from goondan.schemas.bundle.launch import ReplaySpec
 from goondan.schemas.recordings import RecordedStep, read_lines, whole_requests
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import Frame
 from tests.kernel_fixture import sandbox
 from tests.process.changeset_bundles import FILES, Checkout
 from tests.unit.kernel.broker.test_acting import code, out, request, tell, working

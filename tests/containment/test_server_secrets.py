@@ -11,8 +11,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from goondan.schemas.hosts import network, parse_rule, write_network
-from goondan.schemas.launch import McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.worker.hosts import network, parse_rule, write_network
 from tests.mcp_fixture import Asker, make_server
 from tests.toolhost_fixture import Bench, bench
 

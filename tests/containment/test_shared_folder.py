@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.launch import Limits, SandboxSpec
+from goondan.schemas.bundle.launch import Limits, SandboxSpec
 from goondan.schemas.system.users import DEFAULT
 from goondan.toolhost.privileges.uids import instance_uid
 from goondan.toolhost.watch.processes import process_status

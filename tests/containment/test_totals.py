@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.launch import Limits, SandboxSpec
+from goondan.schemas.bundle.launch import Limits, SandboxSpec
 from goondan.toolhost.jails.jail import Jail
 from tests.containment.ordinary_user import run_as_user
 from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
@@ -365,7 +365,7 @@ AS_USER = """
 import asyncio, json, sys
 from pathlib import Path
 from tests.containment.test_totals import LIMITS, bombs
-from goondan.schemas.launch import Limits
+from goondan.schemas.bundle.launch import Limits
 from tests.toolhost_fixture import bench
 
 async def main():

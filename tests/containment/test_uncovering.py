@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.launch import SandboxSpec
+from goondan.schemas.bundle.launch import SandboxSpec
 from goondan.toolhost.facts.hiding import with_hidden
 from goondan.toolhost.facts.host import landlock_abi
 from goondan.toolhost.policy.reduced import MINIMUM_LANDLOCK

@@ -27,7 +27,7 @@ from goondan.kernel.cli.console.asked import Asked
 from goondan.kernel.cli.trust_screen import BROKEN, screen
 from goondan.kernel.trust.judge import Judgement
 from goondan.kernel.trust.powers import Endpoint, Folder, Variable
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 ITEM: dict[str, Any] = {
     "id": "t1/c1",

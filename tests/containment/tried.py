@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from goondan.schemas.launch import ExportSpec, Limits, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import ExportSpec, Limits, SandboxSpec, ToolSpec
 from goondan.toolhost.policy.subject import HostFacts
 from tests.containment import attempts
 from tests.javascript_tools import javascript_tool

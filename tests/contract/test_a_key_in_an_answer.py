@@ -18,11 +18,11 @@ from goondan.agentproc.providers.base import SHORTEST_SAID, ModelAnswer, TextDel
 from goondan.agentproc.providers.choose import wire_of
 from goondan.agentproc.providers.http import HttpProvider
 from goondan.agentproc.turn import AskModel
-from goondan.schemas.codec import encode, from_raw
-from goondan.schemas.frames import OPERATOR, Frame
-from goondan.schemas.launch import ModelSpec
-from goondan.schemas.redaction import Redactor
-from goondan.schemas.runtime_events import RuntimeEvent
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.text.redaction import Redactor
+from goondan.schemas.wire.codec import encode, from_raw
+from goondan.schemas.wire.frames import OPERATOR, Frame
+from goondan.schemas.wire.runtime_events import RuntimeEvent
 from tests.unit.agentproc.fakes import FakeLink, event_frame
 from tests.unit.agentproc.turns import Make, Runners
 

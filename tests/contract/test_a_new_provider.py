@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from goondan.agentproc.providers.choose import make_provider, wire_of
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.launch import ModelSpec
-from goondan.schemas.model_providers import BY_NAME
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.models.model_providers import BY_NAME
+from goondan.schemas.wire.errors import GoondanError
 
 ROOT = Path(__file__).resolve().parents[2]
 _ROW = """\
@@ -33,14 +33,14 @@ def load(name, path):
     module = types.ModuleType(name)
     sys.modules[name] = module
     exec(compile(open(path).read(), path, "exec"), module.__dict__)
-load("goondan.schemas.model_providers", sys.argv[1])
+load("goondan.schemas.models.model_providers", sys.argv[1])
 load("goondan.agentproc.providers.parrot", sys.argv[2])
 import msgspec
 from goondan.agentproc.providers.choose import make_provider
 from goondan.agentproc.providers.output_limit import limited_output
 from goondan.kernel.bundle.models import resolve_model
-from goondan.schemas.launch import ModelSpec
-from goondan.schemas.resources import ModelBody
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.bundle.resources import ModelBody
 body = msgspec.convert({"provider": "parrot", "model": "polly"}, ModelBody)
 model = resolve_model(body, {}, {"PARROT_API_KEY": "k"})
 model = msgspec.msgpack.decode(msgspec.msgpack.encode(model), type=ModelSpec)
@@ -51,7 +51,7 @@ print(model.provider, model.api_key, auto.provider, auto.model, limited_output(m
 
 
 def test_a_row_and_a_module_are_all_that_a_provider_needs(tmp_path: Path) -> None:
-    table = (ROOT / "schemas" / "model_providers.py").read_text()
+    table = (ROOT / "schemas" / "models" / "model_providers.py").read_text()
     begin = "PROVIDERS: Final[tuple[ModelProvider, ...]] = (\n"
     assert table.count(begin) == 1
     (tmp_path / "table.py").write_text(table.replace(begin, begin + _ROW))

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from goondan.schemas.resources import DOCUMENTS
+from goondan.schemas.bundle.resources import DOCUMENTS
 from scripts import bundle_docs
 
 DOCS = Path(__file__).parents[2] / "docs"

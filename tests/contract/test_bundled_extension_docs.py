@@ -15,7 +15,7 @@ from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.store import ConversationStore
 from goondan.kernel.bundle.base_extensions import BaseExtensions
 from goondan.kernel.bundle.loader import open_bundle
-from goondan.schemas.address import instance_dir
+from goondan.schemas.bundle.address import instance_dir
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 
 PAGE = (Path(__file__).parents[2] / "docs" / "bundled-extensions.md").read_text(encoding="utf-8")

@@ -11,11 +11,11 @@ import pytest
 from msgspec import structs
 
 from goondan.agentproc.calls import CallContext, ToolCaller
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import CODES, HELP_BASE
-from goondan.schemas.frames import ToolError, ToolResult
-from goondan.schemas.launch import ExportSpec, McpServerSpec, SandboxSpec, ToolSpec
-from goondan.schemas.worker_frames import Result, WorkerError
+from goondan.schemas.bundle.launch import ExportSpec, McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import CODES, HELP_BASE
+from goondan.schemas.wire.frames import ToolError, ToolResult
+from goondan.schemas.worker.worker_frames import Result, WorkerError
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.results import OF_BUNDLED, OF_HANDLERS, own_error, shape
 from tests.toolhost_fixture import bench, make_tool

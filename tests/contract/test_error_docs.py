@@ -11,7 +11,7 @@ import pytest
 from goondan.kernel.cli import execute
 from goondan.kernel.cli.commands.explain import page as explained
 from goondan.kernel.cli.output import error_lines
-from goondan.schemas.errors import CODES, ENVIRONMENT, error_payload, tool_error
+from goondan.schemas.wire.errors import CODES, ENVIRONMENT, error_payload, tool_error
 from scripts import error_docs
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -21,11 +21,11 @@ from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.store import ConversationStore
 from goondan.kernel.bundle.loader import open_bundle
 from goondan.kernel.cli.commands.approve import command as approve
-from goondan.schemas.address import instance_dir
 from goondan.schemas.approval_rules import decide
-from goondan.schemas.codec import from_raw
-from goondan.schemas.frames import AgentEvent
-from goondan.schemas.launch import AgentSpec, ExtensionSpec
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.frames import AgentEvent
 from tests.unit.agentproc.extensions.test_asking import answer
 from tests.unit.agentproc.fakes import BASH, NOTE, FakeLink, FakeModel, event_frame, make_spec, says, wants
 from tests.unit.agentproc.turns import until

@@ -21,11 +21,11 @@ from goondan.agentproc.providers.base import ModelAnswer
 from goondan.agentproc.recordings.forms import model_answer, recorded_answer
 from goondan.agentproc.turn import Begin, ModelAnswered, RunTool, Store, ToolFinished, Turn
 from goondan.kernel.broker.bus import RETURN_S
-from goondan.schemas.address import is_given_id
 from goondan.schemas.approvals import ApprovalAsk
-from goondan.schemas.codec import encode_value, to_raw
-from goondan.schemas.frames import AgentEvent, Frame
-from goondan.schemas.tool_asks import CODE_MODE, CODE_TOOL
+from goondan.schemas.bundle.address import is_given_id
+from goondan.schemas.wire.codec import encode_value, to_raw
+from goondan.schemas.wire.frames import AgentEvent, Frame
+from goondan.schemas.wire.tool_asks import CODE_MODE, CODE_TOOL
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import NOTE, FakeLink, FakeModel, echo, event_frame, ok, says, wants
 from tests.unit.agentproc.test_script_calls import CODE

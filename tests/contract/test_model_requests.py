@@ -23,9 +23,9 @@ from goondan.agentproc.conversation import (
 from goondan.agentproc.providers.base import ModelRequest
 from goondan.agentproc.providers.choose import wire_of
 from goondan.agentproc.providers.http import HttpProvider
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import ToolError, ToolResult
-from goondan.schemas.launch import CatalogItem, ModelSpec
+from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import ToolError, ToolResult
 from tests.process.model_servers import AT, BASH, endpoint, question, seen, server
 
 RECORDED = Path(__file__).parent / "model_requests"

@@ -12,7 +12,7 @@ import pytest
 
 from goondan.kernel.bundle.base import base_tools
 from goondan.kernel.plan import tool_spec
-from goondan.schemas.launch import ToolSpec
+from goondan.schemas.bundle.launch import ToolSpec
 from tests.contract.recorded import cases, check, check_deviations, differences, fill, set_up
 from tests.toolhost_fixture import Bench, bench
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.catalog import Catalog
-from goondan.schemas.frames import ToolError
-from goondan.schemas.launch import CatalogItem
-from goondan.schemas.results import cut_message
+from goondan.schemas.bundle.launch import CatalogItem
+from goondan.schemas.wire.errors import cut_message
+from goondan.schemas.wire.frames import ToolError
 from tests.contract.recorded import cases
 
 REFUSALS = ("E_TOOL_INVALID_ARGS", "E_TOOL_NOT_IN_CATALOG")

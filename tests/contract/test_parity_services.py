@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from goondan.kernel.bundle.base import base_tools
 from goondan.kernel.plan import tool_spec
-from goondan.schemas.launch import ToolSpec
+from goondan.schemas.bundle.launch import ToolSpec
 from tests.contract.recorded import cases, check, check_deviations, differences, fill, set_up
 from tests.contract.test_parity_refusals import SCHEMAS
 from tests.service_fixture import MockApi, mock_api

@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from goondan.kernel.bundle.base import base_tools
 from goondan.kernel.plan import tool_spec
-from goondan.schemas.codec import replace_surrogates
-from goondan.schemas.launch import ToolSpec
+from goondan.schemas.bundle.launch import ToolSpec
+from goondan.schemas.wire.codec import replace_surrogates
 from tests.contract.recorded import cases, check, check_deviations, differences, fill, set_up
 from tests.toolhost_fixture import Bench, bench
 

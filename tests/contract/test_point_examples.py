@@ -17,9 +17,9 @@ from goondan.agentproc.instance import Instance
 from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.providers.base import ModelRequest
 from goondan.agentproc.store import ConversationStore
-from goondan.schemas.address import instance_dir
-from goondan.schemas.errors import fail
-from goondan.schemas.launch import CatalogItem, ExtensionSpec
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec
+from goondan.schemas.wire.errors import fail
 from tests.unit.agentproc.fakes import BASH, NOTE, FakeLink, FakeModel, event_frame, make_spec, says, wants
 
 DOCS = Path(__file__).parents[2] / "docs"

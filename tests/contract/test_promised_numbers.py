@@ -12,8 +12,8 @@ from goondan.kernel.broker.journal import retention
 from goondan.kernel.broker.mailbox import MAX_ATTEMPTS
 from goondan.schemas.approval_rules import DEFAULT_EXPIRY_S, MAX_EXPIRY_S
 from goondan.schemas.approvals import MAX_ARGS_BYTES
-from goondan.schemas.launch import KernelPlan
-from goondan.schemas.policies import SwarmPolicy
+from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.bundle.policies import SwarmPolicy
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: Words of numbers, as the pages write them.

@@ -15,13 +15,13 @@ from goondan.kernel.broker.blobs import MAX_CALL_BYTES
 from goondan.kernel.broker.intake import MAX_CHAIN
 from goondan.kernel.broker.journal import retention
 from goondan.kernel.broker.presence import MAX_CLIENTS
-from goondan.schemas import blobs, frames
-from goondan.schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, MAX_RELAYED_BYTES
-from goondan.schemas.errors import CODES
-from goondan.schemas.frames import FRAME_TYPES, AckStage, Frame
-from goondan.schemas.launch import KernelPlan
-from goondan.schemas.policies import SwarmPolicy
-from goondan.schemas.tokens import SOCKETS
+from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.bundle.policies import SwarmPolicy
+from goondan.schemas.wire import blobs, frames
+from goondan.schemas.wire.codec import MAX_DEPTH, MAX_FRAME_BYTES, MAX_RELAYED_BYTES
+from goondan.schemas.wire.errors import CODES
+from goondan.schemas.wire.frames import FRAME_TYPES, AckStage, Frame
+from goondan.schemas.wire.tokens import SOCKETS
 
 PAGES = {
     page.name: page.read_text(encoding="utf-8")

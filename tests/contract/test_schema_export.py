@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from goondan.kernel.bundle.tools import BUNDLED_EXPORTS
-from goondan.schemas.frames import FRAME_TYPES
+from goondan.schemas.wire.frames import FRAME_TYPES
 from scripts import export_schemas as export
 
 ROOT = Path(__file__).parent.parent.parent

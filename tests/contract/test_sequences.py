@@ -22,11 +22,11 @@ import msgspec
 import pytest
 import zmq
 
-from goondan.schemas.codec import decode, encode_value, from_raw, to_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
-from goondan.schemas.link import Link
 from goondan.schemas.transport import TRANSPORTS, VARIABLE
+from goondan.schemas.transport.link import Link
+from goondan.schemas.wire.codec import decode, encode_value, from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
 
 SCHEMAS = Path(__file__).parent.parent.parent / "schemas"
 RECORDED: dict[str, list[dict[str, Any]]] = json.loads((SCHEMAS / "vectors" / "sequences.json").read_text())

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
-from goondan.schemas.address import build_tool_name
-from goondan.schemas.resources import ToolBody
+from goondan.schemas.bundle.address import build_tool_name
+from goondan.schemas.bundle.resources import ToolBody
 
 DOCUMENTS = Path(__file__).parent / "spec_documents"
 MODEL = """\

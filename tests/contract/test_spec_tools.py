@@ -19,8 +19,8 @@ import pytest_asyncio
 
 from goondan.kernel.bundle.loader import inspect_bundle
 from goondan.kernel.plan import tool_spec
-from goondan.schemas.codec import replace_surrogates
-from goondan.schemas.launch import ToolSpec
+from goondan.schemas.bundle.launch import ToolSpec
+from goondan.schemas.wire.codec import replace_surrogates
 from tests.contract.recorded import cases, differences, fill, set_up
 from tests.javascript_runtimes import RUNTIMES, runtime
 from tests.toolhost_fixture import Bench, bench

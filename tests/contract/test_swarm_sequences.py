@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from goondan.schemas.codec import encode_value
-from goondan.schemas.frames import Frame, Lease
+from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.wire.frames import Frame, Lease
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer
 
 SCHEMAS = Path(__file__).parent.parent.parent / "schemas"

@@ -17,10 +17,10 @@ import zmq
 
 from goondan.kernel.broker.bus import Lossy
 from goondan.kernel.broker.loop import _transport as make_broker
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.link import transport_class
 from goondan.schemas.transport import TRANSPORTS, VARIABLE, chosen, path_of
 from goondan.schemas.transport.libzmq import LibzmqTransport
+from goondan.schemas.transport.link import transport_class
+from goondan.schemas.wire.errors import GoondanError
 
 LIMIT = 1 << 20
 #: The sizes around the borders of the short and the long head, of a read, and the largest.

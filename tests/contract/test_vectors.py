@@ -9,23 +9,13 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from goondan.schemas import (
-    approvals,
-    budgets,
-    changesets,
-    frames,
-    live_config,
-    mcp,
-    model_gate,
-    oauth,
-    runtime_events,
-    tool_asks,
-)
-from goondan.schemas.blobs import MAX_BLOB_BYTES, check_reference
-from goondan.schemas.blobs import describe as describe_payload
-from goondan.schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import FRAME_TYPES, AckStage, Frame
+from goondan.schemas import approvals, budgets, changesets, live_config, mcp, oauth
+from goondan.schemas.wire import frames, model_gate, runtime_events, tool_asks
+from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, check_reference
+from goondan.schemas.wire.blobs import describe as describe_payload
+from goondan.schemas.wire.codec import MAX_DEPTH, MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import FRAME_TYPES, AckStage, Frame
 from tests.contract.vectors import generate
 from tests.contract.vectors.generate import FILE, describe, from_json, to_json
 

@@ -28,11 +28,11 @@ from goondan.agentproc.providers.base import ModelRequest
 from goondan.agentproc.providers.body import Body, FilesPlace, with_files
 from goondan.agentproc.providers.choose import wire_of
 from goondan.agentproc.providers.sending import parts_of
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import Blob, FilePart, ToolError, ToolResult
-from goondan.schemas.launch import CatalogItem, ModelSpec
-from goondan.schemas.model_providers import BY_NAME
-from goondan.schemas.structured import OutputSpec
+from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
+from goondan.schemas.bundle.structured import OutputSpec
+from goondan.schemas.models.model_providers import BY_NAME
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import Blob, FilePart, ToolError, ToolResult
 from tests.process.model_servers import AT, BASH
 
 RECORDED = Path(__file__).parent / "vendor_requests"

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from goondan.schemas import questions, tool_asks, worker_frames
-from goondan.schemas.worker_frames import Result
+from goondan.schemas.wire import questions, tool_asks
+from goondan.schemas.worker import worker_frames
+from goondan.schemas.worker.worker_frames import Result
 from goondan.toolhost import untrusted
 from goondan.toolhost.calls import asks, messages, pending
 from goondan.toolhost.inside import orphans, wire, worker

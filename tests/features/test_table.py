@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from goondan import features
 from goondan.features import FEATURES, Feature, parts
 from goondan.kernel.broker.assemble import refuse_unclaimed
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.launch import KernelPlan, ToolHostSpec
+from goondan.schemas.bundle.launch import KernelPlan, ToolHostSpec
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import GoondanError
 
 FOLDER = Path(features.__file__).parent
 #: What a folder of a feature can have (docs/design/features.md).

@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from goondan.schemas.codec import FrameError
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import ORCHESTRATOR, ErrorPayload, Frame, Lease, Welcome
-from goondan.schemas.link import Link
-from goondan.schemas.times import rfc3339
+from goondan.schemas.text.times import rfc3339
+from goondan.schemas.transport.link import Link
+from goondan.schemas.wire.codec import FrameError
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import ORCHESTRATOR, ErrorPayload, Frame, Lease, Welcome
 from tests.legacy.messages import (
     LegacyMessage,
     end_frame,

@@ -24,10 +24,10 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
-from goondan.schemas.address import is_resource_name
-from goondan.schemas.codec import check_depth, check_json, encode_value, from_raw, to_raw
-from goondan.schemas.errors import fail
-from goondan.schemas.frames import ORCHESTRATOR, AgentEvent, Answer, ErrorPayload, Frame, ReplyTo, Shutdown
+from goondan.schemas.bundle.address import is_resource_name
+from goondan.schemas.wire.codec import check_depth, check_json, encode_value, from_raw, to_raw
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.frames import ORCHESTRATOR, AgentEvent, Answer, ErrorPayload, Frame, ReplyTo, Shutdown
 
 LegacyType = Literal["delegate", "delegate_result", "event", "shutdown"]
 

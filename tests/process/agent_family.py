@@ -17,8 +17,8 @@ import sys
 import time
 from typing import Any
 
-from goondan.schemas.forkserver import MAX_PACKET, ForkReply, ForkRequest, decode_reply, encode_packet
 from goondan.schemas.system.startup import become_subreaper
+from goondan.schemas.wire.forkserver import MAX_PACKET, ForkReply, ForkRequest, decode_reply, encode_packet
 
 #: How long an agent may take to say that it is ready, or why not (seconds).
 PATIENCE_S = 10.0

@@ -18,10 +18,10 @@ import msgspec
 import zmq
 
 from goondan.kernel.spawn import memory_file
-from goondan.schemas.codec import decode, encode, to_raw
-from goondan.schemas.frames import Frame, Hello
-from goondan.schemas.launch import AgentSpec, CatalogItem, KernelPlan, ModelSpec, ToolHostSpec
-from goondan.schemas.tokens import SOCKETS, Claims, TokenClass, mint
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, KernelPlan, ModelSpec, ToolHostSpec
+from goondan.schemas.wire.codec import decode, encode, to_raw
+from goondan.schemas.wire.frames import Frame, Hello
+from goondan.schemas.wire.tokens import SOCKETS, Claims, TokenClass, mint
 
 TOOL = "bash__exec"
 READY_S = 10.0

@@ -11,10 +11,10 @@ import sys
 
 import zmq
 
-from goondan.schemas.codec import decode, encode, to_raw
-from goondan.schemas.errors import error_payload
-from goondan.schemas.frames import PROTOCOL_VERSION, Frame, Welcome
-from goondan.schemas.launch import AgentSpec, ExtensionSpec, ModelSpec
+from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, ModelSpec
+from goondan.schemas.wire.codec import decode, encode, to_raw
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.frames import PROTOCOL_VERSION, Frame, Welcome
 
 
 def main(path: str, uid: int, entry: str) -> None:

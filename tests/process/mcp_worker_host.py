@@ -16,9 +16,9 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from goondan.schemas.errors import GoondanError
 from goondan.schemas.mcp import McpServerInit
-from goondan.schemas.worker_frames import (
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.worker.worker_frames import (
     Answer,
     Ask,
     Call,

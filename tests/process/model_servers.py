@@ -13,7 +13,7 @@ from typing import Any
 
 from goondan.agentproc.conversation import Message, MessageSource, UserData
 from goondan.agentproc.providers.base import ModelRequest
-from goondan.schemas.launch import CatalogItem, ModelSpec
+from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
 
 SERVERS = Path(__file__).parent.parent / "servers"
 KEY = "sk-secret-1234567890"

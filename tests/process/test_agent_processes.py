@@ -23,10 +23,11 @@ from goondan.agentproc import forkserver
 from goondan.agentproc.forkserver import ForkServer
 from goondan.agentproc.spare_time import SpareTime
 from goondan.kernel.supervisor.lifecycle import STOP_ORDER
-from goondan.schemas.codec import decode, encode, from_raw, to_raw
-from goondan.schemas.errors import error_payload
-from goondan.schemas.forkserver import MAX_PACKET, WARM, ForkRequest, decode_reply, encode_packet
-from goondan.schemas.frames import (
+from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.forkserver import MAX_PACKET, WARM, ForkRequest, decode_reply, encode_packet
+from goondan.schemas.wire.frames import (
     AgentEvent,
     Answer,
     Frame,
@@ -37,7 +38,6 @@ from goondan.schemas.frames import (
     ToolResult,
     Welcome,
 )
-from goondan.schemas.launch import KernelPlan
 from tests.process.bare_broker import TOOL, Broker, Raw, bare_broker, plan
 
 PATIENCE_S = 10.0

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.hosts import read_network
+from goondan.schemas.worker.hosts import read_network
 from goondan.toolhost.jails.network import Egress, JailNetwork
 from goondan.toolhost.traffic.messages import Open, Settled, decode, encode
 from goondan.toolhost.traffic.rules import lay_out

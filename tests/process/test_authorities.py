@@ -16,7 +16,7 @@ import pytest
 from goondan.agentproc.providers.route import tls_context as of_agents
 from goondan.kernel.model_server.asking import _opener
 from goondan.kernel.oauth.http import _make
-from goondan.schemas.launch import McpServerSpec, ToolSpec
+from goondan.schemas.bundle.launch import McpServerSpec, ToolSpec
 from goondan.toolhost.mcp_worker.connections import certificates
 from tests.containment.test_server_secrets import Web
 from tests.mcp_fixture import Asker

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.blobs import MAX_BLOB_BYTES, MAX_FOLDER_BYTES, MAX_REQUEST_BYTES, describe
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import Blob, ErrorPayload, Frame, ReplyTo
-from goondan.schemas.link import Link
 from goondan.schemas.system.blob_files import BlobFolder
+from goondan.schemas.transport.link import Link
+from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, MAX_FOLDER_BYTES, MAX_REQUEST_BYTES, describe
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import Blob, ErrorPayload, Frame, ReplyTo
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox, wait_until
 from tests.process.bare_broker import TOOL, Broker, bare_broker
 

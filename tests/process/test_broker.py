@@ -17,11 +17,11 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from goondan.schemas.codec import MAX_FRAME_BYTES, FrameError, encode, encode_value, from_raw, to_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import ErrorPayload, Frame, Hello, Lease, ReplyTo
-from goondan.schemas.launch import KernelPlan
-from goondan.schemas.link import Link, boottime_ms
+from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.transport.link import Link, boottime_ms
+from goondan.schemas.wire.codec import MAX_FRAME_BYTES, FrameError, encode, encode_value, from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import ErrorPayload, Frame, Hello, Lease, ReplyTo
 from tests.process.bare_broker import ANSWER_MS, TOOL, Broker, Raw, bare_broker, plan
 
 
@@ -358,7 +358,7 @@ async def test_the_largest_frames_pass_although_the_broker_adds_to_them(broker: 
 
 
 async def test_a_link_says_why_it_was_refused(broker: Broker) -> None:
-    from goondan.schemas.errors import GoondanError
+    from goondan.schemas.wire.errors import GoondanError
 
     link = Link(broker.endpoint("agent"), broker.token("client"), on_frame=print)
     with pytest.raises(GoondanError) as refused:
@@ -413,7 +413,7 @@ def test_news_for_a_client_that_does_not_read_cost_nobody_anything(broker: Broke
 def test_a_link_that_waits_for_nothing_seldom_looks_and_one_that_waits_is_in_time(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("goondan.schemas.link.TICK_S", 0.02)
+    monkeypatch.setattr("goondan.schemas.transport.link.TICK_S", 0.02)
 
     class Counted(Link):
         def _tick(self) -> None:

@@ -17,8 +17,8 @@ from goondan.kernel.changesets import engine as engine_module
 from goondan.kernel.changesets.engine import Engine
 from goondan.kernel.changesets.git import References
 from goondan.schemas.changesets import OpenedChangeset
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.workdirs import WriteExposure
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.worker.workdirs import WriteExposure
 from tests.process.changeset_bundles import DOCUMENTS, Bundles, git
 
 

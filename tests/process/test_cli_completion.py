@@ -88,7 +88,7 @@ def test_names_of_the_bundle_without_running_anything_of_it(shell: Shell) -> Non
 
 def test_instances_that_a_shell_could_misread_are_not_offered(shell: Shell) -> None:
     from goondan.kernel.paths import state_dir
-    from goondan.schemas.address import instance_dir
+    from goondan.schemas.bundle.address import instance_dir
 
     state = state_dir(str(shell.home / "goondan.yaml"), {"GOONDAN_STATE_ROOT": str(shell.home / "state")})
     for agent, key in (
@@ -110,7 +110,7 @@ def test_instances_that_a_shell_could_misread_are_not_offered(shell: Shell) -> N
 
 def test_names_from_a_state_that_commands_refuse_are_not_offered(shell: Shell) -> None:
     from goondan.kernel.paths import state_dir
-    from goondan.schemas.address import instance_dir
+    from goondan.schemas.bundle.address import instance_dir
 
     above = shell.home / "above"
     above.mkdir()

@@ -14,7 +14,7 @@ import pytest
 from goondan.kernel.cli import execute
 from goondan.kernel.cli.commands.init import template_files
 from goondan.kernel.cli.placing import Placing
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 from tests.kernel_fixture import BUNDLE
 
 

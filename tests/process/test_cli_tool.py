@@ -15,7 +15,7 @@ import pytest
 from goondan.kernel.bundle.base import base_tools
 from goondan.kernel.cli import execute
 from goondan.kernel.cli.commands.new_resource import module_name
-from goondan.schemas.address import build_tool_name
+from goondan.schemas.bundle.address import build_tool_name
 from tests.javascript_runtimes import runtime
 from tests.kernel_fixture import BUNDLE, ROOT, Sandbox, sandbox
 

@@ -30,7 +30,7 @@ VICTIM = """
 import json, os, sys, time
 from goondan.kernel import lock, rundir
 from goondan.kernel.state_root import open_state_root
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 def state(top, path):
     root = f"{top}/state"

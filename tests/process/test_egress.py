@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.launch import PythonSpec, SandboxSpec
+from goondan.schemas.bundle.launch import PythonSpec, SandboxSpec
 from tests.toolhost_fixture import Bench, bench, make_tool
 from tests.unit.toolhost.traffic.test_hello import client_hello
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.hosts import parse_rule, read_network
+from goondan.schemas.worker.hosts import parse_rule, read_network
 from goondan.toolhost.egress import proxy, upstream
 from goondan.toolhost.egress.proxy import JailSide
 from goondan.toolhost.traffic.messages import Denied, Failed, Message, Open, Reached

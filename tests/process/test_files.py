@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.schemas.address import blobs_dir, instance_dir
+from goondan.schemas.bundle.address import blobs_dir, instance_dir
 from tests.kernel_fixture import Sandbox, sandbox, wait_until
 from tests.process.model_servers import KEY, server
 from tests.process.test_model_turns import swarm

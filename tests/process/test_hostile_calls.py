@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from goondan.schemas.address import MAX_PATH_BYTES, is_path
-from goondan.schemas.codec import encode_value
-from goondan.schemas.frames import Frame, ToolCallPayload
-from goondan.schemas.launch import Filesystem, PythonSpec, SandboxSpec
+from goondan.schemas.bundle.address import MAX_PATH_BYTES, is_path
+from goondan.schemas.bundle.launch import Filesystem, PythonSpec, SandboxSpec
+from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.wire.frames import Frame, ToolCallPayload
 from tests.toolhost_fixture import Bench, bench, make_tool
 
 SOURCE = """

@@ -8,10 +8,10 @@ import time
 from msgspec import Raw, structs
 
 from goondan.schemas.budgets import BudgetLimits
-from goondan.schemas.codec import encode_value, from_raw, to_raw
-from goondan.schemas.frames import AgentEvent, Frame
-from goondan.schemas.launch import KernelPlan
+from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.oauth import OAuthAppSpec
+from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
+from goondan.schemas.wire.frames import AgentEvent, Frame
 from tests.process import bare_broker as bare
 from tests.process.bare_broker import Broker, bare_broker
 from tests.process.hostile_payloads import ASKED_BY_AGENTS, ASKED_BY_OPERATORS, payload

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from goondan.kernel.bundle.javascript import choose, look
-from goondan.schemas.launch import ExportSpec, JavaScriptRuntime
+from goondan.schemas.bundle.launch import ExportSpec, JavaScriptRuntime
 from tests.javascript_runtimes import RUNTIMES, runtime
 from tests.toolhost_fixture import bench, make_tool
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from goondan.kernel.bundle.javascript import Found, look
 from goondan.kernel.bundle.loader import open_bundle
 from goondan.kernel.trust.private_copy import with_private_copy
-from goondan.schemas.launch import JavaScriptRuntime, KernelPlan
+from goondan.schemas.bundle.launch import JavaScriptRuntime, KernelPlan
 from tests.javascript_runtimes import BUN_VERSION, runtime
 from tests.javascript_tools import javascript_tool
 from tests.toolhost_fixture import bench

@@ -16,8 +16,8 @@ from goondan.kernel import lock, log_bounds, spawn
 from goondan.kernel.premises import Premises
 from goondan.kernel.supervisor.reaping import Exit, Readiness, Reaper, children_of_this_process, describe_exit
 from goondan.kernel.supervisor.workers import Workers
-from goondan.schemas.errors import GoondanError
 from goondan.schemas.system import startup
+from goondan.schemas.wire.errors import GoondanError
 from tests.kernel_fixture import READY, ROOT, wait_until
 
 PYTHON = sys.executable

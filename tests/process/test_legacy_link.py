@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from goondan.schemas.codec import MAX_FRAME_BYTES, from_raw, to_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import AgentEvent, Answer, Frame, ReplyTo, Shutdown
-from goondan.schemas.link import Link
+from goondan.schemas.transport.link import Link
+from goondan.schemas.wire.codec import MAX_FRAME_BYTES, from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, ReplyTo, Shutdown
 from tests.legacy.link import LegacyPort
 from tests.legacy.messages import LegacyMessage, unparse
 from tests.process.bare_broker import Broker, bare_broker

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.frames import AgentEvent, Frame, ReplyTo
-from goondan.schemas.link import Link
+from goondan.schemas.transport.link import Link
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.frames import AgentEvent, Frame, ReplyTo
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox
 
 EXTENSIONS = """\

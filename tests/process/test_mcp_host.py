@@ -21,7 +21,7 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from goondan.schemas.launch import Filesystem, McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import Filesystem, McpServerSpec, SandboxSpec, ToolSpec
 from goondan.toolhost.mcp.server_jail import RemoteServer, ServerJail
 from goondan.toolhost.serving.live import LiveSession
 from goondan.toolhost.sessions import machine

@@ -19,10 +19,10 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import httpx2
 import pytest
 
-from goondan.schemas.errors import fail
 from goondan.schemas.mcp import McpOAuth
 from goondan.schemas.oauth import ServerOp, ServerReply
-from goondan.schemas.worker_frames import LoadFailed
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.worker.worker_frames import LoadFailed
 from goondan.toolhost.mcp_worker.login import Login
 from goondan.toolhost.server_messages.results import Failure
 from tests.process.mcp_worker_host import hosted, pass_time, tunnels

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.worker_frames import LoadFailed
+from goondan.schemas.worker.worker_frames import LoadFailed
 from goondan.toolhost.mcp_worker import tasks
 from goondan.toolhost.server_messages import lines
 from tests.process import mcp_sdk_server

@@ -21,8 +21,8 @@ import msgspec
 import pytest
 import zmq
 
-from goondan.schemas.codec import encode_value, from_raw, to_raw
-from goondan.schemas.frames import Frame, Hello, Welcome
+from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
+from goondan.schemas.wire.frames import Frame, Hello, Welcome
 from tests.kernel_fixture import ROOT, Sandbox, sandbox
 from tests.process.bare_broker import bare_broker
 

@@ -28,8 +28,8 @@ from goondan.agentproc.providers.connection import Patience
 from goondan.agentproc.providers.http import HttpProvider
 from goondan.agentproc.providers.retry import REPEATS
 from goondan.agentproc.providers.vendor import MAX_ANSWER_CHARS
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import ToolResult
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import ToolResult
 from tests.kernel_fixture import ROOT
 from tests.process.model_servers import AT, KEY, question, seen, server
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from goondan.kernel.model_server.asking import Asking
 from goondan.kernel.model_server.finding import find, own_ports
 from goondan.kernel.model_server.listing import line_of
-from goondan.schemas.launch import ModelSpec
+from goondan.schemas.bundle.launch import ModelSpec
 from tests.process.model_servers import KEY, seen, server
 
 

@@ -20,8 +20,8 @@ from tests.node_fixture import node_client
 PROGRAM = """
 import json, os, subprocess, sys, threading
 from pathlib import Path
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import AgentEvent, Answer, Frame
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import AgentEvent, Answer, Frame
 from tests.process.bare_broker import bare_broker
 
 folder, settings = Path(sys.argv[1]), json.loads(sys.argv[2])

@@ -24,12 +24,12 @@ from goondan.kernel.oauth.grants import Grant
 from goondan.kernel.oauth.key_file import read_or_make
 from goondan.kernel.oauth.vault import Vault
 from goondan.kernel.spawn import memory_file
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.control import Revise
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import AgentEvent, ErrorPayload, Frame
-from goondan.schemas.launch import ExtensionSpec, KernelPlan
+from goondan.schemas.bundle.launch import ExtensionSpec, KernelPlan
 from goondan.schemas.oauth import Granted, GrantedNews, OAuthAppSpec, TokenRequest
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.control import Revise
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, Frame
 from tests.process.bare_broker import Broker, Raw, bare_broker, plan
 
 READY_S = 10.0

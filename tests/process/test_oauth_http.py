@@ -14,8 +14,8 @@ from goondan.kernel.oauth.grants import Grant
 from goondan.kernel.oauth.http import MAX_BODY, Http
 from goondan.kernel.oauth.redirects import Redirects
 from goondan.kernel.oauth.vault import Vault
-from goondan.schemas.errors import GoondanError
 from goondan.schemas.oauth import OAuthAppSpec, TokenOrder
+from goondan.schemas.wire.errors import GoondanError
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 

@@ -16,7 +16,6 @@ import pytest
 from goondan.kernel.oauth.authority import Authority
 from goondan.kernel.oauth.key_file import read_or_make
 from goondan.kernel.oauth.vault import Vault
-from goondan.schemas.errors import GoondanError
 from goondan.schemas.oauth import (
     AuthorizationRequired,
     GrantedNews,
@@ -28,6 +27,7 @@ from goondan.schemas.oauth import (
     TokenReady,
     WaitOrder,
 )
+from goondan.schemas.wire.errors import GoondanError
 from tests.oidc_fixture import Browser, Provider, browse, oidc_provider
 
 SCOPES = ["calendar.read", "calendar.write"]

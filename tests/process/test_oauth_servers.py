@@ -12,11 +12,11 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import ErrorPayload, Frame
-from goondan.schemas.launch import KernelPlan, McpServerSpec, ToolSpec
+from goondan.schemas.bundle.launch import KernelPlan, McpServerSpec, ToolSpec
 from goondan.schemas.oauth import MAX_DOCUMENT, ServerReply, ServerWish
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import ErrorPayload, Frame
 from tests.process.bare_broker import Raw, bare_broker, plan
 from tests.process.test_oauth_broker import TokenServer, World
 

@@ -18,12 +18,12 @@ import pytest
 
 from goondan.kernel import lock
 from goondan.kernel.premises import Premises
-from goondan.schemas.codec import encode, to_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import Frame, Hello
-from goondan.schemas.link import Link
 from goondan.schemas.system.own_users import TOOLHOST_UID
-from goondan.schemas.tokens import TokenClass
+from goondan.schemas.transport.link import Link
+from goondan.schemas.wire.codec import encode, to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import Frame, Hello
+from goondan.schemas.wire.tokens import TokenClass
 from tests.kernel_fixture import BUNDLE, ROOT
 from tests.process.bare_broker import bare_broker
 

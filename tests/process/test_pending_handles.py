@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.launch import SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import SandboxSpec, ToolSpec
 from tests.toolhost_fixture import Bench, bench, make_tool
 
 SOURCE = """

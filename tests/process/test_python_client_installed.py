@@ -32,8 +32,8 @@ OF_A_USER = """
 import os, sys, threading
 from pathlib import Path
 from goondan_client import connect
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import AgentEvent, Answer, Frame
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import AgentEvent, Answer, Frame
 from tests.process.bare_broker import bare_broker
 
 with bare_broker() as broker:

@@ -16,8 +16,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import Frame
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import Frame
 from tests.kernel_fixture import PATIENCE_S, wait_until
 from tests.polyglot_clients import BUILD_S, cargo, rust
 from tests.process.bare_broker import bare_broker

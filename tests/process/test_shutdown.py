@@ -30,7 +30,7 @@ import os
 import time
 
 from goondan.agentproc.app import AgentApp
-from goondan.schemas.link import Link
+from goondan.schemas.transport.link import Link
 
 
 def register(api):
@@ -76,7 +76,7 @@ def register(api):
         return await ctx.next()
 
     def ctx_frame():
-        from goondan.schemas.frames import Frame
+        from goondan.schemas.wire.frames import Frame
         return Frame("stuck")
 
     api.pipeline.register("step", step)

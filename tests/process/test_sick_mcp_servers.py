@@ -15,9 +15,9 @@ import yaml
 from msgspec.structs import replace
 
 from goondan.agentproc.providers.history import result_text
-from goondan.schemas.errors import CODES, FOR_MODELS
-from goondan.schemas.frames import ToolError, ToolResult
-from goondan.schemas.launch import ToolSpec
+from goondan.schemas.bundle.launch import ToolSpec
+from goondan.schemas.wire.errors import CODES, FOR_MODELS
+from goondan.schemas.wire.frames import ToolError, ToolResult
 from tests.mcp_fixture import Asker, make_server
 from tests.toolhost_fixture import bench
 

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from goondan.agentproc.providers.history import result_text
-from goondan.schemas.errors import FOR_MODELS, GoondanError, tool_error
-from goondan.schemas.frames import ToolResult
+from goondan.schemas.wire.errors import FOR_MODELS, GoondanError, tool_error
+from goondan.schemas.wire.frames import ToolResult
 from tests.process.model_servers import KEY, question, server
 from tests.process.test_model_providers import Asker
 

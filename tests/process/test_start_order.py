@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from goondan.schemas.launch import ExtensionSpec, KernelPlan
+from goondan.schemas.bundle.launch import ExtensionSpec, KernelPlan
 from tests.process.bare_broker import bare_broker, plan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -39,7 +39,7 @@ def test_the_modules_of_tools_are_looked_into_while_the_checks_of_a_bundle_are_i
     assert "goondan.kernel.bundle.loader" in imported
     assert not imported & {
         "yaml",
-        "goondan.schemas.resources",
+        "goondan.schemas.bundle.resources",
         "goondan.kernel.bundle.check",
         "goondan.kernel.trust.look",
         "jsonschema_rs",
@@ -173,7 +173,7 @@ from pathlib import Path
 from goondan.kernel.supervisor.life import Supervisor
 from goondan.kernel.supervisor.options import parse
 from goondan.kernel.supervisor.reaping import children_of_this_process
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 def command(child):
     return Path(f"/proc/{child}/cmdline").read_text().replace("\\0", " ")

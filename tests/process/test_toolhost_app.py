@@ -22,13 +22,13 @@ import pytest
 import zmq
 from msgspec import Raw
 
-from goondan.schemas.codec import decode, encode, encode_value, from_raw
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import Frame, Hello, Shutdown, ToolCallPayload, Welcome
-from goondan.schemas.launch import SandboxSpec, ToolHostSpec, ToolSpec
-from goondan.schemas.receipts import Receipt
+from goondan.schemas.bundle.launch import SandboxSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.system.own_users import TOOLHOST_UID
 from goondan.schemas.system.startup import admit_toolhost
+from goondan.schemas.wire.codec import decode, encode, encode_value, from_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import Frame, Hello, Shutdown, ToolCallPayload, Welcome
+from goondan.schemas.worker.receipts import Receipt
 from goondan.toolhost.app import App, Settings
 from goondan.toolhost.drop_privileges import KEPT
 from goondan.toolhost.facts.host import gather

@@ -11,11 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import fail
-from goondan.schemas.frames import AgentEvent, Answer, Frame
-from goondan.schemas.launch import ExportSpec, SandboxSpec
-from goondan.schemas.tool_asks import MAX_OPEN
+from goondan.schemas.bundle.launch import ExportSpec, SandboxSpec
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.frames import AgentEvent, Answer, Frame
+from goondan.schemas.wire.tool_asks import MAX_OPEN
 from goondan.toolhost.serving import sessions
 from tests.toolhost_fixture import Bench, bench, make_tool
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from goondan.kernel.bundle.base import base_tools
 from goondan.kernel.plan import tool_spec
-from goondan.schemas.launch import ToolSpec
+from goondan.schemas.bundle.launch import ToolSpec
 from tests.toolhost_fixture import bench, small_outputs
 
 

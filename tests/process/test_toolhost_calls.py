@@ -12,10 +12,10 @@ from msgspec import Raw
 
 import goondan.toolhost.jails.launch
 import goondan.toolhost.serving.starting
-from goondan.schemas.codec import encode_value
-from goondan.schemas.errors import fail
-from goondan.schemas.frames import Frame, ToolCallPayload
-from goondan.schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.bundle.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.frames import Frame, ToolCallPayload
 from goondan.toolhost.calls.call_registry import CallRegistry
 from goondan.toolhost.sessions.machine import MAX_MADE
 from goondan.toolhost.sessions.session import MAX_CALLS_PER_JAIL, MAX_PENDING_PER_JAIL

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.errors import HELP_BASE
-from goondan.schemas.launch import ExportSpec, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import ExportSpec, SandboxSpec, ToolSpec
+from goondan.schemas.wire.errors import HELP_BASE
 from goondan.toolhost.policy.plan import walls_full
 from tests.toolhost_fixture import Bench, bench, make_tool, small_outputs
 

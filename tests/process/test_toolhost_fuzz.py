@@ -20,10 +20,10 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from goondan.schemas.codec import encode
-from goondan.schemas.frames import Frame
-from goondan.schemas.launch import Limits, SandboxSpec, ToolHostSpec
-from goondan.schemas.worker_frames import (
+from goondan.schemas.bundle.launch import Limits, SandboxSpec, ToolHostSpec
+from goondan.schemas.wire.codec import encode
+from goondan.schemas.wire.frames import Frame
+from goondan.schemas.worker.worker_frames import (
     Answer,
     Ask,
     Ended,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.errors import CODES, HELP_BASE
-from goondan.schemas.launch import ExportSpec, Limits, SandboxSpec
+from goondan.schemas.bundle.launch import ExportSpec, Limits, SandboxSpec
+from goondan.schemas.wire.errors import CODES, HELP_BASE
 from goondan.toolhost.inside.worker import LOG_BURST, LOG_PER_S
 from tests.toolhost_fixture import Bench, bench, make_tool
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from goondan.schemas.errors import HELP_BASE
-from goondan.schemas.launch import ExportSpec, Limits, SandboxSpec
+from goondan.schemas.bundle.launch import ExportSpec, Limits, SandboxSpec
+from goondan.schemas.wire.errors import HELP_BASE
 from tests.javascript_runtimes import RUNTIMES
 from tests.javascript_tools import found, javascript_tool
 from tests.toolhost_fixture import Bench, bench, make_tool, small_outputs

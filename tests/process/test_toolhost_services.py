@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from goondan.kernel.bundle.base import base_tools
 from goondan.kernel.plan import tool_spec
-from goondan.schemas.launch import ToolSpec
+from goondan.schemas.bundle.launch import ToolSpec
 from tests.kernel_fixture import sandbox
 from tests.service_fixture import MockApi, mock_api
 from tests.toolhost_fixture import Bench, bench

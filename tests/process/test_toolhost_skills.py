@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from goondan.kernel.bundle.base_extensions import brought_tools
 from goondan.kernel.plan import tool_spec
-from goondan.schemas.launch import Filesystem, FolderGrants, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import Filesystem, FolderGrants, SandboxSpec, ToolSpec
 from goondan.schemas.skills import MAX_SKILL_BYTES, MAX_SKILL_FILES
 from goondan.schemas.system.digests import folder_digest
 from goondan.toolhost.facts.folders import FolderCopies, folder_of_call

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.model_providers import BY_NAME
+from goondan.schemas.models.model_providers import BY_NAME
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox, wait_until
 from tests.process.model_servers import SERVERS, seen, server
 

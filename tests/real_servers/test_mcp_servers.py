@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from goondan.schemas.launch import Filesystem, Limits, McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import Filesystem, Limits, McpServerSpec, SandboxSpec, ToolSpec
 from tests.mcp_fixture import Asker
 from tests.toolhost_fixture import Bench, bench
 

@@ -26,11 +26,19 @@ from typing import Final, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from goondan.schemas.address import is_instance_key
-from goondan.schemas.codec import encode_value, from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import OPERATOR_AGENT, AgentEvent, AgentsList, AgentsSpawn, ErrorPayload, Frame, ReplyTo
-from goondan.schemas.questions import (
+from goondan.schemas.bundle.address import is_instance_key
+from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import (
+    OPERATOR_AGENT,
+    AgentEvent,
+    AgentsList,
+    AgentsSpawn,
+    ErrorPayload,
+    Frame,
+    ReplyTo,
+)
+from goondan.schemas.wire.questions import (
     EVENT_TYPES,
     LOOK_UP_MS,
     TIMEOUT_MS,
@@ -40,7 +48,7 @@ from goondan.schemas.questions import (
     is_event_type,
     with_object,
 )
-from goondan.schemas.tool_asks import (
+from goondan.schemas.wire.tool_asks import (
     MAX_ANSWER_BYTES,
     MAX_ASK_BYTES,
     MAX_INNER_CALLS,
@@ -49,7 +57,7 @@ from goondan.schemas.tool_asks import (
     ToolAnswer,
     ToolAsk,
 )
-from goondan.schemas.worker_frames import Answer, Ask, WorkerError
+from goondan.schemas.worker.worker_frames import Answer, Ask, WorkerError
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.untrusted import Violation, check_json
 

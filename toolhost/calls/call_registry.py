@@ -27,11 +27,11 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Raw, Struct
 
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import error_payload
-from goondan.schemas.frames import NO_PAYLOAD, ErrorPayload, Frame, ToolError
-from goondan.schemas.launch import ExportSpec, ToolSpec
+from goondan.schemas.bundle.launch import ExportSpec, ToolSpec
 from goondan.schemas.mcp import McpListing
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.frames import NO_PAYLOAD, ErrorPayload, Frame, ToolError
 from goondan.toolhost.calls.fair_store import FairStore
 from goondan.toolhost.policy.subject import CallFolder
 

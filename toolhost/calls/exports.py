@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 from msgspec import Raw
 
-from goondan.schemas.address import SEPARATOR, build_tool_name
-from goondan.schemas.codec import encode_value
-from goondan.schemas.errors import tool_error
-from goondan.schemas.frames import ToolError
-from goondan.schemas.launch import ExportSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.bundle.address import SEPARATOR, build_tool_name
+from goondan.schemas.bundle.launch import ExportSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.wire.errors import tool_error
+from goondan.schemas.wire.frames import ToolError
 from goondan.toolhost.untrusted import Violation, check_json
 
 if TYPE_CHECKING:
-    from goondan.schemas.arguments import ArgumentChecker
+    from goondan.schemas.bundle.arguments import ArgumentChecker
 
 
 class Entry(NamedTuple):
@@ -44,7 +44,7 @@ class Exports:
     def __init__(self, spec: ToolHostSpec, generations: Mapping[str, str]) -> None:
         """`generations` tells each tool from a tool of the same name in an earlier bundle."""
         # Imported now, while the probe's jail starts: the library that compiles schemas takes some 8 ms of each start.
-        from goondan.schemas.arguments import compile_arguments
+        from goondan.schemas.bundle.arguments import compile_arguments
 
         self._anything = compile_arguments(None, {})
 
@@ -108,7 +108,7 @@ def arguments(entry: Entry, name: str, raw: Raw) -> Raw | ToolError:
     given = msgspec.msgpack.decode(data)
     args, issues = entry.checker.apply(given, len(data))
     if issues:
-        from goondan.schemas.arguments import invalid_arguments
+        from goondan.schemas.bundle.arguments import invalid_arguments
 
         return invalid_arguments(name, issues, entry.export.parameters)
     return raw if args is given else Raw(encode_value(args))

@@ -21,12 +21,11 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from goondan.schemas.codec import encode_value
-from goondan.schemas.errors import CODES, help_url, tool_error
-from goondan.schemas.frames import ErrorPayload, ToolError, ToolResult
-from goondan.schemas.launch import ToolSpec
-from goondan.schemas.results import cut_message
-from goondan.schemas.worker_frames import Result, WorkerError
+from goondan.schemas.bundle.launch import ToolSpec
+from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.wire.errors import CODES, cut_message, help_url, tool_error
+from goondan.schemas.wire.frames import ErrorPayload, ToolError, ToolResult
+from goondan.schemas.worker.worker_frames import Result, WorkerError
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.pending import full_handle
 from goondan.toolhost.traffic.messages import Denied

@@ -3,6 +3,6 @@
 `proxy` parses and judges with the modules of toolhost/traffic, and relays; `upstream` connects. `listen` makes
 listening sockets inside a jail's network namespace.
 
-Everything here imports the standard library, goondan.schemas.hosts, toolhost/traffic, and from goondan.toolhost.inside
-what puts up walls, so the process can be started without site packages.
+Everything here imports the standard library, goondan.schemas.worker.hosts, toolhost/traffic, and from
+goondan.toolhost.inside what puts up walls, so the process can be started without site packages.
 """

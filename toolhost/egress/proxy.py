@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Final
 
-from goondan.schemas.hosts import Rule
+from goondan.schemas.worker.hosts import Rule
 from goondan.toolhost import own_confinement
 from goondan.toolhost.egress.upstream import Refused, Unreachable, connect
 from goondan.toolhost.traffic import binary, heads, messages

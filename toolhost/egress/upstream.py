@@ -9,7 +9,7 @@ import asyncio
 import socket
 from typing import Final
 
-from goondan.schemas.hosts import Rule, is_address
+from goondan.schemas.worker.hosts import Rule, is_address
 from goondan.toolhost.traffic.addresses import reach_of, refusal
 from goondan.toolhost.traffic.rules import hosts_entries
 

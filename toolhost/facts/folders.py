@@ -24,13 +24,13 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.address import is_path
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.grantable import within
-from goondan.schemas.launch import Filesystem, ToolSpec
+from goondan.schemas.bundle.address import is_path
+from goondan.schemas.bundle.launch import Filesystem, ToolSpec
 from goondan.schemas.skills import MAX_SKILL_BYTES, MAX_SKILL_FILES
 from goondan.schemas.system.digests import NoDigest, folder_digest
 from goondan.schemas.system.trees import remove_tree
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.worker.grantable import within
 from goondan.toolhost.policy.subject import CallFolder
 
 #: How many copies of pinned folders are kept. Operators pin few; another one is copied again.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Final
 
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 from goondan.toolhost.policy.refusals import GUARDED_NAMES
 from goondan.toolhost.policy.subject import HostPath
 from goondan.toolhost.privileges.powers import Powers

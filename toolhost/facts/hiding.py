@@ -21,9 +21,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from goondan.schemas.grantable import TOP, within
-from goondan.schemas.hidden import KEYS, STATE_ROOT, runtime_bases, workspace_of
-from goondan.schemas.launch import ToolHostSpec
+from goondan.schemas.bundle.launch import ToolHostSpec
+from goondan.schemas.worker.grantable import TOP, within
+from goondan.schemas.worker.hidden import KEYS, STATE_ROOT, runtime_bases, workspace_of
 from goondan.toolhost.launcher.allow_list import state_root_of
 from goondan.toolhost.policy.subject import HostFacts
 

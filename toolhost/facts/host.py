@@ -27,8 +27,8 @@ from typing import Final
 import msgspec
 
 import goondan
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.grantable import within
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.worker.grantable import within
 from goondan.toolhost.facts.hiding import with_hidden
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Powers

@@ -14,12 +14,12 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.address import is_path
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.grantable import within
-from goondan.schemas.hidden import workspace_of
-from goondan.schemas.launch import JavaScriptRuntime, SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.bundle.address import is_path
+from goondan.schemas.bundle.launch import JavaScriptRuntime, SandboxSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.system.shell import quoted
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.worker.grantable import within
+from goondan.schemas.worker.hidden import workspace_of
 from goondan.toolhost.facts.folders import folder_beneath
 from goondan.toolhost.facts.guarding import MADE_NAMES, dotfiles, existing, refuse_links, repositories
 from goondan.toolhost.facts.hiding import unknown_place
@@ -36,7 +36,7 @@ _NOT_EVERYTHING: Final = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/tm
 #: A folder with one of these files is a bundle's root, which can hold keys: no jail sees all of it.
 BUNDLE_FILES: Final = ("goondan.yaml", "goondan.yml")
 #: What `goondan_base/redaction.py` is a link to: bundled tools see this file of `schemas`, and no other.
-_REDACTION: Final = f"{os.path.dirname(PACKAGE)}/schemas/redaction.py"
+_REDACTION: Final = f"{os.path.dirname(PACKAGE)}/schemas/text/redaction.py"
 
 
 def look_up(

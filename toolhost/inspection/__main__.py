@@ -23,11 +23,11 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.entries import entry_kind
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.launch import Filesystem, SandboxSpec, ToolHostSpec, ToolSpec
-from goondan.schemas.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
-from goondan.schemas.worker_frames import LoadFailed, Ready, WorkerFrame
+from goondan.schemas.bundle.launch import Filesystem, SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.worker.entries import entry_kind
+from goondan.schemas.worker.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
+from goondan.schemas.worker.worker_frames import LoadFailed, Ready, WorkerFrame
 from goondan.toolhost.drop_privileges import drop_privileges
 from goondan.toolhost.facts.hiding import hidden_folders, with_hidden
 from goondan.toolhost.inspection.source import read_source, refuse

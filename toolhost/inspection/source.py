@@ -8,9 +8,9 @@ from __future__ import annotations
 import ast
 from typing import Final, Literal
 
-from goondan.schemas.entries import entry_kind
-from goondan.schemas.launch import ToolSpec
-from goondan.schemas.tool_host_reports import ModuleReport, Reason, Refusal
+from goondan.schemas.bundle.launch import ToolSpec
+from goondan.schemas.worker.entries import entry_kind
+from goondan.schemas.worker.tool_host_reports import ModuleReport, Reason, Refusal
 from goondan.toolhost.policy.javascript import is_javascript
 
 #: The largest module (bytes). People write modules of handlers, so they are not large.

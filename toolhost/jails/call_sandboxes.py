@@ -19,7 +19,7 @@ import os
 import socket
 from typing import Final
 
-from goondan.schemas.worker_frames import Ended, Exit, Fork, Forked, Init, Kill, WorkerFrame
+from goondan.schemas.worker.worker_frames import Ended, Exit, Fork, Forked, Init, Kill, WorkerFrame
 from goondan.toolhost.jails.jail import Jail, exit_cause
 from goondan.toolhost.jails.worker import Granted, Worker, WorkerOwner
 from goondan.toolhost.untrusted import Violation

@@ -16,8 +16,8 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.codec import DECODE_ERRORS
-from goondan.schemas.worker_frames import Ask, Log, Progress, Result, WorkerFrame
+from goondan.schemas.wire.codec import DECODE_ERRORS
+from goondan.schemas.worker.worker_frames import Ask, Log, Progress, Result, WorkerFrame
 from goondan.toolhost.untrusted import Violation
 
 #: Bytes of a frame beyond its output: names, ids, an error's texts.

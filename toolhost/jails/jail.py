@@ -22,8 +22,8 @@ from typing import Final, Protocol
 
 import msgspec
 
-from goondan.schemas.codec import DECODE_ERRORS
 from goondan.schemas.system.trees import remove_tree
+from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.toolhost.jails import worker
 from goondan.toolhost.jails.launch import Launched
 from goondan.toolhost.limits.decide import Used, limit_error

@@ -19,10 +19,10 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from goondan.schemas.errors import GoondanError, fail
 from goondan.schemas.system.own_users import NUMBERS
 from goondan.schemas.system.trees import remove_tree
-from goondan.schemas.worker_frames import WORKER_FD
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.worker.worker_frames import WORKER_FD
 from goondan.toolhost.facts.host import machine
 from goondan.toolhost.launcher.request import Launch
 from goondan.toolhost.policy.launch_plan import LaunchPlan, quick_boot_plan

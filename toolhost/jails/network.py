@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from goondan.schemas.hosts import Network
+from goondan.schemas.worker.hosts import Network
 from goondan.toolhost.facts.host import machine
 from goondan.toolhost.privileges.launcher_link import LauncherLink, OwnPrograms
 from goondan.toolhost.seccomp.program import relay_program

@@ -6,8 +6,8 @@ import asyncio
 from abc import ABC, abstractmethod
 from typing import Final, Generic, TypeVar
 
-from goondan.schemas.launch import ToolHostSpec, ToolSpec
-from goondan.schemas.worker_frames import WORKER_PROTOCOL, Init, WorkerFrame
+from goondan.schemas.bundle.launch import ToolHostSpec, ToolSpec
+from goondan.schemas.worker.worker_frames import WORKER_PROTOCOL, Init, WorkerFrame
 from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.jails.jail import Jail
 from goondan.toolhost.jails.launch import launch

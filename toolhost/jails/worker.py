@@ -25,10 +25,10 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from goondan.schemas.codec import DECODE_ERRORS
-from goondan.schemas.redaction import HIDDEN, Redactor
-from goondan.schemas.secret_values import in_texts
-from goondan.schemas.worker_frames import HostFrame, Result, WorkerFrame
+from goondan.schemas.text.redaction import HIDDEN, Redactor
+from goondan.schemas.text.secret_values import in_texts
+from goondan.schemas.wire.codec import DECODE_ERRORS
+from goondan.schemas.worker.worker_frames import HostFrame, Result, WorkerFrame
 from goondan.toolhost.jails.channel import Channel
 from goondan.toolhost.socket_end import READ_BYTES, SocketEnd
 from goondan.toolhost.untrusted import Violation, check_json

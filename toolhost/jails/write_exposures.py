@@ -1,4 +1,4 @@
-"""The folders of others that jails can write to now, and the record of that (schemas/workdirs.py).
+"""The folders of others that jails can write to now, and the record of that (schemas/worker/workdirs.py).
 
 A write exposure is a time in which jails could write to a folder.
 
@@ -30,10 +30,10 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.errors import fail
-from goondan.schemas.grantable import within
 from goondan.schemas.system.private_files import read_list, replace_file
-from goondan.schemas.workdirs import MAX_SILENCE_S, SLACK_NS, GuardedPlace, WriteExposure, leads_to
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.worker.grantable import within
+from goondan.schemas.worker.workdirs import MAX_SILENCE_S, SLACK_NS, GuardedPlace, WriteExposure, leads_to
 from goondan.toolhost.facts.guarding import MADE_NAMES, remove_placeholders
 from goondan.toolhost.privileges.powers import Powers
 

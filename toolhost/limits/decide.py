@@ -22,10 +22,10 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-from goondan.schemas.errors import tool_error
-from goondan.schemas.frames import ToolError
-from goondan.schemas.launch import Limits
-from goondan.schemas.worker_frames import WorkerError
+from goondan.schemas.bundle.launch import Limits
+from goondan.schemas.wire.errors import tool_error
+from goondan.schemas.wire.frames import ToolError
+from goondan.schemas.worker.worker_frames import WorkerError
 from goondan.toolhost.limits.table import OF_CODES, ROWS, value_of
 
 #: The part of its limit at which a jail's disk counts as full: the jail goes on writing until it has ended.

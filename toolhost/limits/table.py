@@ -1,8 +1,8 @@
 """The table of limits: what keeps each limit of a jail, how its errors name it, and what follows for its processes and
 control groups. Pure.
 
-A limit has its field and its default in schemas/launch.py (Limits), its field for those who lower it in
-schemas/resources.py (LimitsPart), and a row here. The rest of the tool host reads the rows.
+A limit has its field and its default in schemas/bundle/launch.py (Limits), its field for those who lower it in
+schemas/bundle/resources.py (LimitsPart), and a row here. The rest of the tool host reads the rows.
 
 Rules.
 - Linux counts where it can: control groups of version 1 as root, of version 2 where a part of the tree was delegated to
@@ -18,8 +18,8 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from goondan.schemas.launch import Limits
-from goondan.schemas.receipts import Mechanism
+from goondan.schemas.bundle.launch import Limits
+from goondan.schemas.worker.receipts import Mechanism
 
 # include/uapi/asm-generic/resource.h, the same on x86_64 and aarch64.
 _RLIMIT_FSIZE, _RLIMIT_DATA, _RLIMIT_CORE, _RLIMIT_NPROC, _RLIMIT_NOFILE = 1, 2, 4, 6, 7

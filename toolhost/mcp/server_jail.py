@@ -26,10 +26,10 @@ from contextlib import suppress
 from typing import Final
 from urllib.parse import urlsplit
 
-from goondan.schemas.errors import fail
-from goondan.schemas.hosts import Network, Rule, join, network, parse_host, read_network
-from goondan.schemas.launch import ToolSpec
-from goondan.schemas.worker_frames import WORKER_FD
+from goondan.schemas.bundle.launch import ToolSpec
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.worker.hosts import Network, Rule, join, network, parse_host, read_network
+from goondan.schemas.worker.worker_frames import WORKER_FD
 from goondan.toolhost.jails import worker
 from goondan.toolhost.jails.jail import Jail, JailOwner
 from goondan.toolhost.jails.launch import Launched, Wires, launch

@@ -23,9 +23,9 @@ from mcp.shared.exceptions import MCPError
 from msgspec import Raw
 from pydantic import TypeAdapter, ValidationError
 
-from goondan.schemas.codec import encode_value
 from goondan.schemas.mcp import GET_PROMPT, McpElicit, McpElicited, McpTool
-from goondan.schemas.worker_frames import Answer, Ask, Call, Progress, Result, WorkerError, WorkerFrame
+from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.worker.worker_frames import Answer, Ask, Call, Progress, Result, WorkerError, WorkerFrame
 from goondan.toolhost.mcp_worker import tasks
 from goondan.toolhost.mcp_worker.client import Client
 from goondan.toolhost.mcp_worker.tasks import Task

@@ -31,9 +31,9 @@ from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, FileUrl, ValidationError
 
-from goondan.schemas.arguments import TOO_MUCH, ArgumentChecker, compile_arguments
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.bundle.arguments import TOO_MUCH, ArgumentChecker, compile_arguments
 from goondan.schemas.mcp import CONNECT_S, McpListing, McpPrompt, McpResource, McpServerInit, McpTool, NewsKind
+from goondan.schemas.wire.errors import GoondanError
 from goondan.toolhost.mcp_worker import tasks
 from goondan.toolhost.mcp_worker.tasks import Task
 from goondan.toolhost.server_messages import bounds, listing

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ValidationError
 
 from goondan.schemas.mcp import McpOAuth
 from goondan.schemas.oauth import MAX_DOCUMENT, ServerOp, ServerReply
-from goondan.schemas.redaction import redact
+from goondan.schemas.text.redaction import redact
 from goondan.toolhost.server_messages.results import Failure
 
 #: The name that people read when they are asked whether they agree.

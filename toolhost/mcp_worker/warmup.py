@@ -27,7 +27,7 @@ from mcp_types.version import LATEST_MODERN_VERSION
 from msgspec import Raw
 
 from goondan.schemas.mcp import McpServerInit
-from goondan.schemas.worker_frames import (
+from goondan.schemas.worker.worker_frames import (
     WORKER_PROTOCOL,
     Call,
     Exit,

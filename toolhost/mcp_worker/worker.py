@@ -26,9 +26,9 @@ from mcp.shared.dispatcher import Dispatcher
 
 from goondan.schemas.mcp import McpListing, McpOAuth, McpServerInit, NewsKind
 from goondan.schemas.oauth import ServerOp, ServerReply
-from goondan.schemas.redaction import Redactor
-from goondan.schemas.secret_values import in_texts
-from goondan.schemas.worker_frames import (
+from goondan.schemas.text.redaction import Redactor
+from goondan.schemas.text.secret_values import in_texts
+from goondan.schemas.worker.worker_frames import (
     WORKER_PROTOCOL,
     Answer,
     Call,

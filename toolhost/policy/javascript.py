@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from goondan.schemas.entries import entry_kind
-from goondan.schemas.errors import fail
-from goondan.schemas.launch import JavaScriptRuntime, ToolSpec
+from goondan.schemas.bundle.launch import JavaScriptRuntime, ToolSpec
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.worker.entries import entry_kind
 from goondan.toolhost.limits.table import Tree
 
 #: Where the tool's folder is, or its entry when only that shows.

@@ -21,9 +21,9 @@ from typing import Final
 
 from msgspec import Struct
 
-from goondan.schemas.grantable import within
-from goondan.schemas.receipts import Mechanism, Wall
-from goondan.schemas.tiers import STRONGEST, Tier
+from goondan.schemas.worker.grantable import within
+from goondan.schemas.worker.receipts import Mechanism, Wall
+from goondan.schemas.worker.tiers import STRONGEST, Tier
 from goondan.toolhost.launcher.request import Enclosure, Stage
 from goondan.toolhost.limits.table import GroupPlan
 from goondan.toolhost.policy import javascript

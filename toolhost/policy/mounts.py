@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from goondan.schemas.grantable import within
+from goondan.schemas.worker.grantable import within
 from goondan.toolhost.launcher.request import Stage, Unmapped
 from goondan.toolhost.policy.javascript import memory_files
 from goondan.toolhost.policy.landlock import DEVICES, LIST, READ, RUN, WRITE, for_file

@@ -26,10 +26,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from goondan.schemas.errors import fail
-from goondan.schemas.hosts import BadHost, read_network
-from goondan.schemas.launch import ToolSpec
-from goondan.schemas.receipts import Wall
+from goondan.schemas.bundle.launch import ToolSpec
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.worker.hosts import BadHost, read_network
+from goondan.schemas.worker.receipts import Wall
 from goondan.toolhost.launcher.request import Enclosure
 from goondan.toolhost.limits.table import group_plan, mechanisms, resource_limits
 from goondan.toolhost.policy import launch_plan, mounts, subject

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from goondan.schemas.errors import fail
-from goondan.schemas.receipts import Wall
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.worker.receipts import Wall
 from goondan.toolhost.limits.table import group_plan, mechanisms, resource_limits
 from goondan.toolhost.policy.javascript import limits_data
 from goondan.toolhost.policy.landlock import DEVICES, READ, RUN, WRITE, for_file, ruleset

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.grantable import unreadable, unwritable, within
-from goondan.schemas.hidden import runtime_place, uncovered, workspace_of
-from goondan.schemas.launch import ToolSpec
+from goondan.schemas.bundle.launch import ToolSpec
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.worker.grantable import unreadable, unwritable, within
+from goondan.schemas.worker.hidden import runtime_place, uncovered, workspace_of
 from goondan.toolhost.policy.subject import HostFacts, Request
 
 #: Read-only in every workdir: their content later runs on the host (hooks and fsmonitor; .pth files; packages, grants).

@@ -9,9 +9,9 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from goondan.schemas.launch import SandboxSpec, ToolSpec
-from goondan.schemas.tiers import STRONGEST, Tier
-from goondan.schemas.worker_frames import WORKER_FD
+from goondan.schemas.bundle.launch import SandboxSpec, ToolSpec
+from goondan.schemas.worker.tiers import STRONGEST, Tier
+from goondan.schemas.worker.worker_frames import WORKER_FD
 from goondan.toolhost.limits.table import Tree
 from goondan.toolhost.seccomp.numbers import Machine
 

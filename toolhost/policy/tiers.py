@@ -1,7 +1,7 @@
 """The table of sandbox tiers: what the jails of each are made of, the strongest first. Pure.
 
-A tier has its name in schemas/tiers.py, its plan in a module of this folder, a row here, and in survey/tiers.py how a
-host is tried for it. Nothing else asks for a tier by its name.
+A tier has its name in schemas/worker/tiers.py, its plan in a module of this folder, a row here, and in survey/tiers.py
+how a host is tried for it. Nothing else asks for a tier by its name.
 
 Source: docs/design/sandbox.md section 7.
 """
@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from goondan.schemas.errors import fail
-from goondan.schemas.receipts import Wall
-from goondan.schemas.tiers import Tier, is_weaker
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.worker.receipts import Wall
+from goondan.schemas.worker.tiers import Tier, is_weaker
 from goondan.toolhost.policy.launch_plan import LaunchPlan
 from goondan.toolhost.policy.plan import plan_full, walls_full
 from goondan.toolhost.policy.reduced import plan_reduced, walls_reduced

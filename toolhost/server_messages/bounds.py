@@ -10,7 +10,7 @@ import re
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from goondan.schemas.visible import BLANKS, IGNORABLE, is_needed
+from goondan.schemas.text.visible import BLANKS, IGNORABLE, is_needed
 
 #: Levels of maps and arrays in one value. The host lets 60 through; the maps around a value need the rest.
 MAX_DEPTH: Final = 56
@@ -28,7 +28,7 @@ MAX_LINE: Final = 4096
 CUT: Final = "… (cut)"
 
 # Control characters but tab and end of line; what turns the direction of text; what is there and not seen, in which
-# text for models can be hidden from people (schemas/visible.py); lone surrogates.
+# text for models can be hidden from people (schemas/text/visible.py); lone surrogates.
 _HIDDEN: Final = re.compile(f"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff{IGNORABLE}{BLANKS}]")
 _NOT_IN_LINES: Final = re.compile("[\t\n]")
 _HALF: Final = re.compile("[\ud800-\udfff]")

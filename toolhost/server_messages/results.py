@@ -18,8 +18,8 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 from pydantic import ValidationError
 
-from goondan.schemas.codec import encode_value
-from goondan.schemas.worker_frames import WorkerError
+from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.worker.worker_frames import WorkerError
 from goondan.toolhost.server_messages import bounds
 from goondan.toolhost.server_messages.lines import GONE, NOT_LET_THROUGH, NOT_REACHED
 

@@ -18,15 +18,23 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from goondan.schemas.codec import encode_value, to_raw
-from goondan.schemas.errors import tool_error
-from goondan.schemas.frames import OPERATOR_AGENT, TOOL_COMPLETED, AgentEvent, Completion, Frame, ToolError, ToolResult
-from goondan.schemas.launch import DEFAULT_ERROR_LIMIT, ToolSpec
+from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, ToolSpec
 from goondan.schemas.mcp import McpListing
-from goondan.schemas.runtime_events import ToolProgress
-from goondan.schemas.spans import call_span
-from goondan.schemas.times import rfc3339
-from goondan.schemas.worker_frames import Progress
+from goondan.schemas.text.times import rfc3339
+from goondan.schemas.wire.codec import encode_value, to_raw
+from goondan.schemas.wire.errors import tool_error
+from goondan.schemas.wire.frames import (
+    OPERATOR_AGENT,
+    TOOL_COMPLETED,
+    AgentEvent,
+    Completion,
+    Frame,
+    ToolError,
+    ToolResult,
+)
+from goondan.schemas.wire.runtime_events import ToolProgress
+from goondan.schemas.wire.spans import call_span
+from goondan.schemas.worker.worker_frames import Progress
 from goondan.toolhost.calls.call_registry import Call, CallRegistry, Listing, StoredResult, answer_of, refusal_of
 from goondan.toolhost.calls.pending import MAX_RUNNING, PendingRegistry, Promise, Work, full_handle
 from goondan.toolhost.calls.results import error_result

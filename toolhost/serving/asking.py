@@ -19,13 +19,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, Protocol
 
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import ErrorPayload, Frame
 from goondan.schemas.oauth import MAX_DOCUMENT, ServerReply, ServerWish
-from goondan.schemas.times import rfc3339
-from goondan.schemas.tool_host_reports import LogLine
-from goondan.schemas.worker_frames import Answer, Ask, LoginAnswer, LoginAsk, WorkerError
+from goondan.schemas.text.times import rfc3339
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import ErrorPayload, Frame
+from goondan.schemas.worker.tool_host_reports import LogLine
+from goondan.schemas.worker.worker_frames import Answer, Ask, LoginAnswer, LoginAsk, WorkerError
 from goondan.toolhost.calls.asks import Asker, Reply, ended, refusal, value_of
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.untrusted import Violation
@@ -37,7 +37,7 @@ MAX_URL: Final = 8192
 
 
 class Speaker(Protocol):
-    """The side of a link (schemas/link.py) that questions need."""
+    """The side of a link (schemas/transport/link.py) that questions need."""
 
     def ask(self, frame: Frame) -> asyncio.Future[Frame]:
         """Send an `event` with `replyTo` until its answering event is here."""

@@ -14,17 +14,17 @@ from typing import Final
 from msgspec import Raw
 from msgspec.structs import replace
 
-from goondan.schemas.errors import tool_error
-from goondan.schemas.frames import ToolError
-from goondan.schemas.hosts import read_network
-from goondan.schemas.launch import McpServerSpec, ToolSpec
+from goondan.schemas.bundle.launch import McpServerSpec, ToolSpec
 from goondan.schemas.mcp import McpServerInit, longest_export
-from goondan.schemas.redaction import Redactor
-from goondan.schemas.secret_values import granted_secrets, secret_parts
-from goondan.schemas.times import rfc3339
-from goondan.schemas.tool_host_reports import LogLine, WorkerNews
-from goondan.schemas.worker_frames import WORKER_PROTOCOL, Cancel, Exit, Init, Message, WorkerError
-from goondan.schemas.worker_frames import Call as WorkerCall
+from goondan.schemas.text.redaction import Redactor
+from goondan.schemas.text.secret_values import granted_secrets, secret_parts
+from goondan.schemas.text.times import rfc3339
+from goondan.schemas.wire.errors import tool_error
+from goondan.schemas.wire.frames import ToolError
+from goondan.schemas.worker.hosts import read_network
+from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
+from goondan.schemas.worker.worker_frames import WORKER_PROTOCOL, Cancel, Exit, Init, Message, WorkerError
+from goondan.schemas.worker.worker_frames import Call as WorkerCall
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.messages import MessageCache, SentMessages
 from goondan.toolhost.calls.results import shown, without_network

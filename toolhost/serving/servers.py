@@ -20,14 +20,14 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import tool_error
-from goondan.schemas.frames import AttachedServer, Frame, ToolError
 from goondan.schemas.mcp import CONNECT_S, McpListing, McpNews, NewsKind
 from goondan.schemas.oauth import SERVER_APP
-from goondan.schemas.times import rfc3339
-from goondan.schemas.tool_host_reports import ServerPhase, ServerState, WorkerNews
-from goondan.schemas.worker_frames import List, LoginAnswer, LoginAsk, News
+from goondan.schemas.text.times import rfc3339
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import tool_error
+from goondan.schemas.wire.frames import AttachedServer, Frame, ToolError
+from goondan.schemas.worker.tool_host_reports import ServerPhase, ServerState, WorkerNews
+from goondan.schemas.worker.worker_frames import List, LoginAnswer, LoginAsk, News
 from goondan.toolhost.calls.call_registry import Call, Listing
 from goondan.toolhost.serving.answers import Answers
 from goondan.toolhost.serving.asking import Logins

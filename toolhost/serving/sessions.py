@@ -20,12 +20,12 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.errors import GoondanError, tool_error
-from goondan.schemas.frames import Frame, ToolError
-from goondan.schemas.launch import ToolHostSpec, ToolSpec
+from goondan.schemas.bundle.launch import ToolHostSpec, ToolSpec
 from goondan.schemas.mcp import CONNECT_S
-from goondan.schemas.tool_host_reports import LogLine, WorkerNews
-from goondan.schemas.worker_frames import (
+from goondan.schemas.wire.errors import GoondanError, tool_error
+from goondan.schemas.wire.frames import Frame, ToolError
+from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
+from goondan.schemas.worker.worker_frames import (
     WORKER_PROTOCOL,
     Ask,
     Listed,
@@ -39,7 +39,7 @@ from goondan.schemas.worker_frames import (
     Result,
     WorkerFrame,
 )
-from goondan.schemas.worker_frames import Answer as AnswerFrame
+from goondan.schemas.worker.worker_frames import Answer as AnswerFrame
 from goondan.toolhost.calls.asks import ended as call_ended
 from goondan.toolhost.calls.call_registry import Call, Listing
 from goondan.toolhost.calls.messages import MessageCache

@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import ErrorPayload
-from goondan.schemas.launch import ToolHostSpec, ToolSpec
+from goondan.schemas.bundle.launch import ToolHostSpec, ToolSpec
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import ErrorPayload
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.facts.guarding import remove_placeholders
 from goondan.toolhost.facts.hiding import Hiding, as_it_is_now

@@ -24,10 +24,10 @@ from typing import Final, Literal
 
 from msgspec import Raw, Struct
 
-from goondan.schemas.errors import tool_error
-from goondan.schemas.frames import ToolError
 from goondan.schemas.mcp import CONNECT_S
-from goondan.schemas.worker_frames import Result
+from goondan.schemas.wire.errors import tool_error
+from goondan.schemas.wire.frames import ToolError
+from goondan.schemas.worker.worker_frames import Result
 from goondan.toolhost.calls.asks import may_ask
 from goondan.toolhost.calls.call_registry import Call, Listing
 from goondan.toolhost.calls.pending import Work

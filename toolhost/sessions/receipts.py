@@ -16,8 +16,8 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Raw
 
-from goondan.schemas.codec import encode_value
-from goondan.schemas.receipts import CallReceipt, JailReceipt
+from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.worker.receipts import CallReceipt, JailReceipt
 from goondan.toolhost.limits.decide import Used
 from goondan.toolhost.policy.launch_plan import LaunchPlan
 

@@ -12,8 +12,8 @@ from typing import Final, Literal
 
 from msgspec import Struct, field
 
-from goondan.schemas.frames import ToolError
-from goondan.schemas.launch import McpServerSpec
+from goondan.schemas.bundle.launch import McpServerSpec
+from goondan.schemas.wire.frames import ToolError
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.pending import Work
 

@@ -20,7 +20,7 @@ import sys
 
 import msgspec
 
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 from goondan.toolhost.drop_privileges import drop_privileges
 from goondan.toolhost.facts.host import landlock_abi
 from goondan.toolhost.limits.table import mechanisms

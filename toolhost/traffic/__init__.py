@@ -3,5 +3,6 @@
 `addresses` and `rules` judge. `binary` and `heads` parse what jails and resolvers write. `messages` are what the tool
 host and the egress proxy (toolhost/egress/) send each other.
 
-Everything here imports the standard library and goondan.schemas.hosts, as the proxy is started without site packages.
+Everything here imports the standard library and goondan.schemas.worker.hosts, as the proxy is started without site
+packages.
 """

@@ -19,7 +19,7 @@ from __future__ import annotations
 import ipaddress
 from typing import Final, Literal
 
-from goondan.schemas.hosts import is_address
+from goondan.schemas.worker.hosts import is_address
 
 Reach = Literal["public", "named", "local"]
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -109,7 +109,7 @@ def _carried(address: ipaddress.IPv6Address, carrier: ipaddress.IPv6Network, shi
 
 
 def reach_of(host: str, *, confined: bool, in_hosts_file: bool = False) -> Reach:
-    """How far a rule for `host` goes. `confined` as in goondan.schemas.hosts.Rule; `in_hosts_file`: this machine's."""
+    """How far a rule for `host` goes. `confined` as in schemas/worker/hosts.py; `in_hosts_file`: this machine's."""
     if confined:
         return "public"
     return "local" if is_address(host) or in_hosts_file or is_local_name(host) else "named"

@@ -15,7 +15,7 @@ import struct
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
-from goondan.schemas.hosts import BadHost, is_address, parse_host
+from goondan.schemas.worker.hosts import BadHost, is_address, parse_host
 
 #: A question has a header, one name and four bytes; resolvers add some options (bytes).
 MAX_QUERY: Final = 1024

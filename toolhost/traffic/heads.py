@@ -12,7 +12,7 @@ import re
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
-from goondan.schemas.hosts import BadHost, parse_host, parse_host_port
+from goondan.schemas.worker.hosts import BadHost, parse_host, parse_host_port
 
 #: Request line and header fields together (bytes); common servers take 8 to 32 KiB.
 MAX_HEAD: Final = 32768

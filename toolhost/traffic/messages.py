@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any, Final, NamedTuple
 
-from goondan.schemas.hosts import Network, read_network, write_network
+from goondan.schemas.worker.hosts import Network, read_network, write_network
 from goondan.toolhost.traffic.rules import Listener
 
 #: One message (bytes); 64 rules take some 10 KiB.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from goondan.schemas.hosts import ANY_PORT, Network, Rule, is_address
+from goondan.schemas.worker.hosts import ANY_PORT, Network, Rule, is_address
 from goondan.toolhost.traffic.addresses import reach_of, refusal
 
 #: Where the jail finds its resolver and its HTTP proxy.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-from goondan.schemas.launch import Limits
+from goondan.schemas.bundle.launch import Limits
 from goondan.toolhost.limits.decide import (
     MIB,
     NEAR,

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from goondan.agentproc.questions import Question
 from goondan.agentproc.swarm import Handler, Swarm
-from goondan.schemas.frames import ToolResult
+from goondan.schemas.wire.frames import ToolResult
 
 
 async def request(swarm: Swarm, name: str, args: dict[str, Any]) -> ToolResult:

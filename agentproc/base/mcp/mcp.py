@@ -20,10 +20,10 @@ from typing import Any, Final
 from msgspec import Struct
 
 from goondan.agentproc.extensions.dynamic_tools import ServedTool
-from goondan.schemas.address import build_tool_name, is_shown_name
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.launch import CatalogItem, McpSource, ToolSource
+from goondan.schemas.bundle.address import build_tool_name, is_shown_name
+from goondan.schemas.bundle.launch import CatalogItem, McpSource, ToolSource
 from goondan.schemas.mcp import SHARED_RESOURCES, McpListing, McpNews, McpPrompt, McpResource, McpTool, holds_server
+from goondan.schemas.wire.errors import GoondanError
 
 #: How long a server has when the extension is registered (seconds): less than the extension has itself.
 REGISTER_S: Final = 25.0

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from goondan.agentproc.base.message_compaction.rendering import pieces, within
 from goondan.agentproc.conversation import Message
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 INSTRUCTIONS: Final = (
     "You summarise a conversation between a user and an assistant that uses tools, so that the assistant can go on "

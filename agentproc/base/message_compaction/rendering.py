@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from goondan.agentproc.conversation import AssistantData, Message, ToolData
-from goondan.schemas.codec import from_raw
+from goondan.schemas.wire.codec import from_raw
 
 #: How much of one tool's result, or of one call's arguments, goes into the text to summarise (characters). Longer ones
 #: are files and listings, and their content can be read again.

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from goondan.agentproc.conversation import AssistantData, Message, ToolData, presentable
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 #: Faults that one line of the log names.
 MAX_TOLD: Final = 5

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from goondan.agentproc.conversation import Append, Message, ToolData
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 #: The key in the metadata of a reminder.
 REMINDER: Final = "requiredToolsGuard"

@@ -19,7 +19,7 @@ from typing import Final
 from msgspec import Struct
 
 from goondan.schemas.skills import MAX_FRONT_MATTER, SKILL_FILE, SkillText, is_skill_name, read_skill_text
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.visible import visible_line
 
 #: The largest SKILL.md (bytes). The public format advises 500 lines; the model reads all of it with every step.
 MAX_SKILL_FILE: Final = 256 << 10

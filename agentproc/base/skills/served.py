@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from goondan.schemas.address import build_tool_name
+from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.mcp import READ_RESOURCE, McpResource
 from goondan.schemas.skills import MAX_DESCRIPTION, is_skill_name, read_skill_text
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.visible import visible_line
 
 #: The longest URI of a skill (characters): the model is told it.
 MAX_URI: Final = 2000

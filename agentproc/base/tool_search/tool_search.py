@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from goondan.agentproc.tool_ranking import best
-from goondan.schemas.launch import CatalogItem
+from goondan.schemas.bundle.launch import CatalogItem
 
 FIND: Final = "tool-search.find"
 _SHOWN_FIND: Final = "tool-search__find"

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from goondan.features.certify.command.scenarios import Seen, Trace, short
-from goondan.schemas.visible import is_visible
+from goondan.schemas.text.visible import is_visible
 
 #: The types that a client's socket takes.
 TYPES: Final = frozenset(("hello", "ping", "pong", "bye", "event", "ack", "admin", "log", "runtime.event"))

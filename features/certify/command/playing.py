@@ -20,7 +20,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from goondan.features.certify.command.scenarios import Kind, Names, Played, Scenario, Seen, Trace
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 #: What is read of its output at a time (bytes). A pipe holds less, so this takes several reads.
 READ_BYTES: Final = 1 << 18

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Raw, Struct
 
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 Kind = Literal["link", "lost", "got", "odd", "sent", "file", "said", "do", "token"]
 

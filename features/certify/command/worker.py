@@ -22,7 +22,7 @@ import msgspec
 
 from goondan.features.certify.command.playing import Differs, NotOffered, Player, Program
 from goondan.features.certify.command.scenarios import Names, Scenario, short
-from goondan.schemas.worker_frames import WorkerFrame
+from goondan.schemas.worker.worker_frames import WorkerFrame
 
 #: One read of the socket (bytes).
 READ_BYTES: Final = 1 << 18

@@ -23,7 +23,7 @@ from goondan.kernel.cli.output import write_result
 from goondan.kernel.cli.state import checked_root
 from goondan.kernel.cli.terminal import Style, printable, style_of
 from goondan.kernel.model_server import choice
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 
 @click.command()

@@ -13,9 +13,9 @@ from msgspec import Struct
 
 from goondan.kernel.bundle.problems import Problem
 from goondan.kernel.model_server.listing import Learned
-from goondan.schemas.frames import ErrorPayload
-from goondan.schemas.tiers import Tier
-from goondan.schemas.tool_host_reports import Obstacle
+from goondan.schemas.wire.frames import ErrorPayload
+from goondan.schemas.worker.tiers import Tier
+from goondan.schemas.worker.tool_host_reports import Obstacle
 
 UNLIMITED = -1
 

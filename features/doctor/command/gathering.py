@@ -55,10 +55,10 @@ from goondan.kernel.model_server import choice
 from goondan.kernel.model_server.asking import Asking
 from goondan.kernel.spawn import command
 from goondan.kernel.supervisor_client import SupervisorClient
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.launch import ModelSpec
-from goondan.schemas.model_providers import PROVIDERS
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.models.model_providers import PROVIDERS
 from goondan.schemas.system import own_users
+from goondan.schemas.wire.errors import GoondanError
 
 #: How long model servers have for their answer (seconds), all together: as long as the survey takes on a slow machine.
 ASK_S: Final = 3.0

@@ -26,11 +26,13 @@ from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.entities import AGENTS, Connection, Event
 from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
 from goondan.kernel.broker.parts import SHORT_BYTES, Core, Op, Part, Take, Waiting
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import Frame, Hello
-from goondan.schemas.launch import KernelPlan, ModelSpec
-from goondan.schemas.model_gate import (
+from goondan.schemas.bundle.launch import KernelPlan, ModelSpec
+from goondan.schemas.models.model_limits import ModelLimits
+from goondan.schemas.models.model_providers import BY_NAME
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import Frame, Hello
+from goondan.schemas.wire.model_gate import (
     GateChanged,
     HeldPermit,
     PermitAsk,
@@ -38,8 +40,6 @@ from goondan.schemas.model_gate import (
     PermitOver,
     PlaceInLine,
 )
-from goondan.schemas.model_limits import ModelLimits
-from goondan.schemas.model_providers import BY_NAME
 
 #: Requests of one connection that wait or are out. A turn makes one model call at a time, and extensions ask beside it.
 MAX_REQUESTS: Final = 8

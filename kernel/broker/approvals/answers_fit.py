@@ -1,6 +1,6 @@
 """Whether a person's answer fits the schema of the question. Pure.
 
-What a check can cost is bounded by schemas/schema_limits.py, because a server may have written
+What a check can cost is bounded by schemas/bundle/schema_limits.py, because a server may have written
 the schema, and everybody shares the broker's loop. The library that checks is loaded with the first question.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 #: A value that is no object is checked as the one property of an object of this name.
 _ANSWER: Final = "answer"
@@ -18,14 +18,14 @@ _TOLD: Final = 5
 
 def check_schema(schema: Any) -> None:
     """Raise GoondanError E_CONFIG_SCHEMA for what is no JSON Schema, or costs too much to check against."""
-    from goondan.schemas.arguments import compile_arguments
+    from goondan.schemas.bundle.arguments import compile_arguments
 
     compile_arguments(schema, {}).compile()
 
 
 def issues_of(schema: Any, answer: Any) -> list[str]:
     """What does not fit, in words; empty when the answer fits. Raises GoondanError as `check_schema`."""
-    from goondan.schemas.arguments import compile_arguments
+    from goondan.schemas.bundle.arguments import compile_arguments
 
     if isinstance(answer, dict):
         _, issues = compile_arguments(schema, {}).apply(answer)

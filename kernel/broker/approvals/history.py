@@ -22,9 +22,9 @@ from goondan.kernel.broker.approvals.items import ApprovalAsked, ApprovalRemembe
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.one_frame import fitting
 from goondan.schemas.approvals import ApprovalDecided
-from goondan.schemas.codec import from_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.redaction import Redactor
+from goondan.schemas.text.redaction import Redactor
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.errors import GoondanError
 
 #: Decisions that are remembered: some weeks for a person who is asked often. Each takes about a KiB.
 MAX_KEPT: Final = 1000

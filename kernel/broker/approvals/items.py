@@ -15,12 +15,12 @@ from goondan.kernel.broker.entities import Connection, Event
 from goondan.kernel.broker.journal.interface import Item as Writes
 from goondan.kernel.broker.journal.interface import Put, Retire
 from goondan.kernel.broker.journal.records import Deadline, encode
-from goondan.schemas.aliases import rename_aliases
 from goondan.schemas.approval_rules import UNREADABLE
 from goondan.schemas.approvals import MAX_ARGS_BYTES, MAX_MESSAGE, ApprovalAsk, ApprovalDecided, Kind
-from goondan.schemas.codec import check_depth, check_json, encode_value, from_raw
-from goondan.schemas.errors import fail
-from goondan.schemas.frames import NO_PAYLOAD, Frame, OptionalRaw, ToolCallPayload
+from goondan.schemas.bundle.aliases import rename_aliases
+from goondan.schemas.wire.codec import check_depth, check_json, encode_value, from_raw
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.frames import NO_PAYLOAD, Frame, OptionalRaw, ToolCallPayload
 
 #: - `staged`: the item is on its way into the journal.
 #: - `waits`: it waits for a person.

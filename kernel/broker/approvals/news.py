@@ -6,8 +6,8 @@ from goondan.kernel.broker.approvals.items import Item
 from goondan.kernel.broker.bus import Bus, Lossy
 from goondan.kernel.broker.entities import CLIENTS, Connection
 from goondan.kernel.broker.parts import Part
-from goondan.schemas.codec import encode_value, to_raw
-from goondan.schemas.frames import Frame
+from goondan.schemas.wire.codec import encode_value, to_raw
+from goondan.schemas.wire.frames import Frame
 
 
 class OperatorNews(Part):

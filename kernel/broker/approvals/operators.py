@@ -20,9 +20,9 @@ from goondan.kernel.broker.entities import Connection, Event
 from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
 from goondan.kernel.broker.parts import LISTS_BYTES, UTF8_BYTES, Op, Part, Waiting
 from goondan.schemas.approvals import MAX_ANSWER_BYTES, MAX_ARGS_BYTES, MAX_MESSAGE, ApprovalDecision, ApprovalItem
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import Frame
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import Frame
 
 #: Items in one answer; bytes of the arguments, and of the schema, that it has of each item.
 MAX_LISTED: Final = 500

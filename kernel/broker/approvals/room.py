@@ -61,11 +61,11 @@ from goondan.schemas.approvals import (
     ApprovalState,
     code_of,
 )
-from goondan.schemas.codec import encode_value, to_raw
-from goondan.schemas.errors import error_payload, fail
-from goondan.schemas.frames import ErrorPayload, Frame, Hello
-from goondan.schemas.launch import KernelPlan
-from goondan.schemas.tool_asks import CODE_TOOL
+from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.wire.codec import encode_value, to_raw
+from goondan.schemas.wire.errors import error_payload, fail
+from goondan.schemas.wire.frames import ErrorPayload, Frame, Hello
+from goondan.schemas.wire.tool_asks import CODE_TOOL
 
 #: The number of waiting items, and their bytes. They are shared by session and root, so that one turn cannot flood a
 #: person with items.

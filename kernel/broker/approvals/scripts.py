@@ -16,9 +16,9 @@ from typing import Final, Literal, NamedTuple
 from msgspec import Raw
 
 from goondan.kernel.broker.approvals.items import Group, Item
-from goondan.schemas.codec import from_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import ToolCallPayload
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import ToolCallPayload
 
 #: Calls that one yes is for.
 COVERED: Final = 20

@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from goondan.schemas.budgets import BudgetLimits
-from goondan.schemas.prices import NANO
+from goondan.schemas.wire.usage import NANO
 
 #: The dimensions as bundles name them, in the order in which they are checked.
 Dimension = Literal["calls", "modelCalls", "toolCalls", "tokens", "inputTokens", "outputTokens", "money", "wallSeconds"]

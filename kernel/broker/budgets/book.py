@@ -31,7 +31,7 @@ from msgspec import Struct, structs
 from goondan.kernel.broker.budgets.amounts import Dimension, Limits, Spend
 from goondan.kernel.broker.journal.interface import Item, Put, Retire
 from goondan.kernel.broker.journal.records import encode
-from goondan.schemas.prices import FREE, Prices
+from goondan.schemas.wire.usage import FREE, Prices
 
 #: A shorter answer (tokens) is of no use: a model call that could write only less is refused.
 MIN_OUTPUT: Final = 256

@@ -39,11 +39,11 @@ from goondan.kernel.broker.journal.interface import Item
 from goondan.kernel.broker.one_frame import fitting
 from goondan.kernel.broker.parts import SHORT_BYTES, OfCalls, OfEvents, Op, Part, Record, Take, Waiting
 from goondan.schemas.budgets import BudgetGranted, BudgetReserve, BudgetSettle
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import Frame
-from goondan.schemas.launch import KernelPlan
-from goondan.schemas.prices import prices_of
+from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import Frame
+from goondan.schemas.wire.usage import prices_of
 
 #: The name under which an event keeps the agents whose budgets it is charged to, the outermost first.
 FEATURE: Final = "budgets"

@@ -7,8 +7,8 @@ from typing import Any, Final
 from goondan.kernel.broker.budgets.amounts import Dimension, Spend
 from goondan.kernel.broker.budgets.book import UNKNOWN, Account, BudgetLine, Shortage, Tree
 from goondan.schemas.budgets import BudgetLeft
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.prices import NANO
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.usage import NANO
 
 #: An error names so many of the agents that have spent a budget, the largest part first.
 MAX_SPENDERS: Final = 5

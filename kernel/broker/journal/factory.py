@@ -11,7 +11,7 @@ from goondan.kernel.broker.journal.group import GroupWriter
 from goondan.kernel.broker.journal.interface import Journal, Store
 from goondan.kernel.broker.journal.reserve import Reserve
 from goondan.kernel.broker.journal.store import JOURNAL_FILE, Durability, JournalStore
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 #: The file whose space is freed when the disk is full.
 RESERVE_FILE: Final = "kernel.reserve"

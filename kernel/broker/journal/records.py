@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from goondan.kernel.broker.workdirs import Beneath
-from goondan.schemas.frames import NO_PAYLOAD, Blob, FilePart, OptionalRaw, ReplyTo, Source
+from goondan.schemas.wire.frames import NO_PAYLOAD, Blob, FilePart, OptionalRaw, ReplyTo, Source
 
 #: How an event ended. `done` and `failed` are the agent's word, the others the broker's.
 End = Literal["done", "failed", "expired", "dead", "cancelled"]

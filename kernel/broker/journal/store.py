@@ -60,7 +60,7 @@ from goondan.kernel.broker.journal.tables import (
     is_right,
 )
 from goondan.kernel.broker.journal.witness import Witness
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 #: The file in the state directory.
 JOURNAL_FILE: Final = "kernel.db"

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from goondan.schemas.effective_config import Applied, Change, apply_changes
-from goondan.schemas.errors import fail
-from goondan.schemas.extension_config import check_config
-from goondan.schemas.launch import AgentSpec
-from goondan.schemas.same_json import same_json
+from goondan.schemas.bundle.effective_config import Applied, Change, apply_changes
+from goondan.schemas.bundle.extension_config import check_config
+from goondan.schemas.bundle.launch import AgentSpec
+from goondan.schemas.text.same_json import same_json
+from goondan.schemas.wire.errors import fail
 
 #: One error names at most so many issues.
 _MAX_NAMED: Final = 5
@@ -25,7 +25,7 @@ _MAX_NAMED: Final = 5
 def load_checker(agents: Mapping[str, AgentSpec]) -> None:
     """Import the library that compiles schemas, if an extension of these agents declares one."""
     if any(extension.config_schema is not None for spec in agents.values() for extension in spec.extensions):
-        import goondan.schemas.arguments  # noqa: F401
+        import goondan.schemas.bundle.arguments  # noqa: F401
 
 
 def check_fit(spec: AgentSpec, base: Applied, before: Iterable[Change], after: Iterable[Change]) -> None:

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from msgspec import UNSET
 
-from goondan.schemas.errors import fail
 from goondan.schemas.live_config import Operation
+from goondan.schemas.wire.errors import fail
 
 #: Segments of one pointer; effective configurations are not deep.
 MAX_SEGMENTS: Final = 32

@@ -22,9 +22,9 @@ from msgspec import Struct
 
 from goondan.kernel.broker.journal.interface import Item, Put, Retire
 from goondan.kernel.broker.journal.records import encode
-from goondan.schemas.effective_config import ORDER, Change, Touched, overlap, touches
-from goondan.schemas.errors import fail
-from goondan.schemas.frames import ErrorPayload
+from goondan.schemas.bundle.effective_config import ORDER, Change, Touched, overlap, touches
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.frames import ErrorPayload
 
 #: Patches that are remembered for one instance, and as many for all of an agent: each new patch is compared with them.
 MAX_PATCHES: Final = 200

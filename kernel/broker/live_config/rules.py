@@ -26,9 +26,8 @@ from typing import Any, Final
 from msgspec import UNSET, Struct
 
 from goondan.kernel.broker.live_config.operations import apply_operations, pointer
-from goondan.schemas.address import shown_tool_name
-from goondan.schemas.codec import check_json
-from goondan.schemas.effective_config import (
+from goondan.schemas.bundle.address import shown_tool_name
+from goondan.schemas.bundle.effective_config import (
     Applied,
     Change,
     ModelName,
@@ -40,9 +39,10 @@ from goondan.schemas.effective_config import (
     tool_of,
     touches,
 )
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.launch import AgentSpec, ExtensionSpec
+from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec
 from goondan.schemas.live_config import MAX_OPERATIONS, Operation
+from goondan.schemas.wire.codec import check_json
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: The parts that extensions may patch, and the parts that only operators may patch.
 _OPEN: Final = ("extensions", "prompt", "tools")

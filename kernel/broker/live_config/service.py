@@ -31,12 +31,9 @@ from goondan.kernel.broker.live_config.recorded import entry_of, patch_of, recor
 from goondan.kernel.broker.live_config.rules import Proposer, judge, within_bound
 from goondan.kernel.broker.one_frame import fitting
 from goondan.kernel.broker.parts import LISTS_BYTES, Op, Part, Record, Take
-from goondan.schemas.address import is_instance_key
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.effective_config import Applied, Change, apply_changes, declared, digest_of, shown, tool_of
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import OPERATOR_AGENT, Frame
-from goondan.schemas.launch import AgentSpec
+from goondan.schemas.bundle.address import is_instance_key
+from goondan.schemas.bundle.effective_config import Applied, Change, apply_changes, declared, digest_of, shown, tool_of
+from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.live_config import (
     MAX_OPERATIONS,
     MAX_PATCH_ID,
@@ -46,7 +43,10 @@ from goondan.schemas.live_config import (
     ConfigProposal,
     LiveChanges,
 )
-from goondan.schemas.redaction import Redactor
+from goondan.schemas.text.redaction import Redactor
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import OPERATOR_AGENT, Frame
 
 #: At most so many proposals of one agent are judged in so many seconds, because each is written to the journal.
 MAX_PROPOSALS: Final = 600

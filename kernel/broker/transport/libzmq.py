@@ -30,9 +30,9 @@ import zmq.backend
 
 from goondan.kernel.broker.bus import Lossy
 from goondan.kernel.broker.transport import MAX_WAITING_ALL, MAX_WAITING_PEER
-from goondan.schemas.codec import MAX_FRAME_BYTES
-from goondan.schemas.errors import fail
 from goondan.schemas.transport import ROUTING_ID_BYTES
+from goondan.schemas.wire.codec import MAX_FRAME_BYTES
+from goondan.schemas.wire.errors import fail
 
 #: How soon a send to a peer that could take no more is tried again (seconds).
 BLOCKED_RETRY_S: Final = 0.002

@@ -32,8 +32,8 @@ from typing import Final
 
 from goondan.kernel.broker.bus import Lossy
 from goondan.kernel.broker.transport import MAX_WAITING_ALL, MAX_WAITING_PEER
-from goondan.schemas.codec import MAX_FRAME_BYTES
 from goondan.schemas.transport.zmtp import GREETING, Handshake, Messages, ZmtpError, head, ready
+from goondan.schemas.wire.codec import MAX_FRAME_BYTES
 
 #: The most bytes that are read of one connection at once.
 READ_BYTES: Final = 64 << 10

@@ -23,7 +23,7 @@ from goondan.kernel.cli.approval_text import (
 from goondan.kernel.cli.operator_question import ask_broker
 from goondan.kernel.cli.output import columns_of, write, write_json, write_result
 from goondan.schemas.approvals import MAX_ANSWER_BYTES
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
     from msgspec import Raw
@@ -124,7 +124,7 @@ def check_read(item: dict[str, Any], whole: str) -> None:
 
 def answer_issues(schema: Any, value: Any) -> list[str]:
     """The reasons why an answer does not fit the JSON Schema of a question, in words."""
-    from goondan.schemas.arguments import compile_arguments
+    from goondan.schemas.bundle.arguments import compile_arguments
 
     if not isinstance(schema, dict):
         return []
@@ -134,7 +134,7 @@ def answer_issues(schema: Any, value: Any) -> list[str]:
 
 def encoded_answer(value: Any) -> Raw:
     """An answer in the form that goes to the broker. Raises GoondanError E_USAGE."""
-    from goondan.schemas.codec import to_raw
+    from goondan.schemas.wire.codec import to_raw
 
     raw = to_raw(value)
     if len(memoryview(raw)) > MAX_ANSWER_BYTES:

@@ -26,13 +26,13 @@ from goondan.kernel.cli.batch import (
 )
 from goondan.kernel.cli.output import is_terminal, print_error, write, write_json, write_pretty
 from goondan.kernel.cli.workdir import absolute_workdir
-from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
     from goondan.kernel.cli.attach import Kernel
     from goondan.kernel.cli.lines import Line
     from goondan.kernel.cli.session import Listener, Session
-    from goondan.schemas.frames import Answer
+    from goondan.schemas.wire.frames import Answer
 
 #: The most lines of a batch that have no result yet. So many keep every core busy, and a file of any length still takes
 #: constant memory.
@@ -112,7 +112,7 @@ def _declared(tool: str, bundle: str | None) -> dict[str, Any]:
 
 def check_grant(text: str) -> None:
     """`HOST:PORT`, or `*.DOMAIN:PORT`. Raises GoondanError E_USAGE."""
-    from goondan.schemas.hosts import BadHost, parse_rule
+    from goondan.schemas.worker.hosts import BadHost, parse_rule
 
     try:
         parse_rule(text)
@@ -189,7 +189,7 @@ async def perform(
 
     `event_id` names the call to whoever may cancel it; `listener` hears of its progress.
     """
-    from goondan.schemas.frames import OPERATOR_AGENT, OPERATOR_CALL, OperatorCall
+    from goondan.schemas.wire.frames import OPERATOR_AGENT, OPERATOR_CALL, OperatorCall
 
     answer = await session.ask(
         OPERATOR_AGENT,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from goondan.kernel.cli import options
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
     from goondan.kernel.cli.attach import Kernel

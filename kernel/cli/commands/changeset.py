@@ -12,7 +12,7 @@ import click
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import locate
 from goondan.kernel.cli.output import write, write_json, write_result
-from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
     from goondan.kernel.changesets.engine import Engine

@@ -103,7 +103,7 @@ def propose(
     else:
         import sys
 
-        from goondan.schemas.frames import ErrorPayload
+        from goondan.schemas.wire.frames import ErrorPayload
 
         write(*error_lines(msgspec.convert(answer["error"], ErrorPayload)), stream=sys.stderr)
     return 0 if accepted else 1
@@ -123,7 +123,7 @@ def revert(patch_id: str, bundle: str | None, as_json: bool) -> int:
 def render(answer: Mapping[str, Any]) -> list[str]:
     """The lines of each patch: its name and who proposed it, what it changes, and whether it was accepted."""
     from goondan.kernel.cli.plain import one_line
-    from goondan.schemas.times import rfc3339_seconds
+    from goondan.schemas.text.times import rfc3339_seconds
 
     lines: list[str] = []
     for patch in answer["patches"]:
@@ -155,7 +155,7 @@ def _who(patch: Mapping[str, Any]) -> str:
 
 
 def _read(text: str) -> Any:
-    from goondan.schemas.errors import fail
+    from goondan.schemas.wire.errors import fail
 
     try:
         patch = msgspec.json.decode(text.encode())

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 
 from goondan.kernel.cli import options
-from goondan.schemas.traces import RefusedDetail, Refuser
+from goondan.schemas.traces.turn_notes import RefusedDetail, Refuser
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,7 +38,7 @@ def command(by: str | None, agent: str | None, number: int, bundle: str | None, 
     from goondan.kernel.cli.state import state_of
     from goondan.kernel.paths import find_bundle
     from goondan.kernel.trace_files import conversation_files, read_file
-    from goondan.schemas.errors import GoondanError
+    from goondan.schemas.wire.errors import GoondanError
 
     agent, instance = options.named(agent, None)
     found: list[dict[str, Any]] = []

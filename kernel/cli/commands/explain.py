@@ -27,7 +27,7 @@ def command(code: str, as_json: bool) -> int:
     """
     from goondan.kernel.bundle.problems import did_you_mean
     from goondan.kernel.cli.output import write_result
-    from goondan.schemas.errors import CODES, fail, help_url, is_os_error_code
+    from goondan.schemas.wire.errors import CODES, fail, help_url, is_os_error_code
 
     name = code.strip("[] ").rpartition("/")[2].upper()
     if name not in CODES and not is_os_error_code(name):

@@ -38,7 +38,7 @@ def command(bundle: str | None, as_json: bool) -> int:
 def describe(inspected: Inspected) -> list[dict[str, Any]]:
     """One row for each extension. A bundled extension is left out when the bundle has one of the same name."""
     from goondan.kernel.bundle.base_extensions import BaseExtensions
-    from goondan.schemas.resources import BASE_PACKAGE
+    from goondan.schemas.bundle.resources import BASE_PACKAGE
 
     own, base = inspected.checked.extensions, BaseExtensions()
     others = {name: base.find(name) for name in base.names() if name not in own}

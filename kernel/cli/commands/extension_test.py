@@ -21,14 +21,14 @@ import msgspec
 
 from goondan.kernel.cli import options
 from goondan.kernel.cli.terminal import Style, printable, style_of
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from goondan.kernel.bundle.loader import Inspected
     from goondan.kernel.cli.attach import BundleTarget
-    from goondan.schemas.launch import AgentSpec, ExtensionSpec, KernelPlan
+    from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, KernelPlan
 
 #: How long a trial may take before its process is killed (seconds): `register` has 30 and the turn 70.
 TRIAL_S: Final = 120.0
@@ -216,8 +216,8 @@ def _of_server(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
 
 def spec_of(trial: Trial, plan: KernelPlan, state: str) -> AgentSpec:
     """The agent of a trial: its model is a script, its only tool is the trial's, and its state is in another folder."""
-    from goondan.schemas.frames import OPERATOR_AGENT
-    from goondan.schemas.launch import CatalogItem, ModelSpec
+    from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
+    from goondan.schemas.wire.frames import OPERATOR_AGENT
 
     ping = CatalogItem(name="trial__ping", description="Answers pong.")
     return msgspec.structs.replace(

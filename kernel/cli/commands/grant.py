@@ -15,7 +15,7 @@ from goondan.kernel.cli.commands import grant_skill
 from goondan.kernel.cli.output import write, write_json, write_result
 from goondan.kernel.cli.state import state_of
 from goondan.kernel.paths import find_bundle, root_of
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
     from goondan.kernel.bundle.loader import Inspected

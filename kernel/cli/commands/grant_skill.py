@@ -15,10 +15,10 @@ from goondan.kernel.cli import options
 from goondan.kernel.cli.output import write as write_lines
 from goondan.kernel.cli.output import write_json
 from goondan.kernel.paths import state_root
-from goondan.schemas.errors import fail
-from goondan.schemas.launch import SandboxSpec
-from goondan.schemas.resources import FilesystemPart, NetworkAllow, SandboxPart
+from goondan.schemas.bundle.launch import SandboxSpec
+from goondan.schemas.bundle.resources import FilesystemPart, NetworkAllow, SandboxPart
 from goondan.schemas.skills import MAX_SKILL_BYTES, MAX_SKILL_FILES, SKILL_FILE, SkillText, read_skill_text
+from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
     from goondan.kernel.grants.policy_file import PinnedSkill
@@ -135,8 +135,8 @@ def _check(pinned: PinnedSkill) -> None:
     from goondan.kernel.bundle.granting import dangers, resolve_part
     from goondan.kernel.bundle.variables import VARIABLE_NAME
     from goondan.kernel.grants.merge import widen
-    from goondan.schemas.hosts import BadHost, parse_rule
-    from goondan.schemas.policies import SwarmPolicy
+    from goondan.schemas.bundle.policies import SwarmPolicy
+    from goondan.schemas.worker.hosts import BadHost, parse_rule
 
     sandbox = pinned.sandbox
     for host in sandbox.network.allow if isinstance(sandbox.network, NetworkAllow) else []:

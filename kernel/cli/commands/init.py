@@ -16,7 +16,7 @@ import click
 
 from goondan.kernel.cli import options
 from goondan.kernel.paths import BUNDLE_FILE, find_bundle, root_of, state_dir
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 #: Template -> a command to try with it, besides `gdn run`. Its files are in kernel/templates/<template>.
 TEMPLATES: Final[dict[str, list[tuple[str, str]]]] = {

@@ -18,14 +18,14 @@ from goondan.kernel.cli.operator_question import ask_broker, ask_kernel
 from goondan.kernel.cli.output import write, write_json, write_result
 from goondan.kernel.cli.plain import one_line
 from goondan.kernel.instances import Found, instances
-from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from goondan.kernel.conversations import Overview
-    from goondan.schemas.frames import ConversationEdited
-    from goondan.schemas.usage import Usage
+    from goondan.schemas.wire.frames import ConversationEdited
+    from goondan.schemas.wire.usage import Usage
 
 #: How long a deletion may take (seconds). The turn, the process and the jails have 5 to 15 s each, and a broker that
 #: ends in between is back after a few seconds.
@@ -72,8 +72,8 @@ def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
 
     from goondan.kernel.conversations import overview
     from goondan.kernel.trace_search import Search
-    from goondan.schemas.address import instance_workdir
-    from goondan.schemas.times import rfc3339
+    from goondan.schemas.bundle.address import instance_workdir
+    from goondan.schemas.text.times import rfc3339
 
     agent, key = options.named(agent, key)
     place, found = _begun(agent, key, bundle)
@@ -265,7 +265,7 @@ def render(rows: Sequence[dict[str, Any]]) -> list[str]:
     is text from outside; all commands take it as it stands there.
     """
     from goondan.kernel.cli.terminal import OPERATOR_NOTE, columns
-    from goondan.schemas.frames import OPERATOR_AGENT
+    from goondan.schemas.wire.frames import OPERATOR_AGENT
 
     lines = [("STATUS", "BYTES", "WRITTEN", "INSTANCE")]
     for row in rows:

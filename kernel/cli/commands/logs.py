@@ -47,7 +47,7 @@ def command(follow: bool, role: str | None, lines: int, bundle: str | None) -> i
     from goondan.kernel.cli.state import state_of
     from goondan.kernel.logs import AGENT, ROLES, Log, log_files, merge
     from goondan.kernel.paths import find_bundle
-    from goondan.schemas.errors import fail
+    from goondan.schemas.wire.errors import fail
 
     if role is not None and role not in (*ROLES, AGENT) and not role.startswith(AGENT + "-"):
         raise fail("E_USAGE", f"--role is one of {', '.join(ROLES)}, {AGENT} and {AGENT}-NAME")

@@ -26,7 +26,7 @@ from goondan.kernel.cli.output import write as say
 from goondan.kernel.cli.output import write_json
 from goondan.kernel.mcp.document import MAX_NAME, PREFIX, extension_document, yaml_text
 from goondan.kernel.mcp.installing import CALL, MODULE, Installed, arguments, bundle_text, program_of
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +76,7 @@ def command(
     from goondan.kernel.bundle.base import base_tools
     from goondan.kernel.cli.commands.new_resource import check_name
     from goondan.kernel.mcp.packages import package_command
-    from goondan.schemas.secret_values import VARIABLE
+    from goondan.schemas.text.secret_values import VARIABLE
 
     name = name.removeprefix(PREFIX)
     check_name(name, "Extension", base_tools(), fits=len(name) <= MAX_NAME)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 
 def add_to_bundle(documents: Sequence[Mapping[str, Any]], folder: str, agent: str | None = None) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from goondan.kernel.cli import options
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
     from goondan.kernel.mcp.imported import Imported
@@ -55,7 +55,7 @@ def command(file: str, write: bool, folder: str, as_json: bool) -> int:
 
 
 def _read(path: str) -> bytes:
-    from goondan.schemas.blobs import too_large
+    from goondan.schemas.wire.blobs import too_large
 
     try:
         fd = os.open(os.path.expanduser(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

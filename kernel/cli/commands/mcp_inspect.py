@@ -28,7 +28,7 @@ from goondan.kernel.mcp.inspecting import (
     program_folder,
     refusals,
 )
-from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -155,7 +155,7 @@ def inspected(
 
 async def _asked(session: Session) -> dict[str, Any]:
     """The tools of the agent that has the server, and the blocks that its step was given."""
-    from goondan.schemas.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall
+    from goondan.schemas.wire.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall
 
     async def ask(kind: str, input: Any) -> Any:
         answer = await session.ask(AGENT, "default", kind, input, event_id=session.new_id(), timeout_s=PATIENCE_S)

@@ -13,7 +13,7 @@ from goondan.kernel.cli import options
 from goondan.kernel.cli.terminal import columns, printable
 
 if TYPE_CHECKING:
-    from goondan.schemas.tool_host_reports import WorkerNews
+    from goondan.schemas.worker.tool_host_reports import WorkerNews
 
 _COLUMNS = ("SERVER", "INSTANCE", "STATE", "ATTACHED", "CALLS", "MEMORY", "PID", "PROTOCOL")
 

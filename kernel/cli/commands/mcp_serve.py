@@ -15,7 +15,7 @@ import click
 
 from goondan.kernel.cli import options
 from goondan.kernel.cli.output import write, write_json
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
     from goondan.kernel.cli.attach import Kernel
@@ -72,7 +72,7 @@ def command(
     from goondan.kernel.cli.attach import attach_or_start, locate
     from goondan.kernel.cli.batch import check_instance
     from goondan.kernel.cli.workdir import absolute_workdir
-    from goondan.schemas.address import is_resource_name
+    from goondan.schemas.bundle.address import is_resource_name
 
     if not is_resource_name(agent):
         raise fail("E_USAGE", f"{agent[:100]!r} is not the name of an agent")

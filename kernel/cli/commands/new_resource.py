@@ -16,7 +16,7 @@ import click
 
 from goondan.kernel.bundle.problems import BundleError, Report, shown
 from goondan.kernel.cli import options
-from goondan.schemas.errors import CODES, fail
+from goondan.schemas.wire.errors import CODES, fail
 
 _END_HINT: Final = "End the file with a complete document, without --- behind it."
 
@@ -118,7 +118,7 @@ def check_name(name: str, kind: str, bundled: Container[str], *, fits: bool = Tr
 
     Raises GoondanError E_USAGE, E_INIT.
     """
-    from goondan.schemas.address import is_resource_name
+    from goondan.schemas.bundle.address import is_resource_name
 
     if not is_resource_name(name) or not fits:
         message = f"{shown(name)} cannot be the name of a new {kind}"

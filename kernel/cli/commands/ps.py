@@ -95,8 +95,8 @@ def external(broker: ByHand) -> list[ProcessInfo]:
     from msgspec import UNSET
 
     from goondan.kernel.supervisor_client import ProcessInfo
-    from goondan.schemas.link import boottime_ms
-    from goondan.schemas.times import rfc3339
+    from goondan.schemas.text.times import rfc3339
+    from goondan.schemas.transport.link import boottime_ms
 
     try:
         peers = ask_kernel(broker, {"op": "peers"})["peers"]
@@ -122,7 +122,7 @@ def external(broker: ByHand) -> list[ProcessInfo]:
 
 def render(rows: list[ProcessInfo], now: datetime.datetime) -> list[str]:
     """The table: one line for each process, columns as wide as their content."""
-    from goondan.schemas.frames import OPERATOR_AGENT
+    from goondan.schemas.wire.frames import OPERATOR_AGENT
 
     cells = [
         (

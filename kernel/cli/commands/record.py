@@ -10,14 +10,14 @@ import click
 
 from goondan.kernel.cli import options
 from goondan.kernel.cli.output import error_lines, write, write_json, write_text
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from goondan.kernel.cli.attach import BundleTarget, Kernel
     from goondan.kernel.cli.message_files import OpenFile
-    from goondan.schemas.frames import Answer
+    from goondan.schemas.wire.frames import Answer
 
 
 @click.command(epilog="Without MESSAGE each line of standard input is one.")

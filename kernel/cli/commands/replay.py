@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from goondan.kernel.cli.attach import BundleTarget
     from goondan.kernel.cli.commands.record import Sent
     from goondan.kernel.replaying import Course
-    from goondan.schemas.frames import Answer
     from goondan.schemas.recorded_texts import Difference
     from goondan.schemas.recordings import RecordedTurn
+    from goondan.schemas.wire.frames import Answer
 
 #: How long turns that nobody waits for may take to end after the last answer (seconds).
 LATE_S: Final = 10.0
@@ -56,8 +56,8 @@ def command(
     """
     from goondan.kernel.cli.output import write, write_json
     from goondan.kernel.replaying import course_of
-    from goondan.schemas.errors import fail
     from goondan.schemas.system.recording_file import read_recording
+    from goondan.schemas.wire.errors import fail
 
     if calls and model is None and prompt is None:
         raise fail("E_USAGE", "--calls belongs to --model or --prompt", suggestion="Leave it out.")

@@ -36,7 +36,7 @@ def command(bundle: str | None, agent: str | None, fresh: bool, as_json: bool) -
     from goondan.kernel.cli.output import write, write_json, write_result
     from goondan.kernel.cli.plain import one_line
     from goondan.kernel.supervisor_client import SupervisorClient
-    from goondan.schemas.errors import fail
+    from goondan.schemas.wire.errors import fail
 
     place = locate(bundle)
     client = SupervisorClient.connect(place.state_dir)

@@ -16,7 +16,7 @@ import click
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import BundleTarget, Kernel, Started, hold, join_or_start, locate
 from goondan.kernel.cli.output import error_lines, is_terminal, write, write_json, write_text
-from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from goondan.kernel.cli.lines import Line, LineReader
     from goondan.kernel.cli.model_server import ModelLook
     from goondan.kernel.cli.session import Listener, Session
-    from goondan.schemas.frames import Answer, ErrorPayload, FilePart
-    from goondan.schemas.runtime_events import RuntimeEvent
+    from goondan.schemas.wire.frames import Answer, ErrorPayload, FilePart
+    from goondan.schemas.wire.runtime_events import RuntimeEvent
 
 #: The most lines without an answer. No more lines are read before one is answered.
 MAX_IN_FLIGHT: Final = 64

@@ -9,14 +9,14 @@ import click
 from goondan.kernel.cli import options
 from goondan.kernel.cli.answered import CUT_OFF_STATUS, kept_lines, tell_cut_off, tell_servers, tell_usage
 from goondan.kernel.cli.output import error_lines, write, write_json, write_result
-from goondan.schemas.codec import from_raw, replace_surrogates
+from goondan.schemas.wire.codec import from_raw, replace_surrogates
 
 if TYPE_CHECKING:
     from goondan.kernel.cli.attach import Kernel
     from goondan.kernel.cli.console.screen import Screen
     from goondan.kernel.cli.message_files import OpenFile
     from goondan.kernel.cli.session import Listener
-    from goondan.schemas.frames import Answer, ErrorPayload
+    from goondan.schemas.wire.frames import Answer, ErrorPayload
 
 #: How long `send` waits by default (seconds): longer than most turns take, and short enough for a forgotten terminal.
 DEFAULT_TIMEOUT_S: Final = 600.0
@@ -81,8 +81,8 @@ def command(
     from goondan.kernel.cli.lines import FROM_STDIN, MAX_LINE_BYTES, read_all
     from goondan.kernel.cli.message_files import close_files, open_files
     from goondan.kernel.cli.workdir import absolute_workdir
-    from goondan.schemas.errors import fail
-    from goondan.schemas.spans import is_trace_id
+    from goondan.schemas.wire.errors import fail
+    from goondan.schemas.wire.spans import is_trace_id
 
     if len(words) > 2:
         raise fail("E_USAGE", f"expected [AGENT] TEXT, got {len(words)} arguments", suggestion="Put TEXT in quotes.")

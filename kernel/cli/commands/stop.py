@@ -30,7 +30,7 @@ def command(bundle: str | None, as_json: bool) -> int:
     """Stop a running swarm."""
     from goondan.kernel import lock
     from goondan.kernel.supervisor_client import SupervisorClient
-    from goondan.schemas.errors import GoondanError, fail
+    from goondan.schemas.wire.errors import GoondanError, fail
 
     place = locate(bundle)
     until = time.monotonic() + STOP_S

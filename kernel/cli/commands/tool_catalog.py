@@ -13,9 +13,9 @@ from goondan.kernel.bundle.problems import BundleError, did_you_mean, shown
 from goondan.kernel.bundle.tools import CheckedTool
 from goondan.kernel.cli.state import state_of
 from goondan.kernel.paths import find_bundle
-from goondan.schemas.address import SEPARATOR, build_tool_name, parse_tool_name
-from goondan.schemas.errors import fail
-from goondan.schemas.resources import BASE_PACKAGE, ToolExport
+from goondan.schemas.bundle.address import SEPARATOR, build_tool_name, parse_tool_name
+from goondan.schemas.bundle.resources import BASE_PACKAGE, ToolExport
+from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
     from goondan.kernel.bundle.loader import Inspected

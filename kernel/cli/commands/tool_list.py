@@ -46,7 +46,7 @@ def command(bundle: str | None, as_json: bool) -> int:
 def describe(tools: Iterable[CheckedTool]) -> list[dict[str, Any]]:
     """One row for each export, with its unchanged schema."""
     from goondan.kernel.cli.commands.tool_catalog import source
-    from goondan.schemas.address import build_tool_name, tool_identity
+    from goondan.schemas.bundle.address import build_tool_name, tool_identity
 
     rows: list[dict[str, Any]] = []
     for tool in tools:

@@ -45,7 +45,7 @@ _TOOL: Final = NewResource(
 def command(name: str, language: str, folder: str, as_json: bool) -> int:
     """Write a new tool into a bundle: its module or program, its test, and its document in goondan.yaml."""
     from goondan.kernel.bundle.base import base_tools
-    from goondan.schemas.address import MAX_TOOL_NAME, build_tool_name
+    from goondan.schemas.bundle.address import MAX_TOOL_NAME, build_tool_name
 
     check_name(name, _TOOL.kind, base_tools(), fits=len(build_tool_name(name, "run")) <= MAX_TOOL_NAME)
     suffix, tests = _LANGUAGES[language]
@@ -64,7 +64,7 @@ def _typescript() -> dict[str, bytes]:
     """The files that all tools in TypeScript share. Raises GoondanError E_INIT without an installed tool host."""
     from goondan.kernel.bundle.base import IN_JAILS, in_package
     from goondan.kernel.cli.commands.init import template_files
-    from goondan.schemas.errors import fail
+    from goondan.schemas.wire.errors import fail
 
     types = in_package(IN_JAILS, _TYPES[0])
     if types is None:

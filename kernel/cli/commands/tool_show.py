@@ -21,12 +21,12 @@ from goondan.kernel.bundle.examples import short
 from goondan.kernel.cli import options
 from goondan.kernel.cli.commands.tool_catalog import find, look, source
 from goondan.kernel.cli.terminal import Style, filled, printable, style_of, width_of
-from goondan.schemas.address import build_tool_name, tool_identity
+from goondan.schemas.bundle.address import build_tool_name, tool_identity
 
 if TYPE_CHECKING:
     from goondan.kernel.bundle.parameters import Parameter
     from goondan.kernel.bundle.tools import CheckedTool
-    from goondan.schemas.resources import ToolExport
+    from goondan.schemas.bundle.resources import ToolExport
 
 
 @click.command(name="show")

@@ -29,8 +29,8 @@ from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import BundleTarget, attach_or_start, locate
 from goondan.kernel.cli.commands.call import check_grant, perform
 from goondan.kernel.cli.terminal import Style, printable, style_of
-from goondan.schemas.address import build_tool_name
-from goondan.schemas.resources import BASE_PACKAGE, Example, ToolExport
+from goondan.schemas.bundle.address import build_tool_name
+from goondan.schemas.bundle.resources import BASE_PACKAGE, Example, ToolExport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -97,7 +97,7 @@ def command(target: str | None, bundle: str | None, network: bool, allow_net: tu
         check_grant(grant)
     path, name = (target, None) if target is not None and is_path(target) else (bundle, target)
     if path is not bundle and bundle is not None:
-        from goondan.schemas.errors import fail
+        from goondan.schemas.wire.errors import fail
 
         raise fail("E_USAGE", "give a PATH or --bundle, not both")
     place = locate(path)
@@ -256,8 +256,8 @@ def outcome_of(run: Run, status: str, **known: Any) -> Outcome:
 @contextmanager
 def workdir(tool: CheckedTool) -> Iterator[str]:
     """A new folder with the files that the tool's examples expect. It is removed afterwards."""
-    from goondan.schemas.errors import fail
     from goondan.schemas.system.trees import remove_tree
+    from goondan.schemas.wire.errors import fail
 
     folder = tempfile.mkdtemp(prefix="gdn-tool-test-")
     try:

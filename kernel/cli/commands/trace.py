@@ -1,7 +1,7 @@
 """`gdn trace [TURN]`: the steps of a turn and their times, with the turns of other agents that it asked for. No running
 kernel is needed.
 
-Source: docs/design/commands.md section 8; schemas/traces.py; docs/design/traces.md.
+Source: docs/design/commands.md section 8; schemas/traces/turn_notes.py; docs/design/traces.md.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from goondan.kernel.trace import ModelCall, Step, Tokens, ToolCall, Trace, betwe
 from goondan.kernel.trace_tree import TraceTree, total_of
 
 if TYPE_CHECKING:
-    from goondan.schemas.receipts import JailReceipt
-    from goondan.schemas.traces import TryDetail
+    from goondan.schemas.traces.turn_notes import TryDetail
+    from goondan.schemas.worker.receipts import JailReceipt
 
 #: A line: the time since the beginning (None: the line shows no time), and the text.
 Line = tuple[str | None, str]
@@ -66,7 +66,7 @@ def command(
     from goondan.kernel.cli.output import write, write_json
     from goondan.kernel.cli.state import state_of
     from goondan.kernel.paths import find_bundle
-    from goondan.schemas.errors import fail
+    from goondan.schemas.wire.errors import fail
 
     if last and turn is not None:
         raise fail("E_USAGE", "give TURN or --last, not both")
@@ -84,8 +84,8 @@ def _find(
     import time
 
     from goondan.kernel.trace_search import Search
-    from goondan.schemas.spans import is_trace_id
-    from goondan.schemas.times import rfc3339
+    from goondan.schemas.text.times import rfc3339
+    from goondan.schemas.wire.spans import is_trace_id
 
     looking = Search(state_dir, rfc3339(time.time()), everywhere=search)
     if last and agent is None and instance is None and (messages := looking.messages(1)):

@@ -15,7 +15,7 @@ from goondan.kernel.cli.output import columns_of, is_terminal, write, write_json
 from goondan.kernel.cli.state import checked_root, state_of
 from goondan.kernel.cli.trust_screen import screen, words
 from goondan.kernel.paths import find_bundle
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
     from goondan.kernel.bundle.loader import Inspected

@@ -38,7 +38,7 @@ def command(number: int, bundle: str | None, as_json: bool) -> int:
     from goondan.kernel.paths import find_bundle
     from goondan.kernel.trace_search import Search
     from goondan.kernel.trace_tree import total_of
-    from goondan.schemas.times import rfc3339
+    from goondan.schemas.text.times import rfc3339
 
     found = Search(state_of(find_bundle(bundle)), rfc3339(time.time())).messages(number)
     totals = [(turn, total_of(turn)) for turn in found]

@@ -15,7 +15,7 @@ import click
 
 from goondan.kernel.bundle.problems import BundleError, Problem
 from goondan.kernel.cli import options
-from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
     from goondan.kernel.bundle.checked import CheckedAgent
@@ -62,7 +62,7 @@ def describe(inspected: Inspected) -> dict[str, Any]:
     name of its package, or `bundle` for a tool of the bundle.
     """
     from goondan.kernel.cli.commands.tool_catalog import source
-    from goondan.schemas.address import build_tool_name
+    from goondan.schemas.bundle.address import build_tool_name
 
     checked, hide = inspected.checked, inspected.redact.all_of
     report: dict[str, Any] = {

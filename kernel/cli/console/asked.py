@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from goondan.kernel.cli.approval_text import COLUMNS, command_lines, is_long, item_lines
 from goondan.kernel.cli.named_files import with_files
 from goondan.kernel.cli.output import columns_of, write
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 if TYPE_CHECKING:
     from goondan.kernel.cli.console.prompt import Prompt

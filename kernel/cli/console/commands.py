@@ -17,8 +17,8 @@ from msgspec import Struct
 
 from goondan.kernel.cli.console.conversation import Conversation, tool_lines
 from goondan.kernel.cli.plain import one_line
-from goondan.schemas.argument_line import argument_line
-from goondan.schemas.errors import fail
+from goondan.schemas.text.argument_line import argument_line
+from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
     from goondan.kernel.cli.attach import Kernel

@@ -15,9 +15,9 @@ import msgspec
 
 from goondan.kernel.cli.session import Session
 from goondan.kernel.conversations import Overview, messages, overview
-from goondan.schemas.codec import from_raw
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import (
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import (
     OPERATOR_RESET,
     OPERATOR_TOOLS,
     OPERATOR_UNDO,

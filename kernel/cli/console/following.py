@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from goondan.kernel.cli.output import write
 from goondan.kernel.cli.terminal import printable
 from goondan.kernel.cli.waits import SEEN, status_of, wait_line
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 if TYPE_CHECKING:
     from goondan.kernel.cli.console.screen import Screen

@@ -21,7 +21,7 @@ from typing import Final
 from msgspec import Struct
 
 from goondan.kernel.cli.plain import duration, one_line
-from goondan.schemas.runtime_events import RuntimeEvent
+from goondan.schemas.wire.runtime_events import RuntimeEvent
 
 #: The longest name of a tool in the status, and the longest message of it (characters).
 MAX_NAME: Final = 60

@@ -21,8 +21,8 @@ from goondan.kernel.cli.output import is_terminal, write_text
 from goondan.kernel.cli.plain import fit, flowing
 from goondan.kernel.cli.session import Listener
 from goondan.kernel.cli.terminal import shown_line, shown_text, style_of
-from goondan.schemas.frames import Answer
-from goondan.schemas.runtime_events import RuntimeEvent
+from goondan.schemas.wire.frames import Answer
+from goondan.schemas.wire.runtime_events import RuntimeEvent
 
 #: How long an answer may take before the status is shown (seconds).
 PATIENCE_S: Final = 0.5

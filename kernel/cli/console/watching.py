@@ -8,7 +8,7 @@ import threading
 from goondan.kernel.cli.output import write
 from goondan.kernel.cli.terminal import printable
 from goondan.kernel.supervisor_client import SupervisorClient
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 
 def tell_news(state_dir: str) -> None:

@@ -17,10 +17,10 @@ from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.store import ConversationStore
 from goondan.kernel.broker.entities import CLIENTS, Connection
 from goondan.kernel.bundle.loader import open_bundle
-from goondan.schemas.address import instance_dir
-from goondan.schemas.codec import encode, from_raw, to_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import ErrorPayload, Frame
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.wire.codec import encode, from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import ErrorPayload, Frame
 from tests.contract.twists.notes import NOTES
 from tests.contract.twists.stage import Actor, Model, Stage, Written, calls, new
 from tests.unit.agentproc.fakes import FakeLink

@@ -22,10 +22,10 @@ from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from goondan.agentproc.store import ConversationStore
 from goondan.agentproc.turn import AskedCall
 from goondan.kernel.bundle.loader import open_bundle
-from goondan.schemas.address import instance_dir
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import AgentEvent, Answer, Frame, ToolCallPayload, ToolResult
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, ToolCallPayload, ToolResult
 from tests.contract.twists.notes import NOTES
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, says, wants
 
@@ -269,7 +269,7 @@ class Stage:
 
 def fails(name: str) -> Exception:
     """What a model raises that cannot be asked."""
-    from goondan.schemas.errors import fail
+    from goondan.schemas.wire.errors import fail
 
     return fail("E_MODEL_FAILED", name)
 

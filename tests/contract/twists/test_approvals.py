@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import Frame, Lease
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import Frame, Lease
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer, answer, code_of
 
 RM = {"command": "rm -rf build"}

@@ -9,8 +9,8 @@ from msgspec import structs
 
 from goondan.kernel.bundle.loader import inspect_bundle
 from goondan.schemas.budgets import BudgetLimits, BudgetReserve, BudgetSettle
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import Frame, Lease
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import Frame, Lease
 from tests.contract.twists.stage import Stage
 from tests.unit.kernel.broker.approving import Bench, answer, code_of
 

@@ -12,7 +12,7 @@ import pytest
 from goondan.kernel.changesets.engine import Engine
 from goondan.kernel.changesets.recovery import locked
 from goondan.schemas.changesets import CommittedChangeset, OpenedChangeset
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 from tests.process.changeset_bundles import Bundles, git
 
 PROMPT = "prompts/system.md"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 from tests.contract.twists.notes import HAPPENS, NOTES
 from tests.contract.twists.patching import Patching, noting
 from tests.contract.twists.stage import Stage, calls, new

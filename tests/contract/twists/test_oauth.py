@@ -15,12 +15,12 @@ from goondan.kernel.broker.entities import CONTROL
 from goondan.kernel.oauth import grants
 from goondan.kernel.oauth.grants import Login, Use, judge
 from goondan.kernel.oauth.protocol import Tokens
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import Frame
-from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.oauth import GrantedNews, OAuthAppSpec
-from goondan.schemas.tokens import Claims
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import Frame
+from goondan.schemas.wire.tokens import Claims
 from tests.unit.kernel.broker.approving import Bench, Peer, answer, code_of
 
 REF = "OAuthApp/calendar"

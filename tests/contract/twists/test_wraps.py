@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.frames import ToolResult
+from goondan.schemas.wire.frames import ToolResult
 from tests.contract.twists.stage import NOTES, Stage, calls, fails, new, old
 from tests.unit.agentproc.fakes import ok
 
@@ -286,7 +286,7 @@ async def test_a_wrap_that_swallows_the_error_of_a_tool(stage: Stage) -> None:
 
             api.pipelines.wrap("toolCall.exec", swallow)
     """
-    from goondan.schemas.frames import ToolError
+    from goondan.schemas.wire.frames import ToolError
 
     failed = ToolResult(status="error", error=ToolError(message="no such file", name="OSError", code="E_TOOL"))
     actor = await stage.agent(old("swallows", source), handler=lambda tool, args: failed)
@@ -309,7 +309,7 @@ async def test_the_timing_example_for_each_kind_of_result(stage: Stage) -> None:
 
             api.pipeline.register("toolCall", timed)
     """
-    from goondan.schemas.frames import ToolError
+    from goondan.schemas.wire.frames import ToolError
 
     results = {
         "good": ok({"n": 1}),

@@ -10,8 +10,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from goondan.schemas.blobs import MAX_BLOB_BYTES
-from goondan.schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, encode_value
+from goondan.schemas.wire.blobs import MAX_BLOB_BYTES
+from goondan.schemas.wire.codec import MAX_DEPTH, MAX_FRAME_BYTES, encode_value
 
 #: A time and a name that stand in recorded frames.
 TIME: Final = "2026-11-21T09:30:00.125Z"

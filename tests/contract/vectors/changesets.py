@@ -11,8 +11,8 @@ from goondan.schemas.changesets import (
     OpenChangeset,
     OpenedChangeset,
 )
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import Frame
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import Frame
 
 
 def changeset_frames() -> list[tuple[str, Frame, str | None]]:

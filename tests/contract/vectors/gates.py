@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import Frame
-from goondan.schemas.model_gate import (
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import Frame
+from goondan.schemas.wire.model_gate import (
     GateChanged,
     HeldPermit,
     PermitAsk,

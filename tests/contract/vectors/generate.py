@@ -17,9 +17,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from goondan.schemas.blobs import MAX_BLOB_BYTES
-from goondan.schemas.codec import MAX_DEPTH, MAX_FRAME_BYTES, encode, encode_value, to_raw
-from goondan.schemas.frames import (
+from goondan.schemas.wire.blobs import MAX_BLOB_BYTES
+from goondan.schemas.wire.codec import MAX_DEPTH, MAX_FRAME_BYTES, encode, encode_value, to_raw
+from goondan.schemas.wire.frames import (
     Frame,
 )
 from tests.contract.vectors.bad import ID, PING, TYPE, bad_frames, mapping, refused_by, text

@@ -10,11 +10,11 @@ from typing import Any, Final
 from msgspec import Raw
 
 from goondan.schemas.approvals import ApprovalAsk, ApprovalState
-from goondan.schemas.blobs import describe as describe_payload
 from goondan.schemas.budgets import BudgetGranted, BudgetLeft, BudgetReserve, BudgetSettle
-from goondan.schemas.codec import MAX_DEPTH, to_raw
-from goondan.schemas.errors import error_payload
-from goondan.schemas.frames import (
+from goondan.schemas.wire.blobs import describe as describe_payload
+from goondan.schemas.wire.codec import MAX_DEPTH, to_raw
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.frames import (
     ORCHESTRATOR,
     TOOL_COMPLETED,
     AgentEvent,
@@ -41,7 +41,7 @@ from goondan.schemas.frames import (
     ToolResult,
     Welcome,
 )
-from goondan.schemas.runtime_events import RuntimeEvent
+from goondan.schemas.wire.runtime_events import RuntimeEvent
 from tests.contract.vectors.bad import FILE_NAME, TIME, nested
 from tests.contract.vectors.changesets import changeset_frames
 from tests.contract.vectors.gates import gate_frames

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from goondan.schemas.codec import to_raw
-from goondan.schemas.effective_config import Change, Edit, ListChange, Prompt
-from goondan.schemas.errors import error_payload
-from goondan.schemas.frames import Frame, Welcome
+from goondan.schemas.bundle.effective_config import Change, Edit, ListChange, Prompt
 from goondan.schemas.live_config import ConfigOutcome, ConfigProposal, LiveChanges, Operation
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.frames import Frame, Welcome
 
 
 def live_config_frames() -> list[tuple[str, Frame, str | None]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import AttachedServer, Frame, Hello
 from goondan.schemas.mcp import McpAttach, McpListing, McpNews, McpPrompt, McpResource, McpTool
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import AttachedServer, Frame, Hello
 
 _SIGNED: Final = "b2Zm.aW4="
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import Frame
 from goondan.schemas.oauth import (
     AuthorizationRequired,
     Granted,
@@ -13,6 +11,8 @@ from goondan.schemas.oauth import (
     TokenReady,
     TokenRequest,
 )
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import Frame
 from tests.contract.vectors.bad import TIME
 
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import error_payload
-from goondan.schemas.frames import Frame, ToolCallPayload
-from goondan.schemas.tool_asks import FoundTool, FoundTools, InnerCall, InnerResult, ToolAnswer, ToolAsk, ToolsQuery
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.frames import Frame, ToolCallPayload
+from goondan.schemas.wire.tool_asks import (
+    FoundTool,
+    FoundTools,
+    InnerCall,
+    InnerResult,
+    ToolAnswer,
+    ToolAsk,
+    ToolsQuery,
+)
 
 
 def tool_ask_frames() -> list[tuple[str, Frame, str | None]]:

@@ -11,7 +11,7 @@ import pytest
 from goondan.features.certify.command.client import playable, scenarios
 from goondan.features.certify.command.scenarios import Names, Played, Scenario, Seen, Trace, chosen, read, report
 from goondan.kernel.cli import execute
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 PROTOCOL = (Path(__file__).parents[3] / "schemas" / "PROTOCOL.md").read_text(encoding="utf-8")
 SCENARIOS, RULES = scenarios()

@@ -15,10 +15,16 @@ from goondan.schemas.changesets import (
     OpenChangeset,
     OpenedChangeset,
 )
-from goondan.schemas.codec import encode, from_raw, to_raw
-from goondan.schemas.control import ChangesetAnswered, ChangesetAsked, ChangesetsHeld, ChangesetsOver, WhichChangesets
-from goondan.schemas.errors import error_payload
-from goondan.schemas.frames import ErrorPayload, Frame, Hello
+from goondan.schemas.wire.codec import encode, from_raw, to_raw
+from goondan.schemas.wire.control import (
+    ChangesetAnswered,
+    ChangesetAsked,
+    ChangesetsHeld,
+    ChangesetsOver,
+    WhichChangesets,
+)
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.frames import ErrorPayload, Frame, Hello
 from tests.unit.kernel.broker.test_acting import tell, working
 from tests.unit.kernel.broker.world import World, part_of
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from goondan.features.dead_letters.broker import new_id
-from goondan.schemas.codec import encode, to_raw
-from goondan.schemas.frames import Frame
+from goondan.schemas.wire.codec import encode, to_raw
+from goondan.schemas.wire.frames import Frame
 from tests.unit.kernel.broker.test_durability import admin, dead, operator, run, subjects, without_sender
 from tests.unit.kernel.broker.world import World
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import AgentEvent, Answer, ErrorPayload, Frame, ReplyTo
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import AgentEvent, Answer, ErrorPayload, Frame, ReplyTo
 from tests.unit.kernel.broker.test_durability import admin, agent, run, said
 from tests.unit.kernel.broker.world import World
 

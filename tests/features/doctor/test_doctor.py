@@ -37,8 +37,8 @@ from goondan.kernel.bundle.problems import Problem, Report
 from goondan.kernel.bundle.variables import wanted_variables
 from goondan.kernel.cli.terminal import Style
 from goondan.kernel.import_path import entries_of_current_folder
-from goondan.schemas.errors import error_payload
-from goondan.schemas.tool_host_reports import Obstacle
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.worker.tool_host_reports import Obstacle
 
 COUNTED = dict.fromkeys(("memoryMb", "processes", "cpuSeconds"), "cgroup")
 GOOD = Facts(

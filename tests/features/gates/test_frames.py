@@ -12,11 +12,12 @@ from goondan.features.gates.broker import MAX_REQUESTS, RETURN_S, Gates, gate_na
 from goondan.features.gates.broker.learned import TAKE_OVER_S
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.entities import AGENTS, Connection
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import ErrorPayload, Frame, Hello
-from goondan.schemas.launch import ModelSpec
-from goondan.schemas.model_gate import (
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.models.model_limits import ModelLimits
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import ErrorPayload, Frame, Hello
+from goondan.schemas.wire.model_gate import (
     GateChanged,
     HeldPermit,
     KeptState,
@@ -27,7 +28,6 @@ from goondan.schemas.model_gate import (
     RateLimits,
     Refused,
 )
-from goondan.schemas.model_limits import ModelLimits
 
 HERE = "http://127.0.0.1:1/v1"
 

@@ -16,8 +16,8 @@ from goondan.features.restart.broker import (
     RestartWished,
 )
 from goondan.kernel.broker.bus import RETURN_S
-from goondan.schemas.codec import encode, from_raw, to_raw
-from goondan.schemas.control import (
+from goondan.schemas.wire.codec import encode, from_raw, to_raw
+from goondan.schemas.wire.control import (
     BeginAnew,
     RestartAgents,
     RestartAsked,
@@ -26,8 +26,8 @@ from goondan.schemas.control import (
     RestartUndone,
     Retire,
 )
-from goondan.schemas.errors import error_payload
-from goondan.schemas.frames import ErrorPayload, Frame, RestartAnswer, RestartRequest, Shutdown
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.frames import ErrorPayload, Frame, RestartAnswer, RestartRequest, Shutdown
 from tests.unit.kernel.broker.test_acting import answer, code, run, tell, working
 from tests.unit.kernel.broker.world import World, part_of
 

@@ -22,9 +22,9 @@ from goondan.kernel.broker.mailbox import Mailbox, Quotas
 from goondan.kernel.broker.parts import Core
 from goondan.kernel.cli.console.following import new_lines
 from goondan.kernel.cli.waits import render, status_of, wait_line
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.frames import Frame
-from goondan.schemas.runtime_events import RuntimeEvent, Wait
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.frames import Frame
+from goondan.schemas.wire.runtime_events import RuntimeEvent, Wait
 
 
 @pytest.mark.parametrize(

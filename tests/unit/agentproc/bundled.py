@@ -8,7 +8,7 @@ import msgspec
 import yaml
 
 from goondan import agentproc
-from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.bundle.launch import ExtensionSpec
 
 
 def bundled(name: str, config: dict[str, Any] | None = None) -> ExtensionSpec:

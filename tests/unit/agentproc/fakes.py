@@ -11,10 +11,10 @@ from msgspec import structs
 from goondan.agentproc.context import reading
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
 from goondan.agentproc.turn import AskedCall
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import OPERATOR, AgentEvent, Answer, Frame, ToolCallPayload, ToolResult
-from goondan.schemas.launch import AgentSpec, CatalogItem, ModelSpec
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import OPERATOR, AgentEvent, Answer, Frame, ToolCallPayload, ToolResult
 
 Done = Callable[[Frame | None, GoondanError | None], None]
 Handler = Callable[[str, Any], ToolResult | GoondanError | None]
@@ -31,7 +31,7 @@ def echo(tool: str, args: Any) -> ToolResult:
 
 
 class FakeLink:
-    """The agent's side of goondan.schemas.link.Link, with a broker and a tool host that are functions.
+    """The agent's side of goondan.schemas.transport.link.Link, with a broker and a tool host that are functions.
 
     `handler` answers tool calls; None leaves a call open, to be answered by `finish`. Everything sent is recorded.
     """

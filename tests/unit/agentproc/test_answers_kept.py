@@ -22,10 +22,10 @@ from goondan.agentproc.conversation import (
 )
 from goondan.agentproc.providers.base import ModelAnswer, ModelFailure, Usage
 from goondan.agentproc.turn import AskedCall, End, Resume, Turn
-from goondan.schemas.blobs import MAX_BLOB_BYTES
-from goondan.schemas.codec import from_raw
-from goondan.schemas.frames import AgentEvent, ToolCallPayload
-from goondan.schemas.results import CUT_MARK
+from goondan.schemas.wire.blobs import MAX_BLOB_BYTES
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.errors import CUT_MARK
+from goondan.schemas.wire.frames import AgentEvent, ToolCallPayload
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame
 from tests.unit.agentproc.turns import Make, the_answer
 

@@ -13,10 +13,10 @@ from goondan.agentproc.calls import CallContext
 from goondan.agentproc.catalog import Catalog
 from goondan.schemas.approval_rules import read_policy
 from goondan.schemas.approvals import ApprovalAsk, ApprovalState
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import Frame, ToolResult
-from goondan.schemas.launch import AgentSpec, CatalogItem, ModelSpec
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import Frame, ToolResult
 
 RULES = {"rules": [{"tools": ["deploy"], "action": "ask", "when": {"args.where": {"equals": "production"}}}]}
 

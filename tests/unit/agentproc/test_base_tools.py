@@ -13,9 +13,9 @@ from goondan.agentproc.base.agents import agents
 from goondan.agentproc.base_calls import HANDLERS
 from goondan.agentproc.questions import Asker
 from goondan.agentproc.swarm import Swarm
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import OPERATOR_AGENT, AgentEvent, AgentsList, AgentsSpawn, Answer, Frame, ToolResult
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import OPERATOR_AGENT, AgentEvent, AgentsList, AgentsSpawn, Answer, Frame, ToolResult
 from tests.unit.agentproc.fakes import FakeLink
 
 AGENTS = Path(agents.__file__).parent

@@ -14,10 +14,10 @@ from goondan.agentproc.budget import BYTES_PER_TOKEN
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta, Usage
 from goondan.agentproc.providers.output_limit import limited_output, output_limit
 from goondan.schemas.budgets import BudgetGranted, BudgetLeft, BudgetReserve, BudgetSettle
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import Frame
-from goondan.schemas.launch import ModelSpec
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import Frame
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.test_runtime_events import details

@@ -15,8 +15,8 @@ from goondan.agentproc.providers.base import ModelRequest
 from goondan.agentproc.providers.choose import wire_of
 from goondan.agentproc.providers.openai import OpenAI
 from goondan.agentproc.providers.vendor import Vendor
-from goondan.schemas.launch import CatalogItem, ModelSpec
-from goondan.schemas.model_providers import BY_NAME
+from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
+from goondan.schemas.models.model_providers import BY_NAME
 from tests.unit.agentproc.fakes import BASH, NOTE
 from tests.unit.agentproc.vendor_formats import asked, calls, conversation, result
 

@@ -11,11 +11,11 @@ import pytest
 
 from goondan.agentproc.calls import DEFAULT_CALL_S, MAX_REPEATS, CallContext, ToolCaller
 from goondan.agentproc.catalog import Catalog, StepCatalog
-from goondan.schemas.blobs import MAX_ARGS_BYTES
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, fail, tool_error
-from goondan.schemas.frames import Frame, ToolCallPayload, ToolResult
-from goondan.schemas.launch import CatalogItem
+from goondan.schemas.bundle.launch import CatalogItem
+from goondan.schemas.wire.blobs import MAX_ARGS_BYTES
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, fail, tool_error
+from goondan.schemas.wire.frames import Frame, ToolCallPayload, ToolResult
 from tests.unit.agentproc.fakes import BASH, FakeLink, make_spec, ok
 
 CONTEXT = CallContext("t1", "e1", 7)

@@ -13,10 +13,10 @@ from goondan.agentproc.conversation import Message, UserData, is_presentable
 from goondan.agentproc.instance import Instance
 from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.store import ConversationStore
-from goondan.schemas.address import instance_dir
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import GoondanError, tool_error
-from goondan.schemas.frames import TOOL_COMPLETED, AgentEvent, Completion, Frame, Source, ToolResult
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import GoondanError, tool_error
+from goondan.schemas.wire.frames import TOOL_COMPLETED, AgentEvent, Completion, Frame, Source, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, ok, says, wants
 
 Make = Callable[..., TurnRunner]

@@ -29,8 +29,8 @@ from goondan.agentproc.conversation import (
     is_presentable,
     presentable,
 )
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import ToolResult
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import ToolResult
 
 AT = "2026-01-01T00:00:00.000Z"
 

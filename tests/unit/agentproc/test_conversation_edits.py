@@ -10,9 +10,9 @@ from goondan.agentproc.conversation import Append, Message, MessageSource, UserD
 from goondan.agentproc.conversation_edits import changes
 from goondan.agentproc.conversation_format import EARLIER_FILE
 from goondan.agentproc.loop import TurnRunner
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import OPERATOR, ConversationEdited, Frame, Source, ToolResult
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import OPERATOR, ConversationEdited, Frame, Source, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, code_of
 

@@ -9,9 +9,9 @@ import pytest
 
 from goondan.agentproc.denied_calls import REFUSERS, refusal, refused_by, unreachable
 from goondan.schemas.approval_rules import Condition, Policy, Rule
-from goondan.schemas.errors import CODES
-from goondan.schemas.launch import AgentSpec, CatalogItem, ModelSpec
-from goondan.schemas.traces import RefusedDetail
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
+from goondan.schemas.traces.turn_notes import RefusedDetail
+from goondan.schemas.wire.errors import CODES
 
 RULES = [
     Rule(["bash__*"], "deny", [Condition(["command"], "startsWith", "rm")]),

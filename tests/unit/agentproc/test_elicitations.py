@@ -13,12 +13,12 @@ from goondan.agentproc.catalog import Catalog
 from goondan.agentproc.elicitations import Elicitations, item_name
 from goondan.agentproc.tool_asks import ToolAsks
 from goondan.schemas.approvals import ApprovalAsk, ApprovalState
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, fail, tool_error
-from goondan.schemas.frames import Frame, ToolCallPayload, ToolResult
-from goondan.schemas.launch import AgentSpec, CatalogItem, ModelSpec
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
 from goondan.schemas.mcp import McpElicit
-from goondan.schemas.tool_asks import ToolAnswer, ToolAsk
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, fail, tool_error
+from goondan.schemas.wire.frames import Frame, ToolCallPayload, ToolResult
+from goondan.schemas.wire.tool_asks import ToolAnswer, ToolAsk
 from tests.unit.agentproc.fakes import FakeLink, ok
 
 TOOL = "pizza__order"

@@ -12,10 +12,10 @@ from goondan.agentproc.conversation import Message, MessageSource, ToolData, Too
 from goondan.agentproc.providers.base import asked_call
 from goondan.agentproc.providers.embedded import HELP, MAX_SHOWN, Reply, answer, parse, show_results
 from goondan.agentproc.turn import AskedCall
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import tool_error
-from goondan.schemas.frames import ToolResult
-from goondan.schemas.launch import CatalogItem
+from goondan.schemas.bundle.launch import CatalogItem
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import tool_error
+from goondan.schemas.wire.frames import ToolResult
 from tests.unit.agentproc.fakes import BASH, NOTE
 
 TOOLS = [BASH, NOTE]

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from goondan.agentproc.loop import TurnRunner
-from goondan.schemas.errors import fail
-from goondan.schemas.launch import ModelSpec
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.wire.errors import fail
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says
 from tests.unit.agentproc.test_runtime_events import notes
 from tests.unit.agentproc.turns import Make, the_answer

@@ -31,12 +31,12 @@ from goondan.agentproc.providers.responses import Responses
 from goondan.agentproc.providers.seeing import Seeing
 from goondan.agentproc.providers.sending import PART_BYTES, parts_of
 from goondan.agentproc.providers.vendor import Fault, Vendor
-from goondan.schemas.attached_files import MAX_FILES, MAX_SHOWN, check_files, media_type_of
-from goondan.schemas.blobs import describe
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import Blob, FilePart, ToolResult
-from goondan.schemas.launch import ModelSpec
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.wire.attached_files import MAX_FILES, MAX_SHOWN, check_files, media_type_of
+from goondan.schemas.wire.blobs import describe
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import Blob, FilePart, ToolResult
 
 PNG = b"\x89PNG\r\n\x1a\n" + b"pixels" * 9
 PDF = b"%PDF-1.7\n" + b"page" * 9

@@ -13,8 +13,8 @@ from goondan.agentproc.providers.base import ModelAnswer
 from goondan.agentproc.providers.choose import wire_of
 from goondan.agentproc.providers.sse import SseDecoder
 from goondan.agentproc.providers.vendor import MAX_ANSWER_CHARS, Fault
-from goondan.schemas.codec import encode_value
-from goondan.schemas.model_providers import BY_NAME
+from goondan.schemas.models.model_providers import BY_NAME
+from goondan.schemas.wire.codec import encode_value
 from tests.unit.agentproc.vendor_formats import asked
 
 PROVIDERS = sorted(BY_NAME)

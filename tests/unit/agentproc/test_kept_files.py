@@ -6,8 +6,8 @@ from pathlib import Path
 
 from goondan.agentproc.extensions.contexts import StepContext
 from goondan.agentproc.extensions.results import StepResult
-from goondan.schemas.blobs import describe
-from goondan.schemas.frames import OPERATOR, FilePart, Source
+from goondan.schemas.wire.blobs import describe
+from goondan.schemas.wire.frames import OPERATOR, FilePart, Source
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says
 from tests.unit.agentproc.turns import Make, the_answer
 

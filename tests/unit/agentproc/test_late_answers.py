@@ -20,9 +20,9 @@ from goondan.agentproc.conversation import (
     result_message,
 )
 from goondan.agentproc.turn import AskModel, Begin, End, LeaveStep, ModelAnswered, Resume, Turn
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import AgentEvent, Answer, ErrorPayload, Frame, ToolResult
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import AgentEvent, Answer, ErrorPayload, Frame, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Runners
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from goondan.agentproc.app import AgentApp
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import Frame, Shutdown
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import Frame, Shutdown
 from tests.unit.agentproc.turns import settle
 
 

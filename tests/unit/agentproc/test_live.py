@@ -17,11 +17,11 @@ from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.providers.base import ModelAnswer, TextDelta
 from goondan.agentproc.store import ConversationStore
 from goondan.agentproc.turn import AskModel, End
-from goondan.schemas.address import instance_dir
-from goondan.schemas.codec import MAX_FRAME_BYTES, encode, from_raw, to_raw
-from goondan.schemas.errors import fail
-from goondan.schemas.frames import OPERATOR, Frame
-from goondan.schemas.runtime_events import RuntimeEvent
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.wire.codec import MAX_FRAME_BYTES, encode, from_raw, to_raw
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.frames import OPERATOR, Frame
+from goondan.schemas.wire.runtime_events import RuntimeEvent
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, says, wants
 
 

@@ -23,12 +23,12 @@ from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.providers.base import ModelAnswer, TextDelta, Usage
 from goondan.agentproc.store import ConversationStore
 from goondan.agentproc.turn import AskedCall
-from goondan.schemas.address import instance_dir
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, fail, tool_error
-from goondan.schemas.frames import Blob, Frame, ToolCallPayload, ToolResult
-from goondan.schemas.launch import ModelSpec
-from goondan.schemas.receipts import CallReceipt, JailReceipt, Receipt
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, fail, tool_error
+from goondan.schemas.wire.frames import Blob, Frame, ToolCallPayload, ToolResult
+from goondan.schemas.worker.receipts import CallReceipt, JailReceipt, Receipt
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, ok, says, wants
 from tests.unit.agentproc.turns import Make, code_of, last_results, settle, the_answer, until
 

@@ -13,11 +13,11 @@ from goondan.agentproc.providers.base import ModelAnswer, ModelNews, Usage
 from goondan.agentproc.providers.rate_limits import exhausted_wait, is_low, rate_limits
 from goondan.agentproc.providers.tries import Tries
 from goondan.agentproc.providers.vendor import Fault
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import Frame
-from goondan.schemas.launch import ModelSpec
-from goondan.schemas.model_gate import (
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import Frame
+from goondan.schemas.wire.model_gate import (
     GateChanged,
     HeldPermit,
     PermitAsk,

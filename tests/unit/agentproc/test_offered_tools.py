@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from goondan.agentproc.providers.offered_tools import MAX_KEPT, OfferedTools
-from goondan.schemas.launch import CatalogItem
+from goondan.schemas.bundle.launch import CatalogItem
 
 
 class Counted:

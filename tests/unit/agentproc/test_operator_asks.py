@@ -33,9 +33,9 @@ from goondan.agentproc.turn import (
     TurnEntered,
     TurnLeft,
 )
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import error_payload
-from goondan.schemas.frames import TOOL_COMPLETED, Completion, OperatorTool, Source, ToolResult
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.frames import TOOL_COMPLETED, Completion, OperatorTool, Source, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says
 from tests.unit.agentproc.turn_driver import OK, Driver
 from tests.unit.agentproc.turns import Make, api_of, the_answer, until

@@ -6,8 +6,8 @@ import itertools
 
 from goondan.agentproc.providers.base import ModelRequest
 from goondan.agentproc.providers.choose import wire_of
-from goondan.schemas.launch import CatalogItem, ModelSpec
-from goondan.schemas.model_providers import BY_NAME
+from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
+from goondan.schemas.models.model_providers import BY_NAME
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make

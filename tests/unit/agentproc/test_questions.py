@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.agentproc.questions import Asker, Question, event_frame, late, response_of, spawn_frame
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import AgentEvent, Answer, ErrorPayload, Frame
-from goondan.schemas.questions import MAX_ANSWER_BYTES
-from goondan.schemas.spans import call_span, step_span, turn_span
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import AgentEvent, Answer, ErrorPayload, Frame
+from goondan.schemas.wire.questions import MAX_ANSWER_BYTES
+from goondan.schemas.wire.spans import call_span, step_span, turn_span
 
 ME = Asker("alpha", "k", "t1")
 AT = "2026-01-01T00:00:00.000Z"

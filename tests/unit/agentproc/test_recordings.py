@@ -24,10 +24,10 @@ from goondan.agentproc.recordings.replayed import Replayed
 from goondan.agentproc.turn import AskedCall
 from goondan.kernel.recordings import collect, make
 from goondan.schemas.approval_rules import read_policy
-from goondan.schemas.errors import GoondanError, fail, tool_error
-from goondan.schemas.frames import Blob, FilePart, Source, ToolResult
-from goondan.schemas.launch import CatalogItem, ModelSpec, ReplaySpec
+from goondan.schemas.bundle.launch import CatalogItem, ModelSpec, ReplaySpec
 from goondan.schemas.recorded_texts import DIFFERENCE_FILE
+from goondan.schemas.wire.errors import GoondanError, fail, tool_error
+from goondan.schemas.wire.frames import Blob, FilePart, Source, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, the_answer
 

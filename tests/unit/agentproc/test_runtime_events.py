@@ -13,16 +13,16 @@ import pytest
 from goondan.agentproc.answers import turn_id
 from goondan.agentproc.providers.base import ModelAnswer, Usage
 from goondan.agentproc.store import ConversationStore
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import ToolResult
-from goondan.schemas.launch import ModelSpec
-from goondan.schemas.receipts import CallReceipt, JailReceipt, Receipt
-from goondan.schemas.redaction import Redactor
-from goondan.schemas.runtime_events import RuntimeEvent
-from goondan.schemas.spans import call_span, model_span, step_span, turn_span
-from goondan.schemas.trace_index import of_trace
-from goondan.schemas.traces import MAX_NOTED_MESSAGE, SHORT_CHARS, WHOLE_CHARS, in_short
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.text.redaction import Redactor
+from goondan.schemas.traces.trace_index import of_trace
+from goondan.schemas.traces.turn_notes import MAX_NOTED_MESSAGE, SHORT_CHARS, WHOLE_CHARS, in_short
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import ToolResult
+from goondan.schemas.wire.runtime_events import RuntimeEvent
+from goondan.schemas.wire.spans import call_span, model_span, step_span, turn_span
+from goondan.schemas.worker.receipts import CallReceipt, JailReceipt, Receipt
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, the_answer
 

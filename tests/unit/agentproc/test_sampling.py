@@ -11,11 +11,11 @@ from msgspec import Raw, structs
 from goondan.agentproc.providers.base import ModelAnswer
 from goondan.agentproc.sampling import MAX_TEXT, Sampling, SamplingRequest, is_granted, text_of
 from goondan.agentproc.tool_asks import ToolAsks
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import Frame
-from goondan.schemas.launch import ExtensionSpec
-from goondan.schemas.tool_asks import ToolAnswer, ToolAsk
+from goondan.schemas.bundle.launch import ExtensionSpec
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import Frame
+from goondan.schemas.wire.tool_asks import ToolAnswer, ToolAsk
 
 GRANTED = ExtensionSpec(name="mcp-a", entry="/x", resource={}, config={"grants": ["sampling"]}, server="a")
 NOT = structs.replace(GRANTED, name="mcp-b", config={"grants": ["roots"]}, server="b")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews
 from goondan.agentproc.stall import StallClock, stalled
 from goondan.agentproc.turn_run import CANCELLED
-from goondan.schemas.codec import from_raw
-from goondan.schemas.frames import AgentEvent
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.frames import AgentEvent
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, the_answer, until
 

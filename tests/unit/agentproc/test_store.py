@@ -25,7 +25,7 @@ from goondan.agentproc.conversation import (
 from goondan.agentproc.conversation_file import Durability
 from goondan.agentproc.conversation_format import EARLIER_FILE
 from goondan.agentproc.store import ConversationStore
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 AT = "2026-01-01T00:00:00.000Z"
 

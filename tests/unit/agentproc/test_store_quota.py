@@ -17,8 +17,8 @@ from goondan.agentproc.conversation_file import RESERVE_BYTES
 from goondan.agentproc.instance import Instance
 from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.store import ConversationStore
-from goondan.schemas.address import instance_dir
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.wire.errors import GoondanError
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, ok, says, wants
 from tests.unit.agentproc.turns import the_answer
 

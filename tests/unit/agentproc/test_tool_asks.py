@@ -9,10 +9,10 @@ import pytest
 from msgspec import Raw
 
 from goondan.agentproc.tool_asks import KEPT, KEPT_BYTES, Asked, ToolAsks, unsent_answer
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import Frame
-from goondan.schemas.tool_asks import ToolAnswer, ToolAsk
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import Frame
+from goondan.schemas.wire.tool_asks import ToolAnswer, ToolAsk
 
 CALL = "t1/c1"
 

@@ -34,7 +34,7 @@ from goondan.agentproc.turn import (
     Yield,
 )
 from goondan.agentproc.turn_run import CANCELLED
-from goondan.schemas.errors import error_payload
+from goondan.schemas.wire.errors import error_payload
 from tests.unit.agentproc.turn_driver import FAILED, OK, Driver, calls
 
 

@@ -42,9 +42,9 @@ from goondan.agentproc.turn import (
     TurnLeft,
     Yield,
 )
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import error_payload
-from goondan.schemas.frames import ToolResult
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.frames import ToolResult
 from tests.unit.agentproc.turn_driver import OK, Driver, calls
 
 BROKEN = error_payload("E_MODEL_FAILED", "no model")

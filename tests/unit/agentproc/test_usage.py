@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from goondan.agentproc.providers.base import ModelAnswer, Usage
 from goondan.agentproc.store import MAX_PARTS_OF_A_DAY, OTHER_MODELS, ConversationStore
 from goondan.agentproc.usage import used_by
-from goondan.schemas.address import instance_dir
-from goondan.schemas.budgets import Pricing
-from goondan.schemas.errors import fail
-from goondan.schemas.launch import ModelSpec
-from goondan.schemas.usage import Part, Used, read_used
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.usage import Part, Pricing, Used, read_used
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, the_answer, until
 

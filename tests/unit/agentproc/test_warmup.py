@@ -10,7 +10,7 @@ import pytest
 
 from goondan.agentproc import warmup
 from goondan.agentproc.app import AgentApp
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from goondan.agentproc.conversation import Message, ToolData
 from goondan.agentproc.turn import Action, AskedCall, End, Input, ModelAnswered, Store, Turn
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import tool_error
-from goondan.schemas.frames import ToolResult
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import tool_error
+from goondan.schemas.wire.frames import ToolResult
 
 AT = "2026-01-01T00:00:00.000Z"
 OK = ToolResult(status="ok", output=to_raw(1))

@@ -14,9 +14,9 @@ from goondan.agentproc.extensions.state import ExtState, StoredState
 from goondan.agentproc.instance import Instance
 from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.store import ConversationStore
-from goondan.schemas.address import instance_dir
-from goondan.schemas.frames import Answer, ToolResult
-from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.bundle.launch import ExtensionSpec
+from goondan.schemas.wire.frames import Answer, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, make_spec
 
 Make = Callable[..., TurnRunner]

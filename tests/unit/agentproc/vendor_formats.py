@@ -20,9 +20,9 @@ from goondan.agentproc.providers.choose import wire_of
 from goondan.agentproc.providers.openai import Reader as OpenAIReader
 from goondan.agentproc.providers.responses import Reader as ResponsesReader
 from goondan.agentproc.providers.sse import SseEvent
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import ToolResult
-from goondan.schemas.launch import ModelSpec
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import ToolResult
 from tests.unit.agentproc.fakes import BASH
 
 AT = "2026-01-01T00:00:00.000Z"

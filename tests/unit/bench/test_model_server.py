@@ -22,9 +22,9 @@ from goondan.agentproc.providers.anthropic import Anthropic
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from goondan.agentproc.providers.openai import OpenAI
 from goondan.agentproc.providers.sse import SseDecoder
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import ToolResult
-from goondan.schemas.launch import ModelSpec
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import ToolResult
 
 VENDORS: list[tuple[Any, Any]] = [(Anthropic, model_server.anthropic), (OpenAI, model_server.openai)]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from goondan.kernel.cli.approval_text import MARK, OUTSIDE, command_lines, item_lines, list_lines
 from goondan.kernel.cli.commands.approve import answer_issues, command
-from goondan.schemas.visible import TURNING
+from goondan.schemas.text.visible import TURNING
 
 ITEM: dict[str, Any] = {
     "id": "t1/c1",

@@ -20,8 +20,8 @@ from goondan.kernel.cli.batch import (
     parse_line,
 )
 from goondan.kernel.cli.lines import LineSplitter
-from goondan.schemas.blobs import MAX_ARGS_BYTES
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.blobs import MAX_ARGS_BYTES
+from goondan.schemas.wire.errors import GoondanError
 
 
 def parse(line: str | bytes) -> tuple[Any, ToolCall] | None:

@@ -12,8 +12,8 @@ import pytest
 
 from goondan.kernel.cli.console.asked import Asked
 from goondan.kernel.cli.session import Session
-from goondan.schemas.frames import Frame
-from goondan.schemas.link import Link
+from goondan.schemas.transport.link import Link
+from goondan.schemas.wire.frames import Frame
 
 
 async def test_of_an_answer() -> None:

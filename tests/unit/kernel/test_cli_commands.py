@@ -19,9 +19,9 @@ from goondan.kernel.cli.commands.call import check_grant, error_result, tool_res
 from goondan.kernel.cli.commands.ps import render
 from goondan.kernel.cli.commands.send import answer_document
 from goondan.kernel.supervisor_client import ProcessInfo
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import Answer
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import Answer
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from goondan.kernel.cli.console.prompt import continues
 from goondan.kernel.cli.console.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
 from goondan.kernel.cli.console.screen import has_cursor
 from goondan.kernel.cli.plain import fit, flowing, one_line
-from goondan.schemas.runtime_events import RuntimeEvent, Wait
+from goondan.schemas.wire.runtime_events import RuntimeEvent, Wait
 
 
 def text(step: int, at: int, piece: str, *, again: bool = False) -> RuntimeEvent:

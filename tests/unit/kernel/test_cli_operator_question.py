@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel.cli.operator_question import ask_broker
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 
 @pytest.mark.parametrize("field", ["id", "eventId", "patchId", "reason"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel.cli.lines import read_all
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 
 def test_all_of_it_is_read_up_to_the_limit(tmp_path: Path) -> None:

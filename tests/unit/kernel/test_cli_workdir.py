@@ -10,8 +10,8 @@ import pytest
 from goondan.kernel import lock
 from goondan.kernel.cli.attach import BundleTarget
 from goondan.kernel.cli.workdir import absolute_workdir
-from goondan.schemas.address import instance_workdir
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.bundle.address import instance_workdir
+from goondan.schemas.wire.errors import GoondanError
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from goondan.kernel.cli.console.commands import HELP, Command, history_line, new_instance, read_command
 from goondan.kernel.cli.console.conversation import tool_lines
-from goondan.schemas.address import is_instance_key
-from goondan.schemas.argument_line import MAX_LINE, argument_line
-from goondan.schemas.frames import OperatorTool
+from goondan.schemas.bundle.address import is_instance_key
+from goondan.schemas.text.argument_line import MAX_LINE, argument_line
+from goondan.schemas.wire.frames import OperatorTool
 
 
 @pytest.mark.parametrize("name", HELP)

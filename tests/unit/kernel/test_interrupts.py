@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from goondan.kernel.cli.interrupts import Cancelling, Interrupts
-from goondan.schemas.errors import GoondanError, fail
+from goondan.schemas.wire.errors import GoondanError, fail
 
 
 class Session:

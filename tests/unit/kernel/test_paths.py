@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.kernel import paths
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 
 def test_a_bundle_by_any_spelling_is_one_workspace(tmp_path: Path) -> None:

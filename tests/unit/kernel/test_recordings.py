@@ -10,8 +10,6 @@ from msgspec.structs import replace
 
 from goondan.kernel.recordings import Made, make
 from goondan.kernel.replaying import Course, compare_answer, course_of, first, missing
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import Answer
 from goondan.schemas.recorded_texts import Difference, FoundDifference
 from goondan.schemas.recordings import (
     Noted,
@@ -25,6 +23,8 @@ from goondan.schemas.recordings import (
     read_lines,
     whole_requests,
 )
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import Answer
 
 KEY = "recorded-1234"
 

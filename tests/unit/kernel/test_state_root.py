@@ -15,7 +15,7 @@ from goondan.kernel.bundle.problems import Report
 from goondan.kernel.grants.policy_file import Accepted, read_policies, write_decisions
 from goondan.kernel.grants.written import ACCEPTED_FILE, Written, accept, read_accepted
 from goondan.kernel.state_root import confirm, doubt, judge, look, open_state_root, others_could_write, project_above
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 STRANGER = 40_001
 #: A group that nobody is in, so nobody knows who has its rights.

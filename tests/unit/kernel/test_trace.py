@@ -20,11 +20,8 @@ from goondan.kernel.cli.terminal import Style
 from goondan.kernel.trace import Hang, Note, Trace, between_ms, said_in, tell
 from goondan.kernel.trace_search import Search
 from goondan.kernel.trace_tree import total_of
-from goondan.schemas.address import instance_dir
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import AgentEvent, Answer
-from goondan.schemas.receipts import CallReceipt, JailReceipt, Receipt, kept
-from goondan.schemas.traces import (
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.traces.turn_notes import (
     SHORT_CHARS,
     CallDetail,
     LayerDetail,
@@ -33,6 +30,9 @@ from goondan.schemas.traces import (
     encode_detail,
     encode_receipt,
 )
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import AgentEvent, Answer
+from goondan.schemas.worker.receipts import CallReceipt, JailReceipt, Receipt, kept
 
 _KEYS = ("id", "data", "role", "content", "toolCallId", "args", "result", "output")
 

@@ -32,13 +32,9 @@ from goondan.kernel.trace_tree import (
     total_of,
     tree_of,
 )
-from goondan.schemas.address import instance_dir
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import ErrorPayload
-from goondan.schemas.receipts import CallReceipt, JailReceipt, Receipt
-from goondan.schemas.spans import call_span, step_span, turn_span
-from goondan.schemas.trace_index import IndexRow, TraceIndex
-from goondan.schemas.traces import (
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.traces.trace_index import IndexRow, TraceIndex
+from goondan.schemas.traces.turn_notes import (
     CallDetail,
     FailureDetail,
     ModelDetail,
@@ -48,6 +44,10 @@ from goondan.schemas.traces import (
     encode_detail,
     encode_receipt,
 )
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import ErrorPayload
+from goondan.schemas.wire.spans import call_span, step_span, turn_span
+from goondan.schemas.worker.receipts import CallReceipt, JailReceipt, Receipt
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 NOW = "2026-01-01T00:01:00.000Z"

@@ -17,10 +17,10 @@ from goondan.kernel.cli.answered import money, usage_line
 from goondan.kernel.cli.commands.usage import render
 from goondan.kernel.usage import Found, Sum, day_of, report
 from goondan.kernel.usage_files import look
-from goondan.schemas.address import instance_dir
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.traces import ModelDetail, encode_detail
-from goondan.schemas.usage import Part, Usage, Used
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.traces.turn_notes import ModelDetail, encode_detail
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.usage import Part, Usage, Used
 
 DAY = "2026-11-23"
 

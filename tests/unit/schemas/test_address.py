@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from goondan.schemas.address import (
+from goondan.schemas.bundle.address import (
     EXPORT_NAME,
     RESOURCE_NAME,
     ToolName,

@@ -12,10 +12,10 @@ import pytest
 from goondan.agentproc.catalog import not_in_catalog
 from goondan.agentproc.completions import read_answer, read_completion
 from goondan.agentproc.providers.history import result_text
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import CODES, FOR_MODELS, error_payload, for_model, for_people, tool_error
-from goondan.schemas.frames import TOOL_COMPLETED, AgentEvent, Answer, Completion, Frame, Source, ToolResult
-from goondan.schemas.questions import ANSWER_SUFFIX, handoff_correlation
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import CODES, FOR_MODELS, error_payload, for_model, for_people, tool_error
+from goondan.schemas.wire.frames import TOOL_COMPLETED, AgentEvent, Answer, Completion, Frame, Source, ToolResult
+from goondan.schemas.wire.questions import ANSWER_SUFFIX, handoff_correlation
 
 ROOT = Path(__file__).parents[3]
 #: What only the person who runs the swarm has.

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.schemas.aliases import json_type
-from goondan.schemas.arguments import compile_arguments, invalid_arguments
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.bundle.aliases import json_type
+from goondan.schemas.bundle.arguments import compile_arguments, invalid_arguments
+from goondan.schemas.wire.errors import GoondanError
 
 TRIM: dict[str, Any] = {
     "type": "object",

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from goondan.schemas.blobs import INLINE_FRAME_BYTES, MAX_BLOB_BYTES, REFERENCES, check_reference, describe
-from goondan.schemas.codec import MAX_FRAME_BYTES, FrameError, decode, encode_value, from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo, Welcome
-from goondan.schemas.peer import Deliver, Greet, OutboxEntry, Peer, Settled
+from goondan.schemas.wire.blobs import INLINE_FRAME_BYTES, MAX_BLOB_BYTES, REFERENCES, check_reference, describe
+from goondan.schemas.wire.codec import MAX_FRAME_BYTES, FrameError, decode, encode_value, from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, Frame, ReplyTo, Welcome
+from goondan.schemas.wire.peer import Deliver, Greet, OutboxEntry, Peer, Settled
 
 from .test_peer import HELLO_REQUIRED
 

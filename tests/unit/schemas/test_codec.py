@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from goondan.schemas.codec import (
+from goondan.schemas.wire.codec import (
     MAX_DEPTH,
     MAX_FRAME_BYTES,
     MAX_RELAYED_BYTES,
@@ -26,8 +26,8 @@ from goondan.schemas.codec import (
     replace_surrogates,
     to_raw,
 )
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import Frame, Shutdown
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import Frame, Shutdown
 
 
 def error_of(caught: pytest.ExceptionInfo[GoondanError]) -> tuple[str, str]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.schemas.effective_config import (
+from goondan.schemas.bundle.effective_config import (
     Applied,
     Change,
     Edit,

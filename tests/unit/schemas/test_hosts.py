@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.schemas.hosts import (
+from goondan.schemas.worker.hosts import (
     ANY_PORT,
     NO_NETWORK,
     BadHost,

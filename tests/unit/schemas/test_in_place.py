@@ -9,9 +9,9 @@ from msgspec.structs import fields, replace
 
 from goondan.schemas.approval_rules import Policy
 from goondan.schemas.budgets import BudgetLimits
-from goondan.schemas.in_place import can_follow
-from goondan.schemas.launch import AgentSpec, CatalogItem, ExtensionSpec, ModelSpec, ReplaySpec
-from goondan.schemas.structured import OutputSpec
+from goondan.schemas.bundle.in_place import can_follow
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExtensionSpec, ModelSpec, ReplaySpec
+from goondan.schemas.bundle.structured import OutputSpec
 
 ONE = ExtensionSpec(name="one", entry="/b/ext/one.py", resource={"a": 1}, config={"level": 1}, modules={"one.py": "ab"})
 SPEC = AgentSpec(

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.schemas.codec import decode, encode, from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import AgentEvent, Frame, Shutdown
+from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import AgentEvent, Frame, Shutdown
 from tests.legacy.messages import (
     LegacyMessage,
     failure,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec import Raw
 
-from goondan.schemas.codec import decode, encode, from_raw, to_raw
-from goondan.schemas.frames import AgentEvent, Answer, Frame, ToolCallPayload, ToolResult
-from goondan.schemas.worker_frames import Result
+from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, ToolCallPayload, ToolResult
+from goondan.schemas.worker.worker_frames import Result
 
 
 def test_output_is_absent_nil_or_a_value() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.schemas.origins import is_open, key_may_go, origin_of
+from goondan.schemas.models.origins import is_open, key_may_go, origin_of
 
 VENDOR = "https://api.vendor.test/v1"
 

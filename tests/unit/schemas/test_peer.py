@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.schemas.codec import FrameError, decode, from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import Credit, Frame, Hello, ReplyTo, Welcome
-from goondan.schemas.peer import (
+from goondan.schemas.wire.codec import FrameError, decode, from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import Credit, Frame, Hello, ReplyTo, Welcome
+from goondan.schemas.wire.peer import (
     BUSY_PATIENCE_S,
     HELLO_RETRY_S,
     MAX_OVERDUE,

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from goondan.schemas import recordings
-from goondan.schemas.errors import GoondanError
 from goondan.schemas.recordings import (
     NOTHING,
     Noted,
@@ -33,6 +32,7 @@ from goondan.schemas.recordings import (
     whole_requests,
 )
 from goondan.schemas.system.recording_file import read_recording
+from goondan.schemas.wire.errors import GoondanError
 
 HEAD = Recording(1, "main")
 TURN = RecordedTurn(agent="main", instance="default", turn=1, input="hi", outside=1, status="completed", response="ho")

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from goondan.schemas.redaction import HIDDEN, Redactor, redact
+from goondan.schemas.text.redaction import HIDDEN, Redactor, redact
 
 KEY = "sk-proj-Ab3dEf6hIj9_lMn0pQr2tUv4"
 #: Keys as vendors make them: letters and digits, some of the marks of base64, never only marks.

@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from goondan.kernel.bundle.loader import inspect_bundle
-from goondan.schemas.arguments import TOO_MUCH, UNWORDED, compile_arguments
-from goondan.schemas.codec import encode_value
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.schema_limits import MAX_SUBSCHEMAS, MAX_UNITS, SchemaLimits, TooCostly, pattern_price
+from goondan.schemas.bundle.arguments import TOO_MUCH, UNWORDED, compile_arguments
+from goondan.schemas.bundle.schema_limits import MAX_SUBSCHEMAS, MAX_UNITS, SchemaLimits, TooCostly, pattern_price
+from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.wire.errors import GoondanError
 
 #: What any one check may take (seconds of processor time). The bound aims at half a second on this machine; the rest is
 #: for slower ones and for everything that is tested beside it.

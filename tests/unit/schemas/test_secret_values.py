@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.schemas.secret_values import secret_parts
+from goondan.schemas.text.secret_values import secret_parts
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from goondan.schemas.skills import (
     read_front_matter,
     read_skill_text,
 )
-from goondan.schemas.visible import visible_line
+from goondan.schemas.text.visible import visible_line
 
 PUBLIC = """\
 ---

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.schemas.times import rfc3339, rfc3339_seconds
+from goondan.schemas.text.times import rfc3339, rfc3339_seconds
 
 #: 2200-01-01, in milliseconds since 1970. Until then a float tells microseconds apart.
 LAST = 7_258_118_400_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.schemas.usage import Part, Usage, Used, encode_used, part_of, read_used, total_of
+from goondan.schemas.wire.usage import Part, Usage, Used, encode_used, part_of, read_used, total_of
 
 parts = st.builds(
     Part,

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.schemas.visible import (
+from goondan.schemas.text.visible import (
     BLANKS,
     CONTROLS,
     IGNORABLE,

@@ -26,7 +26,7 @@ def fault(module: str, other: str) -> str:
     [
         (f"{HOME}.notes.agent", "goondan.agentproc.turn"),
         (f"{HOME}.notes.agent.inner", f"{HOME}.notes.agent.other"),
-        (f"{HOME}.notes.agent", "goondan.schemas.frames"),
+        (f"{HOME}.notes.agent", "goondan.schemas.wire.frames"),
         (f"{HOME}.notes.agent", f"{HOME}.notes.wire"),
         (f"{HOME}.notes.broker", "goondan.kernel.broker.bus"),
         (f"{HOME}.rules.agent", f"{HOME}.notes.api"),
@@ -35,8 +35,8 @@ def fault(module: str, other: str) -> str:
         (f"{HOME}.rules.jail.program", "goondan.toolhost.inside"),
         (f"{HOME}.notes.command", f"{HOME}.notes.wire"),
         ("goondan.kernel.broker.assemble", HOME),
-        ("goondan.kernel.broker.assemble", "goondan.schemas.frames"),
-        (f"{HOME}.notes", "goondan.schemas.frames"),
+        ("goondan.kernel.broker.assemble", "goondan.schemas.wire.frames"),
+        (f"{HOME}.notes", "goondan.schemas.wire.frames"),
     ],
 )
 def test_what_may_be_imported(module: str, other: str) -> None:
@@ -47,7 +47,7 @@ def test_what_may_be_imported(module: str, other: str) -> None:
     ("module", "other", "said"),
     [
         ("goondan.kernel.broker.bus", f"{HOME}.notes.broker", "the core imports no feature"),
-        ("goondan.schemas.frames", f"{HOME}.notes.wire", "the core imports no feature"),
+        ("goondan.schemas.wire.frames", f"{HOME}.notes.wire", "the core imports no feature"),
         (f"{HOME}.notes.agent", "goondan.kernel.broker.bus", "agent is not loaded by kernel"),
         (f"{HOME}.notes.broker", "goondan.agentproc.turn", "broker is not loaded by agentproc"),
         (f"{HOME}.notes.wire", "goondan.kernel.plan", "wire is not loaded by kernel"),
@@ -58,7 +58,7 @@ def test_what_may_be_imported(module: str, other: str) -> None:
         (f"{HOME}.rules.agent", f"{HOME}.notes.agent", "it takes api and wire only"),
         (f"{HOME}.notes.agent", f"{HOME}.rules.wire", "the row of notes does not need rules"),
         (f"{HOME}.notes.broker", HOME, "a feature does not read the table"),
-        (f"{HOME}.notes.more", "goondan.schemas.frames", "no process loads more"),
+        (f"{HOME}.notes.more", "goondan.schemas.wire.frames", "no process loads more"),
         (f"{HOME}.notes", f"{HOME}.notes.wire", "no process loads it"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from goondan.schemas.frames import FRAME_TYPES
+from goondan.schemas.wire.frames import FRAME_TYPES
 from scripts.freeze_client import STRUCTS, freeze
 
 

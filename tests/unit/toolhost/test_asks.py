@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from goondan.schemas.codec import MAX_FRAME_BYTES, encode, from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import OPERATOR_AGENT, AgentEvent, AgentsList, AgentsSpawn, Answer, Frame, ReplyTo
-from goondan.schemas.questions import TIMEOUT_MS, correlation
-from goondan.schemas.tool_asks import MAX_ANSWER_BYTES, MAX_INNER_CALLS, MAX_OPEN, ToolAnswer, ToolAsk
-from goondan.schemas.worker_frames import Ask
+from goondan.schemas.wire.codec import MAX_FRAME_BYTES, encode, from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import OPERATOR_AGENT, AgentEvent, AgentsList, AgentsSpawn, Answer, Frame, ReplyTo
+from goondan.schemas.wire.questions import TIMEOUT_MS, correlation
+from goondan.schemas.wire.tool_asks import MAX_ANSWER_BYTES, MAX_INNER_CALLS, MAX_OPEN, ToolAnswer, ToolAsk
+from goondan.schemas.worker.worker_frames import Ask
 from goondan.toolhost.calls.asks import (
     MAX_ASKED,
     MAX_INPUT,

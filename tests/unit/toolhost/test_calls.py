@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import Raw
 
-from goondan.schemas.launch import ExportSpec, ToolSpec
+from goondan.schemas.bundle.launch import ExportSpec, ToolSpec
 from goondan.toolhost.calls.call_registry import Call, CallRegistry, StoredResult
 
 TOOL = ToolSpec(name="t", entry="/t/h.py", root="/t", exports=[])

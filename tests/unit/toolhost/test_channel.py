@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from goondan.schemas.worker_frames import Log, Progress, Ready, Result, WorkerError, WorkerFrame
+from goondan.schemas.worker.worker_frames import Log, Progress, Ready, Result, WorkerError, WorkerFrame
 from goondan.toolhost.jails.channel import (
     FRAME_SLACK,
     NEWS_BURST,

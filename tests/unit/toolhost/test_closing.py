@@ -9,7 +9,7 @@ import asyncio
 
 import pytest
 
-from goondan.schemas.launch import ToolHostSpec
+from goondan.schemas.bundle.launch import ToolHostSpec
 from goondan.toolhost.host import Host
 from goondan.toolhost.sessions.pool import Start
 from tests.toolhost_fixture import POWERS

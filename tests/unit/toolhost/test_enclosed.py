@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from goondan.schemas.launch import Filesystem, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import Filesystem, SandboxSpec, ToolSpec
 from goondan.toolhost.launcher.allow_list import NotAllowed, check_enclosed, way_of
 from goondan.toolhost.launcher.request import Enclosed, Launch
 from goondan.toolhost.policy.launch_plan import LaunchPlan

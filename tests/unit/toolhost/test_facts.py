@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 import goondan.toolhost.facts.host
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.launch import Filesystem, PythonSpec, SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.bundle.launch import Filesystem, PythonSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.system.own_users import NUMBERS, TOOLHOST_UID
+from goondan.schemas.wire.errors import GoondanError
 from goondan.toolhost.facts.guarding import dotfiles
 from goondan.toolhost.facts.hiding import as_it_is_now, hidden_folders
 from goondan.toolhost.facts.host import find_bwrap, gather, host_facts, version_problem

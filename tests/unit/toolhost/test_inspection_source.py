@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from goondan.schemas.launch import ExportSpec, ToolSpec
-from goondan.schemas.tool_host_reports import ModuleReport
+from goondan.schemas.bundle.launch import ExportSpec, ToolSpec
+from goondan.schemas.worker.tool_host_reports import ModuleReport
 from goondan.toolhost.inspection.source import MAX_SOURCE_BYTES, read_source
 
 FOUND = {

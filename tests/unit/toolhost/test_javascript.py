@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.launch import JavaScriptRuntime, Limits, ToolSpec
+from goondan.schemas.bundle.launch import JavaScriptRuntime, Limits, ToolSpec
+from goondan.schemas.wire.errors import GoondanError
 from goondan.toolhost.jails.worker import last_line
 from goondan.toolhost.limits.decide import lacks_memory
 from goondan.toolhost.limits.table import Tree, resource_limits

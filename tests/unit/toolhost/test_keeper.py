@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.schemas.launch import Limits
+from goondan.schemas.bundle.launch import Limits
 from goondan.toolhost.privileges.powers import Ordinary
 from goondan.toolhost.watch.jail_usage import JailUsage
 from goondan.toolhost.watch.keeper import Keeper

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.launch import Limits, SandboxSpec
+from goondan.schemas.bundle.launch import Limits, SandboxSpec
+from goondan.schemas.wire.errors import GoondanError
 from goondan.toolhost.limits.table import GroupPlan, Tree
 from goondan.toolhost.policy.landlock import DEVICES, RUN, for_file
 from goondan.toolhost.policy.launch_plan import LaunchPlan

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.schemas.launch import Limits
-from goondan.schemas.worker_frames import WorkerError
+from goondan.schemas.bundle.launch import Limits
+from goondan.schemas.worker.worker_frames import WorkerError
 from goondan.toolhost.limits.decide import (
     KEPT_S,
     MIB,

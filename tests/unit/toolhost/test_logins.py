@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import Frame
 from goondan.schemas.oauth import MAX_DOCUMENT, ServerReply, ServerWish
-from goondan.schemas.worker_frames import LoginAnswer, LoginAsk
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import Frame
+from goondan.schemas.worker.worker_frames import LoginAnswer, LoginAsk
 from goondan.toolhost.serving.asking import MAX_OPEN, MAX_URL, Logins
 from goondan.toolhost.untrusted import Violation
 

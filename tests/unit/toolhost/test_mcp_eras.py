@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from goondan.schemas.launch import McpServerSpec, ToolSpec
+from goondan.schemas.bundle.launch import McpServerSpec, ToolSpec
 from goondan.toolhost.mcp import server_jail
 from goondan.toolhost.mcp.server_jail import Eras
 

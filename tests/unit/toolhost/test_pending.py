@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec import Raw
 
-from goondan.schemas.frames import Frame
-from goondan.schemas.launch import ExportSpec, ToolSpec
-from goondan.schemas.spans import call_span
+from goondan.schemas.bundle.launch import ExportSpec, ToolSpec
+from goondan.schemas.wire.frames import Frame
+from goondan.schemas.wire.spans import call_span
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.pending import KEPT_S, MAX_RUNNING, PENDING_S, PendingRegistry, Promise, Work
 from goondan.toolhost.serving.answers import Answers

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.grantable import within
-from goondan.schemas.launch import ExportSpec, Limits, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import ExportSpec, Limits, SandboxSpec, ToolSpec
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.worker.grantable import within
 from goondan.toolhost.policy.landlock import LIST, READ, RUN, WRITE, for_file
 from goondan.toolhost.policy.launch_plan import CallWalls, LaunchPlan, call_walls
 from goondan.toolhost.policy.refusals import GUARDED_NAMES, guard_candidates

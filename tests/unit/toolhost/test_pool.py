@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from goondan.schemas.launch import SandboxSpec
+from goondan.schemas.bundle.launch import SandboxSpec
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.policy.launch_plan import MAX_CALLS
 from goondan.toolhost.sessions.pool import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from goondan.schemas.launch import JavaScriptRuntime, McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import JavaScriptRuntime, McpServerSpec, SandboxSpec, ToolSpec
 from goondan.toolhost.policy.launch_plan import quick_boot_plan
 from goondan.toolhost.policy.subject import HostFacts, Request
 from goondan.toolhost.policy.tiers import plan

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from goondan.schemas.launch import ToolSpec
-from goondan.schemas.receipts import Receipt
+from goondan.schemas.bundle.launch import ToolSpec
+from goondan.schemas.worker.receipts import Receipt
 from goondan.toolhost.limits.decide import Used
 from goondan.toolhost.policy.subject import Request
 from goondan.toolhost.policy.tiers import plan

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.launch import SandboxSpec
-from goondan.schemas.tiers import TIERS, is_weaker
+from goondan.schemas.bundle.launch import SandboxSpec
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.worker.tiers import TIERS, is_weaker
 from goondan.toolhost.policy.landlock import READ, RUN, WRITE, for_file
 from goondan.toolhost.policy.subject import HostPath, Request
 from goondan.toolhost.policy.tiers import ROWS, has_namespaces, plan

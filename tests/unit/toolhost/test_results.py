@@ -8,11 +8,11 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from goondan.schemas.blobs import MAX_BLOB_BYTES, MAX_OUTPUT_BYTES
-from goondan.schemas.errors import CODES, HELP_BASE, error_payload
-from goondan.schemas.frames import ToolError
-from goondan.schemas.launch import ToolSpec
-from goondan.schemas.worker_frames import Result, WorkerError
+from goondan.schemas.bundle.launch import ToolSpec
+from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, MAX_OUTPUT_BYTES
+from goondan.schemas.wire.errors import CODES, HELP_BASE, error_payload
+from goondan.schemas.wire.frames import ToolError
+from goondan.schemas.worker.worker_frames import Result, WorkerError
 from goondan.toolhost.calls.messages import (
     CACHE_BYTES,
     ENTRY_BYTES,

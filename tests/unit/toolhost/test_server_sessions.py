@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from goondan.schemas.launch import ExportSpec, McpServerSpec, SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.bundle.launch import ExportSpec, McpServerSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.mcp import McpListing, McpTool
 from goondan.toolhost.calls.call_registry import Call, CallRegistry
 from goondan.toolhost.host import Host
@@ -234,7 +234,7 @@ def test_a_stateless_server_ends_after_one(how: str) -> None:
     else:
         from msgspec import Raw
 
-        from goondan.schemas.worker_frames import Result
+        from goondan.schemas.worker.worker_frames import Result
 
         result = Result(call_id=wanted.worker_call_id, status="ok")
         actions = decide.result(session, wanted, result, Raw(b"\x80"), spent=False, now=1.0)

@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from msgspec import Raw
 from msgspec.structs import replace
 
-from goondan.schemas.errors import tool_error
-from goondan.schemas.launch import SandboxSpec
-from goondan.schemas.worker_frames import Result
+from goondan.schemas.bundle.launch import SandboxSpec
+from goondan.schemas.wire.errors import tool_error
+from goondan.schemas.worker.worker_frames import Result
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.pending import Promise, Work
 from goondan.toolhost.sessions import machine

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 from goondan.toolhost.state_folder import StateFolder
 from tests.toolhost_fixture import POWERS
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.workdirs import MAX_SILENCE_S, GuardedPlace, WriteExposure
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.worker.workdirs import MAX_SILENCE_S, GuardedPlace, WriteExposure
 from goondan.toolhost.facts.guarding import MADE_NAMES
 from goondan.toolhost.jails import write_exposures as module
 from goondan.toolhost.jails.write_exposures import WriteExposures, joined

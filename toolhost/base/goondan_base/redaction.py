@@ -1,1 +1,1 @@
-../../../schemas/redaction.py
+../../../schemas/text/redaction.py

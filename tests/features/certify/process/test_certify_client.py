@@ -21,7 +21,7 @@ from goondan.features.certify.command import certify_client as certify
 from goondan.features.certify.command.client import scenarios
 from goondan.features.certify.command.scenarios import Report
 from goondan.kernel.cli import execute
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 from tests.kernel_fixture import ROOT
 
 CLIENT = [sys.executable, "-I", str(Path(__file__).parent / "adapter_client.py")]

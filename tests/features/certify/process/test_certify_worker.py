@@ -13,7 +13,7 @@ import pytest
 from goondan.features.certify.command import certify_worker
 from goondan.features.certify.command.scenarios import Report
 from goondan.kernel.cli import execute
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 from tests.kernel_fixture import ROOT
 
 WORKER = [sys.executable, "-I", str(Path(__file__).parent / "adapter_worker.py")]

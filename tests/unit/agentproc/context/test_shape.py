@@ -32,8 +32,8 @@ from goondan.agentproc.conversation import (
     is_presentable,
 )
 from goondan.agentproc.providers.history import result_text
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import Blob, FilePart, ToolResult
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import Blob, FilePart, ToolResult
 
 
 def message(name: str, data: Any) -> Message:

@@ -14,7 +14,7 @@ from goondan.agentproc.conversation import AssistantData, Message, ToolData, Use
 from goondan.agentproc.providers.base import ContextOverflow, ModelAnswer, ModelNews, ModelRequest, TextDelta, Usage
 from goondan.agentproc.providers.history import result_text
 from goondan.agentproc.providers.overflow import Overflow
-from goondan.schemas.launch import ModelSpec
+from goondan.schemas.bundle.launch import ModelSpec
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, code_of
 

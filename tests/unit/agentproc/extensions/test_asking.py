@@ -9,9 +9,9 @@ import pytest
 
 from goondan.agentproc.extensions.pipeline import MiddlewareError
 from goondan.agentproc.loop import TurnRunner
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import AgentEvent, Answer, ErrorPayload, Frame
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import AgentEvent, Answer, ErrorPayload, Frame
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, code_of, settle, the_answer, until
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.errors import fail
+from goondan.schemas.wire.errors import fail
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, code_of, the_answer

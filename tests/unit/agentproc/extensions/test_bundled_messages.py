@@ -28,9 +28,9 @@ from goondan.agentproc.conversation import (
 )
 from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import fail
-from goondan.schemas.frames import ToolResult
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.frames import ToolResult
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, code_of

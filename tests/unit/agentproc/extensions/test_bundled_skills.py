@@ -14,10 +14,10 @@ from goondan.agentproc.base.skills.finding import SkillPlace, find_skills, repos
 from goondan.agentproc.base.skills.served import served_skills
 from goondan.agentproc.conversation import ToolData
 from goondan.agentproc.loop import TurnRunner
-from goondan.schemas.codec import from_raw
-from goondan.schemas.frames import ToolCallPayload, ToolResult
-from goondan.schemas.launch import CatalogItem, ToolSource
+from goondan.schemas.bundle.launch import CatalogItem, ToolSource
 from goondan.schemas.mcp import SHARED_RESOURCES, McpResource
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.frames import ToolCallPayload, ToolResult
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, code_of

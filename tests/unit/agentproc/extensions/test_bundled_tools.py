@@ -6,10 +6,10 @@ import pytest
 
 from goondan.agentproc.conversation import ToolData, UserData
 from goondan.agentproc.tool_ranking import best
-from goondan.schemas.codec import from_raw
-from goondan.schemas.errors import tool_error
-from goondan.schemas.frames import ToolResult
-from goondan.schemas.launch import CatalogItem
+from goondan.schemas.bundle.launch import CatalogItem
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.errors import tool_error
+from goondan.schemas.wire.frames import ToolResult
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, code_of, the_answer

@@ -19,13 +19,13 @@ import pytest
 
 from goondan.agentproc.loop import TurnRunner
 from goondan.kernel.broker.live_config.rules import Proposer, judge
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.effective_config import declared, digest_of
-from goondan.schemas.errors import fail
-from goondan.schemas.frames import Frame
-from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.bundle.effective_config import declared, digest_of
+from goondan.schemas.bundle.launch import ExtensionSpec
+from goondan.schemas.bundle.reach import reachable_tools
 from goondan.schemas.live_config import ConfigOutcome, ConfigProposal, LiveChanges
-from goondan.schemas.reach import reachable_tools
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.frames import Frame
 from tests.unit.agentproc.extensions.test_points import DOCUMENT, result_of
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, settle, the_answer

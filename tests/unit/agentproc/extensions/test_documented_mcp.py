@@ -16,8 +16,8 @@ import pytest
 
 from goondan.agentproc.conversation import ToolData
 from goondan.agentproc.loop import TurnRunner
-from goondan.schemas.codec import from_raw
-from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.bundle.launch import ExtensionSpec
+from goondan.schemas.wire.codec import from_raw
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, the_answer
 

@@ -15,8 +15,8 @@ import yaml
 
 from goondan.agentproc.conversation import ToolData
 from goondan.agentproc.loop import TurnRunner
-from goondan.schemas.codec import from_raw
-from goondan.schemas.launch import CatalogItem, ExtensionSpec, ToolSource
+from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec, ToolSource
+from goondan.schemas.wire.codec import from_raw
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make

@@ -17,11 +17,11 @@ from goondan.agentproc.extensions.dynamic_tools import DynamicTools
 from goondan.agentproc.extensions.scopes import Resource
 from goondan.agentproc.extensions.step_changes import read_items
 from goondan.agentproc.loop import TurnRunner
-from goondan.schemas.address import instance_workdir
-from goondan.schemas.codec import from_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import ToolResult
-from goondan.schemas.launch import CatalogItem, McpSource, ToolSource
+from goondan.schemas.bundle.address import instance_workdir
+from goondan.schemas.bundle.launch import CatalogItem, McpSource, ToolSource
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import ToolResult
 from tests.unit.agentproc import turns
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make

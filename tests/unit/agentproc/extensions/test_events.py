@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from goondan.agentproc.extensions import events as events_module
 from goondan.agentproc.extensions.api import EventsApi
 from goondan.agentproc.extensions.events import CLEANUP, MAX_DEPTH, EventBus, compiled
-from goondan.schemas.codec import to_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import AgentEvent, Answer, Frame
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import AgentEvent, Answer, Frame
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, api_of, settle
 

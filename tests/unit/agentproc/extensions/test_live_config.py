@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.loop import TurnRunner
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.effective_config import Change, Edit, ListChange, ModelName, Prompt, digest_of
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import Frame
-from goondan.schemas.launch import CatalogItem, ToolSource
+from goondan.schemas.bundle.effective_config import Change, Edit, ListChange, ModelName, Prompt, digest_of
+from goondan.schemas.bundle.launch import CatalogItem, ToolSource
 from goondan.schemas.live_config import ConfigOutcome, ConfigProposal, LiveChanges
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import Frame
 from tests.unit.agentproc.extensions.test_points import result_of
 from tests.unit.agentproc.extensions.test_reconcile import CHANGING, NOTING, spec_of
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants

@@ -17,8 +17,8 @@ from goondan.agentproc.extensions.patience import Watch
 from goondan.agentproc.extensions.pipeline import Pipeline
 from goondan.agentproc.extensions.workspaces import Workspaces
 from goondan.agentproc.live_config import LiveConfig
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.bundle.launch import ExtensionSpec
+from goondan.schemas.wire.errors import GoondanError
 from tests.unit.agentproc.fakes import FakeLink, make_spec
 
 

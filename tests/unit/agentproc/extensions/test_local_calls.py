@@ -9,8 +9,8 @@ import pytest
 
 from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.questions import asking_span, call_place
-from goondan.schemas.frames import ToolResult
-from goondan.schemas.spans import call_span
+from goondan.schemas.wire.frames import ToolResult
+from goondan.schemas.wire.spans import call_span
 from tests.unit.agentproc import turns
 from tests.unit.agentproc.extensions.test_asking import answer
 from tests.unit.agentproc.extensions.test_points import result_of

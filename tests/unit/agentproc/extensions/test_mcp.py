@@ -12,11 +12,11 @@ from msgspec import structs
 
 from goondan.agentproc.base.mcp import mcp
 from goondan.agentproc.conversation import ToolData
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload
-from goondan.schemas.frames import Frame
-from goondan.schemas.launch import CatalogItem, ExtensionSpec, McpSource, ToolSource
+from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec, McpSource, ToolSource
 from goondan.schemas.mcp import SHARED_RESOURCES, McpAttach, McpListing, McpNews, McpPrompt, McpResource, McpTool
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import Frame
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, the_answer

@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from goondan.agentproc.extensions import modules
-from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.bundle.launch import ExtensionSpec
 
 NUMBERS = count()
 

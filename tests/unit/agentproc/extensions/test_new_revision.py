@@ -10,10 +10,10 @@ import pytest
 from msgspec.structs import replace
 
 from goondan.agentproc.loop import TurnRunner
-from goondan.schemas.codec import to_raw
-from goondan.schemas.effective_config import Change, Prompt, digest_of
-from goondan.schemas.launch import AgentSpec, CatalogItem, ExtensionSpec, ModelSpec, ToolSource
+from goondan.schemas.bundle.effective_config import Change, Prompt, digest_of
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExtensionSpec, ModelSpec, ToolSource
 from goondan.schemas.live_config import LiveChanges
+from goondan.schemas.wire.codec import to_raw
 from tests.unit.agentproc.extensions.test_reconcile import NOTING, spec_of
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, settle, the_answer

@@ -12,10 +12,10 @@ import pytest
 from goondan.agentproc.extensions.oauth import ANSWER_S, read_request
 from goondan.agentproc.known_secrets import REMEMBERED, HidingFormatter, KnownSecrets
 from goondan.agentproc.loop import TurnRunner
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, error_payload, fail
-from goondan.schemas.frames import Frame
 from goondan.schemas.oauth import AuthorizationRequired, Granted, TokenReady, TokenRequest
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import Frame
 from tests.unit.agentproc.extensions.test_points import result_of
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, api_of, the_answer

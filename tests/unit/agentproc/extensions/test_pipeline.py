@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from goondan.agentproc.extensions.patience import Watch
 from goondan.agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, run
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 
 def chain(*handlers: Any, core: Any = None) -> str:

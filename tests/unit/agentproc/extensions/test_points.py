@@ -16,9 +16,9 @@ from goondan.agentproc.extensions.results import LlmResult, ToolCall, ToolCallRe
 from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.providers.base import ModelAnswer
 from goondan.agentproc.turn import AskedCall
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.errors import GoondanError, fail
-from goondan.schemas.frames import ToolCallPayload, ToolResult
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import ToolCallPayload, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, code_of, settle, the_answer
 

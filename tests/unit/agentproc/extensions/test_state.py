@@ -13,7 +13,7 @@ import pytest
 
 from goondan.agentproc.extensions import state as state_module
 from goondan.agentproc.extensions.state import MAX_BYTES, ExtState, StoredState
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 
 def state_of(place: Path, name: str = "guard", instance: str = "i1") -> StoredState:

@@ -13,10 +13,10 @@ from goondan.agentproc.extensions import stages as stages_module
 from goondan.agentproc.extensions.pipeline import MiddlewareError
 from goondan.agentproc.extensions.results import StepResult, ToolCallResult, TurnResult
 from goondan.agentproc.loop import TurnRunner
-from goondan.schemas.codec import from_raw
-from goondan.schemas.errors import fail, tool_error
-from goondan.schemas.frames import Answer, Frame, ToolCallPayload, ToolResult
-from goondan.schemas.launch import CatalogItem, ExtensionSpec
+from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.errors import fail, tool_error
+from goondan.schemas.wire.frames import Answer, Frame, ToolCallPayload, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, code_of, settle
 

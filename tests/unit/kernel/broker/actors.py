@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from goondan.kernel.broker.entities import AGENTS, CLIENTS, CONTROL, TOOLS
-from goondan.schemas.codec import decode, encode, from_raw, to_raw
-from goondan.schemas.control import (
+from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.wire.control import (
     ChangesetAsked,
     ChangesetsOver,
     Exited,
@@ -23,8 +23,8 @@ from goondan.schemas.control import (
     Wanted,
     WhichChangesets,
 )
-from goondan.schemas.errors import error_payload
-from goondan.schemas.frames import (
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.frames import (
     ORCHESTRATOR,
     AgentEvent,
     Answer,
@@ -35,9 +35,9 @@ from goondan.schemas.frames import (
     Lease,
     ReplyTo,
 )
-from goondan.schemas.peer import Deliver, Greet, LinkRefused, Peer, Reply, Settled, Welcomed, encode_reference
-from goondan.schemas.runtime_events import RuntimeEvent
-from goondan.schemas.tokens import Claims, mint
+from goondan.schemas.wire.peer import Deliver, Greet, LinkRefused, Peer, Reply, Settled, Welcomed, encode_reference
+from goondan.schemas.wire.runtime_events import RuntimeEvent
+from goondan.schemas.wire.tokens import Claims, mint
 from tests.unit.kernel.broker.swarm import TOOL
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.ledger import Ledger
 from goondan.kernel.broker.router import Router
 from goondan.schemas.approval_rules import Policy, read_policy
-from goondan.schemas.codec import decode, encode, from_raw, to_raw
-from goondan.schemas.frames import AgentEvent, Answer, Frame, Hello, Lease, ReplyTo, ToolCallPayload
-from goondan.schemas.launch import KernelPlan
-from goondan.schemas.tokens import Claims, mint
+from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, Hello, Lease, ReplyTo, ToolCallPayload
+from goondan.schemas.wire.tokens import Claims, mint
 from tests.unit.kernel.broker.swarm import TOOL, plan
 from tests.unit.kernel.broker.world import restored
 

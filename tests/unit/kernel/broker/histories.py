@@ -94,7 +94,7 @@ def _dice(number: int, journal: BothJournals | None, monkeypatch: pytest.MonkeyP
     slow, and the broker goes on meanwhile. In every seventh there is a budget, large enough for all of it.
     """
     if number // 2 % 2 == 1:
-        monkeypatch.setattr("goondan.schemas.peer.INLINE_FRAME_BYTES", 40)
+        monkeypatch.setattr("goondan.schemas.wire.peer.INLINE_FRAME_BYTES", 40)
     dice = random.Random(number)
     room = 4 if number % 5 == 0 else 65_536
     live = dice.choice([1, 2, 256])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from goondan.schemas.launch import (
+from goondan.schemas.bundle.launch import (
     AgentSpec,
     CatalogItem,
     ExportSpec,

@@ -9,10 +9,19 @@ import pytest
 from goondan.kernel.broker import directory
 from goondan.kernel.broker.entities import AGENTS, CONTROL, TOOLS, Connection
 from goondan.kernel.broker.workdirs import Beneath, Workdir, check_opened, shared
-from goondan.schemas.codec import decode, encode, from_raw, to_raw
-from goondan.schemas.control import Exited, Principal, Ready, SpawnFailed
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import AgentEvent, AgentsList, AgentsSpawn, Answer, ErrorPayload, Frame, ReplyTo, Source
+from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.wire.control import Exited, Principal, Ready, SpawnFailed
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import (
+    AgentEvent,
+    AgentsList,
+    AgentsSpawn,
+    Answer,
+    ErrorPayload,
+    Frame,
+    ReplyTo,
+    Source,
+)
 from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.world import World, waited_for_by
 

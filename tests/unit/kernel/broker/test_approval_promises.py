@@ -10,9 +10,9 @@ from msgspec import structs
 from goondan.kernel.broker.approvals import room
 from goondan.kernel.broker.approvals.items import digest_of
 from goondan.kernel.broker.bus import RETURN_S
-from goondan.schemas.codec import encode_value, from_raw, to_raw
-from goondan.schemas.frames import Frame
-from goondan.schemas.launch import ExtensionSpec
+from goondan.schemas.bundle.launch import ExtensionSpec
+from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
+from goondan.schemas.wire.frames import Frame
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer, code_of
 
 RM = {"command": "rm -rf build"}

@@ -11,8 +11,8 @@ from msgspec import Raw, structs
 from goondan.kernel.broker.approvals import history
 from goondan.kernel.broker.approvals.room import MAX_ITEMS
 from goondan.schemas.approvals import MAX_ARGS_BYTES, ApprovalAsk
-from goondan.schemas.codec import encode_value, from_raw, to_raw
-from goondan.schemas.frames import AgentEvent, Blob, Frame, Lease, ReplyTo, ToolCallPayload
+from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
+from goondan.schemas.wire.frames import AgentEvent, Blob, Frame, Lease, ReplyTo, ToolCallPayload
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer, answer, code_of
 
 RM = {"command": "rm -rf build"}

@@ -10,10 +10,10 @@ from goondan.kernel.broker.blobs import MAX_CALL_BYTES, MAX_SENT_BYTES, HeldBlob
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.entities import AGENTS, CLIENTS
 from goondan.kernel.broker.router import Router
-from goondan.schemas.blobs import MAX_BLOB_BYTES, MAX_REQUEST_BYTES
-from goondan.schemas.codec import decode, encode, from_raw
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import Blob, ErrorPayload, Frame, ReplyTo
+from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, MAX_REQUEST_BYTES
+from goondan.schemas.wire.codec import decode, encode, from_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import Blob, ErrorPayload, Frame, ReplyTo
 from tests.unit.kernel.broker.world import World
 
 

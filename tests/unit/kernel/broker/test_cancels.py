@@ -9,9 +9,9 @@ import pytest
 from goondan.kernel.broker.bus import RETURN_S
 from goondan.kernel.broker.cancels import MAX_ASKERS
 from goondan.kernel.broker.entities import AGENTS, CLIENTS, Connection
-from goondan.schemas.codec import decode, encode, from_raw, to_raw
-from goondan.schemas.frames import AgentEvent, ErrorPayload, Frame, Hello, ReplyTo
-from goondan.schemas.tokens import Claims, mint
+from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, Frame, Hello, ReplyTo
+from goondan.schemas.wire.tokens import Claims, mint
 from tests.unit.kernel.broker.actors import SECRET, Agent
 from tests.unit.kernel.broker.world import World
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from goondan.kernel.broker.entities import AGENTS, TOOLS
-from goondan.schemas.codec import decode, encode, to_raw
-from goondan.schemas.frames import AgentEvent, Frame, Source
+from goondan.schemas.wire.codec import decode, encode, to_raw
+from goondan.schemas.wire.frames import AgentEvent, Frame, Source
 from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.world import World
 

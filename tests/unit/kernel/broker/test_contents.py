@@ -11,8 +11,8 @@ from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.journal.records import event_subject
 from goondan.kernel.broker.ledger import Ledger
 from goondan.kernel.broker.workdirs import Workdir
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import NO_PAYLOAD, ReplyTo
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import NO_PAYLOAD, ReplyTo
 
 
 class Waiting:

@@ -11,10 +11,10 @@ from goondan.kernel.broker.entities import AGENTS, CLASSES, TOOLS, Connection
 from goondan.kernel.broker.epochs import MAX_EPOCH
 from goondan.kernel.broker.journal.records import event_subject
 from goondan.kernel.broker.mailbox import MAX_ATTEMPTS, MAX_LATE
-from goondan.schemas.codec import decode, encode, from_raw, to_raw
-from goondan.schemas.control import Principal, SpawnFailed
-from goondan.schemas.frames import AgentEvent, Answer, Blob, ErrorPayload, Frame, Hello, Lease, ReplyTo, Source
-from goondan.schemas.tokens import Claims, TokenClass, mint
+from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.wire.control import Principal, SpawnFailed
+from goondan.schemas.wire.frames import AgentEvent, Answer, Blob, ErrorPayload, Frame, Hello, Lease, ReplyTo, Source
+from goondan.schemas.wire.tokens import Claims, TokenClass, mint
 from tests.unit.kernel.broker.actors import SECRET
 from tests.unit.kernel.broker.test_durability import run, said
 from tests.unit.kernel.broker.test_quotas import CALL, client, error, event, host, tell, working

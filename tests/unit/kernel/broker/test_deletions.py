@@ -10,9 +10,9 @@ from goondan.kernel.broker.bus import RETURN_S
 from goondan.kernel.broker.deletions import CANCEL_S, JAILS_S
 from goondan.kernel.broker.entities import TOOLS
 from goondan.kernel.broker.journal.records import InstanceDeleted, decode, deleted_subject
-from goondan.schemas.codec import decode as decode_frame
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.frames import AgentEvent, AgentsSpawn, ErrorPayload, Frame, ReplyTo
+from goondan.schemas.wire.codec import decode as decode_frame
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.frames import AgentEvent, AgentsSpawn, ErrorPayload, Frame, ReplyTo
 from tests.unit.kernel.broker.actors import Agent, Client
 from tests.unit.kernel.broker.world import World
 

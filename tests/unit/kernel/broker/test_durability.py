@@ -12,10 +12,10 @@ from goondan.kernel.broker.journal import records
 from goondan.kernel.broker.journal.records import Deadline, event_subject
 from goondan.kernel.broker.mailbox import LEASE_S, MAX_ATTEMPTS
 from goondan.kernel.supervisor.roster import MAX_START_FAILURES
-from goondan.schemas.codec import decode, encode, from_raw, to_raw
-from goondan.schemas.control import Drain, Principal, SpawnFailed
-from goondan.schemas.frames import AgentEvent, Blob, ErrorPayload, FilePart, Frame, ReplyTo
-from goondan.schemas.tokens import Claims
+from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.wire.control import Drain, Principal, SpawnFailed
+from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, FilePart, Frame, ReplyTo
+from goondan.schemas.wire.tokens import Claims
 from tests.unit.kernel.broker.actors import Actor, Agent, Client
 from tests.unit.kernel.broker.world import World
 
@@ -182,7 +182,7 @@ def test_a_question_that_expired_stays_so_for_the_turn_that_asked() -> None:
 
 def test_the_file_of_an_answer_stays_as_long_as_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A client's large answer, until the client has acknowledged it; a new broker sweeps what no record names."""
-    monkeypatch.setattr("goondan.schemas.peer.INLINE_FRAME_BYTES", 40)
+    monkeypatch.setattr("goondan.schemas.wire.peer.INLINE_FRAME_BYTES", 40)
     world = World()
     client = world.clients[0]
     client.ask("e1")

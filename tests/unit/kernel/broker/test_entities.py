@@ -31,9 +31,9 @@ from goondan.kernel.broker.places import Claim
 from goondan.kernel.broker.spawns import Spawned
 from goondan.kernel.broker.standing import Standing
 from goondan.kernel.broker.workdirs import Workdir
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import NO_PAYLOAD, Blob, Hello, ReplyTo, Source
-from goondan.schemas.tokens import Claims
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import NO_PAYLOAD, Blob, Hello, ReplyTo, Source
+from goondan.schemas.wire.tokens import Claims
 
 CORR = ReplyTo("client", "c")
 

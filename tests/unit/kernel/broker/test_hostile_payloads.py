@@ -15,12 +15,12 @@ from goondan.kernel.broker.bus import Bus
 from goondan.schemas.approval_rules import MAX_EXPIRY_S
 from goondan.schemas.approvals import MAX_ARGS_BYTES, ApprovalAsk
 from goondan.schemas.budgets import BudgetLimits
+from goondan.schemas.bundle.effective_config import digest_of
+from goondan.schemas.bundle.launch import CatalogItem, ToolSource
 from goondan.schemas.changesets import OpenChangeset
-from goondan.schemas.codec import MAX_FRAME_BYTES, encode_value, from_raw, to_raw
-from goondan.schemas.effective_config import digest_of
-from goondan.schemas.frames import Frame
-from goondan.schemas.launch import CatalogItem, ToolSource
 from goondan.schemas.oauth import OAuthAppSpec
+from goondan.schemas.wire.codec import MAX_FRAME_BYTES, encode_value, from_raw, to_raw
+from goondan.schemas.wire.frames import Frame
 from tests.process.hostile_payloads import ASKED_BY_AGENTS, ASKED_BY_OPERATORS, payload
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer, code_of
 from tests.unit.kernel.broker.test_live_config import EXTENSIONS, TOOLS

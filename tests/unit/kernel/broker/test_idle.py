@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from goondan.kernel.broker.entities import AGENTS, TOOLS
 from goondan.kernel.broker.launches import EndedLaunches
-from goondan.schemas.codec import decode
+from goondan.schemas.wire.codec import decode
 from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.test_due import Unwalked
 from tests.unit.kernel.broker.world import World

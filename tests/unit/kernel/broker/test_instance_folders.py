@@ -19,7 +19,7 @@ from goondan.kernel.broker.instance_folders import DELETED, InstanceFolders, mov
 from goondan.kernel.broker.journal.factory import open_store, wall_ms
 from goondan.kernel.broker.journal.records import deleted_subject
 from goondan.kernel.broker.ledger import Ledger
-from goondan.schemas.address import instance_dir
+from goondan.schemas.bundle.address import instance_dir
 from tests.kernel_fixture import ROOT
 from tests.process.bare_broker import plan
 

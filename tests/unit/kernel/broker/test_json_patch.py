@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.kernel.broker.live_config.operations import apply_operations, pointer
-from goondan.schemas.errors import GoondanError
 from goondan.schemas.live_config import Operation
+from goondan.schemas.wire.errors import GoondanError
 
 #: RFC 6902, appendix A, and RFC 6901, section 5.
 DOCUMENT: dict[str, Any] = {"foo": ["bar", "baz"], "": 0, "a/b": 1, "c%d": 2, "m~n": 8, " ": 7, "o": {"p": None}}

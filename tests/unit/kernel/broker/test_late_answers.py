@@ -10,8 +10,8 @@ import pytest
 
 from goondan.kernel.broker.entities import CLIENTS
 from goondan.kernel.broker.journal.records import event_subject
-from goondan.schemas.codec import decode, to_raw
-from goondan.schemas.frames import AgentEvent, Frame, ReplyTo
+from goondan.schemas.wire.codec import decode, to_raw
+from goondan.schemas.wire.frames import AgentEvent, Frame, ReplyTo
 from tests.unit.kernel.broker.histories import KILLS, NAMES, SETTLED, check, perform
 from tests.unit.kernel.broker.test_durability import run, said, subjects
 from tests.unit.kernel.broker.world import World

@@ -10,9 +10,9 @@ from goondan.kernel.broker.allowance import LIVE_BURST, LIVE_PER_S, Allowance
 from goondan.kernel.broker.bus import Lossy
 from goondan.kernel.broker.entities import CLIENTS
 from goondan.kernel.broker.live import MAX_LIVE_BYTES
-from goondan.schemas.codec import decode, encode, to_raw
-from goondan.schemas.frames import Frame
-from goondan.schemas.runtime_events import RuntimeEvent
+from goondan.schemas.wire.codec import decode, encode, to_raw
+from goondan.schemas.wire.frames import Frame
+from goondan.schemas.wire.runtime_events import RuntimeEvent
 from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.world import World
 

@@ -12,11 +12,11 @@ from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.entities import AGENTS, CLIENTS, Connection
 from goondan.kernel.broker.live_config.patches import MAX_PATCHES, MAX_REJECTED
 from goondan.kernel.broker.live_config.service import MAX_PROPOSALS
-from goondan.schemas.codec import encode, from_raw, to_raw
-from goondan.schemas.effective_config import apply_changes, declared, digest_of, shown
-from goondan.schemas.frames import ErrorPayload, Frame
-from goondan.schemas.launch import AgentSpec, CatalogItem, ExtensionSpec, KernelPlan, ToolSource
+from goondan.schemas.bundle.effective_config import apply_changes, declared, digest_of, shown
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExtensionSpec, KernelPlan, ToolSource
 from goondan.schemas.live_config import ConfigOutcome, ConfigProposal, LiveChanges
+from goondan.schemas.wire.codec import encode, from_raw, to_raw
+from goondan.schemas.wire.frames import ErrorPayload, Frame
 from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.test_acting import out, run, tell
 from tests.unit.kernel.broker.world import World

@@ -17,9 +17,9 @@ from goondan.kernel.broker.shares import KEPT_PART, Pool
 from goondan.kernel.broker.spawns import Spawned
 from goondan.kernel.broker.standing import Standing
 from goondan.kernel.broker.workdirs import Workdir
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import NO_PAYLOAD, Blob, FilePart, Hello, ReplyTo, Source
-from goondan.schemas.tokens import Claims
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import NO_PAYLOAD, Blob, FilePart, Hello, ReplyTo, Source
+from goondan.schemas.wire.tokens import Claims
 
 QUOTAS = Quotas(open_events=160, mailbox_bytes=1 << 20, live_agents=4, kept_agents=2)
 OPERATOR = Source("client", "operator")

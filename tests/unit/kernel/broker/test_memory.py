@@ -16,8 +16,8 @@ from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.journal.records import Accepted
 from goondan.kernel.broker.ledger import Ledger
 from goondan.kernel.broker.recovery import restore
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import AgentEvent, ReplyTo, Source
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import AgentEvent, ReplyTo, Source
 from tests.unit.kernel.broker.swarm import plan
 
 EVENTS = 3_000

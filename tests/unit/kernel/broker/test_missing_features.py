@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from goondan.kernel.broker.journal.interface import Item, Put
 from goondan.kernel.broker.journal.records import Accepted, decode, encode, event_subject, feature_of
-from goondan.schemas.codec import to_raw
-from goondan.schemas.frames import AgentEvent, Frame, ReplyTo
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import AgentEvent, Frame, ReplyTo
 from tests.unit.kernel.broker.test_durability import admin, run, said
 from tests.unit.kernel.broker.world import World
 

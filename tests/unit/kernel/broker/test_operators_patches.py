@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from goondan.kernel.broker.live_config.patches import MAX_PATCHES
-from goondan.schemas.budgets import Pricing
-from goondan.schemas.frames import ErrorPayload
-from goondan.schemas.launch import ModelSpec
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.wire.frames import ErrorPayload
+from goondan.schemas.wire.usage import Pricing
 from tests.unit.kernel.broker.test_live_config import EXTENSIONS, Live, add, remove, replace
 
 

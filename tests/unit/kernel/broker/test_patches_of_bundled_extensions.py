@@ -9,10 +9,10 @@ import pytest
 
 from goondan.kernel.broker.live_config.rules import Proposer, judge
 from goondan.kernel.bundle.base_extensions import BaseExtensions
-from goondan.schemas.effective_config import declared
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.launch import AgentSpec, ExtensionSpec, ModelSpec
+from goondan.schemas.bundle.effective_config import declared
+from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, ModelSpec
 from goondan.schemas.live_config import Operation
+from goondan.schemas.wire.errors import GoondanError
 
 SERVER: dict[str, Any] = {
     "transport": {"type": "stdio", "command": ["x"]},

@@ -10,9 +10,9 @@ from goondan.kernel.broker.bus import RETRY_AFTER_MS
 from goondan.kernel.broker.entities import CLIENTS, REFUSED_AT_ONCE, REFUSED_S, TOOLS, Connection
 from goondan.kernel.broker.intake import MAX_NESTED_BYTES
 from goondan.kernel.broker.processes import MAX_STARTING, STARTING_S
-from goondan.schemas.codec import decode, encode, from_raw, to_raw
-from goondan.schemas.frames import AgentEvent, Blob, ErrorPayload, Frame, Hello, ReplyTo
-from goondan.schemas.tokens import Claims, mint
+from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, Frame, Hello, ReplyTo
+from goondan.schemas.wire.tokens import Claims, mint
 from tests.unit.kernel.broker.actors import SECRET
 from tests.unit.kernel.broker.world import World, waited_for_by
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from goondan.kernel.broker.entities import AGENTS, TOOLS, Event
-from goondan.schemas.codec import decode, encode, to_raw
-from goondan.schemas.frames import Frame
+from goondan.schemas.wire.codec import decode, encode, to_raw
+from goondan.schemas.wire.frames import Frame
 from tests.unit.kernel.broker.swarm import TOOL
 from tests.unit.kernel.broker.test_completions import working
 from tests.unit.kernel.broker.world import World

@@ -9,8 +9,8 @@ from msgspec import Raw
 
 from goondan.kernel.broker.entities import CLIENTS
 from goondan.kernel.broker.journal.records import event_digest
-from goondan.schemas.codec import decode, encode, from_raw, to_raw
-from goondan.schemas.frames import AgentEvent, Blob, ErrorPayload, Frame, ReplyTo
+from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, Frame, ReplyTo
 from tests.unit.kernel.broker.test_completions import from_host, working
 from tests.unit.kernel.broker.world import World
 

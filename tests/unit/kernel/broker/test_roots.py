@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from goondan.kernel.broker.entities import Connection
-from goondan.schemas.codec import decode, encode, to_raw
-from goondan.schemas.frames import AgentEvent, Answer, Frame, ReplyTo
+from goondan.schemas.wire.codec import decode, encode, to_raw
+from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, ReplyTo
 from tests.unit.kernel.broker.actors import Actor, Agent
 from tests.unit.kernel.broker.world import World
 

@@ -14,10 +14,10 @@ from goondan.kernel.broker.approvals.scripts import COVERED, MAX_SCRIPT, Decisio
 from goondan.kernel.broker.bus import RETURN_S
 from goondan.kernel.cli.approval_text import item_lines
 from goondan.schemas.approvals import ApprovalAsk
-from goondan.schemas.codec import encode_value, from_raw, to_raw
-from goondan.schemas.frames import Frame, Lease, ToolCallPayload
-from goondan.schemas.launch import CatalogItem, SandboxSpec, ToolSpec
-from goondan.schemas.tool_asks import CODE_TOOL, ToolAsk
+from goondan.schemas.bundle.launch import CatalogItem, SandboxSpec, ToolSpec
+from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
+from goondan.schemas.wire.frames import Frame, Lease, ToolCallPayload
+from goondan.schemas.wire.tool_asks import CODE_TOOL, ToolAsk
 from tests.unit.kernel.broker.approving import ASK, Bench, code_of
 from tests.unit.kernel.broker.test_approvals import decide, items, result
 

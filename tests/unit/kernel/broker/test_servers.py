@@ -18,13 +18,13 @@ from goondan.kernel.broker.router import Router
 from goondan.kernel.broker.servers import ATTACH_S, MAX_OPEN_EACH
 from goondan.kernel.broker.spawns import Spawned
 from goondan.kernel.broker.workdirs import Beneath, Workdir
-from goondan.schemas.codec import decode, encode, from_raw, to_raw
-from goondan.schemas.control import Exited, Principal
-from goondan.schemas.frames import AgentEvent, AttachedServer, ErrorPayload, Frame, Hello
-from goondan.schemas.launch import KernelPlan, McpServerSpec, ToolSpec
+from goondan.schemas.bundle.launch import KernelPlan, McpServerSpec, ToolSpec
+from goondan.schemas.bundle.reach import server_of
 from goondan.schemas.mcp import McpAttach, McpListing, McpNews
-from goondan.schemas.reach import server_of
-from goondan.schemas.tokens import Claims, mint
+from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.wire.control import Exited, Principal
+from goondan.schemas.wire.frames import AgentEvent, AttachedServer, ErrorPayload, Frame, Hello
+from goondan.schemas.wire.tokens import Claims, mint
 from tests.unit.kernel.broker.actors import SECRET
 from tests.unit.kernel.broker.swarm import plan
 

@@ -9,9 +9,9 @@ from msgspec import structs
 
 from goondan.kernel.broker.contents import kept_trace
 from goondan.kernel.broker.entities import CLIENTS, TOOLS, Connection
-from goondan.schemas.codec import encode, to_raw
-from goondan.schemas.frames import TOOL_COMPLETED, AgentEvent, Frame
-from goondan.schemas.spans import call_span, is_trace_id
+from goondan.schemas.wire.codec import encode, to_raw
+from goondan.schemas.wire.frames import TOOL_COMPLETED, AgentEvent, Frame
+from goondan.schemas.wire.spans import call_span, is_trace_id
 from tests.unit.kernel.broker.swarm import TOOL
 from tests.unit.kernel.broker.test_acting import CALL, code, out, request, tell, working
 from tests.unit.kernel.broker.test_durability import run, said

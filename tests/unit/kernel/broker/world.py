@@ -26,11 +26,11 @@ from goondan.kernel.broker.parts import Part
 from goondan.kernel.broker.recovery import BadRow, reserved_epochs
 from goondan.kernel.broker.router import Router
 from goondan.kernel.broker.workdirs import Workdir
-from goondan.schemas.blobs import REFERENCES, check_reference, describe
 from goondan.schemas.budgets import BudgetLimits
-from goondan.schemas.codec import decode
-from goondan.schemas.control import Principal
-from goondan.schemas.frames import (
+from goondan.schemas.wire.blobs import REFERENCES, check_reference, describe
+from goondan.schemas.wire.codec import decode
+from goondan.schemas.wire.control import Principal
+from goondan.schemas.wire.frames import (
     Blob,
     Frame,
 )

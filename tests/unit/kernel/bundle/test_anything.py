@@ -16,7 +16,7 @@ from goondan.kernel.bundle.positions import Budget, Mapping, compose
 from goondan.kernel.bundle.problems import Report
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.tools import CheckedTool
-from goondan.schemas.errors import CODES
+from goondan.schemas.wire.errors import CODES
 from tests.unit.kernel.bundle.conftest import GOOD
 
 DOCUMENTS: list[Any] = list(yaml.safe_load_all(GOOD))

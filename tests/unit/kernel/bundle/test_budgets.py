@@ -8,8 +8,9 @@ from msgspec import structs
 from goondan.kernel.bundle.base_extensions import BaseExtensions
 from goondan.kernel.bundle.budgets import budget_of
 from goondan.kernel.plan import build_plan
-from goondan.schemas.budgets import BudgetLimits, Pricing
-from goondan.schemas.launch import KernelPlan
+from goondan.schemas.budgets import BudgetLimits
+from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.wire.usage import Pricing
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 from tests.unit.kernel.bundle.test_bundled_extensions import own, using
 

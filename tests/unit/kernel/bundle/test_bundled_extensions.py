@@ -13,10 +13,10 @@ from goondan.kernel.bundle.base import BROUGHT_MANIFEST, IN_AGENTS, IN_JAILS
 from goondan.kernel.bundle.base_extensions import EXTENSION_MANIFEST, BaseExtensions
 from goondan.kernel.plan import build_plan
 from goondan.kernel.trust.powers import Reach
-from goondan.schemas.extension_config import check_config
-from goondan.schemas.frames import OPERATOR_AGENT
-from goondan.schemas.launch import ToolSource
-from goondan.schemas.reach import reachable_tools
+from goondan.schemas.bundle.extension_config import check_config
+from goondan.schemas.bundle.launch import ToolSource
+from goondan.schemas.bundle.reach import reachable_tools
+from goondan.schemas.wire.frames import OPERATOR_AGENT
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 WITH = GOOD.replace("  tools:\n", "  extensions:\n    - {use}\n  tools:\n", 1)

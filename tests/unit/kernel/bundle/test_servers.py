@@ -12,9 +12,9 @@ from goondan.kernel.bundle.loader import open_bundle
 from goondan.kernel.bundle.problems import BundleError
 from goondan.kernel.bundle.servers import MAX_PREFIX
 from goondan.kernel.trust.powers import Command, Folder, Reach, ServerEndpoint, Variable
-from goondan.schemas.frames import OPERATOR_AGENT
-from goondan.schemas.launch import KernelPlan, McpServerSpec, ToolSpec
+from goondan.schemas.bundle.launch import KernelPlan, McpServerSpec, ToolSpec
 from goondan.schemas.mcp import McpOAuth
+from goondan.schemas.wire.frames import OPERATOR_AGENT
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 EXTENSION = """\

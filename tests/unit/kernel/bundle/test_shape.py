@@ -13,7 +13,7 @@ from msgspec import Meta, Struct
 from goondan.kernel.bundle.positions import Budget, Mapping, compose
 from goondan.kernel.bundle.problems import Report
 from goondan.kernel.bundle.shape import Builder, Document, Environment
-from goondan.schemas import resources
+from goondan.schemas.bundle import resources
 
 
 class Inner(Struct, frozen=True, forbid_unknown_fields=True):

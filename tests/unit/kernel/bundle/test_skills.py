@@ -10,8 +10,8 @@ from goondan.kernel.bundle.loader import Inspected, inspect_bundle
 from goondan.kernel.grants.policy_file import Accepted, PinnedSkill, write_decisions
 from goondan.kernel.plan import build_plan, tool_spec
 from goondan.kernel.trust.powers import Folder, Power
-from goondan.schemas.launch import Filesystem, FolderGrants, SandboxSpec, ToolSpec
-from goondan.schemas.resources import NetworkAllow, SandboxPart
+from goondan.schemas.bundle.launch import Filesystem, FolderGrants, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.resources import NetworkAllow, SandboxPart
 from tests.unit.kernel.bundle.conftest import GOOD, Look, bundled, package
 
 __all__ = ["bundled", "package"]

@@ -27,7 +27,7 @@ from goondan.kernel.bundle.positions import (
     plain,
     resolve,
 )
-from goondan.schemas.codec import MAX_DEPTH
+from goondan.schemas.wire.codec import MAX_DEPTH
 
 
 def read(text: str | bytes) -> Composed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from goondan.kernel.changesets.desk import MAX_TRIES, START_S, Tries
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 
 def test_workers_that_are_killed_before_they_begin_have_not_tried() -> None:

@@ -21,9 +21,9 @@ from goondan.kernel.grants.merge import (
     widen,
     without_grants,
 )
-from goondan.schemas import resources
-from goondan.schemas.hosts import network, parse_rule, write_network
-from goondan.schemas.launch import Filesystem, Limits, PythonSpec, SandboxSpec
+from goondan.schemas.bundle import resources
+from goondan.schemas.bundle.launch import Filesystem, Limits, PythonSpec, SandboxSpec
+from goondan.schemas.worker.hosts import network, parse_rule, write_network
 
 _NAMES = ["A", "B", "C"]
 _PATHS = ["/", "/data", "/data/a", "/data/a/b", "/srv/x", "/database"]

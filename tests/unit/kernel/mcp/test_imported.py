@@ -14,8 +14,8 @@ from goondan.kernel.mcp.document import extension_document, usable_name, yaml_te
 from goondan.kernel.mcp.foreign import plain_json, servers_of
 from goondan.kernel.mcp.imported import Imported, import_servers
 from goondan.kernel.mcp.packages import package_command
-from goondan.schemas.address import is_resource_name
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.bundle.address import is_resource_name
+from goondan.schemas.wire.errors import GoondanError
 
 SECRET = "hunter2-Zk8fW0qSECRET77"
 
@@ -85,7 +85,7 @@ def test_no_secret_comes_through(place: str) -> None:
     st.dictionaries(st.sampled_from(["API_KEY", "HOST", "ANY", "MODE"]), st.text(min_size=6, max_size=40), min_size=1)
 )
 def test_no_value_of_a_variable_comes_through_unless_it_is_harmless(env: dict[str, str]) -> None:
-    from goondan.schemas.secret_values import REFERENCE, is_harmless
+    from goondan.schemas.text.secret_values import REFERENCE, is_harmless
 
     made = transport(one(command="a", env=env))["env"]
     for name, value in env.items():

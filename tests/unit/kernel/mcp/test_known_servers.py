@@ -12,7 +12,7 @@ from goondan.kernel.bundle.positions import Budget, compose, plain
 from goondan.kernel.cli.commands.mcp_add import known_server
 from goondan.kernel.cli.commands.mcp_document import naming
 from goondan.kernel.mcp.packages import package_command
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 with open(os.path.join(os.path.dirname(mcp.__file__), "known_servers.json"), encoding="utf-8") as file:
     KNOWN = json.load(file)

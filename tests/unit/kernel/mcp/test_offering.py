@@ -11,7 +11,7 @@ from mcp_types import CallToolResult, Tool
 
 from goondan.kernel.mcp.http_gate import MAX_BODY, Gate
 from goondan.kernel.mcp.offering import ERROR, PENDING, RECEIPT, call_result, failure, named, offered, tool_entry
-from goondan.schemas.frames import OperatorTool
+from goondan.schemas.wire.frames import OperatorTool
 
 TOOLS = [OperatorTool(name=name) for name in ("bash__exec", "bash__script", "wait__seconds")]
 _KEYS = st.sampled_from(["content", "type", "text", "structuredContent", "x"])

@@ -14,9 +14,9 @@ from goondan.kernel.cli import model_server as offering
 from goondan.kernel.model_server import choice, finding
 from goondan.kernel.model_server.finding import FoundServer
 from goondan.kernel.model_server.listeners import Listener
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.launch import ModelSpec
-from goondan.schemas.resources import ModelBody
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.bundle.resources import ModelBody
+from goondan.schemas.wire.errors import GoondanError
 
 HERE = "http://127.0.0.1:11434/v1"
 BUNDLE = "/elsewhere/goondan.yaml"

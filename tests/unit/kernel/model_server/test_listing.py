@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.kernel.model_server.listing import Learned, Question, learn, line_of, question
-from goondan.schemas.launch import ModelSpec
+from goondan.schemas.bundle.launch import ModelSpec
 
 KEY = "sk-secret-1234567890"
 

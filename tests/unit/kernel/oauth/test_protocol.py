@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from goondan.kernel.oauth import metadata, protocol
 from goondan.kernel.oauth.protocol import ServerRefused
 from goondan.kernel.oauth.redirects import read_request
-from goondan.schemas.errors import GoondanError
 from goondan.schemas.oauth import OAuthAppSpec, is_scope, is_subject
+from goondan.schemas.wire.errors import GoondanError
 
 APP = OAuthAppSpec(name="a", client_id="an id", client_secret="s/e:c", issuer="https://login.example")
 

@@ -11,7 +11,7 @@ import pytest
 from goondan.kernel.oauth.grants import Grant
 from goondan.kernel.oauth.key_file import is_shared, key_path, read_or_make
 from goondan.kernel.oauth.vault import Vault
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 
 def grant(subject: str = "ann", token: str = "at") -> Grant:

@@ -17,7 +17,7 @@ from goondan.kernel.restarting.held import Held, Waiting
 from goondan.kernel.spawn import memory_file
 from goondan.kernel.supervisor.options import Options, resuming
 from goondan.kernel.trust.powers import OwnModel
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 
 def handed(fds: list[int]) -> Handover:

@@ -12,9 +12,7 @@ from msgspec.structs import replace
 
 from goondan.kernel.restarting.difference import Difference, difference
 from goondan.kernel.restarting.watching import KEPT, REST_S, News, Rest, Watched, marks_of
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import OPERATOR_AGENT
-from goondan.schemas.launch import (
+from goondan.schemas.bundle.launch import (
     AgentSpec,
     CatalogItem,
     ExtensionSpec,
@@ -24,6 +22,8 @@ from goondan.schemas.launch import (
     ToolHostSpec,
     ToolSpec,
 )
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import OPERATOR_AGENT
 
 # --- rest
 

@@ -16,7 +16,7 @@ from goondan.kernel.restarting.conductor import Conductor
 from goondan.kernel.restarting.looks import Looks
 from goondan.kernel.supervisor.ending import Ending
 from goondan.kernel.supervisor.reaping import Exit
-from goondan.schemas.control import BeginAnew
+from goondan.schemas.wire.control import BeginAnew
 
 
 async def cancelled(waiting: asyncio.Task[Any]) -> None:

@@ -12,9 +12,9 @@ import pytest
 from goondan.kernel.premises import Premises
 from goondan.kernel.supervisor.launches import Launches
 from goondan.kernel.supervisor.options import Options
-from goondan.schemas.launch import KernelPlan, SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.bundle.launch import KernelPlan, SandboxSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.system.startup import read_token
-from goondan.schemas.tokens import SECRET_BYTES, Claims, verify
+from goondan.schemas.wire.tokens import SECRET_BYTES, Claims, verify
 
 SECRET = b"s" * SECRET_BYTES
 

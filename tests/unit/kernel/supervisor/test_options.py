@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from goondan.kernel.supervisor.options import with_network
-from goondan.schemas.launch import AgentSpec, KernelPlan, ModelSpec, SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.bundle.launch import AgentSpec, KernelPlan, ModelSpec, SandboxSpec, ToolHostSpec, ToolSpec
 
 
 def plan(*networks: object) -> KernelPlan:

@@ -20,7 +20,7 @@ from goondan.kernel.supervisor.roster import (
     Tell,
     TerminateAgent,
 )
-from goondan.schemas.control import Exited, Principal, Ready, Running, SpawnFailed
+from goondan.schemas.wire.control import Exited, Principal, Ready, Running, SpawnFailed
 
 A = Principal("agent", "coder", "u1")
 B = Principal("agent", "coder", "u2")

@@ -20,7 +20,7 @@ from goondan.kernel.cli.trust_screen import MAX_ROW, screen
 from goondan.kernel.paths import root_of
 from goondan.kernel.trust import records
 from goondan.kernel.trust.powers import Power, Variable
-from goondan.schemas import launch, policies, resources
+from goondan.schemas.bundle import launch, policies, resources
 
 SECRET = "AWS_SECRET_ACCESS_KEY"
 ENV = {

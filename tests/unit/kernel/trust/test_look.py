@@ -10,7 +10,7 @@ from goondan.kernel import paths
 from goondan.kernel.bundle.loader import inspect_bundle, open_bundle
 from goondan.kernel.trust import look, records
 from goondan.kernel.trust.asking import Asking
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 BUNDLE = """\
 apiVersion: goondan.ai/v1

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from goondan.kernel.trust import private_copy
 from goondan.kernel.trust.private_copy import sweep, with_private_copy
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.launch import (
+from goondan.schemas.bundle.launch import (
     AgentSpec,
     ExtensionSpec,
     Filesystem,
@@ -24,6 +23,7 @@ from goondan.schemas.launch import (
     ToolHostSpec,
     ToolSpec,
 )
+from goondan.schemas.wire.errors import GoondanError
 
 SOURCE = b"def register(api): pass\n"
 

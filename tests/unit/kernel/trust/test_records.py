@@ -9,7 +9,7 @@ import pytest
 
 from goondan.kernel.trust import records
 from goondan.kernel.trust.powers import Reach
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 NET = [Reach("t", "public")]
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.schemas.blobs import MAX_BLOB_BYTES, MAX_VALUES, describe
-from goondan.schemas.codec import encode_value
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.frames import Blob
 from goondan.schemas.system.blob_files import BlobFolder, make_folder
+from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, MAX_VALUES, describe
+from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import Blob
 
 PAYLOAD = encode_value({"text": "x" * 5000})
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from goondan.schemas.errors import GoondanError
-from goondan.schemas.link import Link
+from goondan.schemas.transport.link import Link
 from goondan.schemas.transport.native import NativeTransport
 from goondan.schemas.transport.zmtp import GREETING, Handshake, Messages, head, ready
+from goondan.schemas.wire.errors import GoondanError
 
 LIMIT = 1 << 20
 PATIENCE_S = 10.0

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.schemas.hosts import network, parse_rule, read_network
-from goondan.schemas.worker_frames import WorkerError
+from goondan.schemas.worker.hosts import network, parse_rule, read_network
+from goondan.schemas.worker.worker_frames import WorkerError
 from goondan.toolhost.calls.results import with_denial, without_network
 from goondan.toolhost.traffic import messages
 from goondan.toolhost.traffic.messages import Close, Denied, Failed, Open, Reached, Settle, Settled

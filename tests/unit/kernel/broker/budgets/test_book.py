@@ -24,7 +24,7 @@ from goondan.kernel.broker.budgets.book import (
     slack_of,
 )
 from goondan.kernel.broker.journal.records import encode
-from goondan.schemas.prices import Prices
+from goondan.schemas.wire.usage import Prices
 
 ROOT = "root"
 #: Agent, path of its turns: `lead` asks `worker`, which has a budget of its own, and `helper`, which has none.

@@ -10,10 +10,11 @@ from msgspec import structs
 from goondan.kernel.broker.budgets.desk import Budgets
 from goondan.kernel.broker.entities import TOOLS, Connection
 from goondan.kernel.cli.waits import render
-from goondan.schemas.budgets import BudgetGranted, BudgetLimits, BudgetReserve, BudgetSettle, Pricing
-from goondan.schemas.codec import from_raw, to_raw
-from goondan.schemas.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
-from goondan.schemas.launch import KernelPlan, ModelSpec
+from goondan.schemas.budgets import BudgetGranted, BudgetLimits, BudgetReserve, BudgetSettle
+from goondan.schemas.bundle.launch import KernelPlan, ModelSpec
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
+from goondan.schemas.wire.usage import Pricing
 from tests.unit.kernel.broker.swarm import TOOL
 from tests.unit.kernel.broker.swarm import plan as swarm_plan
 from tests.unit.kernel.broker.test_acting import request

@@ -22,7 +22,7 @@ from goondan.kernel.broker.journal.mark import MarkFile
 from goondan.kernel.broker.journal.redo import REDO_SUFFIX
 from goondan.kernel.broker.journal.reserve import RESERVE_BYTES
 from goondan.kernel.broker.journal.store import JOURNAL_FILE, SUSPICION_SUFFIX, Durability, JournalStore
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 #: Somebody else of this machine.
 OTHER = 40_001
@@ -104,7 +104,7 @@ USE = """
 import sys
 from goondan.kernel.broker.journal.interface import Item, Put
 from goondan.kernel.broker.journal.factory import open_store, start
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 for folder in sys.argv[1:]:
     for number in (1, 2):
         try:

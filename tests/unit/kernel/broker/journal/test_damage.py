@@ -24,7 +24,7 @@ from goondan.kernel.broker.journal.interface import DiskFull, Item, JournalFaile
 from goondan.kernel.broker.journal.reserve import RELEASE_BYTES, RESERVE_BYTES, Reserve
 from goondan.kernel.broker.journal.store import SUSPICION_SUFFIX, JournalStore
 from goondan.kernel.broker.router import Router
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 from tests.unit.kernel.broker.swarm import plan
 
 BOOT = "b" * 36
@@ -242,7 +242,7 @@ import sys
 from goondan.kernel.broker.journal.interface import Item, Put
 from goondan.kernel.broker.journal.factory import open_store, start
 from goondan.kernel.broker.router import Router
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 from tests.unit.kernel.broker.swarm import plan
 try:
     store = open_store(sys.argv[1], "process")

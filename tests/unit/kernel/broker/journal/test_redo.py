@@ -18,7 +18,7 @@ from goondan.kernel.broker.journal.interface import DiskFull, DropAnswer, Ended,
 from goondan.kernel.broker.journal.redo import KEPT_BYTES, REDO_SUFFIX, RedoEntry, RedoFile
 from goondan.kernel.broker.journal.reserve import Reserve
 from goondan.kernel.broker.journal.store import JOURNAL_FILE, Durability, JournalStore
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 LATER_BOOT = "99999999-2222-3333-4444-555555555555"

@@ -17,7 +17,7 @@ from goondan.kernel.broker.journal import retention, tables
 from goondan.kernel.broker.journal import store as module
 from goondan.kernel.broker.journal.interface import DiskFull, Put, Retire, Write
 from goondan.kernel.broker.journal.store import JournalStore
-from goondan.schemas.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 LATER_BOOT = "99999999-2222-3333-4444-555555555555"

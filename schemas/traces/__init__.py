@@ -1,0 +1,1 @@
+"""What is noted of turns, and where it is found again."""

@@ -1,0 +1,80 @@
+"""Requests from one agent to another: defaults, event types, names, and what a failed answer means. Pure.
+
+Agents ask by themselves (the bundled `agents` and `handoff`) and through a tool's `ctx.runtime`; both follow this.
+
+Source: requirements AGENTS-02, AGENTS-05, AGENTS-12, AGENTS-13, AGENTS-19, HANDOFF-02.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.frames import OPERATOR_TYPES, TOOL_COMPLETED, Answer, ErrorPayload
+
+#: How long an answer may take when the asker does not say (milliseconds; AGENTS-12).
+TIMEOUT_MS: Final = 60_000
+#: How long the broker may take for what it knows itself (milliseconds).
+LOOK_UP_MS: Final = 10_000
+#: An answer as the asker gets it (bytes of its text): it becomes a tool's result, of which this is the usual limit.
+MAX_ANSWER_BYTES: Final = 4 << 20
+#: An answer is named after its event.
+ANSWER_SUFFIX: Final = ":answer"
+#: The handle of handed-over work begins so.
+HANDOFF_PREFIX: Final = "handoff:"
+#: Of `request`, `send` (AGENTS-12, AGENTS-19) and `handoff`.
+EVENT_TYPES: Final = {"request": "agent.request", "send": "agent.send", "handoff": "agent.handoff"}
+#: Events of these types come from elsewhere, and mean something to the agent.
+RESERVED_TYPES: Final = OPERATOR_TYPES | {TOOL_COMPLETED, "agent.response"}
+_EVENT_TYPE: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}\Z")
+
+
+def is_event_type(text: str) -> bool:
+    """Whether an asker may give an event this type."""
+    return _EVENT_TYPE.match(text) is not None and text not in RESERVED_TYPES
+
+
+def correlation(event_id: str) -> str:
+    """The correlation id of a request."""
+    return f"corr:{event_id}"
+
+
+def answer_error(target: str, answer: Answer | None) -> ErrorPayload | None:
+    """Why there is no answer of `target`: errors about agents and budgets as they are, every other as E_AGENT_FAILED
+    that says which. None when the turn was completed.
+    """
+    if answer is None:
+        return error_payload("E_AGENT_FAILED", f"agent {target!r} sent no answer")
+    if answer.status != "failed":
+        return None
+    error = answer.error
+    if error is None:
+        return error_payload("E_AGENT_FAILED", f"agent {target!r} failed")
+    if error.code.startswith("E_AGENT_") or error.code == "E_BUDGET_SPENT":
+        return error_payload(error.code, f"agent {target!r}: {error.message}", suggestion=error.suggestion)
+    text = f"agent {target!r} failed: {error.message} [{error.code}]"
+    return error_payload("E_AGENT_FAILED", text, suggestion=error.suggestion)
+
+
+def handoff_correlation(event_id: str) -> str:
+    """The correlation id of a handoff, which is its handle too."""
+    return HANDOFF_PREFIX + event_id
+
+
+def with_object(told: dict[str, Any], answer: Answer) -> dict[str, Any]:
+    """The same with `object`, where the agent that answered has an output schema."""
+    return told if answer.object is None else {**told, "object": from_raw(answer.object, dict)}
+
+
+def answered(target: str, event_id: str, correlation_id: str, response: str | None) -> dict[str, Any]:
+    """What a request comes to (AGENTS-13)."""
+    return {
+        "target": target,
+        "eventId": event_id,
+        "correlationId": correlation_id,
+        "accepted": True,
+        "async": False,
+        "response": response,
+    }

@@ -1,0 +1,151 @@
+"""What the tool host and its programs say to the supervisor and to commands, besides results.
+
+- the log lines of tools, one JSON object a line on standard error;
+- `WorkerNews`, one JSON object a line on the status descriptor;
+- the question and the answer of `python -m goondan.toolhost.inspection`;
+- what `python -m goondan.toolhost.survey` has found to be in the way of the full sandbox.
+
+Source: docs/design/processes.md; docs/design/bundle.md section 5.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from goondan.schemas.bundle.launch import ToolSpec
+
+
+class LogLine(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """One line of a tool, and whose it is as far as the tool host knows."""
+
+    #: Seconds since 1970.
+    time: float
+    #: The level of the line.
+    level: str
+    #: Its text.
+    message: str
+    #: The tool that wrote it.
+    tool: str
+    #: The agent that it was written for. None: not known.
+    agent: str | None = None
+    #: The key of the agent's instance. None: not known.
+    instance_key: str | None = None
+    #: The call that it was written in. None: not known.
+    call_id: str | None = None
+
+
+#: `starting`: it has not said what it offers. `login`: somebody has to log in before it does.
+ServerPhase = Literal["starting", "login", "connected", "ended"]
+
+
+class ServerState(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """How one session of an MCP server is."""
+
+    #: The prefix of its tools.
+    server: str
+    #: The Extension that offers it.
+    extension: str
+    #: How it is reached.
+    transport: Literal["stdio", "http"]
+    #: The agent whose own it is. None: the agents of its instance key share it.
+    agent: str | None = None
+    #: How far it is.
+    state: ServerPhase
+    #: The version of the protocol that is spoken with it; "" while that is not known.
+    protocol_version: str = ""
+    #: How many agent instances are attached.
+    attached: int = 0
+    #: How many calls run.
+    open_calls: int = 0
+    #: How many calls there were in all.
+    calls: int = 0
+    #: Memory of the processes in its jail; of an http server, that of its worker (kB).
+    memory_kb: int = 0
+    #: The last error that was about the server, and not about what a call asked of it.
+    last_error: str | None = None
+
+
+class WorkerNews(Struct, rename="camel", omit_defaults=True, kw_only=True):
+    """A worker has started or ended, or a server is not as it was."""
+
+    #: Whether the worker has started or ended, or the state of a server has changed.
+    op: Literal["start", "exit", "server"]
+    #: The number of the worker's process on the host. Of a server: of its own program in its jail, or of the MCP worker
+    #: if it has no jail; 0 while that is not known.
+    pid: int
+    #: The tool that it runs.
+    tool: str = ""
+    #: The agent that it works for.
+    agent: str | None = None
+    #: The key of the agent's instance.
+    instance_key: str | None = None
+    #: When it started: RFC 3339, UTC.
+    since: str = ""
+    #: Why it ended.
+    cause: str | None = None
+    #: Of `server`: how it is.
+    server: ServerState | None = None
+
+
+#: Why a module cannot serve. `sandbox`: no jail can be given what the tool asks for, so the module was not loaded.
+#: `runtime`: nothing on this machine can load it.
+Reason = Literal["import", "handlers", "timeout", "crash", "sandbox", "runtime"]
+
+
+class InspectionRequest(Struct, frozen=True, rename="camel", kw_only=True):
+    """The tools whose modules are to be looked at."""
+
+    #: The tools.
+    tools: list[ToolSpec]
+    #: The state directory of the workspace, which no module sees.
+    state_dir: str
+    #: The documents of the bundle, which no module sees.
+    protected: list[str] = []
+    #: What each tool may take (seconds).
+    timeout_s: float = 5.0
+    #: Values of variables; a module gets those that its tool's sandbox.env names.
+    values: dict[str, str] = {}
+
+
+class Refusal(Struct, frozen=True):
+    """Why a module cannot serve, also in words."""
+
+    #: The reason.
+    reason: Reason
+    #: The same in words.
+    message: str
+    #: What helps; None: nothing beside mending the module.
+    suggestion: str | None = None
+
+
+class ModuleReport(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """What was found out about one tool's module."""
+
+    #: The tool's name.
+    name: str
+    #: The module was loaded in a jail, or its source was read.
+    method: Literal["jail", "source"]
+    #: The names in `handlers`. None: they could not be told, or there is an error.
+    exports: list[str] | None = None
+    #: Why the module cannot serve. None: it can.
+    error: Refusal | None = None
+
+
+class InspectionAnswer(Struct, frozen=True):
+    """The reports of all tools that were asked for."""
+
+    #: The reports.
+    tools: list[ModuleReport]
+
+
+class Obstacle(Struct, frozen=True):
+    """One thing that stands between this host and the full sandbox, and the exact fix."""
+
+    #: What is missing.
+    what: str
+    #: What is wrong.
+    problem: str
+    #: What to do about it.
+    fix: str
