@@ -9,74 +9,24 @@ Source: docs/design/delivery.md section 10.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
-from goondan.kernel.cli import options
-from goondan.kernel.cli.operator_question import ask_broker
-from goondan.kernel.cli.output import write, write_json, write_pretty, write_result
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from goondan.kernel.cli.operator_question import Document, Op, operator_group
+from goondan.kernel.cli.output import pretty_lines
 
 
-@click.group()
-def dead() -> None:
-    """Show messages that were given up; send them again, or drop them."""
+def _show_lines(letter: Document, _: Document) -> list[str]:
+    large = letter["large"]
+    head = render([letter], 0)
+    if large is not None:
+        return [*head, f"its content is {large} bytes in a file of the state directory"]
+    return [*head, *pretty_lines(letter["event"])]
 
 
-@dead.command(name="list")
-@options.bundle
-@options.as_json
-def list_(bundle: str | None, as_json: bool) -> int:
-    """List them, the oldest first, each with the reason."""
-    answer = ask_broker(bundle, {"op": "dead.list"})
-    write_result(answer, *render(answer["events"], answer["more"]), as_json=as_json)
-    return 0
-
-
-@dead.command()
-@click.argument("event_id")
-@options.bundle
-@options.as_json
-def show(event_id: str, bundle: str | None, as_json: bool) -> int:
-    """Show one with what it asked."""
-    answer = ask_broker(bundle, {"op": "dead.show", "eventId": event_id})
-    if as_json:
-        write_json(answer)
-        return 0
-    write(*render([answer], 0))
-    if answer["large"] is not None:
-        write(f"its content is {answer['large']} bytes in a file of the state directory")
-    else:
-        write_pretty(answer["event"])
-    return 0
-
-
-@dead.command()
-@click.argument("event_id")
-@options.bundle
-@options.as_json
-def requeue(event_id: str, bundle: str | None, as_json: bool) -> int:
-    """Send one again, as a new message behind those that wait. Its answer goes to nobody; gdn trace shows it."""
-    answer = ask_broker(bundle, {"op": "dead.requeue", "eventId": event_id})
-    write_result(answer, f"{event_id} waits again, as {answer['newEventId']}", as_json=as_json)
-    return 0
-
-
-@dead.command()
-@click.argument("event_id")
-@options.bundle
-@options.as_json
-def drop(event_id: str, bundle: str | None, as_json: bool) -> int:
-    """Forget one."""
-    answer = ask_broker(bundle, {"op": "dead.drop", "eventId": event_id})
-    write_result(answer, f"dropped {event_id}", as_json=as_json)
-    return 0
-
-
-def render(events: Sequence[dict[str, Any]], more: int) -> list[str]:
+def render(events: Sequence[Mapping[str, Any]], more: int) -> list[str]:
     """Two lines for each message: its id and time, then the reason."""
     from goondan.schemas.text.times import rfc3339_seconds
 
@@ -90,4 +40,24 @@ def render(events: Sequence[dict[str, Any]], more: int) -> list[str]:
     return lines or ["no message was given up"]
 
 
-COMMANDS = {"dead": dead}
+_event_id = click.argument("event_id")
+
+COMMANDS = {
+    "dead": operator_group(
+        "dead",
+        "Show messages that were given up; send them again, or drop them.",
+        Op(
+            "dead.list",
+            "List them, the oldest first, each with the reason.",
+            lambda answer, _: render(answer["events"], answer["more"]),
+        ),
+        Op("dead.show", "Show one with what it asked.", _show_lines, (_event_id,)),
+        Op(
+            "dead.requeue",
+            "Send one again, as a new message behind those that wait. Its answer goes to nobody; gdn trace shows it.",
+            lambda answer, asked: [f"{asked['eventId']} waits again, as {answer['newEventId']}"],
+            (_event_id,),
+        ),
+        Op("dead.drop", "Forget one.", lambda _, asked: [f"dropped {asked['eventId']}"], (_event_id,)),
+    )
+}

@@ -1,10 +1,16 @@
-"""One question of an operator's command to the broker of a running kernel, and its answer."""
+"""Questions of operators to the broker of a running kernel, and the commands that are one such question: a table of
+rows `Op`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import click
+
+from goondan.kernel.cli import options
+from goondan.kernel.cli.output import emit
 from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
@@ -14,6 +20,51 @@ if TYPE_CHECKING:
 ANSWER_S: Final = 30.0
 #: The same for what its gates have learned, which stands below something else.
 LIMITS_S: Final = 2.0
+
+
+#: A question of the broker, or its answer.
+Document = Mapping[str, Any]
+
+
+class Op(NamedTuple):
+    """A command that is one question to the broker. It has --bundle and --json beside its parameters."""
+
+    #: The broker's name of the question: `dead.list`. The last part is the command's name.
+    op: str
+    #: The text of its --help.
+    help: str
+    #: The lines for a person, of the answer and of the question.
+    render: Callable[[Document, Document], Iterable[str]]
+    #: Its parameters, as decorators of click.
+    params: tuple[options.Decorator, ...] = ()
+    #: The fields of the question, from the values of the parameters. By default each parameter is a field: that of
+    #: `event_id` is `eventId`. Raises GoondanError E_USAGE.
+    fields: Callable[..., Document] | None = None
+
+    def command(self) -> click.Command:
+        """The command of this row."""
+
+        def ask(bundle: str | None, **values: Any) -> None:
+            fields = _as_fields(**values) if self.fields is None else self.fields(**values)
+            question = {"op": self.op, **fields}
+            answer = ask_broker(bundle, question)
+            emit(answer, self.render(answer, question))
+
+        decorated: Callable[..., Any] = ask
+        for param in reversed((*self.params, options.bundle, options.json)):
+            decorated = param(decorated)
+        return click.command(name=self.op.rpartition(".")[2], help=self.help)(decorated)
+
+
+def operator_group(name: str, help: str, *ops: Op) -> click.Group:
+    """A group of commands, from its rows. Others can be added to it."""
+    return click.Group(name, help=help, commands=[op.command() for op in ops])
+
+
+def _as_fields(**values: Any) -> Document:
+    """Values of parameters as fields of a question: `event_id` is `eventId`."""
+    named = {name: name.split("_") for name in values}
+    return {first + "".join(map(str.capitalize, more)): values[name] for name, (first, *more) in named.items()}
 
 
 def ask_broker(bundle: str | None, question: Mapping[str, Any], answer_s: float = ANSWER_S) -> dict[str, Any]:

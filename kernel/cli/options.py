@@ -77,6 +77,8 @@ def named(agent: _Agent, key: _Key) -> tuple[_Agent, str | _Key]:
     return name, own
 
 
+#: Where `json` keeps its value in the context of click.
+JSON_KEY: Final = "goondan.json"
 #: Where events and calls go when no instance is named.
 DEFAULT_INSTANCE: Final = "default"
 
@@ -97,7 +99,21 @@ reasoning: Final[Decorator] = click.option(
     is_flag=True,
     help="Show the model's reasoning where it is not a terminal, too: on stderr, or with --json in the document.",
 )
-as_json: Final[Decorator] = click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+def _keep_json(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    ctx.meta[JSON_KEY] = value
+    return value
+
+
+#: `--json` of a command that prints its result with output.emit. The command has no parameter for it.
+json: Final[Decorator] = click.option(
+    "--json", "as_json", is_flag=True, expose_value=False, callback=_keep_json, help="Print one JSON document."
+)
+#: The same of a command that branches upon it itself.
+as_json: Final[Decorator] = click.option(
+    "--json", "as_json", is_flag=True, callback=_keep_json, help="Print one JSON document."
+)
 workdir: Final[Decorator] = click.option(
     "--workdir",
     metavar="DIR",

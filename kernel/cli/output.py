@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any, TextIO
 
+import click
 import msgspec
 
+from goondan.kernel.cli.options import JSON_KEY
 from goondan.schemas.text.visible import visible_json
 from goondan.schemas.wire.errors import GoondanError, fail, help_url
 from goondan.schemas.wire.frames import ErrorPayload
@@ -61,6 +64,27 @@ def write_result(document: Any, *lines: str, as_json: bool) -> None:
         write_json(document)
     else:
         write(*lines)
+
+
+def emit(document: Any, lines: Iterable[str] = ()) -> None:
+    """Print what a command has found or done: with --json (options.json) the document, else the lines, which are for a
+    person. Lines that nobody reads are not made if `lines` is a generator.
+    """
+    if wants_json():
+        write_json(document)
+    elif made := list(lines):
+        write(*made)
+
+
+def wants_json() -> bool:
+    """Whether the command that runs was called with --json."""
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(JSON_KEY))
+
+
+def pretty_lines(value: Any) -> list[str]:
+    """A JSON document as lines for a person."""
+    return visible_json(msgspec.json.format(_encoded(value), indent=2)).decode().split("\n")
 
 
 def write_pretty(value: Any) -> None:

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import click
 
-from goondan.features import FEATURES, Feature
+from goondan.features import FEATURES
 from goondan.kernel.cli.imports import import_whole
 
-#: name -> one line of help. A command of a group has the group's name before its own. What is no group has its module:
-#: `tool list` is goondan.kernel.cli.commands.tool_list.
+#: name -> one line of help. A command of a group has the group's name before its own. What is no group has a module:
+#: that of MODULES, else its own, so `tool list` is goondan.kernel.cli.commands.tool_list.
 CORE: Final[Mapping[str, str]] = {
     "init": "Write a new bundle to begin with.",
     "run": "Start a swarm and talk to its entry agent.",
@@ -62,6 +62,10 @@ CORE: Final[Mapping[str, str]] = {
     "schema": "Write the contract as JSON Schema files.",
 }
 
+#: The commands that belong together in a module: name -> the module in this package. Its `COMMANDS` has them by their
+#: names.
+MODULES: Final[Mapping[str, str]] = {}
+
 
 def helps(group: str = "") -> dict[str, str]:
     """The commands of a group by their names in it, each with its line of help: first the core's, then those of
@@ -78,15 +82,17 @@ def helps(group: str = "") -> dict[str, str]:
 
 def command_of(name: str) -> click.Command | None:
     """Import the command of this whole name, such as `tool list`; it is no group. None when there is none."""
+    if name in MODULES:
+        return _commands_in(f"{__package__}.{MODULES[name]}")[name]
     if name in CORE:
         command: click.Command = import_whole(f"{__package__}.{name.replace(' ', '_')}").command
         return command
     owner = next((feature for feature in FEATURES if name in feature.commands), None)
-    return None if owner is None else _commands_of(owner)[name]
+    return None if owner is None else _commands_in(f"goondan.features.{owner.name}.command")[name]
 
 
-def _commands_of(feature: Feature) -> Mapping[str, click.Command]:
-    commands: Mapping[str, click.Command] = import_whole(f"goondan.features.{feature.name}.command").COMMANDS
+def _commands_in(module: str) -> Mapping[str, click.Command]:
+    commands: Mapping[str, click.Command] = import_whole(module).COMMANDS
     return commands
 
 
