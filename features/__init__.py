@@ -41,6 +41,7 @@ class Feature(NamedTuple):
 
 
 FEATURES: Final[tuple[Feature, ...]] = (
+    Feature("approvals", ("broker",)),
     Feature(
         "certify",
         ("command",),

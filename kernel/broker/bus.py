@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-from goondan.kernel.broker.approvals.items import Item as ApprovalItem
 from goondan.kernel.broker.calls import Calls
 from goondan.kernel.broker.entities import Connection, Event, Instance
 from goondan.kernel.broker.epochs import Epochs
@@ -105,8 +104,6 @@ class Bus:
         self.presence = Presence(secret)
         #: True in the first broker of a kernel, which has just read the bundle.
         self.new_kernel = False
-        #: Items that wait for a person, and decided items whose turn still goes on: by subject, the oldest first.
-        self.approvals: dict[str, ApprovalItem] = {}
         #: Decisions of people, one line each; the loop writes them to the log.
         self.audit: list[str] = []
         kept = plan.kept_agents if plan.kept_agents is not None else kept_of(plan.max_live_agents)

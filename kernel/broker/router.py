@@ -20,9 +20,6 @@ from goondan.kernel.broker import blobs
 from goondan.kernel.broker.acting import Actors
 from goondan.kernel.broker.administration import Administration
 from goondan.kernel.broker.answering import Answering
-from goondan.kernel.broker.approvals.news import OperatorNews
-from goondan.kernel.broker.approvals.operators import Operators
-from goondan.kernel.broker.approvals.room import Approvals
 from goondan.kernel.broker.budgets.desk import Budgets
 from goondan.kernel.broker.bus import CREDIT, MAX_ID, Bus, Staged
 from goondan.kernel.broker.cancels import Cancels
@@ -83,15 +80,10 @@ class Router:
         self.bus = bus
         # Each part gets the parts that it needs when it is made, so the order shows who depends on whom.
         self._clocks = clocks = Clocks(bus)
-        operator_news = OperatorNews(bus)
-        approvals = Approvals(self, operator_news)
         self._servers = servers = Servers(bus)
         self._configs = configs = LiveConfigs(bus)
         # What a part does at an end is done before what stands behind it does something.
         beside: list[Part] = [
-            approvals,
-            Operators(bus, approvals, operator_news),
-            operator_news,
             servers,
             *(part for make in features for part in make(self)),
             Budgets(bus),

@@ -1,4 +1,4 @@
-"""The state of one event whose calls a person is asked about. Pure; kernel/broker/approvals changes it."""
+"""The state of one event whose calls a person is asked about. Pure; the part that asks people changes it."""
 
 from __future__ import annotations
 

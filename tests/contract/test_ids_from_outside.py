@@ -26,6 +26,8 @@ from goondan.schemas.bundle.address import is_given_id
 from goondan.schemas.wire.codec import encode_value, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame
 from goondan.schemas.wire.tool_asks import CODE_MODE, CODE_TOOL
+from tests.features.approvals.test_calls import items
+from tests.features.approvals.test_script_calls import SCRIPT, TWO, Scripted
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import NOTE, FakeLink, FakeModel, echo, event_frame, ok, says, wants
 from tests.unit.agentproc.test_script_calls import CODE
@@ -41,8 +43,6 @@ from tests.unit.agentproc.vendor_formats import (
     tool,
 )
 from tests.unit.kernel.broker.approving import code_of
-from tests.unit.kernel.broker.test_approvals import items
-from tests.unit.kernel.broker.test_script_approvals import SCRIPT, TWO, Scripted
 
 #: Ids with a meaning of ours in them, and other strange ones.
 BAD = ["s>51", "s>1>2", "c~2", "c?1", "t1/c1", "@turn.x", "@step1.", "c1\n", "c 1", "ключ", "\ud800", "", "i" * 129]

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from goondan.agentproc.calls import MAX_REPEATS
-from goondan.kernel.broker.approvals import history, room
+from goondan.features.approvals.broker import decisions, items
 from goondan.kernel.broker.journal import retention
 from goondan.kernel.broker.mailbox import MAX_ATTEMPTS
 from goondan.schemas.approval_rules import DEFAULT_EXPIRY_S, MAX_EXPIRY_S
@@ -29,11 +29,11 @@ def test_approvals() -> None:
     text = page("approvals")
     assert f"`{DEFAULT_EXPIRY_S // 86_400}d`" in text
     assert f"`{MAX_EXPIRY_S // 86_400}d`" in text
-    kept, items, whole = f"{history.MAX_KEPT:,}", f"{room.MAX_ITEMS:,}", f"{room.MAX_ITEM_BYTES >> 20} MiB"
-    item, bytes_of = f"{room.MAX_OF_EVENT + 1:,}", f"{room.MAX_BYTES_OF_EVENT >> 20} MiB"
+    kept, number, whole = f"{decisions.MAX_KEPT:,}", f"{items.MAX_ITEMS:,}", f"{items.MAX_ITEM_BYTES >> 20} MiB"
+    item, bytes_of = f"{items.MAX_OF_EVENT + 1:,}", f"{items.MAX_BYTES_OF_EVENT >> 20} MiB"
     args = f"{MAX_ARGS_BYTES >> 10} KiB"
     wanted = [
-        f"The last {kept} decisions", f"At most {items} items of {whole}", f"the {item}th item of one turn",
+        f"The last {kept} decisions", f"At most {number} items of {whole}", f"the {item}th item of one turn",
         f"more than {bytes_of}", f"of more than {args}",
     ]  # fmt: skip
     assert [words for words in wanted if words not in text] == []

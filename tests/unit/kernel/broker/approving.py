@@ -7,6 +7,8 @@ from typing import Any
 
 from msgspec import structs
 
+from goondan.features.approvals.broker.item import Item
+from goondan.features.approvals.broker.items import Items
 from goondan.kernel.broker.assemble import features
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.epochs import Epochs
@@ -165,6 +167,11 @@ class Bench:
 
     def instance(self, agent: str, key: str = "k") -> Any:
         return self.router.bus.mailbox.instances[agent, key]
+
+    @property
+    def items(self) -> dict[str, Item]:
+        """The items that people are asked about, or have decided."""
+        return next(part.all for part in self.router.parts if isinstance(part, Items))
 
     # --- peers
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from msgspec import Raw, structs
 
+from goondan.features.approvals.broker.items import MAX_BYTES_OF_EVENT, MAX_OF_EVENT
 from goondan.features.changesets.broker import MAX_WAITING_EACH
-from goondan.kernel.broker.approvals.room import MAX_BYTES_OF_EVENT, MAX_OF_EVENT
 from goondan.kernel.broker.budgets.book import MAX_CHARGED
 from goondan.kernel.broker.bus import Bus
 from goondan.schemas.approval_rules import MAX_EXPIRY_S
@@ -117,8 +117,8 @@ def test_each_hostile_frame_gets_one_answer_and_the_broker_goes_on(seed: int) ->
         else:
             peer = world.operator if dice.random() < 0.9 else world.stranger
             sound = dict(dice.choice(sound_ops(bus)))
-            if sound["op"].startswith("approve.") and bus.approvals:
-                sound["id"] = dice.choice(list(bus.approvals.values())).code
+            if sound["op"].startswith("approve.") and bench.items:
+                sound["id"] = dice.choice(list(bench.items.values())).code
             world.count += 1
             frame = Frame("admin", id=f"h{world.count}", payload=Raw(payload(dice, sound)))
         (answer,) = world.send(peer, frame)
@@ -188,12 +188,12 @@ def test_questions_that_expire_at_once_are_bounded_as_long_as_their_turn_lasts()
                 peer.say(Frame("pong"))
             world.bench.later(1.5)
             world.coder.take()
-    assert len(world.bus.approvals) <= MAX_OF_EVENT
+    assert len(world.bench.items) <= MAX_OF_EVENT
     assert refused == 40
     world.bench.restart()
     agent = world.bench.agent("coder")
     agent.take()
-    assert len(world.bus.approvals) == MAX_OF_EVENT
+    assert len(world.bench.items) == MAX_OF_EVENT
     standing = world.bus.mailbox.events["e1"].standing
     assert standing is not None
     assert standing.asked == MAX_OF_EVENT, "the next broker counts the same"
@@ -265,6 +265,6 @@ def test_nobody_reaches_what_another_instance_has_asked_or_reserved() -> None:
             for answer in world.send(world.coder, frame):
                 assert b"secret" not in bytes(answer.payload)
     assert world.bus.budgets.trees["e2"].holds == held
-    assert {item.event.instance.agent for item in world.bus.approvals.values() if item.id == "q" and not item.open} == {
+    assert {item.event.instance.agent for item in world.bench.items.values() if item.id == "q" and not item.open} == {
         "reviewer"
     }

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from goondan.kernel.broker.approvals import room
-from goondan.kernel.broker.approvals.items import digest_of
+from goondan.features.approvals.broker import items as every_item
+from goondan.features.approvals.broker.item import digest_of
 from goondan.kernel.broker.bus import RETURN_S
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
@@ -129,7 +129,7 @@ def test_a_live_change_does_not_change_the_rules() -> None:
 
 
 def test_a_turn_has_so_many_items_and_decided_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "MAX_OF_EVENT", 3)
+    monkeypatch.setattr(every_item, "MAX_OF_EVENT", 3)
     _, client, agent, host = working()
     for at in range(3):
         assert code_of(agent.call(RM, f"t1/c{at}")) == "E_APPROVAL_WAITS"
@@ -141,7 +141,7 @@ def test_a_turn_has_so_many_items_and_decided_ones_count(monkeypatch: pytest.Mon
 
 def test_the_items_of_a_turn_have_so_many_bytes_and_decided_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
     args = {"command": "x" * 1000}
-    monkeypatch.setattr(room, "MAX_BYTES_OF_EVENT", 2 * len(encode_value(args)))
+    monkeypatch.setattr(every_item, "MAX_BYTES_OF_EVENT", 2 * len(encode_value(args)))
     _, client, agent, _ = working()
     for at in range(2):
         assert code_of(agent.call(args, f"t1/c{at}")) == "E_APPROVAL_WAITS"
@@ -153,7 +153,7 @@ def test_the_items_of_a_turn_have_so_many_bytes_and_decided_ones_count(monkeypat
 def test_a_turn_that_has_its_share_of_all_items_gets_no_more_until_one_is_decided(
     monkeypatch: pytest.MonkeyPatch, limit: str, value: int
 ) -> None:
-    monkeypatch.setattr(room, limit, value)
+    monkeypatch.setattr(every_item, limit, value)
     _, client, agent, _ = working()
     args = {"command": "x" * 1000}
     codes = [code_of(agent.call(args, f"t1/c{at}")) for at in range(41)]

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from msgspec import Raw, structs
 
-from goondan.kernel.broker.approvals import history
-from goondan.kernel.broker.approvals.room import MAX_ITEMS
+from goondan.features.approvals.broker import decisions
+from goondan.features.approvals.broker.items import MAX_ITEMS
 from goondan.schemas.approvals import MAX_ARGS_BYTES, ApprovalAsk
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Blob, Frame, Lease, ReplyTo, ToolCallPayload
@@ -95,7 +95,7 @@ def test_a_denied_call_is_a_result_with_the_reason() -> None:
     assert "use the other folder" in error["message"]
     assert not host.take("tool.call")
     agent.ack("done", payload=answer())
-    assert bench.router.bus.approvals == {}
+    assert bench.items == {}
 
 
 def test_arguments_decide_and_the_first_rule_that_fits() -> None:
@@ -204,7 +204,7 @@ def test_what_nobody_answered_was_decided_by_the_kernel() -> None:
 
 
 def test_the_history_is_bounded_and_has_no_keys_and_no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "MAX_KEPT", 3)
+    monkeypatch.setattr(decisions, "MAX_KEPT", 3)
     bench, client, agent, _ = waiting()
     model = structs.replace(bench.plan.agents["coder"].model, api_key="sk-very-secret-key")
     coder = structs.replace(bench.plan.agents["coder"], model=model)
@@ -323,7 +323,7 @@ def test_a_cancelled_turn_withdraws_what_it_waits_for() -> None:
     bench, client, agent, _ = waiting()
     agent.ack("park")
     assert client.admin(op="cancel", eventId="e1")["state"] == "cancelled"
-    assert bench.router.bus.approvals == {}
+    assert bench.items == {}
     assert items(client) == []
     assert decide(client)["code"] == "E_APPROVAL_NOT_FOUND"
     assert not [row for row in bench.journal.rows() if row.subject.startswith("approval:")]

@@ -10,17 +10,15 @@ from typing import Any, Final, Literal
 
 from msgspec import Raw
 
-from goondan.kernel.broker.approvals.answers_fit import check_answer
-from goondan.kernel.broker.approvals.items import Decided, Item
-from goondan.kernel.broker.approvals.news import OperatorNews
-from goondan.kernel.broker.approvals.room import Approvals
-from goondan.kernel.broker.approvals.scripts import COVERED
+from goondan.features.approvals.broker.decisions import COVERED
+from goondan.features.approvals.broker.item import Decided, Item, check_answer
+from goondan.features.approvals.broker.items import Items, reply
 from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.entities import Connection, Event
 from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
 from goondan.kernel.broker.parts import LISTS_BYTES, UTF8_BYTES, Op, Part, Waiting
 from goondan.schemas.approvals import MAX_ANSWER_BYTES, MAX_ARGS_BYTES, MAX_MESSAGE, ApprovalDecision, ApprovalItem
-from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import Frame
 
@@ -38,11 +36,9 @@ MAX_DECIDERS: Final = 64
 class Operators(Part):
     """Answers `approve.*`."""
 
-    def __init__(self, bus: Bus, room: Approvals, news: OperatorNews) -> None:
+    def __init__(self, bus: Bus, items: Items) -> None:
         self._bus = bus
-        self._room = room
-        self._news = news
-        self._items = bus.approvals
+        self._items = items
         self.ops = (
             Op("approve.list", self.listed),
             Op("approve.show", self.show),
@@ -55,19 +51,19 @@ class Operators(Part):
         With `answered`: the history of decisions. `blocked` has the roots that only a person can bring further.
         """
         if asked.get("answered") is True:
-            self._reply(connection, frame.id, self._room.history.listed())
+            reply(self._bus, connection, frame.id, self._items.history.listed())
             return
-        every = [item for item in self._items.values() if item.state != "staged"]
+        every = [item for item in self._items.all.values() if item.state != "staged"]
         items = every if asked.get("all") else [item for item in every if item.open]
         listed = fitting(self._shown(item, MAX_LISTED_ARGS) for item in items[:MAX_LISTED])
         blocked = fitting(self._blocked(), LIST_BYTES // 8)
         body = {"items": listed, "more": len(items) - len(listed), "blocked": blocked}
-        self._reply(connection, frame.id, body)
+        reply(self._bus, connection, frame.id, body)
 
     def waiting(self, now: float) -> Iterator[Waiting]:
         """The events whose calls wait for a person, and how many messages wait behind them."""
         waiting: dict[Event, list[Item]] = {}
-        for item in self._items.values():
+        for item in self._items.all.values():
             if item.open:
                 waiting.setdefault(item.event, []).append(item)
         for event, items in waiting.items():
@@ -81,7 +77,7 @@ class Operators(Part):
 
     def _blocked(self) -> list[str]:
         """Roots that only a person can bring further: they have waiting items, and no other work goes on."""
-        roots = {item.event.root for item in self._items.values() if item.open}
+        roots = {item.event.root for item in self._items.all.values() if item.open}
         for event in self._bus.mailbox.events.values() if roots else ():
             if event.finished or event.root not in roots or event.waits:
                 continue
@@ -91,12 +87,12 @@ class Operators(Part):
 
     def show(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`approve.show`: one item with all of its arguments."""
-        self._reply(connection, frame.id, self._shown(self._find(asked.get("id")), MAX_ARGS_BYTES))
+        reply(self._bus, connection, frame.id, self._shown(self._find(asked.get("id")), MAX_ARGS_BYTES))
 
     def watch(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`approve.watch`: from now on this connection gets `approval.news` whenever the list changes."""
-        self._news.watch(connection)
-        self._reply(connection, frame.id, {})
+        self._items.watch(connection)
+        reply(self._bus, connection, frame.id, {})
 
     def answer(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`approve.answer`: take a decision. It is answered when the journal has it."""
@@ -110,7 +106,7 @@ class Operators(Part):
                 raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
             item.operators.append((connection, frame.id))
         elif item.decided is not None and _agree(item.decided, decided):
-            self._news.tell_decision(connection, frame.id, item)
+            self._items.tell_decision(connection, frame.id, item)
         elif item.state == "staged":
             raise GoondanError(error_payload("E_OVERLOADED", "it is just being asked", retry_after_ms=RETRY_AFTER_MS))
         elif item.state != "waits":
@@ -118,27 +114,27 @@ class Operators(Part):
             raise fail("E_APPROVAL_DECIDED", f"{item.code} was {how} already")
         else:
             item.operators.append((connection, frame.id))
-            self._room.decide(item, decided)
+            self._items.decide(item, decided)
 
     def _read(self, decision: ApprovalDecision, item: Item, uid: int) -> Decided:
         reason = None if decision.reason is None else decision.reason[:MAX_MESSAGE]
         if decision.decision == "no":
-            return Decided("denied", uid, self._room.wall_ms(), reason)
+            return Decided("denied", uid, self._items.wall_ms(), reason)
         if (decision.decision == "answer") is not (item.kind == "question"):
             what = "a question: answer it" if item.kind == "question" else "no question: say yes or no"
             raise fail("E_USAGE", f"{item.code} is {what}", suggestion=f"See gdn approve show {item.code}.")
         if decision.decision == "yes":
-            return Decided("approved", uid, self._room.wall_ms(), reason)
+            return Decided("approved", uid, self._items.wall_ms(), reason)
         if decision.answer is None or len(memoryview(decision.answer)) > MAX_ANSWER_BYTES:
             raise fail("E_USAGE", f"an answer is a JSON value of at most {MAX_ANSWER_BYTES} bytes")
-        record = self._room.record_of(item)
+        record = self._items.record_of(item)
         if record is not None and record.schema is not None:
             check_answer(from_raw(record.schema, object), from_raw(decision.answer, object))
-        return Decided("answered", uid, self._room.wall_ms(), reason, Raw(bytes(decision.answer)))
+        return Decided("answered", uid, self._items.wall_ms(), reason, Raw(bytes(decision.answer)))
 
     def _find(self, name: Any) -> Item:
         """Find an item by id or code. Raises GoondanError E_APPROVAL_NOT_FOUND."""
-        found = [item for item in self._items.values() if name in (item.id, item.code)]
+        found = [item for item in self._items.all.values() if name in (item.id, item.code)]
         if not found:
             raise fail("E_APPROVAL_NOT_FOUND", f"nothing waits under {str(name)[:100]!r}")
         if len(found) > 1:
@@ -147,7 +143,7 @@ class Operators(Part):
         return found[0]
 
     def _shown(self, item: Item, most: int) -> ApprovalItem:
-        record = self._room.record_of(item)
+        record = self._items.record_of(item)
         event, instance, decided = item.event, item.event.instance, item.decided
         contents = self._bus.mailbox.contents
         contents.recall(event)  # of many that wait, what they say is in the journal only
@@ -167,7 +163,7 @@ class Operators(Part):
             event_id=event.id,
             tool=item.tool,
             digest=item.digest,
-            asked_ms=self._room.wall_ms(item.asked),
+            asked_ms=self._items.wall_ms(item.asked),
             state=_shown_state(item),
             root_event=event.root,
             waited_for_by=chain,
@@ -177,16 +173,13 @@ class Operators(Part):
             message=None if record is None else record.message,
             schema=None if schema is None else from_raw(schema, object),
             reason=None if record is None else record.reason,
-            expires_ms=None if item.expires is None else self._room.wall_ms(item.expires),
+            expires_ms=None if item.expires is None else self._items.wall_ms(item.expires),
             uid=None if decided is None else decided.uid,
             decided_ms=None if decided is None else decided.at_ms,
             decided_reason=None if decided is None else decided.reason,
             script=None if record is None or len(record.script or "") > most else record.script,
             covers=0 if item.group is None else COVERED,
         )
-
-    def _reply(self, connection: Connection, frame_id: str, body: Any) -> None:
-        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
 
 
 def _shown_state(item: Item) -> Literal["waits", "approved", "denied", "answered", "started"]:

@@ -1,4 +1,9 @@
-"""Items that wait for a person: what an item is bound to, its states, and its records in the journal. Pure."""
+"""What an item is that waits for a person: its states, its records, the call that it is bound to, and what answers fit
+it. Pure.
+
+What a check of an answer can cost is bounded by schemas/bundle/schema_limits.py, because a server may have written the
+schema, and everybody shares the broker's loop. The library that checks is loaded with the first question.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +15,11 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Raw, Struct
 
-from goondan.kernel.broker.approvals.answers_fit import check_schema
 from goondan.kernel.broker.entities import Connection, Event
 from goondan.kernel.broker.journal.interface import Item as Writes
 from goondan.kernel.broker.journal.interface import Put, Retire
 from goondan.kernel.broker.journal.records import Deadline, encode
-from goondan.schemas.approval_rules import UNREADABLE
+from goondan.schemas.approval_rules import UNREADABLE, Decision
 from goondan.schemas.approvals import MAX_ARGS_BYTES, MAX_MESSAGE, ApprovalAsk, ApprovalDecided, Kind
 from goondan.schemas.bundle.aliases import rename_aliases
 from goondan.schemas.wire.codec import check_depth, check_json, encode_value, from_raw
@@ -34,6 +38,10 @@ OPEN: Final[frozenset[ItemState]] = frozenset({"staged", "waits", "deciding"})
 
 #: What a call's payload has besides its arguments (bytes): ids, of 1,024 characters at most.
 _NAMES_BYTES: Final = 16 << 10
+#: A value that is no object is checked as the one property of an object of this name.
+_ANSWER: Final = "answer"
+#: Issues that a person is told of.
+_TOLD: Final = 5
 _ordered: Final = msgspec.msgpack.Encoder(order="deterministic")
 _Decision = Literal["approved", "denied", "answered"]
 #: The subjects of records: of items, and of decisions that are kept.
@@ -173,6 +181,51 @@ class Group(NamedTuple):
     rule: str
 
 
+class Script(NamedTuple):
+    """A script that makes calls."""
+
+    #: Its callId.
+    call_id: str
+    #: What it says. None: it is larger than a person is shown, or not known here.
+    text: str | None
+
+
+class Wanted(NamedTuple):
+    """A call that a person has to decide about, or a question."""
+
+    #: The event whose turn makes the call.
+    event: Event
+    #: The callId of the call.
+    call_id: str
+    #: Full name of the tool.
+    tool: str
+    #: What the decision is bound to (`digest_of`).
+    digest: str
+    #: The arguments of the call.
+    args: bytes
+    #: The working directory of the call.
+    workdir: str
+    #: What the rules say of the call.
+    decision: Decision
+    #: The script that makes the call; None for a call of the model.
+    script: Script | None
+    #: What the agent asks. None for a call of a tool host.
+    asked: ApprovalAsk | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """Whether a person approves the call, or answers a question in its name."""
+        return "approval" if self.asked is None else self.asked.kind
+
+    @property
+    def group(self) -> Group | None:
+        """The calls that a decision about this call is for. None: it is for this call alone."""
+        if self.kind == "question" or self.script is None or self.script.text is None:
+            return None
+        instance = self.event.instance
+        return Group((instance.agent, instance.key, self.script.call_id), self.tool, self.decision.rule)
+
+
 class Item(Struct):
     """One item. Times without a unit in their name are seconds on the broker's clock."""
 
@@ -289,3 +342,30 @@ def read_ask(frame: Frame) -> tuple[ApprovalAsk, Any, bytes, bytes]:
     if asked.schema is not None and not asked.over:
         check_schema(from_raw(asked.schema, object))
     return asked, args, data, schema
+
+
+def check_schema(schema: Any) -> None:
+    """Raise GoondanError E_CONFIG_SCHEMA for what is no JSON Schema, or costs too much to check against."""
+    from goondan.schemas.bundle.arguments import compile_arguments
+
+    compile_arguments(schema, {}).compile()
+
+
+def issues_of(schema: Any, answer: Any) -> list[str]:
+    """What does not fit, in words; empty when the answer fits. Raises GoondanError as `check_schema`."""
+    from goondan.schemas.bundle.arguments import compile_arguments
+
+    if isinstance(answer, dict):
+        _, issues = compile_arguments(schema, {}).apply(answer)
+    else:
+        wrapped = {"type": "object", "properties": {_ANSWER: schema}}
+        _, issues = compile_arguments(wrapped, {}).apply({_ANSWER: answer})
+    return [issue.replace(f"args.{_ANSWER}", _ANSWER, 1).replace("args", _ANSWER, 1) for issue in issues[:_TOLD]]
+
+
+def check_answer(schema: Any, answer: Any) -> None:
+    """Raise GoondanError E_USAGE for an answer that does not fit."""
+    issues = issues_of(schema, answer)
+    if issues:
+        message = f"the answer does not fit the question: {'; '.join(issues)}"
+        raise fail("E_USAGE", message, suggestion="`gdn approve show` has the schema of the answer.")

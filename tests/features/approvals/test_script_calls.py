@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw, structs
 
-from goondan.kernel.broker.approvals.items import Group, Item
-from goondan.kernel.broker.approvals.scripts import COVERED, MAX_SCRIPT, Decisions, read_script
+from goondan.features.approvals.broker.decisions import COVERED, MAX_SCRIPT, ScriptDecisions, read_script
+from goondan.features.approvals.broker.item import Group, Item
 from goondan.kernel.broker.bus import RETURN_S
 from goondan.kernel.cli.approval_text import item_lines
 from goondan.schemas.approvals import ApprovalAsk
@@ -18,8 +18,8 @@ from goondan.schemas.bundle.launch import CatalogItem, SandboxSpec, ToolSpec
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.frames import Frame, Lease, ToolCallPayload
 from goondan.schemas.wire.tool_asks import CODE_TOOL, ToolAsk
+from tests.features.approvals.test_calls import decide, items, result
 from tests.unit.kernel.broker.approving import ASK, Bench, code_of
-from tests.unit.kernel.broker.test_approvals import decide, items, result
 
 SCRIPT = "t1/s"
 CODE = "for n in range(100):\n    tools.bash__exec(command=f'rm {n}')"
@@ -184,7 +184,7 @@ def test_with_the_script_what_it_has_asked_is_withdrawn_and_its_decisions_end() 
     standing = script.bench.instance("coder").leased.standing
     assert (standing.items, standing.of_scripts, standing.holds, standing.unread) == (0, 0, 0, 0)
     script.bench.restart()
-    assert not any(item.open for item in script.bench.router.bus.approvals.values())
+    assert not any(item.open for item in script.bench.items.values())
 
 
 def test_the_turn_of_a_script_is_handed_over_and_its_question_withdrawn_when_it_is_given_up() -> None:
@@ -276,7 +276,7 @@ def made(group: Group) -> Item:
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from(["look", "yes", "no", "over"]), st.sampled_from("ab")), max_size=120))
 def test_no_yes_is_for_more_calls_than_it_says(steps: list[tuple[str, str]]) -> None:
-    decisions = Decisions()
+    decisions = ScriptDecisions()
     scripts = {name: ("agent", "k", name) for name in "ab"}
     open_: dict[str, Item] = {}
     left = dict.fromkeys("ab", 0)

@@ -1,0 +1,270 @@
+"""Which calls wait for a person, and what an agent asks a person itself. Pure.
+
+Rules.
+- The bundle has the rules. The broker enforces them on every `tool.call`, whatever the agent says. It opens the payload
+  of a call only if a rule could forbid the call.
+- An item is bound to its instance, its event, its callId, and the digest of tool, working directory and arguments. The
+  same callId with anything else is refused.
+- A call runs once. Later frames of it may only attach to it.
+- Only operators decide (operators.py).
+
+Source: docs/approvals.md, docs/decisions/069.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal
+
+from goondan.features.approvals.broker.decisions import read_script
+from goondan.features.approvals.broker.item import (
+    CallContent,
+    Decided,
+    Item,
+    Script,
+    Wanted,
+    approval_subject,
+    digest_of,
+    read_ask,
+    read_call,
+)
+from goondan.features.approvals.broker.items import Items, reply
+from goondan.features.approvals.broker.operators import Operators
+from goondan.kernel.broker.acting import open_script
+from goondan.kernel.broker.bus import MAX_ID
+from goondan.kernel.broker.calls import Call
+from goondan.kernel.broker.entities import AGENTS, Connection, Event
+from goondan.kernel.broker.parts import SHORT_BYTES, UTF8_BYTES, Core, OfCalls, Part, Take
+from goondan.kernel.broker.refused_calls import refuse_call
+from goondan.kernel.broker.workdirs import Workdir
+from goondan.schemas.approval_rules import UNREADABLE, Decision, Policy, concerns, decide
+from goondan.schemas.approvals import DENIED, MAX_ARGS_BYTES, MAX_MESSAGE, ApprovalState
+from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.wire.codec import encode_value, to_raw
+from goondan.schemas.wire.errors import error_payload, fail
+from goondan.schemas.wire.frames import ErrorPayload, Frame
+from goondan.schemas.wire.tool_asks import CODE_TOOL
+
+#: Why a question that nobody waits for any more counts as denied.
+WITHDRAWN: Final = "the call that asked has ended"
+
+
+def parts(core: Core) -> Sequence[Part]:
+    """See parts.MakeParts."""
+    items = Items(core)
+    return (items, GatedCalls(core, items), Operators(core.bus, items))
+
+
+class GatedCalls(Part, OfCalls):
+    """The calls that rules are about."""
+
+    def __init__(self, core: Core, items: Items) -> None:
+        self._bus = core.bus
+        self._clocks = core.clocks
+        self._items = items
+        #: Agent -> its policies, for agents that have any.
+        self.policies: dict[str, list[Policy]] = {}
+        self._aliases: dict[tuple[str, str], dict[str, str]] = {}
+        most_bytes = MAX_ARGS_BYTES + UTF8_BYTES * MAX_MESSAGE + SHORT_BYTES
+        self.takes = (Take((AGENTS,), "approval.ask", self.ask, most_bytes, confined="no"),)
+        self.revise(core.bus.plan)
+
+    def revise(self, plan: KernelPlan) -> None:
+        """Use the rules of this plan's agents from now on."""
+        agents = plan.agents
+        self.policies = {name: spec.approvals for name, spec in agents.items() if spec.approvals}
+        self._aliases = {
+            (name, item.name): item.aliases for name in self.policies for item in agents[name].registry if item.aliases
+        }
+
+    # --- calls of a tool host
+
+    def admits(self, connection: Connection, event: Event, frame: Frame, place: Workdir, now: float) -> bool:
+        """Whether this `tool.call` goes on to a tool host. Otherwise it is answered here, now or later.
+
+        Raises GoondanError for a call that nobody can be asked about.
+        """
+        instance, tool, call_id = event.instance, frame.tool or "", frame.call_id or ""
+        if instance.agent not in self.policies and event.standing is None:
+            return True
+        item = self._items.all.get(approval_subject(instance.agent, instance.key, call_id))
+        policies = self.policies.get(instance.agent, [])
+        if item is None and not concerns(policies, tool):
+            return True
+        if not call_id or len(call_id) > MAX_ID:
+            raise fail("E_FRAME_INVALID", f"a call needs a callId of 1 to {MAX_ID} characters")
+        call = read_call(frame, self._aliases.get((instance.agent, tool), {}))
+        decision = decide(policies, tool, call.args)
+        if item is None and decision.action == "allow":
+            _read_as(frame, call)
+            return True
+        digest = digest_of(tool, place.path, call.data)
+        if item is None and decision.action == "ask" and call.args is not UNREADABLE:
+            script = self._script_of(event, frame.within)
+            wanted = Wanted(event, call_id, tool, digest, call.data, place.path, decision, script)
+            return self._admits_new(connection, frame, call, wanted, now)
+        refusal = _refusal(item, event, tool, digest, call, decision)
+        if refusal is not None or item is None:
+            refuse_call(self._bus, connection, frame, refusal or _denied(tool, "a rule of the bundle"))
+            self._items.mark_told(item)
+            return False
+        if item.open:
+            item.asker = connection, frame
+            if item.state != "staged":
+                self._items.tell_waits(item)
+            return False
+        if item.state == "approved":
+            self._items.use(item, connection, frame, now)
+            return False
+        if item.state == "starting":
+            item.asker = connection, frame
+            return False
+        _read_as(frame, call)
+        frame.first_sent_ms = item.started_ms
+        frame.attach = item.restored or event.work.calls.get(call_id) is not None
+        return True
+
+    def _admits_new(self, connection: Connection, frame: Frame, call: CallContent, wanted: Wanted, now: float) -> bool:
+        """Whether a call that a rule wants a person to decide goes on. Nobody was asked about it so far."""
+        known = self._decided_with(wanted, connection, frame)
+        if known == "covered":
+            _read_as(frame, call)
+        elif known == "denied":
+            reason = self._items.scripts.reason(wanted.group)
+            refuse_call(self._bus, connection, frame, _denied(wanted.tool, reason))
+        elif known == "ask":
+            self._items.ask_person(wanted, now).asker = connection, frame
+        return known == "covered"
+
+    def opens(self, call: Call, frame: Frame, now: float) -> None:
+        """Remember a script: a person is shown it with the calls that it makes."""
+        if frame.tool == CODE_TOOL and frame.blob is None and call.event.instance.agent in self.policies:
+            call.script = bytes(frame.payload)
+
+    # --- calls that run in the agent, and questions
+
+    def ask(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`approval.ask` from an agent."""
+        instance, call_id, tool = connection.instance, frame.call_id or "", frame.tool or ""
+        event = None if instance is None else instance.leased
+        if event is None or instance is None or event.id != frame.event_id or instance.epoch != frame.epoch:
+            raise fail("E_LEASE_LOST", "to ask a person needs the lease of an event")
+        if not 0 < len(call_id) <= MAX_ID or not 0 < len(tool) <= MAX_ID:
+            raise fail("E_FRAME_INVALID", f"callId and tool have 1 to {MAX_ID} characters")
+        asked, args, data, schema = read_ask(frame)
+        place = instance.workdir.path
+        digest = digest_of(tool, place, encode_value([asked.kind, asked.message, schema, data]))
+        item = self._items.all.get(approval_subject(instance.agent, instance.key, call_id))
+        if asked.over:
+            self._question_over(item, event)
+            self._reply(connection, frame, ApprovalState(state="denied", reason=WITHDRAWN))
+        elif item is None:
+            policies = self.policies.get(instance.agent, [])
+            decision = Decision("ask") if asked.kind == "question" else decide(policies, tool, args)
+            if decision.action == "allow":
+                self._reply(connection, frame, ApprovalState(state="run"))
+            elif decision.action == "deny":
+                reason = decision.reason or "a rule of the bundle"
+                self._reply(connection, frame, ApprovalState(state="denied", reason=reason))
+            else:
+                script = self._script_of(event, frame.within)
+                wanted = Wanted(event, call_id, tool, digest, data, place, decision, script, asked)
+                self._ask_new(connection, frame, wanted, now)
+        elif item.event is not event or item.tool != tool or item.digest != digest:
+            raise fail("E_APPROVAL_MISMATCH", f"the callId {call_id[:100]!r} was asked about with another content")
+        else:
+            self._ask_again(connection, frame, item, now)
+
+    def _ask_new(self, connection: Connection, frame: Frame, wanted: Wanted, now: float) -> None:
+        """A person decides about this `approval.ask`, or has decided about others of its script."""
+        match self._decided_with(wanted, connection, frame):
+            case "covered":
+                self._reply(connection, frame, ApprovalState(state="run"))
+            case "denied":
+                reason = self._items.scripts.reason(wanted.group)
+                self._reply(connection, frame, ApprovalState(state="denied", reason=reason))
+            case "ask":
+                self._items.ask_person(wanted, now).asker = connection, frame
+
+    def _ask_again(self, connection: Connection, frame: Frame, item: Item, now: float) -> None:
+        """The same `approval.ask` as before: the asker hears what has become of it."""
+        if item.open or item.state == "starting":
+            item.asker = connection, frame
+            self._clocks.tell_call(item.id, "held")
+            if item.state in ("waits", "deciding"):
+                self._items.tell_waits(item)
+        elif item.state == "approved":
+            self._items.use(item, connection, frame, now)
+        else:
+            self._reply(connection, frame, _state_of(item))
+            self._items.mark_told(item)
+
+    def _question_over(self, item: Item | None, event: Event) -> None:
+        """Nobody wants the answer to a question any more. One that is decided stays so."""
+        if item is not None and item.event is event and item.kind == "question" and item.state == "waits":
+            self._items.decide(item, Decided("denied", None, self._items.wall_ms(), WITHDRAWN))
+
+    def _reply(self, connection: Connection, frame: Frame, state: ApprovalState) -> None:
+        reply(self._bus, connection, frame.id, state)
+
+    # --- calls of scripts
+
+    def _script_of(self, event: Event, within: str | None) -> Script | None:
+        """The script that makes a call; None for a call of the model."""
+        return None if within is None else Script(within, read_script(open_script(self._bus, event, within).script))
+
+    def _decided_with(
+        self, wanted: Wanted, connection: Connection, frame: Frame
+    ) -> Literal["covered", "denied", "waits", "ask"]:
+        """What decisions about other calls of its script mean for a call. `waits`: it is told so now, or soon."""
+        group = wanted.group
+        known = None if group is None else self._items.scripts.look(group)
+        if known is None:
+            return "ask"
+        if not isinstance(known, Item):
+            return known
+        if known.state == "staged":
+            known.others.append((connection, frame))
+        else:
+            self._items.tell_wait_of(known, connection, frame)
+        return "waits"
+
+
+def _read_as(frame: Frame, call: CallContent) -> None:
+    """Let the tool host get exactly the bytes that were checked."""
+    if call.payload is not None and call.args is not UNREADABLE:
+        frame.payload = to_raw(call.payload)
+
+
+def _refusal(
+    item: Item | None, event: Event, tool: str, digest: str, call: CallContent, decision: Decision
+) -> ErrorPayload | None:
+    """Why a call gets an error as its result; None when it does not."""
+    if item is None:
+        if call.args is UNREADABLE:
+            return _denied(tool, f"its arguments are larger than a person is shown ({MAX_ARGS_BYTES} bytes)")
+        return _denied(tool, decision.reason or "a rule of the bundle")
+    if item.event is not event or item.tool != tool or item.digest != digest:
+        message = f"{tool}: the call is another one than a person was asked about"
+        return error_payload("E_APPROVAL_MISMATCH", message)
+    if item.state == "denied":
+        return _denied(tool, None if item.decided is None else item.decided.reason)
+    if item.state == "approved" and decision.action == "deny":
+        return _denied(tool, decision.reason or "a rule of the bundle")
+    return None
+
+
+def _denied(tool: str, reason: str | None) -> ErrorPayload:
+    return error_payload(DENIED, f"{tool}: the call was not approved: {reason or 'a person said no'}")
+
+
+def _state_of(item: Item) -> ApprovalState:
+    """What is said again of a decided item."""
+    decided = item.decided
+    if item.state == "denied":
+        if decided is None:
+            return ApprovalState(state="denied")
+        return ApprovalState(state="denied", reason=decided.reason, expired=decided.uid is None)
+    if item.state == "answered":
+        return ApprovalState(state="answered", answer=None if decided is None else decided.answer)
+    return ApprovalState(state="run", again=True)

@@ -1,1 +1,0 @@
-"""Calls that wait for a person, and the clocks that stand still meanwhile."""
