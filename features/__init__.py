@@ -66,6 +66,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     ),
     Feature("restart", ("broker",)),
     Feature("waits", ("broker",)),
+    Feature("budgets", ("broker",)),
 )
 
 

@@ -111,7 +111,6 @@ class Bus:
         self.mailbox = Mailbox(epochs, quotas, archive)
         self.calls = Calls()
         self.calls.back_by = self.now + RETURN_S
-        self.budgets = self.mailbox.budgets
         #: The supervisor's connection, if one is there.
         self.control: Connection | None = None
         #: Since when the oldest decision waits for the disk, as the loop has seen; None: none does.

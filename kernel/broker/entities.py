@@ -19,7 +19,6 @@ from msgspec import Raw, Struct
 
 from goondan.kernel.broker.allowance import Allowance
 from goondan.kernel.broker.blobs import size_of
-from goondan.kernel.broker.budgets.book import BudgetLine
 from goondan.kernel.broker.places import Claim
 from goondan.kernel.broker.spawns import Spawned
 from goondan.kernel.broker.standing import Standing
@@ -233,7 +232,6 @@ class Event:
         "asking",
         "asynchronous",
         "blob",
-        "budget",
         "call_id",
         "cancelled",
         "deadline",
@@ -323,8 +321,6 @@ class Event:
         self.end: State | None = None
         #: What features keep with it in the journal, by their names; None when there is nothing, or it was written.
         self.parts: dict[str, Raw] | None = None
-        #: The budgets that its turns are charged to; None when no budget counts it.
-        self.budget: BudgetLine | None = None
 
     @property
     def answer_id(self) -> str:

@@ -59,6 +59,7 @@ class Events(Part):
         self._quiet = quiet
         self._hooks = hooks
         self._tool_calls = tool_calls
+        bus.mailbox.on_left = hooks.left
         self._mailbox = bus.mailbox
         self.takes = (Take((AGENTS,), "ack", self.agent_ack),)
         #: Handlers for the states that an agent can report about its event.
@@ -127,11 +128,11 @@ class Events(Part):
             self._bus.counters[f"events_{finish.state}"] += 1
         self._answering.send(event)
         self._cancels.ended(event)
-        self._left(event, ended=True)
+        self._left(event)
 
-    def _left(self, event: Event, *, ended: bool) -> None:
+    def _left(self, event: Event) -> None:
         for left in self._hooks.left:
-            left(event, ended=ended)
+            left(event, ended=True)
 
     def _refuse(self, event: Event) -> None:
         """The disk has no room for a new event: tell its senders, and forget it."""
@@ -140,7 +141,7 @@ class Events(Part):
         if event.asking is not None:
             event.asking.work.requests.pop(event, None)
         self._mailbox.unstage(event)
-        self._left(event, ended=True)
+        self._left(event)
         event.state = event.end = "cancelled"
         self._mailbox.forget_idle(event.instance)  # it may have been made for this event
         self._bus.counters["disk_full"] += 1
@@ -176,8 +177,6 @@ class Events(Part):
         if not self._processes.has_place(instance, now):
             return
         event = instance.queue[0]
-        for leased in self._hooks.leased:
-            leased(event, anew=True)
         self._mailbox.lease(event, now)
         content = event.content
         frame = Frame(
@@ -204,8 +203,9 @@ class Events(Part):
             root_event=event.root,
             in_reply_to=event.in_reply_to,
             asynchronous=event.in_reply_to is not None,
-            budget=event.budget is not None,
         )
+        for leased in self._hooks.leased:
+            leased(event, frame)
         instance.place_s = 0.0  # the place stays with the instance while it has events
         self._bus.send(connection, frame)
         self._quiet.watch(connection)
@@ -234,7 +234,7 @@ class Events(Part):
             instance.queue.appendleft(event)
             self._mailbox.lease(event, now)
             for leased in self._hooks.leased:
-                leased(event, anew=False)
+                leased(event, None)
             instance.epoch = lease.epoch
 
     def agent_ack(self, connection: Connection, frame: Frame, now: float) -> None:
@@ -289,7 +289,6 @@ class Events(Part):
             event.work.attempts += 1
             self._processes.count_attempt(event, f"the conversation file names epoch {frame.seen_epoch}")
         self._bus.ack(connection, frame.id, event)
-        self._left(event, ended=False)
         if frame.seen_epoch is not None or frame.stage == "park":
             self.dispatch(instance, now)  # of a parked one, what it waited for may be decided meanwhile
         self._processes.serve(now)

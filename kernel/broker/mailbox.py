@@ -13,13 +13,13 @@ Source: docs/design/delivery.md sections 2, 3 and 4.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec import Raw, Struct
 
 from goondan.kernel.broker.assignments import Assignments
 from goondan.kernel.broker.blobs import HeldBlobs, Receiver, size_of
-from goondan.kernel.broker.budgets.book import Book
 from goondan.kernel.broker.contents import Contents
 from goondan.kernel.broker.due import Due
 from goondan.kernel.broker.entities import ANSWER_ROOM, Event, Instance, State, unknown_session
@@ -83,9 +83,10 @@ class Mailbox:
         self.answers = Pool(MAX_TURN_ANSWERS, kept_of(MAX_TURN_ANSWERS))
         self.places: Places[Instance] = Places(quotas.live_agents, quotas.kept_agents)
         self.blobs = HeldBlobs()
-        self.budgets = Book()
         self.hosts = Assignments()
         self.epochs = epochs
+        #: Called when an event that is not over is held by no process any more (`left` of parts.OfEvents).
+        self.on_left: Sequence[Callable[..., None]] = ()
         #: Instances with an event that is leased.
         self.holding: dict[Instance, None] = {}
         #: Queued events with a deadline.
@@ -203,12 +204,12 @@ class Mailbox:
         instance.queue.appendleft(event)
         if event.deadline is not None:
             self.deadlines.add(event.deadline, event)
+        for left in self.on_left:
+            left(event, ended=False)
 
     def _rests(self, instance: Instance) -> None:
         """The instance holds no event any more, so it needs no place."""
-        event, instance.leased = instance.leased, None
-        if event is not None and event.budget is not None:
-            self.budgets.left(event.budget, event.id)
+        instance.leased = None
         del self.holding[instance]
         self.places.release(instance)
 

@@ -136,8 +136,10 @@ class OfEvents:
     def follows(self, answer: Event, request: Event) -> None:
         """A new event that has the answer to a request whose sender does not wait."""
 
-    def leased(self, event: Event, *, anew: bool) -> None:
-        """The event is handed to a process. `anew`: another process may have held it before."""
+    def leased(self, event: Event, frame: Frame | None) -> None:
+        """A process holds the event. `frame` will hand it over, and a part can say something in its header: another
+        process may have held the event before. None: the process has it already, from an earlier broker.
+        """
 
     def handed(self, event: Event) -> None:
         """The process has been sent the event: what it is sent now, it takes as about the event."""

@@ -20,7 +20,6 @@ from goondan.kernel.broker import blobs
 from goondan.kernel.broker.acting import Actors
 from goondan.kernel.broker.administration import Administration
 from goondan.kernel.broker.answering import Answering
-from goondan.kernel.broker.budgets.desk import Budgets
 from goondan.kernel.broker.bus import CREDIT, MAX_ID, Bus, Staged
 from goondan.kernel.broker.cancels import Cancels
 from goondan.kernel.broker.clocks import Clocks
@@ -86,7 +85,6 @@ class Router:
         beside: list[Part] = [
             servers,
             *(part for make in features for part in make(self)),
-            Budgets(bus),
         ]
         hooks = self._hooks = EventHooks(beside)
         actors = self._actors = Actors(bus)
@@ -182,6 +180,7 @@ class Router:
         for feature, count in self._missing.records.items():
             self.bus.notices.append(f"E_FEATURE_MISSING: {count} records of {feature} are kept, and nobody reads them")
         for event in list(self.bus.mailbox.events.values()):
+            event.parts = None  # each part has taken its own
             missing = None if event.ending else self._missing.of(event)
             if missing is not None:
                 message = f"the journal has records for it of the feature {missing!r}, which this kernel does not have"

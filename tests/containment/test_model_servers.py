@@ -23,9 +23,9 @@ from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import ModelBody
 from goondan.schemas.wire.frames import Answer
 from tests.containment.test_what_a_person_approves import ITEM
+from tests.features.budgets.test_agent import VENDOR, Broker
 from tests.process.test_model_connection import Reader, Writer, body, serving
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says
-from tests.unit.agentproc.test_budget import VENDOR, Broker
 from tests.unit.agentproc.turns import Make, Runners, the_answer
 
 

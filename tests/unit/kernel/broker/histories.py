@@ -22,10 +22,11 @@ from typing import Final
 
 import pytest
 
+from goondan.features.budgets.broker import Budgets
 from goondan.kernel.broker.journal.records import event_of, event_subject
 from goondan.schemas.budgets import BudgetLimits
 from tests.unit.kernel.broker.journals import BothJournals
-from tests.unit.kernel.broker.world import World
+from tests.unit.kernel.broker.world import World, part_of
 
 NAMES: Final = (
     "up",
@@ -211,15 +212,17 @@ def check(world: World) -> None:
     kept = {row.subject for row in world.journal.rows() if event_of(row.subject) is not None}
     assert kept == {event_subject(event_id) for event_id in bus.mailbox.dead}, "the journal holds what is over"
     assert set(bus.mailbox.events) <= set(bus.mailbox.dead), "the broker holds what is over"
+    assert part_of(world.router, Budgets).chains == {}, "counted for ever"
     if (limits := world.plan.agents["coder"].budget) is not None:
-        accounts = [tree.accounts["coder"] for tree in bus.budgets.trees.values()]
+        trees = part_of(world.router, Budgets).accounts.trees.values()
+        accounts = [tree.accounts["coder"] for tree in trees]
         counted = sum(account.spent.tool_calls for account in accounts)
         ran = {call_id for _, call_id in world.ran if call_id.startswith("coder/")}
         assert counted >= len(ran), "a call that ran was not counted"
         assert all(account.spent.calls <= (limits.calls or 0) for account in accounts)
-        assert all(tree.ended_ms is not None for tree in bus.budgets.trees.values()), "an account was left open"
+        assert all(tree.ended_ms is not None for tree in trees), "an account was left open"
     else:
-        assert bus.budgets.trees == {}
+        assert part_of(world.router, Budgets).accounts.trees == {}
     places = bus.mailbox.places
     assert (bus.mailbox.open.held, bus.mailbox.held.held, bus.calls.large.held) == (0, 0, 0), "counted for ever"
     assert (bus.mailbox.answers.held, bus.mailbox._late, bus.mailbox._roots) == (0, {}, {}), "counted for ever"

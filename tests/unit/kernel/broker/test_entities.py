@@ -132,7 +132,7 @@ def test_a_new_event_is_its_own_root_and_nobody_waits_for_it() -> None:
     assert (made.wants_answer, made.live, made.cancelled, made.asynchronous) == (False, False, False, False)
     for name in ("blob", "source", "deadline", "call_id", "asking", "in_reply_to", "standing", "asker", "end"):
         assert getattr(made, name) is None, name
-    assert (made.budget, made.parent, made.late_for, made.by_operator) == (None, None, None, False)
+    assert (made.parent, made.late_for, made.by_operator) == (None, None, False)
     assert (made.held, made.waits, made.finished, made.ending, made.keeps_answer) == (False,) * 5
     assert made.answer_id == "e:answer"
 

@@ -9,8 +9,9 @@ import pytest
 from msgspec import Raw, structs
 
 from goondan.features.approvals.broker.items import MAX_BYTES_OF_EVENT, MAX_OF_EVENT
+from goondan.features.budgets.broker import Budgets
+from goondan.features.budgets.broker.accounts import MAX_CHARGED
 from goondan.features.changesets.broker import MAX_WAITING_EACH
-from goondan.kernel.broker.budgets.book import MAX_CHARGED
 from goondan.kernel.broker.bus import Bus
 from goondan.schemas.approval_rules import MAX_EXPIRY_S
 from goondan.schemas.approvals import MAX_ARGS_BYTES, ApprovalAsk
@@ -24,6 +25,7 @@ from goondan.schemas.wire.frames import Frame
 from tests.process.hostile_payloads import ASKED_BY_AGENTS, ASKED_BY_OPERATORS, payload
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer, code_of
 from tests.unit.kernel.broker.test_live_config import EXTENSIONS, TOOLS
+from tests.unit.kernel.broker.world import part_of
 
 #: Frames of one run; each seed takes another way.
 FRAMES = 1500
@@ -255,7 +257,7 @@ def test_nobody_reaches_what_another_instance_has_asked_or_reserved() -> None:
     reserve = bytes(to_raw({"id": "m", "kind": "model", "inputTokens": 5, "outputTokens": 5}))
     world.send(world.reviewer, world.frame(world.reviewer, "approval.ask", asked, call_id="q", tool="t"))
     world.send(world.reviewer, world.frame(world.reviewer, "budget.reserve", reserve))
-    held = dict(world.bus.budgets.trees["e2"].holds)
+    held = dict(part_of(world.bench.router, Budgets).accounts.trees["e2"].holds)
     assert len(held) == 1
     world.operator.admin(op="approve.answer", id="q", decision="answer", answer={"secret": 1})
     epoch = world.bench.instance("reviewer").epoch
@@ -264,7 +266,7 @@ def test_nobody_reaches_what_another_instance_has_asked_or_reserved() -> None:
             frame = world.frame(world.coder, kind, body, call_id="q", tool="t", event_id=event, epoch=number)
             for answer in world.send(world.coder, frame):
                 assert b"secret" not in bytes(answer.payload)
-    assert world.bus.budgets.trees["e2"].holds == held
+    assert part_of(world.bench.router, Budgets).accounts.trees["e2"].holds == held
     assert {item.event.instance.agent for item in world.bench.items.values() if item.id == "q" and not item.open} == {
         "reviewer"
     }

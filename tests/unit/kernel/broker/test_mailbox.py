@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 from msgspec import Raw
 
-from goondan.kernel.broker.budgets.amounts import Limits
 from goondan.kernel.broker.entities import ANSWER_ROOM, TOOLS, Connection, Content, Event, Instance, State
 from goondan.kernel.broker.epochs import Epochs
 from goondan.kernel.broker.journal.memory import MemoryJournal
@@ -283,18 +282,17 @@ def test_an_instance_that_holds_nothing_gives_nothing_back(box: Box) -> None:
     assert [*event.instance.queue] == [event]
 
 
-def test_model_calls_of_a_turn_that_loses_its_holder_count_as_spent(box: Box) -> None:
-    book = box.mailbox.budgets
-    book.revise({"coder": Limits(tokens=1000)}, {})
+def test_whoever_listens_is_told_of_an_event_that_loses_its_holder(box: Box) -> None:
+    left: list[tuple[str, bool]] = []
+    box.mailbox.on_left = [lambda event, *, ended: left.append((event.id, ended))]
     event = box.queued(box.event("e"))
-    event.budget = book.line("e", (), "coder", 0)
-    assert event.budget is not None
-    box.mailbox.lease(event, 0.0)
-    book.reserve(event.budget, "coder", "e", "m1", (100, 200), 0)
-    assert [*event.budget.tree.holds] == ["m1"]
     box.mailbox.give_back(event.instance)
-    assert [hold.id for hold in book.lost] == ["m1"]
-    assert event.budget.tree.holds == {}
+    assert left == [], "nobody held it"
+    box.mailbox.lease(event, 0.0)
+    box.mailbox.give_back(event.instance)
+    box.mailbox.lease(event, 0.0)
+    box.mailbox.lose_holder(event.instance, counts=True)
+    assert left == [("e", False), ("e", False)]
 
 
 # --- lost holders

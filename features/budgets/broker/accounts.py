@@ -1,8 +1,8 @@
-"""The book of budgets: what each tree of work has used, and whether it may use more. A pure state machine.
+"""The accounts of budgets: what each tree of work has used, and whether it may use more. A pure state machine.
 
-A tree is all work that began with one event (`rootEvent`). An account is the budget of one agent in one tree. A line is
-the list of accounts that a turn is charged to: the account of its own agent, and those of all agents whose turns led to
-it. Each account is charged with the whole amount, and each can refuse.
+A tree is all work that began with one event (`rootEvent`). An account is the budget of one agent in one tree. A chain
+has the accounts that a turn is charged to: that of its own agent, and those of all agents whose turns led to it. Each
+account is charged with the whole amount, and each can refuse.
 
 Rules.
 - A tool call is counted when it starts, and stays counted. A call that is sent again under its callId is the same call.
@@ -13,7 +13,7 @@ Rules.
 - Tool calls are too frequent to write each of them. The journal has a number that is above the real count. After the
   death of a broker, as many calls count as could have been made, never fewer (`slack`).
 - While a person is asked about a call of the tree, the time of the tree stands still.
-- When one dimension is spent, no call of this line starts any more. If only `toolCalls` is spent, models may still be
+- When one dimension is spent, no call of this chain starts any more. If only `toolCalls` is spent, models may still be
   asked, so that they can tell what they have found.
 
 Source: docs/decisions/070.
@@ -28,9 +28,7 @@ from typing import Final, Literal
 
 from msgspec import Struct, structs
 
-from goondan.kernel.broker.budgets.amounts import Dimension, Limits, Spend
-from goondan.kernel.broker.journal.interface import Item, Put, Retire
-from goondan.kernel.broker.journal.records import encode
+from goondan.features.budgets.broker.amounts import BudgetHold, BudgetTree, Dimension, Limits, Spend
 from goondan.schemas.wire.usage import FREE, Prices
 
 #: A shorter answer (tokens) is of no use: a model call that could write only less is refused.
@@ -54,70 +52,6 @@ UNKNOWN: Final = ""
 #: - `others`: others may give back what they hold.
 #: - `results`: results of earlier calls must first be stored.
 Wait = Literal["journal", "others", "results"]
-#: The subjects of records: of trees, and of model calls that may be under way.
-_TREE: Final = "budget:"
-_HOLD: Final = "budget-hold:"
-
-
-class BudgetTree(Struct, frozen=True, array_like=True, tag="budgets/tree", kw_only=True):
-    """What a tree has used: all work that began with one event."""
-
-    #: The event that the tree began with, which the record concerns.
-    root: str
-    #: When it was accepted (milliseconds since 1970).
-    began_ms: int
-    #: Agent with a budget -> spending agent -> amount; "" when nobody knows who has spent it.
-    accounts: dict[str, dict[str, Spend]]
-    #: Agent -> the agents whose budgets its last event is charged to.
-    paths: dict[str, list[str]]
-    #: Event -> joined digests of tool calls that were counted and may be sent again.
-    charged: dict[str, bytes]
-    #: So many more tool calls may have been counted before there is a newer record.
-    slack: int
-    #: When its last event ended (milliseconds since 1970); None while it has unfinished events.
-    ended_ms: int | None = None
-    #: How long its time stood still while people were asked (milliseconds).
-    stood_ms: int = 0
-    #: Up to which moment that is counted (milliseconds since 1970).
-    stood_until_ms: int = 0
-
-
-class BudgetHold(Struct, frozen=True, array_like=True, tag="budgets/hold", kw_only=True):
-    """A model call that may be under way and is not settled."""
-
-    #: The event that its tree began with, which the record concerns.
-    root: str
-    #: The event whose turn makes it.
-    event_id: str
-    #: Its id; no other model call has it.
-    id: str
-    #: The agent that makes it.
-    agent: str
-    #: The agents whose budgets it is charged to.
-    accounts: list[str]
-    #: The most that it may use.
-    amount: Spend
-
-
-def tree_written(record: BudgetTree, settled: Iterable[str] = ()) -> Item:
-    """The use of a tree of work up to now. The model calls `settled` are not under way any more."""
-    subject = _TREE + record.root
-    return Item((*(Retire(_HOLD + hold_id) for hold_id in settled), Retire(subject), Put(subject, encode(record))))
-
-
-def tree_over(root: str) -> Item:
-    """The use of a tree of work is not needed any more."""
-    return Item((Retire(_TREE + root),))
-
-
-def hold_written(record: BudgetHold) -> Item:
-    """A model call is about to be made."""
-    return Item((Put(_HOLD + record.id, encode(record)),), refusable=True)
-
-
-def holds_over(hold_ids: Iterable[str]) -> Item:
-    """Model calls are not under way any more."""
-    return Item(tuple(Retire(_HOLD + hold_id) for hold_id in hold_ids))
 
 
 class Shortage(Struct, frozen=True):
@@ -157,7 +91,7 @@ class Account:
         own.add(amount)
 
 
-class BudgetLine:
+class AccountChain:
     """The accounts that a turn is charged to. `path`: the agents whose budgets led to it, the outermost first."""
 
     __slots__ = ("accounts", "path", "tree")
@@ -183,7 +117,7 @@ class Hold(Struct, frozen=True):
     #: The agent that makes it.
     spender: str
     #: The accounts that it is charged to.
-    line: BudgetLine
+    chain: AccountChain
     #: The most that it may use. Its `output_tokens` are what was granted.
     amount: Spend
 
@@ -196,12 +130,12 @@ class Tree:
         "began_ms",
         "ceiling",
         "ceilings",
+        "chains",
         "charged",
         "counted",
         "ended_ms",
         "holds",
         "known",
-        "lines",
         "paths",
         "root",
         "slack",
@@ -220,7 +154,7 @@ class Tree:
         #: Up to which moment that is counted (milliseconds since 1970).
         self.stood_until_ms = 0
         self.accounts: dict[str, Account] = {}
-        self.lines: dict[tuple[tuple[str, ...], str | None], BudgetLine] = {}
+        self.chains: dict[tuple[tuple[str, ...], str | None], AccountChain] = {}
         self.holds: dict[str, Hold] = {}
         #: The path of each agent's last event. The end of pending work needs it, because it knows only the root.
         self.paths: dict[str, tuple[str, ...]] = {}
@@ -247,7 +181,7 @@ class _Standing(Struct):
     since_ms: int
 
 
-class Book:
+class Accounts:
     """All trees. Times are milliseconds since 1970."""
 
     def __init__(self) -> None:
@@ -273,9 +207,9 @@ class Book:
             for account in tree.accounts.values():
                 account.limits = self.limits.get(account.agent)
 
-    # --- lines
+    # --- chains
 
-    def line(self, root: str, path: tuple[str, ...], agent: str, at_ms: int) -> BudgetLine | None:
+    def chain_of(self, root: str, path: tuple[str, ...], agent: str, at_ms: int) -> AccountChain | None:
         """The accounts that a turn of `agent` is charged to; None when there are none."""
         own = agent if agent in self.limits and agent not in path else None
         if not path and own is None:
@@ -287,11 +221,11 @@ class Book:
             tree.ended_ms = None
             self.ended.pop(tree, None)
         tree.paths[agent] = path
-        line = tree.lines.get((path, own))
-        if line is None:
+        chain = tree.chains.get((path, own))
+        if chain is None:
             names = path if own is None else (*path, own)
-            line = tree.lines[path, own] = BudgetLine(tree, path, [self._account(tree, name) for name in names])
-        return line
+            chain = tree.chains[path, own] = AccountChain(tree, path, [self._account(tree, name) for name in names])
+        return chain
 
     def path_of(self, root: str | None, agent: str) -> tuple[str, ...]:
         """The path of the last event of an agent in this tree."""
@@ -343,10 +277,10 @@ class Book:
 
     # --- what is spent
 
-    def spent(self, line: BudgetLine, now_ms: int) -> Shortage | None:
+    def spent(self, chain: AccountChain, now_ms: int) -> Shortage | None:
         """The budget that has nothing left; None when all have something. A spent `toolCalls` alone does not count."""
-        lasted_ms = self.lasted_ms(line.tree, now_ms)
-        for account in line.accounts:
+        lasted_ms = self.lasted_ms(chain.tree, now_ms)
+        for account in chain.accounts:
             limits = account.limits
             if limits is None:
                 continue
@@ -370,19 +304,19 @@ class Book:
     # --- tool calls
 
     def charge_tool(
-        self, line: BudgetLine, spender: str, event_id: str, call_id: str, now_ms: int
+        self, chain: AccountChain, spender: str, event_id: str, call_id: str, now_ms: int
     ) -> Shortage | Wait | None:
         """Count a tool call that is about to start. None: it may start. So may a call that was counted before."""
-        tree = line.tree
+        tree = chain.tree
         digest = digest_of(event_id, call_id)
         counted = tree.charged.get(event_id)
         if counted is not None and digest in counted:
             return None
         if counted is not None and len(counted) >= MAX_CHARGED:
             return "results"
-        if (shortage := self.spent(line, now_ms)) is not None:
+        if (shortage := self.spent(chain, now_ms)) is not None:
             return shortage
-        for account in line.accounts:
+        for account in chain.accounts:
             limit = None if account.limits is None else account.limits.tool_calls
             if limit is not None and account.spent.tool_calls >= limit:
                 return Shortage(account, "toolCalls", limit, account.spent.tool_calls)
@@ -390,7 +324,7 @@ class Book:
             if len(tree.ceilings) == 1:
                 self.dirty[tree] = None
             return "journal"
-        for account in line.accounts:
+        for account in chain.accounts:
             account.spent.tool_calls += 1
             own = account.by.get(spender)
             if own is None:
@@ -404,9 +338,9 @@ class Book:
             self.dirty[tree] = None
         return None
 
-    def stored(self, line: BudgetLine, event_id: str, call_ids: Iterable[str]) -> None:
+    def stored(self, chain: AccountChain, event_id: str, call_ids: Iterable[str]) -> None:
         """The results of these calls are stored, so nobody sends the calls again."""
-        counted = line.tree.charged.get(event_id)
+        counted = chain.tree.charged.get(event_id)
         if counted is not None:
             counted.difference_update(digest_of(event_id, call_id) for call_id in call_ids)
 
@@ -419,7 +353,7 @@ class Book:
 
     def reserve(
         self,
-        line: BudgetLine,
+        chain: AccountChain,
         spender: str,
         event_id: str,
         hold_id: str,
@@ -430,21 +364,21 @@ class Book:
         """Hold the amount that a model call may use. `wanted`: tokens that it reads, tokens that it may write. `model`:
         the document of the Model.
         """
-        tree = line.tree
-        if (shortage := self.spent(line, now_ms)) is not None:
+        tree = chain.tree
+        if (shortage := self.spent(chain, now_ms)) is not None:
             return shortage
         read, output = wanted
         least = min(output, MIN_OUTPUT)
         prices = self.price(spender, model)
         room = output
-        for account in line.accounts:
+        for account in chain.accounts:
             given = self._room(account, read, output, least, prices)
             if not isinstance(given, int):
                 return given
             room = min(room, given)
         amount = Spend(1, 0, read, room, prices.cost(read, room))
-        hold = tree.holds[hold_id] = Hold(hold_id, event_id, spender, line, amount)
-        for account in line.accounts:
+        hold = tree.holds[hold_id] = Hold(hold_id, event_id, spender, chain, amount)
+        for account in chain.accounts:
             account.held.add(amount)
         return hold
 
@@ -484,17 +418,17 @@ class Book:
         """A model call has used `amount`. None: nobody knows, so the whole held amount counts. An empty `Spend()`: the
         call was not made.
         """
-        tree = hold.line.tree
+        tree = hold.chain.tree
         if tree.holds.pop(hold.id, None) is None:
             return
-        for account in hold.line.accounts:
+        for account in hold.chain.accounts:
             account.held.take(hold.amount)
             account.charge(hold.spender, hold.amount if amount is None else amount)
         self.dirty[tree] = None
 
-    def left(self, line: BudgetLine, event_id: str) -> None:
+    def lose_calls(self, chain: AccountChain, event_id: str) -> None:
         """No process holds the turn of this event any more: its model calls that are under way count as spent."""
-        for hold in [hold for hold in line.tree.holds.values() if hold.event_id == event_id]:
+        for hold in [hold for hold in chain.tree.holds.values() if hold.event_id == event_id]:
             self.lose(hold)
 
     def lose(self, hold: Hold) -> None:
@@ -504,9 +438,9 @@ class Book:
 
     # --- ends
 
-    def event_over(self, line: BudgetLine, event_id: str) -> None:
+    def event_over(self, chain: AccountChain, event_id: str) -> None:
         """The event has ended, so nobody sends calls of its turn again."""
-        line.tree.charged.pop(event_id, None)
+        chain.tree.charged.pop(event_id, None)
 
     def tree_over(self, tree: Tree, now_ms: int) -> None:
         """The tree has no unfinished event. Its amounts are kept for people who look, and for pending work."""
@@ -580,9 +514,9 @@ class Book:
             tree = self.trees.get(record.root)
             if tree is None:  # a tree is written before its first model call, so that was damaged
                 tree = self.trees[record.root] = Tree(record.root, 0)
-            line = BudgetLine(tree, tuple(record.accounts), [self._account(tree, name) for name in record.accounts])
-            tree.holds[record.id] = Hold(record.id, record.event_id, record.agent, line, record.amount)
-            for account in line.accounts:
+            chain = AccountChain(tree, tuple(record.accounts), [self._account(tree, name) for name in record.accounts])
+            tree.holds[record.id] = Hold(record.id, record.event_id, record.agent, chain, record.amount)
+            for account in chain.accounts:
                 account.held.add(record.amount)
         self._held.clear()
 

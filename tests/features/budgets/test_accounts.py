@@ -1,4 +1,4 @@
-"""The book of budgets by itself: whatever happens in whatever order, no budget gives more than it has."""
+"""The accounts of budgets by itself: whatever happens in whatever order, no budget gives more than it has."""
 
 from __future__ import annotations
 
@@ -10,19 +10,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from goondan.kernel.broker.budgets.amounts import Limits, Spend
-from goondan.kernel.broker.budgets.book import (
+from goondan.features.budgets.broker.accounts import (
     MAX_SLACK,
     MIN_OUTPUT,
-    Book,
-    BudgetHold,
-    BudgetLine,
-    BudgetTree,
+    AccountChain,
+    Accounts,
     Hold,
     Shortage,
     Tree,
     slack_of,
 )
+from goondan.features.budgets.broker.amounts import BudgetHold, BudgetTree, Limits, Spend
 from goondan.kernel.broker.journal.records import encode
 from goondan.schemas.wire.usage import Prices
 
@@ -37,7 +35,7 @@ PRICES = {("lead", ""): Prices(1_000_000_000, 2_000_000_000), ("worker", ""): Pr
 
 
 def hold_of(hold: Hold) -> BudgetHold:
-    names = list(hold.line.names)
+    names = list(hold.chain.names)
     return BudgetHold(
         root=ROOT, event_id=hold.event_id, id=hold.id, agent=hold.spender, accounts=names, amount=hold.amount
     )
@@ -59,43 +57,43 @@ class Budgeted(RuleBasedStateMachine):
         self.boot()
 
     def boot(self) -> None:
-        self.book = Book()
-        self.book.revise(LIMITS, PRICES)
+        self.accounts = Accounts()
+        self.accounts.revise(LIMITS, PRICES)
         for data in self.journal.values():
             record = msgspec.msgpack.decode(data, type=BudgetTree | BudgetHold)
             if isinstance(record, BudgetTree):
-                self.book.restore(record)
+                self.accounts.restore(record)
             elif isinstance(record, BudgetHold):
-                self.book.restore_hold(record)
-        self.book.adopt_holds()
-        self.book.restored()
+                self.accounts.restore_hold(record)
+        self.accounts.adopt_holds()
+        self.accounts.restored()
         self.flush()
 
-    def line(self, event_id: str) -> BudgetLine:
+    def chain_of(self, event_id: str) -> AccountChain:
         agent, path = TURNS[event_id]
-        line = self.book.line(ROOT, path, agent, 0)
-        assert line is not None
-        return line
+        chain = self.accounts.chain_of(ROOT, path, agent, 0)
+        assert chain is not None
+        return chain
 
     @property
     def tree(self) -> Tree:
-        return self.line("e-lead").tree
+        return self.chain_of("e-lead").tree
 
     def flush(self, over: str | None = None) -> None:
-        lost, self.book.lost = self.book.lost, []
-        if over is None and not lost and not self.book.dirty:
+        lost, self.accounts.lost = self.accounts.lost, []
+        if over is None and not lost and not self.accounts.dirty:
             return
         write: dict[str, bytes | None] = {f"hold:{hold.id}": None for hold in lost}
         if over is not None:
             write[f"hold:{over}"] = None
-        self.writes.append({**write, "tree": encode(self.book.record(self.tree))})
+        self.writes.append({**write, "tree": encode(self.accounts.record(self.tree))})
 
     # --- what happens
 
     @rule(event_id=st.sampled_from(sorted(TURNS)), call=st.integers(0, 40))
     def tool_call(self, event_id: str, call: int) -> None:
         """A tool call, perhaps one that was made before: then it attaches, and does not run twice."""
-        verdict = self.book.charge_tool(self.line(event_id), TURNS[event_id][0], event_id, str(call), 0)
+        verdict = self.accounts.charge_tool(self.chain_of(event_id), TURNS[event_id][0], event_id, str(call), 0)
         self.flush()
         if verdict is None:
             self.tools[event_id, str(call)] = None
@@ -104,12 +102,12 @@ class Budgeted(RuleBasedStateMachine):
     def model_call(self, event_id: str, read: int, wish: int) -> None:
         self.number += 1
         name = f"{event_id}/{self.number}"
-        hold = self.book.reserve(self.line(event_id), TURNS[event_id][0], event_id, name, (read, wish), 0)
+        hold = self.accounts.reserve(self.chain_of(event_id), TURNS[event_id][0], event_id, name, (read, wish), 0)
         if not isinstance(hold, Hold):
             return
         assert min(wish, MIN_OUTPUT) <= hold.amount.output_tokens <= wish
-        if not hold.line.tree.known:
-            self.writes.append({"tree": encode(self.book.record(hold.line.tree))})
+        if not hold.chain.tree.known:
+            self.writes.append({"tree": encode(self.accounts.record(hold.chain.tree))})
         self.writes.append({f"hold:{name}": encode(hold_of(hold))})
         self.granted[name] = hold
 
@@ -129,16 +127,16 @@ class Budgeted(RuleBasedStateMachine):
         if outcome == "unused":
             if name in self.models:
                 return  # it was made
-            self.book.settle(hold, Spend())
+            self.accounts.settle(hold, Spend())
         else:
-            self.book.settle(hold, None if outcome == "unknown" else used)
-            self.book.settle(hold, used)  # twice counts once
+            self.accounts.settle(hold, None if outcome == "unknown" else used)
+            self.accounts.settle(hold, used)  # twice counts once
         self.flush(name)
         self.granted.pop(name, None)
 
     @rule(event_id=st.sampled_from(sorted(TURNS)))
     def agent_dies(self, event_id: str) -> None:
-        self.book.left(self.line(event_id), event_id)
+        self.accounts.lose_calls(self.chain_of(event_id), event_id)
         for name in [name for name, hold in self.granted.items() if hold.event_id == event_id]:
             del self.granted[name]
         self.flush()
@@ -147,7 +145,7 @@ class Budgeted(RuleBasedStateMachine):
     def results_stored(self, event_id: str, calls: set[int]) -> None:
         """Results are stored: calls whose ids are new from now on."""
         done = [call for call in calls if (event_id, str(call)) in self.tools]
-        self.book.stored(self.line(event_id), event_id, map(str, done))
+        self.accounts.stored(self.chain_of(event_id), event_id, map(str, done))
         for call in done:  # the next one under this id would be another call
             del self.tools[event_id, str(call)]
             self.number += 1
@@ -167,7 +165,7 @@ class Budgeted(RuleBasedStateMachine):
                     if key != name and name in self.granted:
                         self.models[name] = self.granted[name].spender
             if "tree" in write:
-                self.book.written(self.tree)
+                self.accounts.written(self.tree)
 
     @rule()
     def broker_dies(self) -> None:
@@ -192,7 +190,7 @@ class Budgeted(RuleBasedStateMachine):
             assert total == account.spent
             held = Spend()
             for hold in self.tree.holds.values():
-                if account in hold.line.accounts:
+                if account in hold.chain.accounts:
                     held.add(hold.amount)
             assert held == account.held
 
@@ -215,41 +213,41 @@ Budgeted.TestCase.settings = settings(max_examples=60, stateful_step_count=80, d
 TestBudgeted = Budgeted.TestCase
 
 
-def book(limits: dict[str, Limits], prices: dict[tuple[str, str], Prices] | None = None) -> Book:
-    made = Book()
+def accounts(limits: dict[str, Limits], prices: dict[tuple[str, str], Prices] | None = None) -> Accounts:
+    made = Accounts()
     made.revise(limits, prices or {})
     return made
 
 
-def line_of(made: Book, agent: str = "lead", path: tuple[str, ...] = (), root: str = ROOT) -> BudgetLine:
-    line = made.line(root, path, agent, 1_000)
-    assert line is not None
-    return line
+def line_of(made: Accounts, agent: str = "lead", path: tuple[str, ...] = (), root: str = ROOT) -> AccountChain:
+    chain = made.chain_of(root, path, agent, 1_000)
+    assert chain is not None
+    return chain
 
 
-def durable(made: Book, tree: Tree) -> BudgetTree:
+def durable(made: Accounts, tree: Tree) -> BudgetTree:
     record = made.record(tree)
     made.written(tree)
     return record
 
 
 def test_who_has_no_budget_and_is_asked_by_nobody_with_one_has_no_line() -> None:
-    made = book({"lead": Limits(calls=1)})
-    assert made.line(ROOT, (), "helper", 0) is None
+    made = accounts({"lead": Limits(calls=1)})
+    assert made.chain_of(ROOT, (), "helper", 0) is None
     assert made.trees == {}
     assert line_of(made, "helper", ("lead",)).names == ("lead",)
     assert line_of(made, "lead", ("lead",)).names == ("lead",), "an agent that is asked by itself is charged once"
 
 
 def test_a_child_is_charged_to_its_own_budget_and_to_all_above_it() -> None:
-    made = book({"lead": Limits(tool_calls=3), "worker": Limits(tool_calls=2)})
+    made = accounts({"lead": Limits(tool_calls=3), "worker": Limits(tool_calls=2)})
     lead, worker = line_of(made), line_of(made, "worker", ("lead",))
     durable(made, lead.tree)
     durable(made, lead.tree)
 
-    def call(line: BudgetLine, agent: str, name: str) -> Shortage | str | None:
-        verdict = made.charge_tool(line, agent, "e", name, 0)
-        durable(made, line.tree)
+    def call(chain: AccountChain, agent: str, name: str) -> Shortage | str | None:
+        verdict = made.charge_tool(chain, agent, "e", name, 0)
+        durable(made, chain.tree)
         return verdict
 
     assert [call(worker, "worker", name) for name in "ab"] == [None, None]
@@ -265,34 +263,34 @@ def test_a_child_is_charged_to_its_own_budget_and_to_all_above_it() -> None:
 
 
 def test_a_model_call_waits_while_others_may_give_back_and_is_refused_when_nobody_can() -> None:
-    made = book({"lead": Limits(tokens=10_000)})
-    line = line_of(made)
-    first = made.reserve(line, "lead", "e1", "e1/1", (1_000, 4_000), 0)
+    made = accounts({"lead": Limits(tokens=10_000)})
+    chain = line_of(made)
+    first = made.reserve(chain, "lead", "e1", "e1/1", (1_000, 4_000), 0)
     assert isinstance(first, Hold)
-    assert made.reserve(line, "lead", "e2", "e2/1", (2_000, 4_000), 0) == "others"
+    assert made.reserve(chain, "lead", "e2", "e2/1", (2_000, 4_000), 0) == "others"
     made.settle(first, Spend(1, 0, 900, 100, 0))
-    second = made.reserve(line, "lead", "e2", "e2/1", (2_000, 4_000), 0)
+    second = made.reserve(chain, "lead", "e2", "e2/1", (2_000, 4_000), 0)
     assert isinstance(second, Hold)
     made.settle(second, Spend(1, 0, 2_000, 4_000, 0))
-    third = made.reserve(line, "lead", "e2", "e2/2", (2_000, 4_000), 0)
+    third = made.reserve(chain, "lead", "e2", "e2/2", (2_000, 4_000), 0)
     assert isinstance(third, Hold)
     assert third.amount.output_tokens == 1_000, "nobody holds anything: it may write what there is room for"
     made.settle(third, Spend(1, 0, 2_000, 900, 0))
-    short = made.reserve(line, "lead", "e2", "e2/3", (50, 4_000), 0)
+    short = made.reserve(chain, "lead", "e2", "e2/3", (50, 4_000), 0)
     assert isinstance(short, Shortage)
     assert (short.dimension, short.spent, short.wanted) == ("tokens", 9_900, 50 + MIN_OUTPUT)
 
 
 def test_a_call_that_is_under_way_counts() -> None:
-    made = book({"lead": Limits(calls=2)})
-    line = line_of(made)
-    durable(made, line.tree)
-    assert isinstance(made.reserve(line, "lead", "e1", "e1/1", (1, 1), 0), Hold)
-    assert made.charge_tool(line, "lead", "e2", "a", 0) is None
-    durable(made, line.tree)
+    made = accounts({"lead": Limits(calls=2)})
+    chain = line_of(made)
+    durable(made, chain.tree)
+    assert isinstance(made.reserve(chain, "lead", "e1", "e1/1", (1, 1), 0), Hold)
+    assert made.charge_tool(chain, "lead", "e2", "a", 0) is None
+    durable(made, chain.tree)
     for verdict in (
-        made.reserve(line, "lead", "e2", "e2/1", (1, 1), 0),
-        made.charge_tool(line, "lead", "e2", "b", 0),
+        made.reserve(chain, "lead", "e2", "e2/1", (1, 1), 0),
+        made.charge_tool(chain, "lead", "e2", "b", 0),
     ):
         assert isinstance(verdict, Shortage)
         assert (verdict.dimension, verdict.spent) == ("calls", 2)
@@ -302,43 +300,43 @@ def test_money_is_what_the_model_costs() -> None:
     prices = Prices(3_000_000_000, 15_000_000_000, 300_000_000, 3_750_000_000)
     assert prices.cost(1_000_000, 0) == 3_000_000_000
     assert prices.cost(0, 1, 1, 1) == -(-(15_000_000_000 + 300_000_000 + 3_750_000_000) // 1_000_000)
-    made = book({"lead": Limits(money=10_000_000)}, {("lead", ""): prices})  # a hundredth of a unit
-    line = line_of(made)
-    hold = made.reserve(line, "lead", "e", "e/1", (1_000, 8_192), 0)
+    made = accounts({"lead": Limits(money=10_000_000)}, {("lead", ""): prices})  # a hundredth of a unit
+    chain = line_of(made)
+    hold = made.reserve(chain, "lead", "e", "e/1", (1_000, 8_192), 0)
     assert isinstance(hold, Hold)
     assert hold.amount.output_tokens == 466, "7 of 10 thousandths at 15 for a million"
     assert hold.amount.money <= 10_000_000
     made.settle(hold, Spend(1, 0, 1_000, 400, prices.cost(1_000, 400)))
-    short = made.reserve(line, "lead", "e", "e/2", (1_000, 8_192), 0)
+    short = made.reserve(chain, "lead", "e", "e/2", (1_000, 8_192), 0)
     assert isinstance(short, Shortage)
     assert (short.dimension, short.spent) == ("money", 9_000_000)
 
 
 def test_time_counts_from_the_first_event_and_ends_everything() -> None:
-    made = book({"lead": Limits(wall_ms=60_000)})
-    line = line_of(made)
-    durable(made, line.tree)
-    assert made.charge_tool(line, "lead", "e", "a", 60_999) is None
-    short = made.charge_tool(line, "lead", "e", "b", 61_000)
+    made = accounts({"lead": Limits(wall_ms=60_000)})
+    chain = line_of(made)
+    durable(made, chain.tree)
+    assert made.charge_tool(chain, "lead", "e", "a", 60_999) is None
+    short = made.charge_tool(chain, "lead", "e", "b", 61_000)
     assert isinstance(short, Shortage)
     assert short.dimension == "wallSeconds"
-    assert isinstance(made.reserve(line, "lead", "e", "e/1", (1, 1), 61_000), Shortage)
+    assert isinstance(made.reserve(chain, "lead", "e", "e/1", (1, 1), 61_000), Shortage)
 
 
 def test_tool_calls_that_are_spent_leave_the_model_its_calls_and_nothing_else_does() -> None:
-    made = book({"lead": Limits(tool_calls=1, model_calls=2)})
-    line = line_of(made)
-    durable(made, line.tree)
-    assert made.charge_tool(line, "lead", "e", "a", 0) is None
-    durable(made, line.tree)
-    assert isinstance(made.charge_tool(line, "lead", "e", "b", 0), Shortage)
+    made = accounts({"lead": Limits(tool_calls=1, model_calls=2)})
+    chain = line_of(made)
+    durable(made, chain.tree)
+    assert made.charge_tool(chain, "lead", "e", "a", 0) is None
+    durable(made, chain.tree)
+    assert isinstance(made.charge_tool(chain, "lead", "e", "b", 0), Shortage)
     for number in (1, 2):
-        hold = made.reserve(line, "lead", "e", f"e/{number}", (1, 1), 0)
+        hold = made.reserve(chain, "lead", "e", f"e/{number}", (1, 1), 0)
         assert isinstance(hold, Hold)
         made.settle(hold, None)
-    assert isinstance(made.reserve(line, "lead", "e", "e/3", (1, 1), 0), Shortage)
+    assert isinstance(made.reserve(chain, "lead", "e", "e/3", (1, 1), 0), Shortage)
     made.revise({"lead": Limits(tool_calls=5, model_calls=2)}, {})
-    short = made.charge_tool(line, "lead", "e", "c", 0)
+    short = made.charge_tool(chain, "lead", "e", "c", 0)
     assert isinstance(short, Shortage)
     assert short.dimension == "modelCalls"
 
@@ -354,15 +352,15 @@ def test_tool_calls_that_are_spent_leave_the_model_its_calls_and_nothing_else_do
     ],
 )
 def test_a_broker_that_dies_loses_a_fiftieth_of_a_budget_at_most(limits: Limits, slack: int) -> None:
-    made = book({"lead": limits})
-    line = line_of(made)
-    assert slack_of(line.tree) == slack
-    assert made.charge_tool(line, "lead", "e", "a", 0) == "journal", "the journal knows nothing of it yet"
-    record = durable(made, line.tree)
+    made = accounts({"lead": limits})
+    chain = line_of(made)
+    assert slack_of(chain.tree) == slack
+    assert made.charge_tool(chain, "lead", "e", "a", 0) == "journal", "the journal knows nothing of it yet"
+    record = durable(made, chain.tree)
     for number in range(slack):
-        assert made.charge_tool(line, "lead", "e", f"a{number}", 0) is None
-    assert made.charge_tool(line, "lead", "e", "one more", 0) == "journal"
-    again = book({"lead": limits})
+        assert made.charge_tool(chain, "lead", "e", f"a{number}", 0) is None
+    assert made.charge_tool(chain, "lead", "e", "one more", 0) == "journal"
+    again = accounts({"lead": limits})
     tree = again.restore(record)
     again.restored()
     assert tree.accounts["lead"].spent.tool_calls == slack
@@ -370,27 +368,29 @@ def test_a_broker_that_dies_loses_a_fiftieth_of_a_budget_at_most(limits: Limits,
 
 def test_what_a_tree_that_is_over_goes_on_with_waits_for_the_journal() -> None:
     """Else calls could be counted ahead of a record that allows none."""
-    made = book({"lead": Limits(calls=100)})
-    line = line_of(made)
-    durable(made, line.tree)
-    made.tree_over(line.tree, 5)
-    made.record(line.tree)  # on its way: it allows none ahead
-    assert made.line(ROOT, (), "lead", 9) is line
-    assert line.tree.ended_ms is None
-    assert made.charge_tool(line, "lead", "e", "a", 0) == "journal"
-    made.written(line.tree)
-    assert made.charge_tool(line, "lead", "e", "a", 0) == "journal"
-    durable(made, line.tree)
-    assert made.charge_tool(line, "lead", "e", "a", 0) is None
+    made = accounts({"lead": Limits(calls=100)})
+    chain = line_of(made)
+    durable(made, chain.tree)
+    made.tree_over(chain.tree, 5)
+    made.record(chain.tree)  # on its way: it allows none ahead
+    assert made.chain_of(ROOT, (), "lead", 9) is chain
+    assert chain.tree.ended_ms is None
+    assert made.charge_tool(chain, "lead", "e", "a", 0) == "journal"
+    made.written(chain.tree)
+    assert made.charge_tool(chain, "lead", "e", "a", 0) == "journal"
+    durable(made, chain.tree)
+    assert made.charge_tool(chain, "lead", "e", "a", 0) is None
 
 
 def test_a_model_in_anothers_place_has_its_own_price() -> None:
     own, cheap = Prices(3_000_000_000, 15_000_000_000), Prices(1_000_000_000, 1_000_000_000)
-    made = book({"lead": Limits(money=10_000_000)}, {("lead", ""): own, ("lead", "spare"): cheap, ("x", "spare"): own})
+    made = accounts(
+        {"lead": Limits(money=10_000_000)}, {("lead", ""): own, ("lead", "spare"): cheap, ("x", "spare"): own}
+    )
     assert [made.price("lead", name) for name in ("", "spare", "nobody")] == [own, cheap, own]
     assert made.price("worker", "") == Prices()
-    line = made.line("e1", (), "lead", 0)
-    assert line is not None
-    hold = made.reserve(line, "lead", "e1", "e1/1", (1_000, 100), 0, "spare")
+    chain = made.chain_of("e1", (), "lead", 0)
+    assert chain is not None
+    hold = made.reserve(chain, "lead", "e1", "e1/1", (1_000, 100), 0, "spare")
     assert isinstance(hold, Hold)
     assert hold.amount.money == cheap.cost(1_000, 100)

@@ -1,16 +1,23 @@
-"""Amounts that budgets count, and their limits. Pure values.
+"""Amounts that budgets count, their limits, and what the journal keeps of them. Pure values.
 
 Source: docs/decisions/070.
 """
 
-# Annotations are no text here (`from __future__ import annotations`): records.py stores these structs.
+# Annotations are no text here (`from __future__ import annotations`): the journal stores these structs.
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Final, Literal
 
 from msgspec import Struct
 
+from goondan.kernel.broker.journal.interface import Item, Put, Retire
+from goondan.kernel.broker.journal.records import encode
 from goondan.schemas.budgets import BudgetLimits
 from goondan.schemas.wire.usage import NANO
+
+#: The subjects of records: of trees, and of model calls that may be under way.
+_TREE: Final = "budget:"
+_HOLD: Final = "budget-hold:"
 
 #: The dimensions as bundles name them, in the order in which they are checked.
 Dimension = Literal["calls", "modelCalls", "toolCalls", "tokens", "inputTokens", "outputTokens", "money", "wallSeconds"]
@@ -128,3 +135,67 @@ def limits_of(written: BudgetLimits) -> Limits:
         wall_ms=None if written.wall_seconds is None else round(written.wall_seconds * 1000),
         currency=written.currency,
     )
+
+
+# --- the journal ------------------------------------------------------------------------------------------------------
+
+
+class BudgetTree(Struct, frozen=True, array_like=True, tag="budgets/tree", kw_only=True):
+    """What a tree has used: all work that began with one event."""
+
+    #: The event that the tree began with, which the record concerns.
+    root: str
+    #: When it was accepted (milliseconds since 1970).
+    began_ms: int
+    #: Agent with a budget -> spending agent -> amount; "" when nobody knows who has spent it.
+    accounts: dict[str, dict[str, Spend]]
+    #: Agent -> the agents whose budgets its last event is charged to.
+    paths: dict[str, list[str]]
+    #: Event -> joined digests of tool calls that were counted and may be sent again.
+    charged: dict[str, bytes]
+    #: So many more tool calls may have been counted before there is a newer record.
+    slack: int
+    #: When its last event ended (milliseconds since 1970); None while it has unfinished events.
+    ended_ms: int | None = None
+    #: How long its time stood still while people were asked (milliseconds).
+    stood_ms: int = 0
+    #: Up to which moment that is counted (milliseconds since 1970).
+    stood_until_ms: int = 0
+
+
+class BudgetHold(Struct, frozen=True, array_like=True, tag="budgets/hold", kw_only=True):
+    """A model call that may be under way and is not settled."""
+
+    #: The event that its tree began with, which the record concerns.
+    root: str
+    #: The event whose turn makes it.
+    event_id: str
+    #: Its id; no other model call has it.
+    id: str
+    #: The agent that makes it.
+    agent: str
+    #: The agents whose budgets it is charged to.
+    accounts: list[str]
+    #: The most that it may use.
+    amount: Spend
+
+
+def tree_written(record: BudgetTree, settled: Iterable[str] = ()) -> Item:
+    """The use of a tree of work up to now. The model calls `settled` are not under way any more."""
+    subject = _TREE + record.root
+    return Item((*(Retire(_HOLD + hold_id) for hold_id in settled), Retire(subject), Put(subject, encode(record))))
+
+
+def tree_over(root: str) -> Item:
+    """The use of a tree of work is not needed any more."""
+    return Item((Retire(_TREE + root),))
+
+
+def hold_written(record: BudgetHold) -> Item:
+    """A model call is about to be made."""
+    return Item((Put(_HOLD + record.id, encode(record)),), refusable=True)
+
+
+def holds_over(hold_ids: Iterable[str]) -> Item:
+    """Model calls are not under way any more."""
+    return Item(tuple(Retire(_HOLD + hold_id) for hold_id in hold_ids))

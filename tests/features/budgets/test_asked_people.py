@@ -1,4 +1,4 @@
-"""The time of a budget stands still while a person is asked: in the book, and in a broker whose agent is gated."""
+"""The time of a budget stands still while a person is asked: in the accounts, and in a broker whose agent is gated."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from goondan.kernel.broker.budgets.amounts import Limits
-from goondan.kernel.broker.budgets.book import Book, BudgetLine, BudgetTree, Shortage
+from goondan.features.budgets.broker.accounts import AccountChain, Accounts, Shortage
+from goondan.features.budgets.broker.amounts import BudgetTree, Limits
 from goondan.kernel.broker.journal.records import encode
 from goondan.schemas.budgets import BudgetLimits
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer, code_of
@@ -17,19 +17,19 @@ RM = {"command": "rm -rf build"}
 ROOT = "root"
 
 
-def book() -> tuple[Book, BudgetLine]:
-    made = Book()
+def accounts() -> tuple[Accounts, AccountChain]:
+    made = Accounts()
     made.revise({"lead": Limits(wall_ms=60_000)}, {})
-    line = made.line(ROOT, (), "lead", 1_000)
-    assert line is not None
-    return made, line
+    chain = made.chain_of(ROOT, (), "lead", 1_000)
+    assert chain is not None
+    return made, chain
 
 
-def restored(made: Book, line: BudgetLine) -> Book:
-    """The book of the next broker."""
-    record = msgspec.msgpack.decode(encode(made.record(line.tree)), type=BudgetTree)
+def restored(made: Accounts, chain: AccountChain) -> Accounts:
+    """The accounts of the next broker."""
+    record = msgspec.msgpack.decode(encode(made.record(chain.tree)), type=BudgetTree)
     assert isinstance(record, BudgetTree)
-    again = Book()
+    again = Accounts()
     again.revise(made.limits, {})
     again.restore(record)
     again.restored()
@@ -37,28 +37,28 @@ def restored(made: Book, line: BudgetLine) -> Book:
 
 
 def test_time_stands_still_as_long_as_any_person_is_asked() -> None:
-    made, line = book()
+    made, chain = accounts()
     made.stand_still(ROOT, 11_000)
     made.stand_still(ROOT, 20_000)
-    assert made.lasted_ms(line.tree, 500_000) == 10_000
+    assert made.lasted_ms(chain.tree, 500_000) == 10_000
     made.go_on(ROOT, 30_000)
-    assert made.lasted_ms(line.tree, 500_000) == 10_000, "a person is asked about another call still"
+    assert made.lasted_ms(chain.tree, 500_000) == 10_000, "a person is asked about another call still"
     made.go_on(ROOT, 500_000)
-    assert made.lasted_ms(line.tree, 500_000) == 10_000
-    assert made.spent(line, 549_999) is None
-    short = made.spent(line, 550_000)
+    assert made.lasted_ms(chain.tree, 500_000) == 10_000
+    assert made.spent(chain, 549_999) is None
+    short = made.spent(chain, 550_000)
     assert isinstance(short, Shortage)
     assert (short.dimension, short.spent) == ("wallSeconds", 60_000)
     made.go_on(ROOT, 600_000)  # nobody was asked
-    assert made.lasted_ms(line.tree, 600_000) == 110_000
+    assert made.lasted_ms(chain.tree, 600_000) == 110_000
 
 
 def test_a_crash_while_people_are_asked_counts_nothing_twice() -> None:
-    made, line = book()
+    made, chain = accounts()
     made.stand_still(ROOT, 11_000)
     made.stand_still(ROOT, 20_000)
     made.go_on(ROOT, 30_000)
-    again = restored(made, line)
+    again = restored(made, chain)
     again.stand_still(ROOT, 20_000)  # as the journal has that item
     tree = again.trees[ROOT]
     assert again.lasted_ms(tree, 400_000) == 10_000

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from goondan.kernel.broker.budgets.desk import Budgets
+from goondan.features.budgets.broker import Budgets
+from goondan.features.budgets.broker.accounts import AccountChain
 from goondan.kernel.broker.entities import TOOLS, Connection
 from goondan.kernel.cli.waits import render
 from goondan.schemas.budgets import BudgetGranted, BudgetLimits, BudgetReserve, BudgetSettle
@@ -147,13 +148,18 @@ def ask(world: World, name: str, target: str = "reviewer", *, waits: bool = True
     return said(world, speaker(world), frame)
 
 
+def chain_at(world: World, event_id: str) -> AccountChain | None:
+    """What an event that is not over is charged to."""
+    return part_of(world.router, Budgets).chains.get(world.router.bus.mailbox.events[event_id])
+
+
 def test_an_agent_without_a_budget_is_told_nothing_and_nothing_is_written() -> None:
     world = budgeted()
-    assert world.router.bus.mailbox.events["e1"].budget is None
+    assert chain_at(world, "e1") is None
     assert call(world, "c1") is None
     assert reserve(world, "m1") == BudgetGranted()
     assert not [subject for subject in subjects(world) if subject.startswith("budget")]
-    assert world.router.bus.budgets.trees == {}
+    assert part_of(world.router, Budgets).accounts.trees == {}
 
 
 def test_tool_calls_are_counted_once_each_and_refused_with_the_whole_story() -> None:
@@ -304,9 +310,9 @@ def test_a_resumed_call_is_counted_once_also_by_another_broker() -> None:
 def test_a_child_is_charged_to_the_asker_too_and_stops_with_it() -> None:
     world = in_a_call(coder=BudgetLimits(tool_calls=4, calls=5))
     ask(world, "r1")
-    line = world.router.bus.mailbox.events["r1"].budget
-    assert line is not None
-    assert line.names == ("coder",)
+    chain = chain_at(world, "r1")
+    assert chain is not None
+    assert chain.names == ("coder",)
     child_works(world, 3)
     assert spent(world, what="by")["reviewer"]["toolCalls"] == 3  # type: ignore[index]
     assert spent(world)["toolCalls"] == 4
@@ -320,17 +326,17 @@ def test_a_child_is_charged_to_the_asker_too_and_stops_with_it() -> None:
 def test_what_is_asked_without_waiting_is_charged_and_its_answer_is_the_askers_own_work() -> None:
     world = in_a_call(coder=BudgetLimits(calls=100), reviewer=BudgetLimits(calls=50))
     ask(world, "r1", waits=False)
-    event = world.router.bus.mailbox.events["r1"]
-    assert event.budget is not None
-    assert event.budget.names == ("coder", "reviewer")
+    chain = chain_at(world, "r1")
+    assert chain is not None
+    assert chain.names == ("coder", "reviewer")
     world.kill_broker()
-    event = world.router.bus.mailbox.events["r1"]
-    assert event.budget is not None
-    assert event.budget.names == ("coder", "reviewer"), "the journal knows whose budgets led to it"
+    chain = chain_at(world, "r1")
+    assert chain is not None
+    assert chain.names == ("coder", "reviewer"), "the journal knows whose budgets led to it"
     child_works(world, 3)
-    answer = world.router.bus.mailbox.events["r1:answer"]
-    assert answer.budget is not None
-    assert answer.budget.names == ("coder",)
+    chain = chain_at(world, "r1:answer")
+    assert chain is not None
+    assert chain.names == ("coder",)
 
 
 def test_what_a_handler_asks_and_the_end_of_pending_work_are_charged_too() -> None:
@@ -338,16 +344,16 @@ def test_what_a_handler_asks_and_the_end_of_pending_work_are_charged_too() -> No
     (host,) = world.router.bus.presence.connections[TOOLS].values()
     asked = request("r1", call_id="coder/k/e1/0")
     assert [frame.type for frame in said(world, host, asked)] == ["ack"]
-    line = world.router.bus.mailbox.events["r1"].budget
-    assert line is not None
-    assert line.names == ("coder",)
+    chain = chain_at(world, "r1")
+    assert chain is not None
+    assert chain.names == ("coder",)
     ended = AgentEvent(id="p1", type="tool.completed", created_at="2026-01-01T00:00:00Z", input=0)
     frame = Frame("event", id="p", to="reviewer", instance_key="k", event_id="p1", payload=to_raw(ended))
     frame.root_event = "e1"
     assert [told.type for told in said(world, host, frame)] == ["ack"]
-    line = world.router.bus.mailbox.events["p1"].budget
-    assert line is not None
-    assert line.names == ("coder",), "the account knows because of whom the reviewer works"
+    chain = chain_at(world, "p1")
+    assert chain is not None
+    assert chain.names == ("coder",), "the account knows because of whom the reviewer works"
 
 
 def test_a_tree_that_is_over_is_kept_and_what_goes_on_of_it_is_counted_with_it() -> None:
@@ -371,11 +377,10 @@ def test_an_event_that_waits_has_no_account_yet_and_its_time_counts_from_its_acc
     for number in range(3):
         world.clients[0].ask(f"later-{number}")
     run_others(world)
-    events = world.router.bus.mailbox.events
-    assert [events[f"later-{number}"].budget for number in range(3)] == [None] * 3
-    assert list(world.router.bus.budgets.trees) == ["e1"]
+    assert [chain_at(world, f"later-{number}") for number in range(3)] == [None] * 3
+    assert list(part_of(world.router, Budgets).accounts.trees) == ["e1"]
     world.kill_broker()
-    assert [event.budget for event in world.router.bus.mailbox.events.values()] == [None] * 4, "nothing was counted yet"
+    assert part_of(world.router, Budgets).chains == {}, "nothing was counted yet"
     world.now += 40
     connection_back(world)
     granted = reserve(world, "m1")
