@@ -61,7 +61,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     Feature("gates", ("broker",)),
     Feature(
         "oauth",
-        ("bundle", "broker", "command"),
+        ("bundle", "broker", "command", "process"),
         commands={"auth": "Agree to what extensions may do with OAuth; list or revoke it."},
     ),
     Feature("restart", ("broker",)),

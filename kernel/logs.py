@@ -23,11 +23,11 @@ import msgspec
 from msgspec import Struct
 
 from goondan.kernel.log_bounds import OLD_SUFFIX, OLDER_SUFFIX, SUFFIX, role_of
+from goondan.kernel.supervisor.programs import programs
 
 #: Longer lines are cut (characters): they are no longer read, and a terminal would choke.
 MAX_LINE: Final = 8192
-#: Processes that have one log; each agent's is `agent-<name>`.
-ROLES: Final = ("supervisor", "broker", "toolhost", "forkserver", "oauth")
+#: What the log of each agent is called: `agent-<name>`.
 AGENT: Final = "agent"
 
 #: Bytes read at once, and in one look at one log.
@@ -70,6 +70,11 @@ class _Said(Struct, rename="camel"):
     instance_key: str | None = None
     #: The code of the error that it reports.
     code: str | None = None
+
+
+def roles() -> tuple[str, ...]:
+    """The processes that have one log."""
+    return ("supervisor", "broker", "toolhost", "forkserver", *programs())
 
 
 def is_wanted(role: str, wanted: str | None) -> bool:

@@ -22,6 +22,8 @@ from typing import Final
 
 from goondan.schemas.system.directories import DirectoryRefused, open_directory
 from goondan.schemas.wire.errors import fail
+from goondan.schemas.worker.grantable import TOP, within
+from goondan.schemas.worker.hidden import KEYS
 
 BUNDLE_FILE: Final = "goondan.yaml"
 #: Characters of a digest in a path: enough against accidents, short enough for socket paths.
@@ -34,6 +36,8 @@ FRESH_BASE: Final = "/tmp"
 HOMELESS: Final = ("/var/tmp", "/tmp")
 #: The longest name of a socket in a runtime directory.
 LONGEST_SOCKET: Final = "supervisor.sock"
+#: The environment variable that names another file for a key.
+KEY_VARIABLE: Final = "GOONDAN_KEY_FILE"
 
 
 def find_bundle(given: str | None, *, cwd: str | None = None) -> str:
@@ -222,3 +226,22 @@ def _is_private(path: str) -> bool:
     except OSError:
         return False
     return stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and not state.st_mode & 0o077
+
+
+def key_file(env: Mapping[str, str], home: str, name: str) -> str:
+    """The path of a key with which something in the state root is encrypted: $GOONDAN_KEY_FILE, otherwise
+    goondan/keys/NAME below $XDG_CONFIG_HOME or ~/.config. No jail sees its folder.
+    """
+    given = env.get(KEY_VARIABLE, "")
+    if given.startswith("/"):
+        return os.path.normpath(given)
+    config = env.get("XDG_CONFIG_HOME", "")
+    folder = f"{config}/goondan/keys" if config.startswith("/") else f"{home}/{KEYS}"
+    return os.path.normpath(f"{folder}/{name}")
+
+
+def is_shared(folder: str, home: str) -> bool:
+    """Whether a folder must not hold keys: the home directory, one above it, or one of the system. No jail sees a
+    folder with a key, and jails have to see these.
+    """
+    return folder in TOP or within(home, folder) or folder.count("/") < 2

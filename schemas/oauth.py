@@ -15,6 +15,8 @@ from msgspec import Struct
 
 Flow = Literal["authorizationCode", "deviceCode", "clientCredentials"]
 
+#: The name of the process that holds tokens: in its token, in `gdn ps`, and of its log.
+OAUTH: Final = "oauth"
 #: How a reference to an OAuthApp begins.
 REF_PREFIX: Final = "OAuthApp/"
 #: The subject of a token that is the app's own (`flow: clientCredentials`): nobody has agreed to it.
@@ -45,8 +47,8 @@ def is_subject(text: str) -> bool:
 
 
 def is_redirect(uri: str) -> bool:
-    """Whether the holder of tokens can listen there (kernel/oauth/redirects.py): http to 127.0.0.1 or localhost, with
-    nothing behind the path.
+    """Whether the process that holds tokens can listen there: http to 127.0.0.1 or localhost, with nothing behind the
+    path (features/oauth/process/redirects.py).
     """
     from goondan.schemas.models.origins import origin_of  # it needs ipaddress, and most processes ask for no redirect
 

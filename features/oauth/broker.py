@@ -29,6 +29,7 @@ from goondan.schemas.oauth import (
     LOCAL_SUBJECT,
     MAX_DOCUMENT,
     MAX_SCOPES,
+    OAUTH,
     REF_PREFIX,
     Granted,
     GrantedNews,
@@ -47,10 +48,9 @@ from goondan.schemas.oauth import (
     is_subject,
 )
 from goondan.schemas.wire.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
-from goondan.schemas.wire.control import TokensWanted
+from goondan.schemas.wire.control import ProgramWanted
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import Frame, Hello
-from goondan.schemas.wire.tokens import OAUTH
 
 #: How long an order may take (seconds): longer than the two requests of 20 s each that it can need, and than a restart
 #: of the process in between.
@@ -188,14 +188,14 @@ class TokenOrders(Part):
             for item in list(self._open.values()):
                 self._send(peer, item)
         elif peer is self._bus.control and self._open and self._holder is None:
-            self._bus.tell_supervisor(TokensWanted())
+            self._bus.tell_supervisor(ProgramWanted(OAUTH))
 
     def gone(self, peer: Connection, now: float) -> None:
         """The process that holds tokens may be gone."""
         if peer is self._holder:
             self._holder = None
             if self._open:
-                self._bus.tell_supervisor(TokensWanted())
+                self._bus.tell_supervisor(ProgramWanted(OAUTH))
 
     def revise(self, plan: KernelPlan) -> None:
         """The plan has changed: the process says hello again and gets the apps of the new plan."""
@@ -254,12 +254,12 @@ class TokenOrders(Part):
 
     def _start(self, now: float) -> None:
         if self._bus.control is not None:
-            self._bus.tell_supervisor(TokensWanted())
+            self._bus.tell_supervisor(ProgramWanted(OAUTH))
         elif now - self._bus.started_ms / 1000 < RETURN_S:
             message = "the broker has just started and waits for its supervisor"
             raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
         else:
-            suggestion = "Start `python -m goondan.kernel.oauth`, or the kernel with `gdn run`."
+            suggestion = "Start `python -m goondan.features.oauth.process`, or the kernel with `gdn run`."
             raise fail("E_OAUTH_UNAVAILABLE", "no process holds tokens here", suggestion=suggestion)
 
     def _send(self, holder: Connection, item: _Open) -> None:

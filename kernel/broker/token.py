@@ -12,7 +12,7 @@ import sys
 from goondan.kernel.rundir import SECRET_FILE
 from goondan.schemas.system.secrecy import close_memory
 from goondan.schemas.text.visible import visible_line
-from goondan.schemas.wire.tokens import OAUTH, Claims, mint
+from goondan.schemas.wire.tokens import Claims, mint
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,7 +27,8 @@ def main(arguments: list[str] | None = None) -> int:
     host = kinds.add_parser("toolhost", help="for python -m goondan.toolhost")
     host.add_argument("--name", default="1", help="name of the tool host (default: 1)")
     kinds.add_parser("client", help="for a program that sends events")
-    kinds.add_parser("oauth", help="for python -m goondan.kernel.oauth")
+    program = kinds.add_parser("program", help="for a program of a feature, as python -m goondan.features.NAME.process")
+    program.add_argument("name")
     options = parser.parse_args(arguments)
     try:
         with open(f"{options.run_dir}/{SECRET_FILE}", "rb") as source:
@@ -40,8 +41,8 @@ def main(arguments: list[str] | None = None) -> int:
         claims = Claims("agent", agent=options.name, instance_key=options.instance)
     elif options.kind == "toolhost":
         claims = Claims("toolhost", agent=options.name)
-    elif options.kind == "oauth":
-        claims = Claims("control", agent=OAUTH)
+    elif options.kind == "program":
+        claims = Claims("control", agent=options.name)
     else:
         claims = Claims("client")
     print(mint(secret, claims))

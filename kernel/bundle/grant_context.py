@@ -20,7 +20,7 @@ from goondan.kernel.bundle.problems import Position, Report
 from goondan.kernel.grants.merge import requested
 from goondan.kernel.grants.pins import pin
 from goondan.kernel.grants.policy_file import read_policies
-from goondan.kernel.oauth.key_file import is_shared, key_path
+from goondan.kernel.paths import identity, is_shared, key_file
 from goondan.schemas.worker.hidden import KEYS, STATE_ROOT, runtime_bases
 
 #: Of an installation, what is the kernel's own code.
@@ -68,14 +68,12 @@ def _real(bundle: str | None) -> str | None:
     """One spelling for a bundle's folder and for its goondan.yaml."""
     if bundle is None:
         return None
-    from goondan.kernel.paths import identity
-
     return identity(os.path.expanduser(bundle))
 
 
 def hidden_folders(root: str | None) -> list[str]:
     """Folders that no tool may see, as they are named and without links: the state roots, where runtime directories
-    are, and where the key of OAuth tokens is. `root` is the state root.
+    are, and where keys are. `root` is the state root.
     """
     home = os.path.expanduser("~")
     named = [*([root] if root else []), *key_folders()]
@@ -86,9 +84,9 @@ def hidden_folders(root: str | None) -> list[str]:
 
 
 def key_folders() -> list[str]:
-    """The folder of the key of OAuth tokens; [] for a place where no key is used."""
+    """The folder of keys; [] for a place where no key is used."""
     home = os.path.expanduser("~")
-    folder = os.path.dirname(key_path(os.environ, home))
+    folder = os.path.dirname(key_file(os.environ, home, "key"))
     return [] if is_shared(folder, home) else [folder]
 
 

@@ -114,13 +114,13 @@ def instances(ctx: click.Context) -> Iterator[tuple[str, str]]:
 def roles(ctx: click.Context) -> Iterator[tuple[str, str]]:
     """Processes that have a log."""
     from goondan.kernel.log_bounds import role_of
-    from goondan.kernel.logs import AGENT, ROLES
+    from goondan.kernel.logs import AGENT, roles
 
     names = os.listdir(os.path.join(_state(ctx), "logs"))
     found = {role for name in names if (role := role_of(name)) is not None}
-    yield from ((role, "") for role in sorted(found & set(ROLES)))
+    yield from ((role, "") for role in sorted(found & set(roles())))
     yield AGENT, "all agents"
-    yield from ((role, "") for role in sorted(found - set(ROLES)))
+    yield from ((role, "") for role in sorted(found - set(roles())))
 
 
 def _state(ctx: click.Context) -> str:

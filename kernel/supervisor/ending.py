@@ -84,14 +84,16 @@ class Ending:
         match action:
             case TerminateGroup("agents"):
                 agents.stop(told=self._drain(services, control))
-            case TerminateGroup(role):
-                services.terminate(role)
+            case TerminateGroup(group):
+                for role in services.group(group):
+                    services.terminate(role)
             case KillGroup("agents"):
                 _log.warning("agents did not leave in time")
                 agents.kill_all()
-            case KillGroup(role):
-                _log.warning("%s did not leave in time", role)
-                services.kill(role)
+            case KillGroup(group):
+                _log.warning("%s did not leave in time", group)
+                for role in services.group(group):
+                    services.kill(role)
             case _:
                 pass
 
@@ -107,5 +109,5 @@ class Ending:
 
 
 def _alive(services: Services, agents: Agents) -> frozenset[str]:
-    alive = {role for role, _ in STOP_ORDER if role != "agents" and services.alive(role)}
+    alive = {group for group, _ in STOP_ORDER if any(services.alive(role) for role in services.group(group))}
     return frozenset(alive | ({"agents"} if agents.alive else set()))

@@ -21,10 +21,11 @@ from goondan.kernel.premises import Premises
 from goondan.kernel.rundir import WARMUP_FOLDER
 from goondan.kernel.spawn import AGENT_ENVIRONMENT, AUTHORITIES, environment, fill, memory_file
 from goondan.kernel.supervisor.options import Options
+from goondan.kernel.supervisor.programs import Program, programs
 from goondan.kernel.supervisor.services import Launch
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.control import Principal
-from goondan.schemas.wire.tokens import OAUTH, SOCKETS, Claims, mint
+from goondan.schemas.wire.tokens import SOCKETS, Claims, mint
 
 #: The one tool host of a kernel, as the broker names it.
 TOOLHOST_NAME: Final = "1"
@@ -74,8 +75,8 @@ class Launches:
         """Prepare the `run`-th start of this service."""
         if role == "broker":
             return self._broker(run)
-        if role == OAUTH:
-            return self._oauth(run)
+        if role in programs():
+            return self._program(programs()[role], run)
         return self._toolhost(run) if role == "toolhost" else self._fork_server()
 
     def take_fork_channel(self) -> socket.socket | None:
@@ -142,16 +143,12 @@ class Launches:
             os.write(promise.token_fd, self.token(Claims("toolhost", TOOLHOST_NAME, launch=promise.run)).encode())
         self.close()
 
-    def _oauth(self, run: int) -> Launch:
-        from goondan.kernel.oauth.key_file import key_path
-
-        token_fd = memory_file("token", self.token(Claims("control", OAUTH, launch=run)).encode())
+    def _program(self, program: Program, run: int) -> Launch:
+        token_fd = memory_file("token", self.token(Claims("control", program.name, launch=run)).encode())
         arguments = ["--endpoint", self.endpoint("control"), "--token-fd", str(token_fd)]
-        arguments += ["--state-dir", self._options.state_dir]
-        arguments += ["--key-file", key_path(os.environ, os.path.expanduser("~"))]
-        # Its servers may be behind the same proxy as those of models.
-        env = environment(os.environ, AGENT_ENVIRONMENT)
-        return Launch(module="goondan.kernel.oauth", arguments=arguments, env=env, pass_fds=[token_fd])
+        arguments += program.arguments(self._options.state_dir)
+        env = environment(os.environ, program.variables)
+        return Launch(module=program.module, arguments=arguments, env=env, pass_fds=[token_fd])
 
     def _fork_server(self) -> Launch:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

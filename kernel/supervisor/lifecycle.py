@@ -2,12 +2,12 @@
 
 Two machines here and one in roster.py, each fed with events and answering with actions that the supervisor performs:
 
-- `Service`: broker, tool host, fork server. Always wanted while the kernel runs. The holder of OAuth tokens is wanted
-  from the first time on that somebody asks for one. The first restart after a death is immediate, further ones back off
+- `Service`: broker, tool host, fork server. Always wanted while the kernel runs. A program of a feature is wanted from
+  the first time on that somebody has work for it. The first restart after a death is immediate, further ones back off
   to at most a second; ten healthy seconds forget the deaths. A service that was never ready may give up, and then the
   start of the kernel fails. A service that was ready once is restarted for ever.
 - `Stopping`: agents leave first, while the tool host can still finish their calls, then the tool host, the
-  holder of tokens, the fork server and the broker; each has its time, then it is killed.
+  programs of features, the fork server and the broker; each has its time, then it is killed.
 
 Phases of a service: stopped -> starting -> ready -> (waiting ->) starting …, and stopping -> stopped.
 
@@ -32,12 +32,14 @@ START_LIMIT_S: Final = 15.0
 #: Deaths in a row after which a service that was never ready fails the start of the kernel.
 MAX_FIRST_DEATHS: Final = 3
 
+#: The group of the programs of features. The groups of services have their names.
+PROGRAMS: Final = "programs"
 #: The order in which groups of processes leave, and the time that each gets before it is killed (seconds). Together
 #: with KILL_WAIT_S per group this stays under the 10 s in which `gdn stop` promises an end.
 STOP_ORDER: Final[tuple[tuple[str, float], ...]] = (
     ("agents", 3.0),
     ("toolhost", 1.5),
-    ("oauth", 0.5),
+    (PROGRAMS, 0.5),
     ("forkserver", 0.5),
     ("broker", 1.0),
 )

@@ -18,6 +18,7 @@ from goondan.kernel.supervisor.agents import Agents
 from goondan.kernel.supervisor.ending import Ending
 from goondan.kernel.supervisor.launches import TOOLHOST_NAME, Launches
 from goondan.kernel.supervisor.options import Options
+from goondan.kernel.supervisor.programs import programs
 from goondan.kernel.supervisor.reaping import Reaper
 from goondan.kernel.supervisor.roster import MAX_START_FAILURES
 from goondan.kernel.supervisor.services import Launch, Services
@@ -30,16 +31,16 @@ from goondan.schemas.wire.control import (
     Exited,
     Kill,
     Principal,
+    ProgramWanted,
     Retire,
     SpawnFailed,
     ToBroker,
-    TokensWanted,
     ToSupervisor,
     Wanted,
 )
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import ErrorPayload
-from goondan.schemas.wire.tokens import OAUTH, Claims
+from goondan.schemas.wire.tokens import Claims
 from goondan.schemas.worker.tool_host_reports import WorkerNews
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Processes:
             self.reaper,
             self,
             roles=("broker", "forkserver", "toolhost"),
-            on_demand=(OAUTH,),
+            on_demand=tuple(programs()),
             log_path=self._log_path,
             inherited_fds=(premises.alive_fd,),
         )
@@ -246,8 +247,8 @@ class Processes:
             self._kernel.about_bundle(message)
             return
         agents, services, now = self.agents, self._services, self._loop.time()
-        if isinstance(message, TokensWanted):
-            services.want(OAUTH)
+        if isinstance(message, ProgramWanted):
+            services.want(message.name)
         elif isinstance(message, Wanted):
             agents.perform(agents.roster.want(message.principals, full=message.full, now=now))
         elif message.principal.role == "toolhost":

@@ -1,4 +1,4 @@
-"""The processes of broker, tool host, fork server and holder of OAuth tokens: performs the decisions of their state
+"""The processes of broker, tool host, fork server and programs of features: performs the decisions of their state
 machines.
 
 Source: docs/design/processes.md section 2.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Protocol
 
 import msgspec
@@ -17,6 +17,7 @@ import msgspec
 from goondan.kernel.log_bounds import open_log
 from goondan.kernel.spawn import command, start_failure, start_program
 from goondan.kernel.supervisor.lifecycle import (
+    PROGRAMS,
     Begin,
     Down,
     End,
@@ -127,6 +128,10 @@ class Services:
         child = self._children.get(role)
         if child is not None:
             child.kill()
+
+    def group(self, name: str) -> Iterable[str]:
+        """The services of a group of lifecycle.STOP_ORDER: all that start on demand, or the one with this name."""
+        return self._on_demand if name == PROGRAMS else self.state.keys() & {name}
 
     def alive(self, role: str) -> bool:
         """Whether its process lives."""

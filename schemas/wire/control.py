@@ -90,8 +90,11 @@ class BegunAnew(Struct, frozen=True, tag="begun_anew", tag_field="kind", rename=
     agent: str
 
 
-class TokensWanted(Struct, frozen=True, tag="tokens_wanted", tag_field="kind"):
-    """Somebody asks for an OAuth token, and the process that holds them is not connected: start it, if none runs."""
+class ProgramWanted(Struct, frozen=True, tag="program_wanted", tag_field="kind"):
+    """Somebody has work for this program of a feature, and it is not connected: start it, if it does not run."""
+
+    #: Its name.
+    name: str
 
 
 class Revised(Struct, frozen=True, tag="revised", tag_field="kind", rename="camel"):
@@ -241,7 +244,7 @@ class ChangesetsHeld(Struct, frozen=True, tag="changesets_held", tag_field="kind
 
 #: What is about the bundle: the conductor's of the supervisor.
 AboutBundle = RestartAsked | RestartDue | BegunAnew | Revised | ChangesetAsked | ChangesetsOver | WhichChangesets
-ToSupervisor = Wanted | Retire | Kill | AboutBundle | TokensWanted
+ToSupervisor = Wanted | Retire | Kill | AboutBundle | ProgramWanted
 ToBroker = (
     Inventory
     | Ready

@@ -28,8 +28,6 @@ SOCKETS: Final[dict[str, str]] = {
     "control": "control.sock",
 }
 SECRET_BYTES: Final = 32
-#: `Claims.agent` of the process that holds OAuth tokens.
-OAUTH: Final = "oauth"
 #: Longer strings are refused before anything is computed.
 _MAX_TOKEN: Final = 2048
 
@@ -39,8 +37,7 @@ class Claims(Struct, frozen=True, rename="camel", omit_defaults=True):
 
     #: For what kind of peer it is.
     cls: TokenClass
-    #: Of class agent: the agent. Of class control: None for the supervisor, and OAUTH for the process that holds OAuth
-    #: tokens.
+    #: Of class agent: the agent. Of class control: None for the supervisor, and the name of a program of a feature.
     agent: str | None = None
     #: Of class agent: its instance.
     instance_key: str | None = None

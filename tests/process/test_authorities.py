@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.providers.route import tls_context as of_agents
+from goondan.features.oauth.process.http import _make
 from goondan.kernel.model_server.asking import _opener
-from goondan.kernel.oauth.http import _make
 from goondan.schemas.bundle.launch import McpServerSpec, ToolSpec
 from goondan.toolhost.mcp_worker.connections import certificates
 from tests.containment.test_server_secrets import Web

@@ -45,12 +45,12 @@ def command(follow: bool, role: str | None, lines: int, bundle: str | None) -> i
 
     from goondan.kernel.cli.output import write
     from goondan.kernel.cli.state import state_of
-    from goondan.kernel.logs import AGENT, ROLES, Log, log_files, merge
+    from goondan.kernel.logs import AGENT, Log, log_files, merge, roles
     from goondan.kernel.paths import find_bundle
     from goondan.schemas.wire.errors import fail
 
-    if role is not None and role not in (*ROLES, AGENT) and not role.startswith(AGENT + "-"):
-        raise fail("E_USAGE", f"--role is one of {', '.join(ROLES)}, {AGENT} and {AGENT}-NAME")
+    if role is not None and role not in (*roles(), AGENT) and not role.startswith(AGENT + "-"):
+        raise fail("E_USAGE", f"--role is one of {', '.join(roles())}, {AGENT} and {AGENT}-NAME")
     folder = f"{state_of(find_bundle(bundle))}/logs"
     style = style_of(sys.stdout)
     logs = {name: Log(name, path) for name, path in log_files(folder, role).items()}

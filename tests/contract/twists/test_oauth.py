@@ -11,10 +11,10 @@ import pytest
 from msgspec import structs
 
 from goondan.agentproc.extensions.oauth import read_request
+from goondan.features.oauth.process import grants
+from goondan.features.oauth.process.grants import Login, Use, judge
+from goondan.features.oauth.process.protocol import Tokens
 from goondan.kernel.broker.entities import CONTROL
-from goondan.kernel.oauth import grants
-from goondan.kernel.oauth.grants import Login, Use, judge
-from goondan.kernel.oauth.protocol import Tokens
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.oauth import GrantedNews, OAuthAppSpec
 from goondan.schemas.wire.codec import from_raw, to_raw
@@ -197,7 +197,7 @@ SCOPES: list[tuple[Any, bool]] = [
 
 
 def test_scopes_that_are_none_are_ordered_of_nobody() -> None:
-    """Which of them the app has, the process with tokens judges (tests/process/test_oauth_broker.py)."""
+    """Which of them the app has, the process with tokens judges (tests/features/oauth/process/test_oauth_broker.py)."""
     made, wrong = Asking({"subject": "ann"}), []
     for number, (scopes, good) in enumerate(SCOPES):
         code = made.ask({"app": "calendar", "scopes": scopes}, f"q{number}")

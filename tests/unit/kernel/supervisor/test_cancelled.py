@@ -27,6 +27,9 @@ async def cancelled(waiting: asyncio.Task[Any]) -> None:
 
 async def test_at_the_end_of_the_processes() -> None:
     class Services:
+        def group(self, name: str) -> list[str]:
+            return [name]
+
         def __getattr__(self, name: str) -> Any:
             return lambda *_: True  # every process lives
 

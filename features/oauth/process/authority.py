@@ -20,15 +20,14 @@ from contextlib import suppress
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from goondan.kernel.oauth import grants, metadata, protocol
-from goondan.kernel.oauth.grants import Grant, Login
-from goondan.kernel.oauth.http import Http
-from goondan.kernel.oauth.metadata import Endpoints
-from goondan.kernel.oauth.pending import LIFETIME_S, Pending, Register
-from goondan.kernel.oauth.protocol import ServerRefused
-from goondan.kernel.oauth.redirects import Redirects
-from goondan.kernel.oauth.servers import Servers
-from goondan.kernel.oauth.vault import Vault
+from goondan.features.oauth.process import grants, protocol
+from goondan.features.oauth.process.grants import Grant, Login
+from goondan.features.oauth.process.http import Http
+from goondan.features.oauth.process.pending import LIFETIME_S, Pending, Register
+from goondan.features.oauth.process.protocol import Endpoints, ServerRefused
+from goondan.features.oauth.process.redirects import Redirects
+from goondan.features.oauth.process.servers import Servers
+from goondan.features.oauth.process.vault import Vault
 from goondan.schemas.oauth import (
     LOCAL_SUBJECT,
     SERVER_APP,
@@ -492,16 +491,16 @@ class Authority:
     async def _endpoints(self, app: OAuthAppSpec) -> Endpoints:
         """The endpoints from the app's document and from the document of its issuer."""
         if app.issuer is None:
-            return metadata.own_endpoints(app)
+            return protocol.own_endpoints(app)
         known = self._published.get(app.name)
         now = asyncio.get_running_loop().time()
         if known is not None and known[1] == app and now < known[0]:
             return known[2]
         status = 0
-        for url in metadata.document_urls(app.issuer):
+        for url in protocol.document_urls(app.issuer):
             answer = await self._http.get(url)
             if answer.status == 200:
-                found = metadata.read_document(app, answer.body)
+                found = protocol.read_document(app, answer.body)
                 self._published[app.name] = (now + METADATA_S, app, found)
                 return found
             status = answer.status

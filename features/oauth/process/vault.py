@@ -1,8 +1,13 @@
-"""Grants on disk, each in a file of its own, encrypted with AES-256-GCM.
+"""Grants on disk, each in a file of its own, encrypted with AES-256-GCM; and the key, in one file of the user.
 
 A file is replaced as a whole and synced. Its name is a digest of app and subject. The content is bound to the name, so
 no file can take the place of another. A file that cannot be read (another key, a damaged disk) is put aside under
 another name and reported once. Then its person has to agree again.
+
+The key lies outside of the state root, so a copy or a backup of the state root contains no readable token. The folder
+of the key is private and holds nothing but keys, because jails see nothing of it (kernel/paths.py).
+
+Source: docs/oauth.md; docs/decisions/068; docs/design/sandbox.md section 1.
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import stat
 from contextlib import suppress
 from typing import Final
 
@@ -17,10 +23,12 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from goondan.kernel.oauth.grants import Grant
+from goondan.features.oauth.process.grants import Grant
+from goondan.kernel.paths import KEY_VARIABLE, is_shared
 from goondan.schemas.system.directories import Directory, DirectoryRefused, open_directory
 from goondan.schemas.system.private_files import replace_in
 from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.worker.grantable import within
 
 #: The first bytes of a file: the format.
 _MAGIC: Final = b"goondan-oauth-1\n"
@@ -146,3 +154,73 @@ def _sync(place: Directory) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+# --- the key ---------------------------------------------------------------------------------------------------------
+
+#: AES-256.
+KEY_BYTES: Final = 32
+
+
+def read_or_make(path: str, state_root: str) -> bytes:
+    """The key. It is made if there is none. Raises GoondanError E_OAUTH_KEY, which names the file and the fault."""
+    folder, name = os.path.split(path)
+    if is_shared(folder, os.path.expanduser("~")):
+        raise _unusable(path, "its folder has other uses", f"Set {KEY_VARIABLE} to a file in a folder of its own.")
+    if within(os.path.realpath(folder), os.path.realpath(state_root)):
+        raise _unusable(
+            path, "it lies in the state root, beside what it encrypts", f"Set {KEY_VARIABLE} to another place."
+        )
+    try:
+        with open_directory(folder, make=True, private_from=folder) as place:
+            for _ in range(2):
+                found = _read(place, name, path)
+                if found is not None:
+                    return found
+                _make(place, name)
+    except DirectoryRefused as refused:
+        raise _unusable(path, f"{refused.path} {refused.problem}", refused.fix) from None
+    except OSError as error:
+        raise _unusable(path, error.strerror or "it cannot be used") from None
+    raise _unusable(path, "it cannot be made")
+
+
+def _read(place: Directory, name: str, path: str) -> bytes | None:
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=place.fd)
+    except FileNotFoundError:
+        return None
+    with open(fd, "rb") as source:
+        state = os.fstat(fd)
+        if not stat.S_ISREG(state.st_mode):
+            raise _unusable(path, "it is no file")
+        if state.st_uid != os.geteuid():
+            raise _unusable(path, f"it belongs to uid {state.st_uid}")
+        if stat.S_IMODE(state.st_mode) & 0o077:
+            raise _unusable(path, "others may read it", f"Run chmod 0600 {path} if nobody has.")
+        data = source.read(KEY_BYTES + 1)
+    if len(data) != KEY_BYTES:
+        raise _unusable(path, f"it has not {KEY_BYTES} bytes", "Remove it if no token is needed any more.")
+    return data
+
+
+def _make(place: Directory, name: str) -> None:
+    """Make the file, whole or not at all: it is written under another name and then linked. Linking fails if another
+    process was faster.
+    """
+    temporary = f"{name}.{os.urandom(8).hex()}.new"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with open(os.open(temporary, flags, 0o600, dir_fd=place.fd), "wb") as out:
+        out.write(os.urandom(KEY_BYTES))
+        out.flush()
+        os.fsync(out.fileno())
+    try:
+        with suppress(FileExistsError):
+            os.link(temporary, name, src_dir_fd=place.fd, dst_dir_fd=place.fd, follow_symlinks=False)
+    finally:
+        os.unlink(temporary, dir_fd=place.fd)
+    _sync(place)
+
+
+def _unusable(path: str, why: str, suggestion: str | None = None) -> GoondanError:
+    return fail("E_OAUTH_KEY", f"the key {path} cannot be used: {why}", suggestion=suggestion)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel.oauth.grants import Grant
-from goondan.kernel.oauth.key_file import is_shared, key_path, read_or_make
-from goondan.kernel.oauth.vault import Vault
+from goondan.features.oauth.process.grants import Grant
+from goondan.features.oauth.process.vault import Vault, read_or_make
+from goondan.kernel.paths import is_shared, key_file
 from goondan.schemas.wire.errors import GoondanError
 
 
@@ -34,10 +34,10 @@ def key(root: Path) -> bytes:
 
 
 def test_where_the_key_is() -> None:
-    assert key_path({}, "/home/ann") == "/home/ann/.config/goondan/keys/oauth.key"
-    assert key_path({"XDG_CONFIG_HOME": "/c"}, "/home/ann") == "/c/goondan/keys/oauth.key"
-    assert key_path({"XDG_CONFIG_HOME": "c"}, "/home/ann") == "/home/ann/.config/goondan/keys/oauth.key"
-    assert key_path({"GOONDAN_KEY_FILE": "/k/./x", "XDG_CONFIG_HOME": "/c"}, "/home/ann") == "/k/x"
+    assert key_file({}, "/home/ann", "oauth.key") == "/home/ann/.config/goondan/keys/oauth.key"
+    assert key_file({"XDG_CONFIG_HOME": "/c"}, "/home/ann", "oauth.key") == "/c/goondan/keys/oauth.key"
+    assert key_file({"XDG_CONFIG_HOME": "c"}, "/home/ann", "oauth.key") == "/home/ann/.config/goondan/keys/oauth.key"
+    assert key_file({"GOONDAN_KEY_FILE": "/k/./x", "XDG_CONFIG_HOME": "/c"}, "/home/ann", "oauth.key") == "/k/x"
     for folder in ("/home/ann", "/home", "/", "/tmp", "/etc"):
         assert is_shared(folder, "/home/ann")
     assert not is_shared("/home/ann/.config/goondan/keys", "/home/ann")
@@ -136,7 +136,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(root: Path) -> None:
 
 
 def test_subjects_that_somebody_makes_up_do_not_fill_the_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goondan.kernel.oauth.vault.MAX_GRANTS", 2)
+    monkeypatch.setattr("goondan.features.oauth.process.vault.MAX_GRANTS", 2)
     held = vault(root)
     held.save(grant("a"))
     held.save(grant("b"))

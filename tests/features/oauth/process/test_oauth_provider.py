@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.oauth.authority import Authority
-from goondan.kernel.oauth.key_file import read_or_make
-from goondan.kernel.oauth.vault import Vault
+from goondan.features.oauth.process.authority import Authority
+from goondan.features.oauth.process.vault import Vault, read_or_make
 from goondan.schemas.oauth import (
     AuthorizationRequired,
     GrantedNews,
@@ -217,7 +216,7 @@ async def test_more_scopes_need_another_agreement_that_keeps_the_old_ones(held: 
 
 
 async def test_a_code_that_is_typed_elsewhere(held: Held, provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goondan.kernel.oauth.protocol._INTERVALS", (0.1, 0.1))  # the person is quick
+    monkeypatch.setattr("goondan.features.oauth.process.protocol._INTERVALS", (0.1, 0.1))  # the person is quick
     asked = await held.authority.carry_out(LoginOrder("device", "ann"))
     assert asked.user_code
     assert asked.user_code in asked.message

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel.oauth.authority import Authority
-from goondan.kernel.oauth.grants import Grant
-from goondan.kernel.oauth.http import MAX_BODY, Http
-from goondan.kernel.oauth.redirects import Redirects
-from goondan.kernel.oauth.vault import Vault
+from goondan.features.oauth.process.authority import Authority
+from goondan.features.oauth.process.grants import Grant
+from goondan.features.oauth.process.http import MAX_BODY, Http
+from goondan.features.oauth.process.redirects import Redirects
+from goondan.features.oauth.process.vault import Vault
 from goondan.schemas.oauth import OAuthAppSpec, TokenOrder
 from goondan.schemas.wire.errors import GoondanError
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 
-from goondan.kernel.oauth.metadata import is_here, may_contact
+from goondan.features.oauth.process.protocol import is_here, may_contact
 from goondan.schemas.system.authorities import skips_proxy, tls_context
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError, fail

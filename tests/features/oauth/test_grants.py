@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from goondan.kernel.oauth import grants
-from goondan.kernel.oauth.grants import Fetch, Grant, Login, Refresh, Use, judge
-from goondan.kernel.oauth.protocol import Tokens
+from goondan.features.oauth.process import grants
+from goondan.features.oauth.process.grants import Fetch, Grant, Login, Refresh, Use, judge
+from goondan.features.oauth.process.protocol import Tokens
 from goondan.schemas.oauth import OAuthAppSpec
 
 APP = OAuthAppSpec(name="cal", client_id="c", issuer="https://login.example", scopes=["a", "b"])

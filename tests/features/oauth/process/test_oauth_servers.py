@@ -17,8 +17,8 @@ from goondan.schemas.oauth import MAX_DOCUMENT, ServerReply, ServerWish
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import ErrorPayload, Frame
+from tests.features.oauth.process.test_oauth_broker import TokenServer, World
 from tests.process.bare_broker import Raw, bare_broker, plan
-from tests.process.test_oauth_broker import TokenServer, World
 
 ENDPOINT = "https://tracker.example/mcp"
 STATE = "a-state-that-nobody-guesses"

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from goondan.kernel.oauth import metadata, protocol
-from goondan.kernel.oauth.protocol import ServerRefused
-from goondan.kernel.oauth.redirects import read_request
+from goondan.features.oauth.process import protocol
+from goondan.features.oauth.process.protocol import ServerRefused
+from goondan.features.oauth.process.redirects import read_request
 from goondan.schemas.oauth import OAuthAppSpec, is_scope, is_subject
 from goondan.schemas.wire.errors import GoondanError
 
@@ -124,12 +124,12 @@ def published(**changes: Any) -> bytes:
 
 
 def test_what_an_issuer_publishes() -> None:
-    found = metadata.read_document(APP, published(token_endpoint_auth_methods_supported=["client_secret_post"]))
+    found = protocol.read_document(APP, published(token_endpoint_auth_methods_supported=["client_secret_post"]))
     assert (found.authorization, found.token) == ("https://login.example/a", "https://tokens.example/t")
     assert found.auth_methods == ["client_secret_post"]
     own = OAuthAppSpec(name="a", client_id="x", issuer=APP.issuer, token_url="https://own.example/t")
-    assert metadata.read_document(own, published()).token == "https://own.example/t"
-    assert metadata.document_urls("https://login.example/tenant/") == [
+    assert protocol.read_document(own, published()).token == "https://own.example/t"
+    assert protocol.document_urls("https://login.example/tenant/") == [
         "https://login.example/tenant/.well-known/openid-configuration",
         "https://login.example/.well-known/oauth-authorization-server/tenant",
     ]
@@ -146,7 +146,7 @@ def test_what_an_issuer_publishes() -> None:
 )  # fmt: skip
 def test_what_no_issuer_may_publish(changes: dict[str, Any]) -> None:
     with pytest.raises(GoondanError) as refused:
-        metadata.read_document(APP, published(**changes))
+        protocol.read_document(APP, published(**changes))
     assert refused.value.code == "E_OAUTH_SERVER"
 
 

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from goondan.kernel.oauth.protocol import Tokens
+from goondan.features.oauth.process.protocol import Tokens
 from goondan.schemas.oauth import OAuthAppSpec
 
 #: A token that ends sooner than this is replaced (seconds), because using it takes time. For short-lived tokens it is
@@ -50,7 +50,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defa
     refreshing_since: float | None = None
     #: Why there is no token any more. The other fields of tokens are then empty.
     lost: str | None = None
-    #: Of an MCP server: what its worker keeps, as the worker wrote it (kernel/oauth/servers.py). A secret.
+    #: Of an MCP server: what its worker keeps, as the worker wrote it (features/oauth/process/servers.py). A secret.
     document: str | None = None
 
     def __repr__(self) -> str:

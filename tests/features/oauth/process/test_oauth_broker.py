@@ -20,9 +20,8 @@ import msgspec
 import pytest
 
 from goondan.features.oauth.broker import apps_of
-from goondan.kernel.oauth.grants import Grant
-from goondan.kernel.oauth.key_file import read_or_make
-from goondan.kernel.oauth.vault import Vault
+from goondan.features.oauth.process.grants import Grant
+from goondan.features.oauth.process.vault import Vault, read_or_make
 from goondan.kernel.spawn import memory_file
 from goondan.schemas.bundle.launch import ExtensionSpec, KernelPlan
 from goondan.schemas.oauth import Granted, GrantedNews, OAuthAppSpec, TokenRequest
@@ -112,7 +111,13 @@ class World:
         ready_r, ready_w = os.pipe()
         self.holder = subprocess.Popen(
             [
-                *(sys.executable, "-m", "goondan.kernel.oauth", "--endpoint", self.broker.endpoint("control")),
+                *(
+                    sys.executable,
+                    "-m",
+                    "goondan.features.oauth.process",
+                    "--endpoint",
+                    self.broker.endpoint("control"),
+                ),
                 *("--token-fd", str(token), "--ready-fd", str(ready_w)),
                 *("--state-dir", self.state, "--key-file", self.key_file),
             ],
@@ -216,7 +221,7 @@ def test_a_holder_that_is_killed_in_a_refresh_ends_in_an_answer(world: World) ->
     # Before it is started: the first order has the supervisor start it.
     world.ask(agent, "first")
     told = world.supervisor.receive()
-    while b"tokens_wanted" not in bytes(told.payload):
+    while b"program_wanted" not in bytes(told.payload):
         told = world.supervisor.receive()
     os.makedirs(world.folder / "keys", 0o700, exist_ok=True)
     world.vault().save(expired(server=server.url))

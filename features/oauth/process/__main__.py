@@ -1,4 +1,4 @@
-"""`python -m goondan.kernel.oauth`: the process that holds OAuth tokens, under a supervisor or by hand.
+"""`python -m goondan.features.oauth.process`: the process that holds OAuth tokens, under a supervisor or by hand.
 
 It says hello on the control socket with a token of its own. The welcome has the apps of the bundle. The key is read
 from `--key-file`. Tokens are stored encrypted in `oauth/` of `--state-dir`.
@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.kernel.oauth.authority import Authority
-from goondan.kernel.oauth.key_file import key_path, read_or_make
-from goondan.kernel.oauth.vault import Vault
-from goondan.kernel.paths import root_of
+from goondan.features.oauth.process import KEY_NAME
+from goondan.features.oauth.process.authority import Authority
+from goondan.features.oauth.process.vault import Vault, read_or_make
+from goondan.kernel.paths import key_file, root_of
 from goondan.schemas.oauth import GrantedNews, Order, TokensSpec
 from goondan.schemas.system.secrecy import close_memory
 from goondan.schemas.system.startup import (
@@ -120,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Serve until the end. Returns 0, 1 when the broker refused us, or 2 for bad usage."""
     close_memory()
     parser = argparse.ArgumentParser(
-        prog="python -m goondan.kernel.oauth", description="Holds OAuth tokens for a kernel."
+        prog="python -m goondan.features.oauth.process", description="Holds OAuth tokens for a kernel."
     )
     parser.add_argument("--endpoint", required=True, help="the broker's control socket, ipc://DIR/control.sock")
     parser.add_argument("--token-fd", type=int, help="descriptor to read the launch token from")
@@ -138,11 +138,11 @@ def main(arguments: list[str] | None = None) -> int:
     for noisy in ("httpx2", "httpcore2", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     waiting: int | None = options.ready_fd
-    key_file = options.key_file or key_path(os.environ, os.path.expanduser("~"))
+    key = options.key_file or key_file(os.environ, os.path.expanduser("~"), KEY_NAME)
     root = root_of(options.state_dir)
 
     def open_vault() -> Vault:
-        return Vault(f"{options.state_dir}/oauth", root, read_or_make(key_file, root))
+        return Vault(f"{options.state_dir}/oauth", root, read_or_make(key, root))
 
     def ready() -> None:
         nonlocal waiting

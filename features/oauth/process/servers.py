@@ -19,11 +19,11 @@ from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
-from goondan.kernel.oauth import protocol
-from goondan.kernel.oauth.grants import Grant
-from goondan.kernel.oauth.pending import LIFETIME_S, MAX_PENDING
-from goondan.kernel.oauth.redirects import Redirects
-from goondan.kernel.oauth.vault import Vault
+from goondan.features.oauth.process import protocol
+from goondan.features.oauth.process.grants import Grant
+from goondan.features.oauth.process.pending import LIFETIME_S, MAX_PENDING
+from goondan.features.oauth.process.redirects import Redirects
+from goondan.features.oauth.process.vault import Vault
 from goondan.schemas.models.origins import origin_of
 from goondan.schemas.oauth import LOCAL_SUBJECT, MAX_DOCUMENT, SERVER_APP, ServerOrder, ServerReply, is_redirect
 from goondan.schemas.text.times import rfc3339_seconds
