@@ -4,7 +4,7 @@
     broker.py   what the broker loads                         command.py   its commands
     agent.py    what an agent's process loads                 process.py   a supervised program of its own
     host.py     what the tool host loads                      jail/        what runs in jails
-    api.py      what features that need this one may call
+    console.py  what a command loads that talks to a swarm    api.py       what features that need this one may call
 
 `FEATURES` is the one table. A process of the kernel knows of features by `parts` alone, so no module of the core names
 one. Privileged programs and workers in jails load nothing by this table.
@@ -41,7 +41,11 @@ class Feature(NamedTuple):
 
 
 FEATURES: Final[tuple[Feature, ...]] = (
-    Feature("approvals", ("broker",)),
+    Feature(
+        "approvals",
+        ("broker", "command", "console"),
+        commands={"approve": "Show calls that wait for a person; approve or deny them."},
+    ),
     Feature(
         "certify",
         ("command",),

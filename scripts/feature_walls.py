@@ -36,6 +36,7 @@ LOADED_BY: Final[Mapping[str, tuple[str | None, frozenset[str]]]] = {
     "broker": ("kernel", frozenset({"wire", "api"})),
     "bundle": ("kernel", frozenset({"wire", "api"})),
     "command": ("kernel", frozenset({"wire", "api", "bundle", "process"})),
+    "console": ("kernel", frozenset({"wire", "api", "command"})),
     "process": ("kernel", frozenset({"wire", "api"})),
     "agent": ("agentproc", frozenset({"wire", "api"})),
     "host": ("toolhost", frozenset({"wire", "api"})),

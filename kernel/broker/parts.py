@@ -74,7 +74,8 @@ class Waiting(NamedTuple):
     event: Event
     #: Since when (seconds on the broker's clock).
     since: float
-    #: What else is told of it.
+    #: What else is told of it. `text`: what it waits for, in words, where the word does not say it. `live`: the live
+    #: events of the turn tell of it as well.
     more: Mapping[str, Any]
 
 

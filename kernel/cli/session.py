@@ -22,7 +22,7 @@ from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.blobs import INLINE_FRAME_BYTES
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import AgentEvent, Answer, FilePart, Frame, ReplyTo, Shutdown
+from goondan.schemas.wire.frames import AgentEvent, Answer, FilePart, Frame, ReplyTo, Shutdown, Welcome
 from goondan.schemas.wire.runtime_events import RuntimeEvent
 from goondan.schemas.wire.tokens import SOCKETS
 
@@ -60,8 +60,8 @@ class Session:
         self._kept: frozenset[str] = frozenset()
         #: The frames that wait for an answer: their ids, and those of their events.
         self._asked: dict[str, str] = {}
-        #: Set when the list of items that wait for a person may have changed, also by a new connection.
-        self.news = asyncio.Event()
+        #: Frame type -> what is called at such a frame, which can have been lost before; so also at each connection.
+        self._hears: dict[str, Callable[[], None]] = {}
         #: Event id -> the listener of its live events.
         self._listeners: dict[str, Listener] = {}
         #: Done when the supervisor has gone.
@@ -80,7 +80,7 @@ class Session:
             endpoint,
             token,
             on_frame=self._on_frame,
-            on_welcome=lambda _: self.news.set(),
+            on_welcome=self._on_welcome,
             renew_token=lambda: self._read_token()[1],
         )
         try:
@@ -111,12 +111,20 @@ class Session:
         except OSError as error:
             raise fail("E_KERNEL_LOST", f"the kernel's token cannot be read: {error.strerror}") from None
 
+    def on(self, frame_type: str, call: Callable[[], None]) -> None:
+        """Call this at each frame of this type, and at each connection: frames before it can be lost."""
+        self._hears[frame_type] = call
+
+    def _on_welcome(self, _: Welcome) -> None:
+        for heard in self._hears.values():
+            heard()
+
     def _on_frame(self, frame: Frame) -> None:
         if frame.type == "shutdown":
             with suppress(GoondanError):
                 self._stopping = from_raw(frame.payload, Shutdown).reason != "restart"
-        if frame.type == "approval.news":
-            self.news.set()
+        if (heard := self._hears.get(frame.type)) is not None:
+            heard()
         listener = self._listeners.get(frame.event_id or "") if frame.type == "runtime.event" else None
         if listener is None:
             return

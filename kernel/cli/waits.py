@@ -13,8 +13,10 @@ from goondan.kernel.cli.plain import one_line
 MAX_NAME = 80
 #: The most of a server's words that is shown (characters).
 MAX_WORDS = 100
+#: The most of what a feature says of a wait (characters).
+MAX_TEXT = 2000
 #: Kinds of rows that the live events of a turn show as well, or that are no waits of its own.
-SEEN = frozenset(("tool", "answer", "works", "approval"))
+SEEN = frozenset(("tool", "answer", "works"))
 
 
 def render(answer: Mapping[str, Any]) -> list[str]:
@@ -44,7 +46,7 @@ def status_of(rows: Iterable[Mapping[str, Any]], own: tuple[str, str]) -> str:
     nothing that its other news do not say.
     """
     at = [((row["agent"], row["instanceKey"]) == own, row) for row in rows]
-    found = next((row for is_own, row in at if is_own and row["kind"] not in SEEN), None)
+    found = next((row for is_own, row in at if is_own and row["kind"] not in SEEN and not row.get("live")), None)
     if found is not None:
         return _for_what(found) if found["kind"] != "turn" else f"queued behind {_messages(found['before'])}"
     found = next((row for is_own, row in at if not is_own and row["kind"] != "answer"), None)
@@ -83,6 +85,8 @@ def _learned(row: Mapping[str, Any]) -> str:
 
 
 def _for_what(row: Mapping[str, Any]) -> str:
+    if "text" in row:
+        return one_line(row["text"], MAX_TEXT)
     kind, messages = row["kind"], _messages(row.get("messages", 0))
     if kind == "answer":
         return (
@@ -106,11 +110,6 @@ def _for_what(row: Mapping[str, Any]) -> str:
         return "works"
     if kind == "turn":
         return f"is busy with {_name(row['eventId'])}; {messages} behind it"
-    if kind == "approval":
-        calls = "1 call" if row["calls"] == 1 else f"{row['calls']} calls"
-        tools, codes = (", ".join(_name(name) for name in row[key]) for key in ("tools", "items"))
-        behind = f"; {messages} behind it" if row["messages"] else ""
-        return f"waits for a person to approve {calls} of {tools} (gdn approve: {codes}){behind}"
     if kind == "place":
         who = "; ".join(f"session {_name(claim['session'])}, root {_name(claim['root'])}" for claim in row["claims"])
         return f"waits for a place with {messages} ({who})"

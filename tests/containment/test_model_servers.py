@@ -15,10 +15,9 @@ from goondan.agentproc.context.estimate import FIRST_SURELY
 from goondan.agentproc.providers.base import Usage
 from goondan.agentproc.providers.connection import Client, Connection, Patience, Response
 from goondan.agentproc.providers.vendor import Fault
+from goondan.features.approvals.command.text import MAX_FILE_BYTES, MAX_FILES, item_lines, with_files
 from goondan.kernel.bundle.models import ModelFault, endpoint_fault, resolve_model
-from goondan.kernel.cli.approval_text import item_lines
 from goondan.kernel.cli.console.screen import shown
-from goondan.kernel.cli.named_files import MAX_BYTES, MAX_FILES, with_files
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import ModelBody
 from goondan.schemas.wire.frames import Answer
@@ -169,7 +168,7 @@ def test_the_small_files_that_a_call_names_are_shown_with_their_digests(tmp_path
     outside.write_text("secret")
     (work / "run.py").write_text("print(1)")
     (work / "sub" / "가.sh").write_text("true")
-    (work / "large").write_bytes(b"x" * (MAX_BYTES + 1))
+    (work / "large").write_bytes(b"x" * (MAX_FILE_BYTES + 1))
     (work / "link").symlink_to(outside)
     os.mkfifo(work / "pipe")
     command = f"python run.py && sh './sub/가.sh' <large link pipe . sub nothing ../secret {outside}\nrun.py\x00"

@@ -5,13 +5,14 @@ was shown. With texts of hostile models, tools, MCP servers and bundles.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
-from goondan.kernel.cli.approval_text import (
+from goondan.features.approvals import command as commands
+from goondan.features.approvals.command.text import (
     MARK,
     MAX_LINES,
     OUTSIDE,
@@ -22,8 +23,7 @@ from goondan.kernel.cli.approval_text import (
     list_lines,
     whole_digest,
 )
-from goondan.kernel.cli.commands import approve
-from goondan.kernel.cli.console.asked import Asked
+from goondan.features.approvals.console import Asked
 from goondan.kernel.cli.trust_screen import BROKEN, screen
 from goondan.kernel.trust.judge import Judgement
 from goondan.kernel.trust.powers import Endpoint, Folder, Variable
@@ -132,6 +132,9 @@ class Session:
         self.item = item
         self.asked: list[Mapping[str, Any]] = []
 
+    def on(self, frame_type: str, call: Callable[[], None]) -> None:
+        """Nothing changes here."""
+
     async def admin(self, question: Mapping[str, Any], answer_s: float) -> dict[str, Any]:
         self.asked.append(question)
         return self.item if question["op"] == "approve.show" else {"code": self.item["code"], "state": "approved"}
@@ -182,15 +185,15 @@ def test_the_commands_want_the_digest_of_the_whole(
         asked.append(question["op"])
         return item if question["op"] == "approve.show" else {"code": item["code"], "state": "approved"}
 
-    monkeypatch.setattr(approve, "ask_broker", ask)
+    monkeypatch.setattr(commands, "ask_broker", ask)
     digest = whole_digest(item)
     for wrong in ([], ["--whole", digest[:4]], ["--whole", "0" * 64]):
-        done = CliRunner().invoke(approve.command, [*command, *wrong])
+        done = CliRunner().invoke(commands.approve, [*command, *wrong])
         assert isinstance(done.exception, GoondanError) and done.exception.info.code == "E_USAGE", done
         assert digest[:8] not in str(done.exception.info), "only the whole says it"
     assert "approve.answer" not in asked
     for right in (digest[:8], f"sha256:{digest}"):
-        assert CliRunner().invoke(approve.command, [*command, "--whole", right]).exit_code == 0
+        assert CliRunner().invoke(commands.approve, [*command, "--whole", right]).exit_code == 0
 
 
 # --- the screen of a bundle -----------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from goondan.agentproc.conversation import encode_message
 from goondan.agentproc.instance import Instance
 from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.store import ConversationStore
+from goondan.features.approvals.command import approve
 from goondan.kernel.bundle.loader import open_bundle
-from goondan.kernel.cli.commands.approve import command as approve
 from goondan.schemas.approval_rules import decide
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec

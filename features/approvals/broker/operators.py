@@ -5,7 +5,7 @@ Source: docs/approvals.md, docs/decisions/069.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
 from msgspec import Raw
@@ -29,6 +29,8 @@ MAX_LISTED_ARGS: Final = 2 << 10
 UNKNOWN_USER: Final = -1
 #: Items and tools that are named of a turn that waits for a person.
 MAX_SHOWN: Final = 20
+#: Characters of the name of a tool in such words.
+MAX_NAME: Final = 80
 #: Operators who may wait for one decision to be journaled.
 MAX_DECIDERS: Final = 64
 
@@ -67,11 +69,16 @@ class Operators(Part):
             if item.open:
                 waiting.setdefault(item.event, []).append(item)
         for event, items in waiting.items():
+            codes = [item.code for item in items][:MAX_SHOWN]
+            tools = sorted({item.tool for item in items})[:MAX_SHOWN]
+            behind = sum(not other.ending and other is not event for other in event.instance.queue)
             more = {
-                "items": [item.code for item in items][:MAX_SHOWN],
-                "tools": sorted({item.tool for item in items})[:MAX_SHOWN],
+                "items": codes,
+                "tools": tools,
                 "calls": len(items),
-                "messages": sum(not other.ending and other is not event for other in event.instance.queue),
+                "messages": behind,
+                "text": _wait_text(codes, tools, len(items), behind),
+                "live": True,
             }
             yield Waiting("approval", event, min(item.asked for item in items), more)
 
@@ -180,6 +187,14 @@ class Operators(Part):
             script=None if record is None or len(record.script or "") > most else record.script,
             covers=0 if item.group is None else COVERED,
         )
+
+
+def _wait_text(codes: Sequence[str], tools: Sequence[str], number: int, behind: int) -> str:
+    """What a turn waits for, in words."""
+    calls = "1 call" if number == 1 else f"{number} calls"
+    names = ", ".join(tool[:MAX_NAME] for tool in tools)
+    messages = "" if not behind else "; 1 message behind it" if behind == 1 else f"; {behind} messages behind it"
+    return f"waits for a person to approve {calls} of {names} (gdn approve: {', '.join(codes)}){messages}"
 
 
 def _shown_state(item: Item) -> Literal["waits", "approved", "denied", "answered", "started"]:

@@ -27,7 +27,6 @@ CORE: Final[Mapping[str, str]] = {
     "call": "Call one tool, or a batch of tools, in the sandbox.",
     "cancel": "Cancel a turn with all its calls, or a message that waits.",
     "instance": "List and show the instances of agents.",
-    "approve": "Show calls that wait for a person; approve or deny them.",
     "ps": "Show the processes of a running swarm.",
     "logs": "Show what the processes of a swarm wrote.",
     "trace": "Show what a turn did and how long it took.",

@@ -125,7 +125,7 @@ class _Serving:
         """Serve until the client or a signal ends it. Raises GoondanError."""
         import asyncio
 
-        from goondan.kernel.cli.console.asked import Asked
+        from goondan.kernel.cli.console.questions import questions
         from goondan.kernel.cli.session import Session
 
         async with Session(self._kernel) as session:
@@ -136,7 +136,7 @@ class _Serving:
             offer = Offer(session, self._agent, self._instance, self._patterns, self._workdir, short=self._short)
             self._say(await offer.everything())
             server = make_server(offer, self._agent, _version())
-            asked = Asked(session)
+            asked = questions(session)
             watching = [asyncio.ensure_future(task) for task in (asked.watch(), asked.announce())]
             try:
                 await self._until_over(session, self._stdio(server) if http is None else self._http(server, http))

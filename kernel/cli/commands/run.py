@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     import asyncio
     from collections.abc import Callable, Sequence
 
-    from goondan.kernel.cli.console.asked import Asked
     from goondan.kernel.cli.console.commands import Command, Commands
     from goondan.kernel.cli.console.prompt import Prompt
+    from goondan.kernel.cli.console.questions import Questions
     from goondan.kernel.cli.console.screen import Screen
     from goondan.kernel.cli.interrupts import Interrupts
     from goondan.kernel.cli.lines import Line, LineReader
@@ -203,7 +203,7 @@ def _talk(place: BundleTarget, wishes: _Wishes) -> int:
 class _Talk:
     """The conversation of one `gdn run`."""
 
-    _asked: Asked
+    _questions: Questions
     _commands: Commands
 
     def __init__(self, kernel: Kernel, wishes: _Wishes, look: ModelLook | None) -> None:
@@ -229,15 +229,15 @@ class _Talk:
         """
         import asyncio
 
-        from goondan.kernel.cli.console.asked import Asked
         from goondan.kernel.cli.console.commands import Commands
+        from goondan.kernel.cli.console.questions import questions
         from goondan.kernel.cli.lines import MAX_LINE_BYTES, LineReader
         from goondan.kernel.cli.session import Session
 
         async with Session(self._kernel) as session:
-            self._asked = Asked(session)
+            self._questions = questions(session)
             self._commands = Commands(session, self._kernel, self._wishes.instance, self._wishes.workdir)
-            watching = asyncio.ensure_future(self._asked.watch())
+            watching = asyncio.ensure_future(self._questions.watch())
             terminal = is_terminal(sys.stdin) and is_terminal(sys.stderr)
             talking = self._interactive(session) if terminal else self._piped(session, LineReader(0, MAX_LINE_BYTES))
             work = asyncio.ensure_future(talking)
@@ -258,7 +258,7 @@ class _Talk:
         waiting: asyncio.Queue[tuple[int, str, asyncio.Future[_Told]] | None] = asyncio.Queue()
         room = Room(MAX_IN_FLIGHT)
         await self._tell_instance()
-        announcing = asyncio.ensure_future(self._asked.announce())
+        announcing = asyncio.ensure_future(self._questions.announce())
         open_lines: set[asyncio.Future[_Told]] = set()
 
         async def read() -> None:
@@ -302,15 +302,14 @@ class _Talk:
         from contextlib import suppress
 
         while not asked.done():
-            if reading.done() and not self._stuck and event_id in self._asked.blocked:
+            if reading.done() and not self._stuck and self._questions.stops(event_id):
                 with suppress(GoondanError):
-                    await self._asked.look()  # the known list may be older than a person's decision
-                self._stuck = event_id in self._asked.blocked and not asked.done()
+                    await self._questions.look()  # the known list may be older than a person's decision
+                self._stuck = self._questions.stops(event_id) and not asked.done()
             if self._stuck:
                 asked.cancel()
-                message = f"the message {event_id} waits for a person; it is kept, and goes on at the next start"
-                return _Told(event_id, error=fail("E_APPROVAL_WAITS", message))
-            changed = asyncio.ensure_future(self._asked.next_change())
+                return _Told(event_id, error=self._questions.stopped(event_id))
+            changed = asyncio.ensure_future(self._questions.next_change())
             parts: set[asyncio.Future[Any]] = {asked, changed, *([] if reading.done() else [reading])}
             await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
             changed.cancel()
@@ -358,14 +357,14 @@ class _Talk:
 
         from goondan.kernel.cli.console.prompt import PROMPT
 
-        await self._asked.ask_waiting(prompt)
+        await self._questions.ask_waiting(prompt)
         if self._queue:
             line = self._queue.pop(0)
             write(f"{PROMPT}{_shown(line)}", stream=sys.stderr)
             return line
         if prompt.ended:
             return None
-        telling = asyncio.ensure_future(self._asked.notices(prompt))
+        telling = asyncio.ensure_future(self._questions.notices(prompt))
         try:
             return await prompt.read()
         finally:
@@ -415,7 +414,7 @@ class _Talk:
                 screen.handle(event)
 
         asking = asyncio.ensure_future(self._ask(session, line, event_id, hear))
-        questions = asyncio.ensure_future(self._asked.ask_each(prompt, screen))
+        questions = asyncio.ensure_future(self._questions.ask_each(prompt, screen))
         place = self._kernel.entry_agent or "", self._commands.instance
         following = asyncio.ensure_future(follow(session, *place, event_id, screen if shows_status() else None))
         try:

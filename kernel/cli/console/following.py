@@ -53,7 +53,7 @@ async def follow(session: Session, agent: str, instance: str, event_id: str, scr
 def new_lines(rows: Sequence[Mapping[str, Any]], told: dict[tuple[str, ...], int]) -> Iterator[str]:
     """The lines for what was not told yet, or long ago. `told` has what was, and gets it."""
     for row in rows:
-        if row["kind"] in SEEN - {"approval"} or row["forMs"] < 1000 * QUEUE_NOTICE_S:
+        if row["kind"] in SEEN or row["forMs"] < 1000 * QUEUE_NOTICE_S:
             continue
         name = (row["kind"], row["agent"], row["instanceKey"], row.get("message") or "", str(row.get("point")))
         if row["forMs"] >= AGAIN * told.get(name, 0):

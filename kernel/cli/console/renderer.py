@@ -119,7 +119,7 @@ class TurnRenderer:
         elif event.kind == "tool.progress":
             self._progress = _progress(event)
         elif event.kind == "tool.waits":
-            self._progress = "waits for a person (gdn approve)"
+            self._progress = "waits for a person"
         elif event.kind not in _WAITS:
             call = self._tools.pop(event.tool_call_id or "", None)
             self._progress = ""

@@ -266,6 +266,8 @@ def test_a_parked_turn_needs_no_process_and_comes_back_when_decided() -> None:
     assert not agent.take("event"), "newer messages wait behind it"
     (why,) = client.admin(op="why")["waits"]
     assert (why["kind"], why["agent"], why["messages"], why["tools"]) == ("approval", "coder", 1, ["bash__exec"])
+    asked = f"(gdn approve: {why['items'][0]})"
+    assert why["text"] == f"waits for a person to approve 1 call of bash__exec {asked}; 1 message behind it"
     assert [frame.type for frame in agent.say(Frame("bye"))] == ["reply"], "its process may leave"
     decide(client)
     agent = bench.agent()

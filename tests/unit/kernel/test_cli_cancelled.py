@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from goondan.kernel.cli.console.asked import Asked
+from goondan.features.approvals.console import Asked
 from goondan.kernel.cli.session import Session
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.frames import Frame
@@ -41,7 +42,8 @@ async def test_of_a_welcome() -> None:
 
 async def test_of_news() -> None:
     class Waiting:
-        news = asyncio.Event()
+        def on(self, frame_type: str, call: Callable[[], None]) -> None:
+            self.news = call
 
         async def admin(self, question: Any, timeout_s: float) -> Any:
             return {"items": []}
@@ -49,7 +51,7 @@ async def test_of_news() -> None:
     session: Any = Waiting()
     watching = asyncio.ensure_future(Asked(session).watch())
     await asyncio.sleep(0)
-    session.news.set()
+    session.news()
     watching.cancel()
     await asyncio.wait({watching}, timeout=1)
     assert watching.cancelled()

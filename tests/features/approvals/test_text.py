@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.kernel.cli.approval_text import MARK, OUTSIDE, command_lines, item_lines, list_lines
-from goondan.kernel.cli.commands.approve import answer_issues, command
+from goondan.features.approvals.command import answer_issues, approve
+from goondan.features.approvals.command.text import MARK, OUTSIDE, command_lines, item_lines, list_lines
 from goondan.schemas.text.visible import TURNING
 
 ITEM: dict[str, Any] = {
@@ -68,8 +68,8 @@ def test_the_code_the_callid_and_the_command_are_there() -> None:
 
 @pytest.mark.parametrize("name", ["list", "show", "yes", "no", "answer"])
 def test_json_works_with_all_of_them(name: str) -> None:
-    assert isinstance(command, click.Group)
-    options = {option for parameter in command.commands[name].params for option in parameter.opts}
+    assert isinstance(approve, click.Group)
+    options = {option for parameter in approve.commands[name].params for option in parameter.opts}
     assert "--json" in options
 
 

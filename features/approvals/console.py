@@ -11,10 +11,10 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from goondan.kernel.cli.approval_text import COLUMNS, command_lines, is_long, item_lines
-from goondan.kernel.cli.named_files import with_files
+from goondan.features.approvals.command.text import COLUMNS, command_lines, is_long, item_lines, with_files
+from goondan.kernel.cli.console.questions import Questions
 from goondan.kernel.cli.output import columns_of, write
-from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
     from goondan.kernel.cli.console.prompt import Prompt
@@ -29,7 +29,7 @@ ANSWER_S: Final = 30.0
 MAX_TRIES: Final = 3
 
 
-class Asked:
+class Asked(Questions):
     """The items of a session. `changed` is set when they have changed."""
 
     def __init__(self, session: Session) -> None:
@@ -41,17 +41,19 @@ class Asked:
         self.changed = asyncio.Event()
         self._changes: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._shown: set[str] = set()
+        self._news = asyncio.Event()
+        session.on("approval.news", self._news.set)
 
     async def watch(self) -> None:
         """Read the list again and again, until cancelled."""
         while True:
-            self._session.news.clear()
+            self._news.clear()
             with suppress(GoondanError):
                 await self._session.admin({"op": "approve.watch"}, ANSWER_S)
                 await self.look()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):  # not wait_for, see Session
-                    await self._session.news.wait()
+                    await self._news.wait()
 
     async def look(self) -> None:
         """Read the list. Raises GoondanError."""
@@ -66,6 +68,15 @@ class Asked:
     async def next_change(self) -> None:
         """Return when the list was read again."""
         await asyncio.shield(self._changes)
+
+    def stops(self, event_id: str) -> bool:
+        """Whether only a person can bring the work of this event further."""
+        return event_id in self.blocked
+
+    def stopped(self, event_id: str) -> GoondanError:
+        """The error of a command that does not wait for a person."""
+        message = f"the message {event_id} waits for a person; it is kept, and goes on at the next start"
+        return fail("E_APPROVAL_WAITS", message)
 
     def new(self) -> list[dict[str, Any]]:
         """The items that nobody was shown yet. From now on they count as shown."""
@@ -160,8 +171,8 @@ class Asked:
 
 def _answer(item: dict[str, Any], said: str) -> dict[str, Any] | None:
     """The answer to a question. None when it does not fit, after the person was told why."""
+    from goondan.features.approvals.command import answer_issues, encoded_answer
     from goondan.kernel.cli.batch import parse_json
-    from goondan.kernel.cli.commands.approve import answer_issues, encoded_answer
 
     try:
         value = parse_json(said)
@@ -176,3 +187,6 @@ def _answer(item: dict[str, Any], said: str) -> dict[str, Any] | None:
 
 def _lines(item: dict[str, Any], *, whole: bool = False) -> list[str]:
     return item_lines(with_files(item), columns_of(sys.stderr, COLUMNS), whole=whole)
+
+
+QUESTIONS: Final = Asked

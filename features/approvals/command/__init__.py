@@ -6,12 +6,12 @@ Source: docs/approvals.md.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from goondan.kernel.cli import options
-from goondan.kernel.cli.approval_text import (
+from goondan.features.approvals.command.text import (
     COLUMNS,
     WHOLE_DIGITS,
     answered_lines,
@@ -19,8 +19,10 @@ from goondan.kernel.cli.approval_text import (
     item_lines,
     list_lines,
     whole_digest,
+    with_files,
 )
-from goondan.kernel.cli.operator_question import ask_broker
+from goondan.kernel.cli import options
+from goondan.kernel.cli.operator_question import Document, Op, ask_broker, operator_group
 from goondan.kernel.cli.output import columns_of, write, write_json, write_result
 from goondan.schemas.approvals import MAX_ANSWER_BYTES
 from goondan.schemas.wire.errors import fail
@@ -34,36 +36,34 @@ _whole = click.option(
 _reason = click.option("--reason", default=None, help="Why; a model is told the reason for a no.")
 
 
-@click.group()
-def command() -> None:
-    """Show calls that wait for a person; approve or deny them, or answer a question."""
+def _list_lines(answer: Document, question: Document) -> list[str]:
+    columns = columns_of(sys.stdout, COLUMNS)
+    if question["answered"]:
+        return answered_lines(answer["answered"], answer["more"], columns)
+    return list_lines(answer["items"], answer["more"], columns)
 
 
-@command.command(name="list")
-@click.option("--all", "everything", is_flag=True, help="Also what was decided, as long as its turn goes on.")
-@click.option("--answered", is_flag=True, help="Who decided what and when, also in turns that are over.")
-@options.bundle
-@options.as_json
-def list_(everything: bool, answered: bool, bundle: str | None, as_json: bool) -> int:
-    """List what waits, the oldest first."""
-    answer = ask_broker(bundle, {"op": "approve.list", "all": everything, "answered": answered})
-    if as_json:
-        write_json(answer)
-    elif answered:
-        write(*answered_lines(answer["answered"], answer["more"], columns_of(sys.stdout, COLUMNS)))
-    else:
-        write(*list_lines(answer["items"], answer["more"], columns_of(sys.stdout, COLUMNS)))
-    return 0
+approve = operator_group(
+    "approve",
+    "Show calls that wait for a person; approve or deny them, or answer a question.",
+    Op(
+        "approve.list",
+        "List what waits, the oldest first.",
+        _list_lines,
+        (
+            click.option("--all", is_flag=True, help="Also what was decided, as long as its turn goes on."),
+            click.option("--answered", is_flag=True, help="Who decided what and when, also in turns that are over."),
+        ),
+    ),
+)
 
 
-@command.command()
+@approve.command()
 @click.argument("id")
 @options.bundle
 @options.as_json
 def show(id: str, bundle: str | None, as_json: bool) -> int:
     """Show one item with all of its arguments. ID is a callId or a code."""
-    from goondan.kernel.cli.named_files import with_files
-
     answer = ask_broker(bundle, {"op": "approve.show", "id": id})
     if as_json:
         write_json({**answer, "whole": whole_digest(answer)} if is_long(answer) else answer)
@@ -72,7 +72,7 @@ def show(id: str, bundle: str | None, as_json: bool) -> int:
     return 0
 
 
-@command.command()
+@approve.command()
 @click.argument("id")
 @_reason
 @_whole
@@ -84,7 +84,7 @@ def yes(id: str, reason: str | None, whole: str, bundle: str | None, as_json: bo
     return _decide(bundle, as_json, {"id": id, "decision": "yes", "reason": reason})
 
 
-@command.command()
+@approve.command()
 @click.argument("id")
 @_reason
 @options.bundle
@@ -94,7 +94,7 @@ def no(id: str, reason: str | None, bundle: str | None, as_json: bool) -> int:
     return _decide(bundle, as_json, {"id": id, "decision": "no", "reason": reason})
 
 
-@command.command()
+@approve.command()
 @click.argument("id")
 @click.argument("json", required=False)
 @_whole
@@ -146,3 +146,6 @@ def _decide(bundle: str | None, as_json: bool, decision: dict[str, Any]) -> int:
     told = ask_broker(bundle, {"op": "approve.answer", **decision})
     write_result(told, f"{told['code']} is {told['state']}", as_json=as_json)
     return 0
+
+
+COMMANDS: Final[Mapping[str, click.Command]] = {"approve": approve}
