@@ -23,7 +23,7 @@ from goondan.kernel.plan import catalog_items, tool_spec
 from goondan.schemas.bundle.launch import ToolHostSpec
 from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.worker.worker_frames import Result
-from goondan.toolhost.calls.exports import Exports, arguments
+from goondan.toolhost.calls.call_inputs import Exports, arguments
 from goondan.toolhost.calls.results import shape
 
 #: How many calls are timed together. So the clock's own cost and resolution do not matter.

@@ -39,8 +39,7 @@ from goondan.toolhost.launcher import syscalls
 from goondan.toolhost.launcher.allow_list import AllowList
 from goondan.toolhost.launcher.request import Enclosed
 from goondan.toolhost.policy.plan import enclosure_of, isolation, start_of
-from goondan.toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
-from goondan.toolhost.policy.subject import ARGS_FD, FILTER_FD, JAIL_CODE, HostFacts
+from goondan.toolhost.policy.subject import ARGS_FD, FILTER_FD, GUARDED_NAMES, JAIL_CODE, SYSTEM, TOP, HostFacts
 from goondan.toolhost.privileges.launcher_link import spawn
 from goondan.toolhost.privileges.own_groups import beside, find_tree, hand_over
 from goondan.toolhost.privileges.powers import Ordinary, Powers, Rooted

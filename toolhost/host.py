@@ -29,11 +29,9 @@ from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import ErrorPayload, Frame, InstanceEnd, InstanceEnded, ToolCallPayload, ToolError
 from goondan.schemas.worker.grantable import within
 from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
+from goondan.toolhost.calls.call_inputs import Exports, MessageCache, arguments
 from goondan.toolhost.calls.call_registry import Call, Listing, StoredResult, listing_for
-from goondan.toolhost.calls.exports import Exports, arguments
-from goondan.toolhost.calls.messages import MessageCache
-from goondan.toolhost.calls.pending import Promise
-from goondan.toolhost.calls.results import error_result, refusal
+from goondan.toolhost.calls.results import Promise, error_result, refusal
 from goondan.toolhost.facts.folders import FolderCopies, folder_of_call
 from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.mcp.template_link import FORK_S

@@ -25,7 +25,7 @@ from goondan.schemas.bundle.address import path_segment
 from goondan.schemas.system.private_files import read_list, replace_file
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.workdirs import LOCK, TOOLHOSTS
-from goondan.toolhost.calls.pending import Promise
+from goondan.toolhost.calls.results import Promise
 from goondan.toolhost.privileges.powers import Powers
 
 #: How long the tool host before may take to end after its link did (seconds): its jails are killed first.

@@ -1,4 +1,15 @@
-"""Checks values that come out of a jail or from the bus, before anything opens them. Pure."""
+"""The first check of what comes out of a jail or from the bus: values, before anything opens them, and frames of a
+worker. Pure.
+
+Rules.
+- A frame's length is checked before its bytes are kept; at most one frame is kept per jail.
+- A frame that is not of the protocol, breaks a limit or comes at the wrong time is a Violation: the caller ends the
+  jail. There is no second chance, because our own worker never sends such a frame.
+- Log, progress and ask frames have a budget; a worker that keeps to WORKER.md stays far below it.
+- `output` is not decoded: it is walked (untrusted.check_json) and forwarded as it came.
+
+Source: docs/design/sandbox.md section 5; schemas/WORKER.md; requirement HANDLER-07.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +17,12 @@ import math
 import struct
 from typing import Final
 
+import msgspec
+
 from goondan.schemas.wire.blobs import MAX_OUTPUT_BYTES
+from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.wire.msgpack_heads import HEADS, MAP, OTHER, SCALAR, STRING
+from goondan.schemas.worker.worker_frames import Ask, Log, Progress, Result, WorkerFrame
 
 #: The most levels of maps and arrays in one output. A payload may have 64; the frames around the output need the rest.
 MAX_OUTPUT_DEPTH: Final = 60
@@ -98,3 +113,92 @@ def _is_map(kind: int, depth: int) -> bool:
 def output_limit(output_mb: int) -> int:
     """The largest output (bytes): the tool's outputMb, and not more than the bus carries."""
     return min(output_mb << 20, MAX_OUTPUT_BYTES)
+
+
+# --- frames of a worker -----------------------------------------------------------------------------------------------
+
+#: Bytes of a frame beyond its output: names, ids, an error's texts.
+FRAME_SLACK: Final = 64 << 10
+#: Log, progress and ask frames that a worker may send at once, and per second after that. The Python worker drops its
+#: own frames much earlier: beyond 1,000 and 200 (and 20 a call).
+NEWS_BURST: Final = 20_000
+NEWS_PER_S: Final = 2_000
+#: Bytes of such frames at once, and per second after that.
+NEWS_BYTES_BURST: Final = 64 << 20
+NEWS_BYTES_PER_S: Final = 8 << 20
+
+_decode = msgspec.msgpack.Decoder(WorkerFrame).decode
+
+
+class Channel:
+    """The incoming half of one jail's socket."""
+
+    __slots__ = ("_chunks", "_have", "_max_frame", "_news", "_news_at", "_news_bytes", "_want")
+
+    def __init__(self, output_limit: int, now: float) -> None:
+        self._max_frame = output_limit + FRAME_SLACK
+        self._chunks: list[bytes] = []
+        self._have = 0
+        self._want = 4
+        self._news = float(NEWS_BURST)
+        self._news_bytes = float(NEWS_BYTES_BURST)
+        self._news_at = now
+
+    @property
+    def kept(self) -> int:
+        """Bytes of an incomplete frame."""
+        return self._have
+
+    def feed(self, data: bytes, now: float) -> list[WorkerFrame]:
+        """Return the frames that `data` completes, in order. Raises Violation; the channel is of no use then."""
+        if self._chunks:
+            self._chunks.append(data)
+            self._have += len(data)
+            if self._have < self._want:
+                return []
+            data = b"".join(self._chunks)
+            self._chunks.clear()
+        frames: list[WorkerFrame] = []
+        at, end = 0, len(data)
+        want = 4
+        while end - at >= 4:
+            size = int.from_bytes(data[at : at + 4], "little")
+            if size > self._max_frame:
+                message = f"the worker sent a frame of {size} bytes, limit {self._max_frame} (outputMb)"
+                raise Violation(message, "E_TOOL_LIMIT")
+            stop = at + 4 + size
+            if stop > end:
+                want = 4 + size
+                break
+            frame = self._frame(data[at + 4 : stop])
+            if type(frame) is not Result:
+                self._spend(frame, size, now)
+            frames.append(frame)
+            at = stop
+        if at < end:
+            self._chunks.append(data[at:] if at else data)
+        self._have, self._want = end - at, want
+        return frames
+
+    def _frame(self, body: bytes) -> WorkerFrame:
+        try:
+            return _decode(body)  # type: ignore[no-any-return]
+        except DECODE_ERRORS as error:
+            raise Violation(f"the worker sent no frame of the protocol ({_reason(error)})") from None
+
+    def _spend(self, frame: WorkerFrame, size: int, now: float) -> None:
+        """Take the frame from the budget. Ready and LoadFailed come once; the caller checks that."""
+        if not isinstance(frame, Log | Progress | Ask):
+            return
+        passed = max(0.0, now - self._news_at)
+        self._news_at = now
+        self._news = min(float(NEWS_BURST), self._news + passed * NEWS_PER_S) - 1
+        self._news_bytes = min(float(NEWS_BYTES_BURST), self._news_bytes + passed * NEWS_BYTES_PER_S) - size
+        if self._news < 0 or self._news_bytes < 0:
+            raise Violation("the worker flooded its channel with log lines or questions", "E_TOOL_LIMIT")
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    return "a string is not UTF-8" if isinstance(error, UnicodeDecodeError) else type(error).__name__

@@ -1,7 +1,7 @@
 """`--workdir`: the directory that an operator gives to tools in place of the instance's own.
 
 Every tool that is called there can write to it. The tool host refuses folders of the system, and folders of code that
-runs outside of jails (toolhost/policy/refusals.py). The kernel's own folders are refused here, before anything is
+runs outside of jails (toolhost/policy/subject.py). The kernel's own folders are refused here, before anything is
 started.
 
 Source: docs/design/sandbox.md section 1.

@@ -1,6 +1,6 @@
 """The tiers of the sandbox, by their names: how strong the walls of a jail are. Pure.
 
-toolhost/policy/tiers.py says what each is made of.
+toolhost/policy/plan.py says what each is made of.
 
 Source: docs/design/sandbox.md section 7.
 """

@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from goondan.kernel.bundle.base import base_tools
 from goondan.schemas.wire.errors import CODES, HELP_BASE, is_os_error_code
-from goondan.toolhost.calls.messages import CACHE_BYTES
+from goondan.toolhost.calls.call_inputs import CACHE_BYTES
 from tests.calls_by_schema import Call, calls
 from tests.kernel_fixture import Sandbox
 from tests.service_fixture import MockApi, mock_api

@@ -19,7 +19,7 @@ from goondan.schemas.wire.errors import GoondanError
 from goondan.toolhost.facts.host import host_facts
 from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.jails.launch import launch
-from goondan.toolhost.policy.tiers import plan
+from goondan.toolhost.policy.plan import plan
 from tests.containment.ordinary_user import ORDINARY_USER, run_as_user
 from tests.toolhost_fixture import POWERS, bench, bwrap, make_tool
 

@@ -19,7 +19,7 @@ import ctypes, errno, resource, signal, subprocess, threading
 from goondan.toolhost.inside.system import Filter
 from goondan.toolhost.mcp_worker import template
 from goondan.toolhost.facts.host import machine
-from goondan.toolhost.seccomp.numbers import NUMBERS
+from goondan.toolhost.seccomp.program import NUMBERS
 from goondan.toolhost.seccomp.program import template_program, worker_program
 
 first = os.getpid()

@@ -18,7 +18,7 @@ from goondan.schemas.bundle.launch import ToolHostSpec
 from goondan.toolhost.facts.host import host_facts
 from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.launcher import staging
-from goondan.toolhost.policy.tiers import plan
+from goondan.toolhost.policy.plan import plan
 from tests.containment.test_attempts import judge
 from tests.containment.tried import every_attempt
 from tests.process.test_egress import pages

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from goondan.toolhost.facts.host import landlock_abi
-from goondan.toolhost.policy.reduced import MINIMUM_LANDLOCK
+from goondan.toolhost.policy.plan import MINIMUM_LANDLOCK
 from tests.containment.ordinary_user import run_as_user
 from tests.containment.tried import HARMLESS
 

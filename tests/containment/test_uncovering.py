@@ -17,7 +17,7 @@ import pytest
 from goondan.schemas.bundle.launch import SandboxSpec
 from goondan.toolhost.facts.hiding import with_hidden
 from goondan.toolhost.facts.host import landlock_abi
-from goondan.toolhost.policy.reduced import MINIMUM_LANDLOCK
+from goondan.toolhost.policy.plan import MINIMUM_LANDLOCK
 from tests.containment import uncovering
 from tests.containment.ordinary_user import ROOT, run_as_user
 from tests.containment.uncovering import LOOK, Scene, reading

@@ -14,9 +14,8 @@ from goondan.schemas.wire import questions, tool_asks
 from goondan.schemas.worker import worker_frames
 from goondan.schemas.worker.worker_frames import Result
 from goondan.toolhost import untrusted
-from goondan.toolhost.calls import asks, messages, pending
+from goondan.toolhost.calls import asks, call_inputs, results
 from goondan.toolhost.inside import orphans, wire, worker
-from goondan.toolhost.jails import channel
 from goondan.toolhost.serving import sessions
 from goondan.toolhost.sessions import machine, session
 
@@ -41,15 +40,16 @@ def test_the_numbers() -> None:
         f"Version: {worker_frames.WORKER_PROTOCOL}.",
         f"descriptor {worker_frames.WORKER_FD}",
         f"at most {worker_frames.MAX_WORKER_FRAME >> 20} MiB",
-        f"plus {channel.FRAME_SLACK >> 10} KiB",
-        f"Keep the {messages.WORKER_MESSAGES} newest messages",
+        f"plus {untrusted.FRAME_SLACK >> 10} KiB",
+        f"Keep the {call_inputs.WORKER_MESSAGES} newest messages",
         f"up to {session.MAX_CALLS_PER_JAIL}",
         f"more than {untrusted.MAX_OUTPUT_DEPTH} levels",
         f"more than {untrusted.MAX_ELEMENTS:,} values",
-        f"more than {channel.NEWS_BURST:,} `log`, `progress` and `ask` frames, or {channel.NEWS_BYTES_BURST >> 20} MiB",
-        f"{channel.NEWS_PER_S:,} and {channel.NEWS_BYTES_PER_S >> 20} MiB refill",
+        f"more than {untrusted.NEWS_BURST:,} `log`, `progress` and `ask` frames, or "
+        f"{untrusted.NEWS_BYTES_BURST >> 20} MiB",
+        f"{untrusted.NEWS_PER_S:,} and {untrusted.NEWS_BYTES_PER_S >> 20} MiB refill",
         f"{worker.LOG_BURST:,} lines at once and\n  {worker.LOG_PER_S} a second",
-        f"1 to {pending.MAX_HANDLE:,} printable characters",
+        f"1 to {results.MAX_HANDLE:,} printable characters",
         f"more than {sessions.MAX_UNREAD >> 20} MiB of answers",
         f"may have {tool_asks.MAX_OPEN} questions open, ask {asks.MAX_ASKED:,} in all",
         f"in all, and say {asks.MAX_INPUT:,} bytes of `input`",
@@ -67,10 +67,10 @@ def test_both_ends_agree() -> None:
     assert worker.PROTOCOL == worker_frames.WORKER_PROTOCOL
     assert wire.FD == worker_frames.WORKER_FD
     assert wire.MAX_FRAME == worker_frames.MAX_WORKER_FRAME
-    assert worker.MAX_MESSAGES == messages.WORKER_MESSAGES
+    assert worker.MAX_MESSAGES == call_inputs.WORKER_MESSAGES
     assert wire.MAX_DEPTH == untrusted.MAX_OUTPUT_DEPTH
-    assert worker.LOG_BURST < channel.NEWS_BURST
-    assert worker.LOG_PER_S < channel.NEWS_PER_S
+    assert worker.LOG_BURST < untrusted.NEWS_BURST
+    assert worker.LOG_PER_S < untrusted.NEWS_PER_S
 
 
 def test_the_bytes_of_the_example() -> None:
@@ -79,7 +79,7 @@ def test_the_bytes_of_the_example() -> None:
     result = Result(call_id="1", status="ok", output=Raw(msgspec.msgpack.encode({"price": 3})))
     body = msgspec.msgpack.encode(result)
     assert data == len(body).to_bytes(4, "little") + body
-    ((decoded,),) = (channel.Channel(1000, 0.0).feed(data, 0.0),)
+    ((decoded,),) = (untrusted.Channel(1000, 0.0).feed(data, 0.0),)
     assert isinstance(decoded, Result)
 
 

@@ -15,7 +15,7 @@ import pytest
 import goondan.toolhost.survey.tiers
 from goondan.schemas.system.own_users import TOOLHOST_UID
 from goondan.toolhost.facts.host import gather
-from goondan.toolhost.policy.reduced import MINIMUM_LANDLOCK
+from goondan.toolhost.policy.plan import MINIMUM_LANDLOCK
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.survey.diagnosis import Signs
 from tests.toolhost_fixture import POWERS, bwrap

@@ -37,12 +37,11 @@ from goondan.schemas.worker.worker_frames import (
 )
 from goondan.toolhost.facts.hiding import Hiding
 from goondan.toolhost.host import Host
-from goondan.toolhost.jails.channel import Channel
 from goondan.toolhost.limits.decide import Used
 from goondan.toolhost.serving.live import LiveSession
 from goondan.toolhost.sessions.pool import Start
 from goondan.toolhost.sessions.session import JailSession
-from goondan.toolhost.untrusted import Violation
+from goondan.toolhost.untrusted import Channel, Violation
 from goondan.toolhost.watch.jail_usage import JailUsage
 from goondan.toolhost.watch.keeper import Keeper
 from tests.toolhost_fixture import POWERS, bench, make_tool

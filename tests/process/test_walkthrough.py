@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.toolhost.policy.refusals import GUARDED_NAMES
+from goondan.toolhost.policy.subject import GUARDED_NAMES
 from scripts.walkthrough import Command, File, Walker, fits, steps
 from tests.kernel_fixture import ROOT, Sandbox, sandbox
 from tests.process.model_servers import server

@@ -1,4 +1,5 @@
-"""The calls that this host has accepted, by callId. Pure, with the time as an argument.
+"""The calls that this host has accepted, by callId, and the store of what is kept of them within a bound. Pure, with
+the time as an argument.
 
 States of a callId: unknown -> open (waiting or running) -> kept (finished, its result here) -> unknown again once the
 agent has stored the result, or forgotten (finished, its result dropped).
@@ -6,7 +7,7 @@ agent has stored the result, or forgotten (finished, its result dropped).
 Rules.
 - A callId runs at most once. A repeat of an open callId attaches to it, a repeat of a kept one gets the same result,
   and a repeat of a forgotten one is told that its outcome is unknown.
-- Kept results are bounded in bytes and in time. The oldest of the owner that has most go first (fair_store.py). Of a
+- Kept results are bounded in bytes and in time. The oldest of the owner that has most go first (`FairStore`). Of a
   dropped result only the id stays known.
 - A callId belongs to the agent instance that used it first. From another instance it is refused.
 
@@ -20,9 +21,9 @@ Source: docs/design/delivery.md section 6.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import chain, count
-from typing import Final, Literal
+from typing import Final, Generic, Literal, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -32,8 +33,76 @@ from goondan.schemas.mcp import McpListing
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import NO_PAYLOAD, ErrorPayload, Frame, ToolError
-from goondan.toolhost.calls.fair_store import FairStore
 from goondan.toolhost.policy.subject import CallFolder
+
+Name = TypeVar("Name", bound=Hashable)
+Value = TypeVar("Value")
+Owner = tuple[str, str]
+
+
+class FairStore(Generic[Name, Value]):
+    """Values that are kept for a while within a bound, by their names. Iterating gives the values, the oldest first.
+
+    It decides which one goes first when there are too many. If the oldest of all went first, one owner could push out
+    what is kept for everybody else. So the oldest value of the owner who has most goes first.
+    """
+
+    def __init__(self) -> None:
+        #: The sizes of all values together.
+        self.total = 0
+        #: name -> the owner and the size of its value.
+        self._entries: dict[Name, tuple[Owner, int]] = {}
+        self._values: dict[Name, Value] = {}
+        #: The value of a name, None when it is not kept.
+        self.get: Callable[[Name], Value | None] = self._values.get
+        #: owner -> the names of its values, the oldest first.
+        self._names: dict[Owner, dict[Name, None]] = {}
+        self._held: dict[Owner, int] = {}
+
+    def put(self, name: Name, owner: Owner, size: int, value: Value) -> None:
+        """Keep a new value. It replaces one of the same name."""
+        if name in self._entries:
+            self.take(name)
+        self._entries[name] = (owner, size)
+        self._values[name] = value
+        self._names.setdefault(owner, {})[name] = None
+        self._held[owner] = self._held.get(owner, 0) + size
+        self.total += size
+
+    def take(self, name: Name) -> Value | None:
+        """Keep a value no longer. Return it, or None when it is not there."""
+        entry = self._entries.pop(name, None)
+        if entry is None:
+            return None
+        owner, size = entry
+        names = self._names[owner]
+        del names[name]
+        self.total -= size
+        self._held[owner] -= size
+        if not names:
+            del self._names[owner], self._held[owner]
+        return self._values.pop(name)
+
+    def held_by(self, owner: Owner) -> int:
+        """The sizes of this owner's values together."""
+        return self._held.get(owner, 0)
+
+    def names_of(self, owner: Owner) -> list[Name]:
+        """The names of this owner's values, the oldest first."""
+        return list(self._names.get(owner, ()))
+
+    def first_to_go(self) -> Name:
+        """The name of the value that goes when there is too much. Something must be kept."""
+        return next(iter(self._names[max(self._held, key=self._held.__getitem__)]))
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Value]:
+        return iter(self._values.values())
+
+
+# --- the calls --------------------------------------------------------------------------------------------------------
 
 #: Results that no agent has acknowledged yet, in all (bytes): one of the largest, or twenty of the default outputMb.
 KEPT_BYTES: Final = 80 << 20

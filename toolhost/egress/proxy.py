@@ -25,7 +25,7 @@ from typing import Final
 from goondan.schemas.worker.hosts import Rule
 from goondan.toolhost import own_confinement
 from goondan.toolhost.egress.upstream import Refused, Unreachable, connect
-from goondan.toolhost.traffic import binary, heads, messages
+from goondan.toolhost.traffic import messages, protocols
 from goondan.toolhost.traffic.messages import Close, Denied, Failed, Message, Open, Reached, Settle, Settled
 from goondan.toolhost.traffic.rules import Listener, judge, unconnected, unheard
 
@@ -173,9 +173,9 @@ class JailSide:
         async with asyncio.timeout(HEAD_S):
             while True:
                 size = int.from_bytes(await reader.readexactly(2), "big")
-                if size > binary.MAX_QUERY:
+                if size > protocols.MAX_QUERY:
                     return
-                answer, refused = binary.answer(await reader.readexactly(size), self.addresses.get)
+                answer, refused = protocols.answer(await reader.readexactly(size), self.addresses.get)
                 if refused is not None:
                     self.report(Denied(self.id, refused, 0, unheard(self.network, refused)))
                 writer.write(len(answer).to_bytes(2, "big") + answer)
@@ -211,7 +211,7 @@ class JailSide:
     async def _proxy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, what: Listener) -> None:
         try:
             head, rest = await self._head(reader)
-        except heads.BadRequest as error:
+        except protocols.BadRequest as error:
             await _answer(writer, 400, "Bad Request", f"the request cannot be passed on: {error}")
             return
         rule, shown = judge(self.network, head.host, head.port), Rule(head.host, head.port)
@@ -224,25 +224,25 @@ class JailSide:
             await _answer(writer, 502, "Bad Gateway", f"{shown} could not be reached: {error}")
             return
         if head.method != "CONNECT":
-            await self._relay(reader, writer, upstream, heads.Body(head.length), head.forward, rest)
+            await self._relay(reader, writer, upstream, protocols.Body(head.length), head.forward, rest)
             return
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        gate = binary.Gate(head.host, must=isinstance(rule, str) or rule.confined)
+        gate = protocols.Gate(head.host, must=isinstance(rule, str) or rule.confined)
         try:
             # A server may say nothing on a stream for as long as nothing changes.
             await self._relay(reader, writer, upstream, gate, rest=rest, may_be_silent=what.kind == "connector")
-        except binary.NoHello as error:
+        except protocols.NoHello as error:
             self.report(Denied(self.id, head.host, head.port, str(error)))
 
-    async def _head(self, reader: asyncio.StreamReader) -> tuple[heads.Head, bytes]:
+    async def _head(self, reader: asyncio.StreamReader) -> tuple[protocols.Head, bytes]:
         data = b""
         async with asyncio.timeout(HEAD_S):
-            while (end := heads.find_end(data)) < 0:
+            while (end := protocols.find_end(data)) < 0:
                 chunk = await reader.read(CHUNK)
                 if not chunk:
                     raise _Ended
                 data += chunk
-        return heads.parse_head(data[:end]), data[end:]
+        return protocols.parse_head(data[:end]), data[end:]
 
     # --- relaying
 
@@ -251,7 +251,7 @@ class JailSide:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         connection: socket.socket,
-        upwards: heads.Body | binary.Gate | None = None,
+        upwards: protocols.Body | protocols.Gate | None = None,
         first: bytes = b"",
         rest: bytes = b"",
         may_be_silent: bool = False,
@@ -264,7 +264,7 @@ class JailSide:
         up_reader, up_writer = await asyncio.open_connection(sock=connection, limit=CHUNK)
         left = MAX_BYTES
         idle_s = TOTAL_S if may_be_silent else IDLE_S
-        one_request = isinstance(upwards, heads.Body)
+        one_request = isinstance(upwards, protocols.Body)
         try:
             async with asyncio.timeout(idle_s) as limit:
 
@@ -297,7 +297,7 @@ class JailSide:
 
                 up_writer.write(first if upwards is None else first + upwards.feed(rest))
                 await _both(up(), down(), first_to_end=one_request)
-        except heads.BadRequest:
+        except protocols.BadRequest:
             pass
         finally:
             up_writer.close()
@@ -335,7 +335,7 @@ async def _both(up: Coroutine[None, None, None], down: Coroutine[None, None, Non
 
 
 async def _answer(writer: asyncio.StreamWriter, status: int, reason: str, text: str) -> None:
-    writer.write(heads.response(status, reason, text))
+    writer.write(protocols.response(status, reason, text))
     with suppress(ConnectionError):
         await writer.drain()
 

@@ -10,8 +10,7 @@ import socket
 from typing import Final
 
 from goondan.schemas.worker.hosts import Rule, is_address
-from goondan.toolhost.traffic.addresses import reach_of, refusal
-from goondan.toolhost.traffic.rules import hosts_entries
+from goondan.toolhost.traffic.rules import hosts_entries, reach_of, refusal
 
 #: How long a name service may take (seconds): a slower one is as good as none.
 RESOLVE_S: Final = 10.0

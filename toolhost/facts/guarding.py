@@ -17,8 +17,7 @@ from contextlib import suppress
 from typing import Final
 
 from goondan.schemas.wire.errors import fail
-from goondan.toolhost.policy.refusals import GUARDED_NAMES
-from goondan.toolhost.policy.subject import HostPath
+from goondan.toolhost.policy.subject import GUARDED_NAMES, HostPath
 from goondan.toolhost.privileges.powers import Powers
 
 #: Names that are made where they are missing: programs of whoever next works in the folder run their content (git

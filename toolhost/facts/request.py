@@ -24,10 +24,19 @@ from goondan.toolhost.facts.folders import folder_beneath
 from goondan.toolhost.facts.guarding import MADE_NAMES, dotfiles, existing, refuse_links, repositories
 from goondan.toolhost.facts.hiding import unknown_place
 from goondan.toolhost.facts.host import BESIDE_USR, PACKAGE
-from goondan.toolhost.policy.javascript import JAIL_TOOL, runtime_of
-from goondan.toolhost.policy.refusals import SYSTEM, TOP, check_workdir, guard_candidates, hidden_in_it
-from goondan.toolhost.policy.subject import CallFolder, HostFacts, HostPath, Request
-from goondan.toolhost.policy.tiers import has_namespaces
+from goondan.toolhost.policy.launch_plan import JAIL_TOOL, runtime_of
+from goondan.toolhost.policy.plan import has_namespaces
+from goondan.toolhost.policy.subject import (
+    SYSTEM,
+    TOP,
+    CallFolder,
+    HostFacts,
+    HostPath,
+    Request,
+    check_workdir,
+    guard_candidates,
+    hidden_in_it,
+)
 from goondan.toolhost.privileges.powers import Powers
 
 #: Folders that a grant to read `/` also leaves out: those that a jail has itself, and the system's, which are no

@@ -11,7 +11,7 @@ from typing import Final, Literal
 from goondan.schemas.bundle.launch import ToolSpec
 from goondan.schemas.worker.entries import entry_kind
 from goondan.schemas.worker.tool_host_reports import ModuleReport, Reason, Refusal
-from goondan.toolhost.policy.javascript import is_javascript
+from goondan.toolhost.policy.launch_plan import is_javascript
 
 #: The largest module (bytes). People write modules of handlers, so they are not large.
 MAX_SOURCE_BYTES: Final = 4 << 20

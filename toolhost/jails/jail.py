@@ -27,7 +27,7 @@ from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.toolhost.jails import worker
 from goondan.toolhost.jails.launch import Launched
 from goondan.toolhost.limits.decide import Used, limit_error
-from goondan.toolhost.policy.tiers import has_namespaces
+from goondan.toolhost.policy.plan import has_namespaces
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.watch import procfs
 from goondan.toolhost.watch.jail_usage import JailUsage

@@ -26,9 +26,8 @@ from goondan.schemas.worker.worker_frames import WORKER_FD
 from goondan.toolhost.facts.host import machine
 from goondan.toolhost.launcher.request import Launch
 from goondan.toolhost.policy.launch_plan import LaunchPlan, quick_boot_plan
-from goondan.toolhost.policy.plan import start_of
+from goondan.toolhost.policy.plan import has_namespaces, start_of
 from goondan.toolhost.policy.subject import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD
-from goondan.toolhost.policy.tiers import has_namespaces
 from goondan.toolhost.privileges.launcher_link import LauncherLost
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.privileges.uids import instance_uid

@@ -12,8 +12,8 @@ from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.jails.jail import Jail
 from goondan.toolhost.jails.launch import launch
 from goondan.toolhost.jails.worker import Worker
+from goondan.toolhost.policy.plan import plan
 from goondan.toolhost.policy.subject import HostFacts
-from goondan.toolhost.policy.tiers import plan
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.untrusted import Violation
 

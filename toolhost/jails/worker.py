@@ -6,7 +6,7 @@ ways lead out of a jail: the worker's socket, and the pipe of the standard outpu
 Rules.
 - A wake-up reads once at most, so that a jail that sends much does not starve the others.
 - The standard output of a jail is read within a budget. Beyond the budget the jail's own write blocks.
-- channel.py checks the frames. After a refused frame nothing more is read.
+- untrusted.py checks the frames. After a refused frame nothing more is read.
 - Secrets that the jail was granted end here, in whatever it sends or prints (`Granted`).
 
 Source: docs/design/sandbox.md section 5.
@@ -29,9 +29,8 @@ from goondan.schemas.text.redaction import HIDDEN, Redactor
 from goondan.schemas.text.secret_values import in_texts
 from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.worker.worker_frames import HostFrame, Result, WorkerFrame
-from goondan.toolhost.jails.channel import Channel
 from goondan.toolhost.socket_end import READ_BYTES, SocketEnd
-from goondan.toolhost.untrusted import Violation, check_json
+from goondan.toolhost.untrusted import Channel, Violation, check_json
 
 #: Frames that are written together: each written alone would wake the worker once more (docs/design/wire.md section 6).
 BURST: Final = 8

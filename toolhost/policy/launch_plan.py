@@ -1,7 +1,22 @@
-"""The plan of one jail: everything that its launch needs, and the walls of each call that a fork server in it makes.
-Pure.
+"""The plan of one jail: everything that its launch needs, its Landlock ruleset, and the walls of each call that a fork
+server in it makes. Pure.
 
-The full tier's plan is made in plan.py, the reduced tier's in reduced.py.
+Landlock is the second wall over files, connections and signals. It only takes away, and what it took never comes back.
+It holds for what runs after it, so the jail's boot stage (inside/confine.py) applies it before any tool code. It cannot
+make an exception below a path that it allows: only a mount keeps something inside a workdir read-only.
+
+The jail of a tool in JavaScript or TypeScript differs from another one.
+- Its tool stands at JAIL_TOOL. Both runtimes look for packages, `package.json` and `tsconfig.json` in every folder
+  above a module. At its own path some of those could be a workdir, where any tool puts files.
+- The boot stage becomes the runtime in place of our Python worker, when the walls are up.
+- The runtime shows read-only, where it lies beside the system.
+- Node takes half of the memory that its control group has for its heap. A jail shows no control group, so these files
+  say what the tool has. An option would say it too, but with one Node throws away the compiled code that it brings,
+  and starts 25 ms later.
+- Linux counts address space that V8 takes ahead as data (RLIMIT_DATA). Where a control group keeps the memory, that
+  limit is left out.
+
+The plans of all tiers are made in plan.py.
 
 With `isolation: call` a jail's first worker never loads the tool. It forks for every call, and the child gets process,
 mount and IPC namespaces of its own, fresh private file systems, a fresh /proc, and then the walls that every jail has:
@@ -11,7 +26,7 @@ and a filter that lets it use them; neither reaches a call.
 - What is private to a jail is fresh for every call. What was granted or mounted below such a place shows through.
 - A new /proc is read-only, as the jail's is: the kernel refuses one that shows more.
 
-Source: docs/design/sandbox.md section 5; docs/decisions/030.
+Source: docs/design/sandbox.md sections 3.5, 5 and 9; the kernel's landlock.rst; docs/decisions/030 and 144.
 """
 
 from __future__ import annotations
@@ -21,16 +36,140 @@ from typing import Final
 
 from msgspec import Struct
 
+from goondan.schemas.bundle.launch import JavaScriptRuntime, ToolSpec
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.worker.entries import entry_kind
 from goondan.schemas.worker.grantable import within
 from goondan.schemas.worker.receipts import Mechanism, Wall
 from goondan.schemas.worker.tiers import STRONGEST, Tier
 from goondan.toolhost.launcher.request import Enclosure, Stage
-from goondan.toolhost.limits.table import GroupPlan
-from goondan.toolhost.policy import javascript
-from goondan.toolhost.policy.landlock import Ruleset
+from goondan.toolhost.limits.table import GroupPlan, Tree
 from goondan.toolhost.policy.subject import Request
-from goondan.toolhost.seccomp.numbers import NUMBERS, Machine
+from goondan.toolhost.seccomp.program import NUMBERS, Machine
 from goondan.toolhost.traffic.rules import Layout
+
+# --- Landlock ---------------------------------------------------------------------------------------------------------
+
+#: The newest version of the interface that we use; a newer Linux kernel has all of it.
+NEWEST_ABI: Final = 6
+
+_EXECUTE: Final = 1 << 0
+_WRITE_FILE: Final = 1 << 1
+_READ_FILE: Final = 1 << 2
+_READ_DIR: Final = 1 << 3
+_REFER: Final = 1 << 13
+_TRUNCATE: Final = 1 << 14
+_IOCTL_DEV: Final = 1 << 15
+_MAKE_DEVICES: Final = 1 << 6 | 1 << 11
+
+#: The rights on files of each version of the interface: all bits up to this one.
+_FILE_RIGHTS: Final = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 4: (1 << 15) - 1, 5: (1 << 16) - 1}
+_NET_TCP: Final = 0b11  # bind and connect, from version 4
+_SCOPES: Final = 0b11  # abstract sockets and signals, from version 6
+
+LIST: Final = _READ_DIR
+READ: Final = _READ_FILE | _READ_DIR
+RUN: Final = READ | _EXECUTE
+#: Everything that can be done to files and folders, except making device nodes and driving devices.
+WRITE: Final = ((1 << 15) - 1) & ~_MAKE_DEVICES
+DEVICES: Final = READ | _WRITE_FILE | _TRUNCATE | _IOCTL_DEV
+#: The rights that something other than a folder can have; Linux refuses a rule with more.
+_FOR_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
+
+
+class Ruleset(Struct, frozen=True, rename="camel"):
+    """A Landlock ruleset, as the boot stage applies it. The numbers are bits of the interface."""
+
+    #: Rights on files that are taken away.
+    files: int
+    #: Rights on connections that are taken away.
+    net: int
+    #: What is kept inside the jail: abstract sockets, signals.
+    scopes: int
+    #: What is given back: (path, rights).
+    rules: list[tuple[str, int]]
+
+
+def ruleset(abi: int, rules: list[tuple[str, int]], *, network: bool) -> Ruleset | None:
+    """The ruleset for a Linux kernel with that version of Landlock; None for one without it.
+
+    `rules` give rights to what is at and below a path, as the jail sees it. `network`: a grant says what may be
+    reached, so Landlock leaves TCP to it.
+    """
+    if abi < 1:
+        return None
+    known = _FILE_RIGHTS[min(abi, max(_FILE_RIGHTS))]
+    return Ruleset(
+        files=known,
+        net=_NET_TCP if abi >= 4 and not network else 0,
+        scopes=_SCOPES if abi >= 6 else 0,
+        rules=[(path, rights & known) for path, rights in rules if rights & known],
+    )
+
+
+def for_file(rights: int) -> int:
+    """The part of the rights that a file can have."""
+    return rights & _FOR_FILES
+
+
+# --- tools in JavaScript and TypeScript -------------------------------------------------------------------------------
+
+#: Where the tool's folder is, or its entry when only that shows.
+JAIL_TOOL: Final = "/run/goondan/tool"
+#: The worker, below the folder of our code.
+WORKER: Final = "javascript/worker.mjs"
+#: Where a runtime reads the memory of its control group (bytes), in both versions of these.
+MEMORY_FILES: Final = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory.high",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+    "/sys/fs/cgroup/memory/memory.soft_limit_in_bytes",
+)
+#: Without these files, the part of `memoryMb` that Node's heap may take; the rest is its own, that of buffers and that
+#: of programs.
+_HEAP_PART: Final = 0.5
+
+
+def is_javascript(tool: ToolSpec) -> bool:
+    """Whether a JavaScript runtime loads the entry of this tool."""
+    return tool.server is None and entry_kind(tool.entry) == "javascript"
+
+
+def runtime_of(tool: ToolSpec) -> JavaScriptRuntime | None:
+    """The runtime of the tool; None when its entry needs none. Raises GoondanError E_SANDBOX_UNAVAILABLE when it needs
+    one and there is none.
+    """
+    if is_javascript(tool) and tool.javascript is None:
+        text = f"no jail of the tool {tool.name} can be made: {tool.lack or 'it has no JavaScript runtime'}"
+        raise fail("E_SANDBOX_UNAVAILABLE", text, suggestion=tool.lack_fix or None)
+    return tool.javascript if is_javascript(tool) else None
+
+
+def limits_data(tool: ToolSpec, groups: Tree | None) -> bool:
+    """Whether each process of the tool is kept to its memory by itself (RLIMIT_DATA)."""
+    return not is_javascript(tool) or groups is None or groups.memory is None
+
+
+def command(runtime: JavaScriptRuntime, code: str, heap_of_mb: int | None) -> list[str]:
+    """What the boot stage becomes; `code` is the folder of our code in the jail.
+
+    `heap_of_mb`: the memory of the tool where no MEMORY_FILES say it (MiB).
+    """
+    worker = f"{code}/{WORKER}"
+    if runtime.name == "bun":
+        # Whatever lies in the workdir is any tool's: no settings, no variables and no packages come from there.
+        return [runtime.program, "--no-install", "--config=/dev/null", "--env-file=/dev/null", "--smol", worker]
+    heap = [] if heap_of_mb is None else [f"--max-old-space-size={max(16, int(heap_of_mb * _HEAP_PART))}"]
+    # SIGUSR1, which any program in the jail can send, would open the inspector: that runs code in the worker.
+    return [runtime.program, *heap, "--disable-sigusr1", "--disable-warning=ExperimentalWarning", worker]
+
+
+def memory_files(tool: ToolSpec) -> list[tuple[str, str]]:
+    """The files of a jail with mounts that say the memory of its tool: (path, text)."""
+    return [(path, f"{tool.sandbox.limits.memory_mb << 20}\n") for path in MEMORY_FILES] if is_javascript(tool) else []
+
+
+# --- the plan ---------------------------------------------------------------------------------------------------------
 
 #: Stands for the workdir in the command and the variables of a server that has one.
 WORKDIR: Final = "${WORKDIR}"
@@ -137,9 +276,9 @@ def program_of(
     """
     server = request.tool.server
     if server is None:
-        runtime = javascript.runtime_of(request.tool)
+        runtime = runtime_of(request.tool)
         heap_of_mb = None if mounts else request.tool.sandbox.limits.memory_mb
-        return None if runtime is None else Program(javascript.command(runtime, code, heap_of_mb))
+        return None if runtime is None else Program(command(runtime, code, heap_of_mb))
     argv, env = server.command, server.env
     if server.scope == "agent":
         argv = [word.replace(WORKDIR, workdir) for word in argv]

@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 
 from goondan.schemas.worker.grantable import within
 from goondan.toolhost.launcher.request import Stage, Unmapped
-from goondan.toolhost.policy.javascript import memory_files
-from goondan.toolhost.policy.landlock import DEVICES, LIST, READ, RUN, WRITE, for_file
+from goondan.toolhost.policy.launch_plan import DEVICES, LIST, READ, RUN, WRITE, for_file, memory_files
 from goondan.toolhost.policy.subject import JAIL_CODE, JAIL_HOME, WORKDIR_FD, HostFacts, HostPath, Request
 
 

@@ -1,6 +1,6 @@
-"""The exact launch plan of one jail, which says what it sees. Pure, so that every line of it can be tested.
+"""The exact launch plan of one jail in each tier of the sandbox. Pure, so that every line of it can be tested.
 
-Rules.
+Rules of the full tier.
 - A jail sees /usr, an interpreter, this package's `inside` folder, the tool's own folder, what was granted, and its
   workdir. Only the workdir, the write grants and private memory file systems can be written to.
 - Inside a writable folder, what trusted programs later read or run stays read-only: `.git`, `.venv`, the bundle's
@@ -19,27 +19,57 @@ through folders that other jails of the same workdir may be changing. So it gets
 with what jails are made from and nothing else: no link leads out of it. The jail begins there as root with three
 capabilities. They can be used only to give everything up (inside/dropping.py).
 
-Source: docs/design/tools.md section 9; docs/design/sandbox.md sections 1, 2 and 3; docs/decisions/038.
+On a host that refuses user namespaces, a jail has Landlock, the filter and limits, without bubblewrap (the reduced
+tier). Only an ordinary user has it, and only tools whose `minTier` allows it. There are no mounts, so nothing below an
+allowed path can be hidden or made read-only: where the full tier would do that, this tier refuses.
+
+The table of tiers has the strongest first. A tier has its name in schemas/worker/tiers.py, its plan and a row here, and
+in survey/tiers.py how a host is tried for it. Nothing else asks for a tier by its name.
+
+Source: docs/design/tools.md section 9; docs/design/sandbox.md sections 1, 2, 3 and 7; docs/decisions/038.
+docs/sandbox.md has what the reduced tier does not hold.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, NamedTuple
 
 from goondan.schemas.bundle.launch import ToolSpec
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.hosts import BadHost, read_network
 from goondan.schemas.worker.receipts import Wall
+from goondan.schemas.worker.tiers import Tier, is_weaker
 from goondan.toolhost.launcher.request import Enclosure
 from goondan.toolhost.limits.table import group_plan, mechanisms, resource_limits
 from goondan.toolhost.policy import launch_plan, mounts, subject
-from goondan.toolhost.policy.javascript import is_javascript, limits_data, memory_files
-from goondan.toolhost.policy.landlock import ruleset
-from goondan.toolhost.policy.launch_plan import LaunchPlan, program_of
-from goondan.toolhost.policy.refusals import check_request
-from goondan.toolhost.policy.subject import HOME_BYTES, JAIL_CODE, JAIL_HOME, HostFacts, Request
+from goondan.toolhost.policy.launch_plan import (
+    DEVICES,
+    READ,
+    RUN,
+    WRITE,
+    LaunchPlan,
+    for_file,
+    is_javascript,
+    limits_data,
+    memory_files,
+    program_of,
+    ruleset,
+)
+from goondan.toolhost.policy.mounts import granted_rights, hidden_in
+from goondan.toolhost.policy.subject import (
+    HOME_BYTES,
+    JAIL_CODE,
+    JAIL_HOME,
+    HostFacts,
+    HostPath,
+    Request,
+    check_request,
+)
 from goondan.toolhost.seccomp.program import program
 from goondan.toolhost.traffic.rules import RESOLVER, Layout, lay_out
+
+# --- the full tier ----------------------------------------------------------------------------------------------------
 
 #: Private memory file systems (bytes): room for a compiler's temporary files, a quarter of a small machine at most.
 TMP_BYTES: Final = 256 << 20
@@ -230,3 +260,108 @@ def enclosure_of(host: HostFacts) -> Enclosure | None:
         "homeBytes": HOME_BYTES,
         "network": not host.net_admin,
     }
+
+
+# --- the reduced tier -------------------------------------------------------------------------------------------------
+
+#: Landlock's scopes keep signals inside; without them a jail could end every process of the operator.
+MINIMUM_LANDLOCK: Final = 6
+#: Files of /etc that libc and programs read, beside what the host's facts name.
+_ETC: Final = ("/etc/passwd", "/etc/group", "/etc/hosts", "/etc/nsswitch.conf")
+#: Files of /proc that describe the machine. The list of processes, and their arguments, stay closed.
+_PROC: Final = ("cpuinfo", "filesystems", "loadavg", "meminfo", "stat", "uptime", "version")
+_DEVICES: Final = ("/dev/full", "/dev/null", "/dev/random", "/dev/urandom", "/dev/zero")
+_IOCTL: Final = 1 << 15
+
+
+def walls_reduced(host: HostFacts) -> list[Wall]:
+    """The walls of a jail: the same on every host."""
+    return ["seccomp", "landlock", "limits"]
+
+
+def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
+    """The launch plan of one jail. Raises GoondanError E_SANDBOX_UNAVAILABLE with a network grant, E_SANDBOX_DENIED for
+    what this tier cannot keep from being written or read.
+    """
+    tool = request.tool
+    if tool.sandbox.network != "none":
+        text = f"the tool {tool.name} was granted a network, which the reduced sandbox cannot bound"
+        raise fail("E_SANDBOX_UNAVAILABLE", text, suggestion=host.fix)
+    if request.private is None:
+        raise fail("E_INTERNAL", "a reduced jail needs a private folder")
+    check_request(request, host)
+    for path in [*(place.path for place in [*request.guarded, *request.masked]), *hidden_in(request, host)]:
+        if path not in host.absent:  # the jail ends should one of those come to be there
+            raise fail("E_SANDBOX_DENIED", f"the reduced sandbox cannot protect {path} from the tool {tool.name}")
+    if request.folder is not None:
+        text = f"the reduced sandbox cannot keep {request.folder.shown} read-only for the tool {tool.name}"
+        raise fail("E_SANDBOX_DENIED", text, suggestion=host.fix)
+    home, temporary, code = f"{request.private}/home", f"{request.private}/tmp", f"{request.private}/code/goondan_tool"
+    # There are no mounts: everything stands at its own path.
+    shown = [HostPath(place.path, place.kind) for place in request.shown]
+    writable = [HostPath(place.path, place.kind) for place in request.writable]
+    own = [HostPath(home, "dir"), HostPath(temporary, "dir")]
+    rules = [(folder, RUN) for folder in (*host.programs, host.inside)]
+    rules += [(path, READ) for path in (*host.etc, "/proc/self")]
+    rules += [(path, for_file(READ)) for path in (*_ETC, *(f"/proc/{name}" for name in _PROC))]
+    rules += [(path, for_file(DEVICES) & ~_IOCTL) for path in _DEVICES]
+    rules += granted_rights(shown, RUN) + granted_rights([*own, *writable], WRITE)
+    return LaunchPlan(
+        request=request,
+        program=program_of(request, request.workdir_real or home, None, code, mounts=False),
+        filter=program(host.machine, sockets=False, bare=True),
+        landlock=ruleset(host.landlock, rules, network=False),
+        limits=resource_limits(tool.sandbox.limits, data=limits_data(tool, host.groups)),
+        writable=[place.path for place in [*own, *writable]],
+        group=group_plan(host.groups, tool.sandbox.limits),
+        command=host.boot(code),
+        workdir=request.workdir_real or home,
+        seen=[(path, path) for path in dict.fromkeys(place.path for place in [*shown, *writable])],
+        hiding=hidden_in(request, host),
+        tier="reduced",
+        walls=walls_reduced(host),
+        mechanisms=mechanisms(host.groups),
+        alone=tool.server is None and tool.sandbox.isolation == "call",
+        private=request.private,
+        code=host.inside,
+        environment=host.environment(home, temporary),
+    )
+
+
+# --- the table of tiers -----------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """One tier."""
+
+    #: Makes the launch plan of one jail. Raises GoondanError for what the tier cannot give.
+    plan: Callable[[Request, HostFacts], LaunchPlan]
+    #: The walls of its jails on a host, in the words of receipts.
+    walls: Callable[[HostFacts], list[Wall]]
+    #: Whether a jail has namespaces and mounts of its own. Then bubblewrap makes it, and installs the filter.
+    namespaces: bool
+
+
+ROWS: Final[dict[Tier, Row]] = {
+    "full": Row(plan_full, walls_full, namespaces=True),
+    "reduced": Row(plan_reduced, walls_reduced, namespaces=False),
+}
+
+
+def plan(request: Request, host: HostFacts) -> LaunchPlan:
+    """The launch plan of one jail.
+
+    Raises GoondanError E_SANDBOX_UNAVAILABLE below the tool's `minTier`, and E_SANDBOX_DENIED for what cannot be given.
+    """
+    tool = request.tool
+    least = tool.sandbox.min_tier
+    if is_weaker(host.tier, least):
+        lack = f": {host.lack}" if host.lack else ""
+        text = f"the tool {tool.name} needs the {least} sandbox (minTier), and this host has the {host.tier} one{lack}"
+        raise fail("E_SANDBOX_UNAVAILABLE", text, suggestion=host.fix)
+    return ROWS[host.tier].plan(request, host)
+
+
+def has_namespaces(tier: Tier) -> bool:
+    """Whether jails of that tier have namespaces and mounts of their own."""
+    return ROWS[tier].namespaces

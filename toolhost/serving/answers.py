@@ -36,8 +36,7 @@ from goondan.schemas.wire.runtime_events import ToolProgress
 from goondan.schemas.wire.spans import call_span
 from goondan.schemas.worker.worker_frames import Progress
 from goondan.toolhost.calls.call_registry import Call, CallRegistry, Listing, StoredResult, answer_of, refusal_of
-from goondan.toolhost.calls.pending import MAX_RUNNING, PendingRegistry, Promise, Work, full_handle
-from goondan.toolhost.calls.results import error_result
+from goondan.toolhost.calls.results import MAX_RUNNING, PendingRegistry, Promise, Work, error_result, full_handle
 from goondan.toolhost.serving.asking import Asking
 
 #: The bundled tool whose calls are answered here, never in a jail.

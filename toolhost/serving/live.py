@@ -25,8 +25,8 @@ from goondan.schemas.worker.hosts import read_network
 from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
 from goondan.schemas.worker.worker_frames import WORKER_PROTOCOL, Cancel, Exit, Init, Message, WorkerError
 from goondan.schemas.worker.worker_frames import Call as WorkerCall
+from goondan.toolhost.calls.call_inputs import MessageCache, SentMessages
 from goondan.toolhost.calls.call_registry import Call
-from goondan.toolhost.calls.messages import MessageCache, SentMessages
 from goondan.toolhost.calls.results import shown, without_network
 from goondan.toolhost.facts.hiding import Hiding
 from goondan.toolhost.jails.call_sandboxes import CallSandbox, CallSandboxes
@@ -37,8 +37,7 @@ from goondan.toolhost.limits.decide import lacks_memory, lacks_processes, limit_
 from goondan.toolhost.mcp.server_jail import RemoteServer, ServerJail
 from goondan.toolhost.server_messages.lines import LEFT
 from goondan.toolhost.sessions.machine import AskToStop, EndCall, JailAction, Kill, Leave, LeaveCall, Terminate
-from goondan.toolhost.sessions.receipts import JailReceipts
-from goondan.toolhost.sessions.session import JailSession
+from goondan.toolhost.sessions.session import JailReceipts, JailSession
 from goondan.toolhost.traffic.messages import Denied, Failed
 from goondan.toolhost.untrusted import Violation, output_limit
 from goondan.toolhost.watch.processes import signal_all

@@ -41,10 +41,9 @@ from goondan.schemas.worker.worker_frames import (
 )
 from goondan.schemas.worker.worker_frames import Answer as AnswerFrame
 from goondan.toolhost.calls.asks import ended as call_ended
+from goondan.toolhost.calls.call_inputs import MessageCache
 from goondan.toolhost.calls.call_registry import Call, Listing
-from goondan.toolhost.calls.messages import MessageCache
-from goondan.toolhost.calls.pending import PENDING_S, Work
-from goondan.toolhost.calls.results import own_error, refusal, shape, with_denial
+from goondan.toolhost.calls.results import PENDING_S, Work, own_error, refusal, shape, with_denial
 from goondan.toolhost.jails.call_sandboxes import CallSandbox
 from goondan.toolhost.jails.jail import Jail
 from goondan.toolhost.jails.network import Egress

@@ -36,9 +36,8 @@ from goondan.toolhost.mcp.server_jail import (
 )
 from goondan.toolhost.mcp.template_link import TemplateLink
 from goondan.toolhost.policy.launch_plan import LaunchPlan
-from goondan.toolhost.policy.plan import forks
+from goondan.toolhost.policy.plan import forks, plan
 from goondan.toolhost.policy.subject import HostFacts
-from goondan.toolhost.policy.tiers import plan
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.serving.live import LiveSession
 from goondan.toolhost.sessions.session import JailSession

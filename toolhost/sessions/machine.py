@@ -30,7 +30,7 @@ from goondan.schemas.wire.frames import ToolError
 from goondan.schemas.worker.worker_frames import Result
 from goondan.toolhost.calls.asks import may_ask
 from goondan.toolhost.calls.call_registry import Call, Listing
-from goondan.toolhost.calls.pending import Work
+from goondan.toolhost.calls.results import Work
 from goondan.toolhost.sessions.pool import Assign, End, JailPool, OfCall, OfSession, Start
 from goondan.toolhost.sessions.session import JailSession
 from goondan.toolhost.untrusted import Violation

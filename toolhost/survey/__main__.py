@@ -24,8 +24,8 @@ from goondan.schemas.wire.errors import GoondanError
 from goondan.toolhost.drop_privileges import drop_privileges
 from goondan.toolhost.facts.host import landlock_abi
 from goondan.toolhost.limits.table import mechanisms
+from goondan.toolhost.policy.plan import has_namespaces
 from goondan.toolhost.policy.subject import HostFacts
-from goondan.toolhost.policy.tiers import has_namespaces
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.survey.tiers import ALONE, survey, why_calls_are_not_forked
 

@@ -29,9 +29,8 @@ from goondan.toolhost.jails.call_sandboxes import CallSandboxes
 from goondan.toolhost.jails.jail import Jail
 from goondan.toolhost.jails.visit import OUTPUT_LIMIT, Visit
 from goondan.toolhost.policy.launch_plan import SERVER_CAPABILITIES as KEPT
-from goondan.toolhost.policy.reduced import MINIMUM_LANDLOCK
+from goondan.toolhost.policy.plan import MINIMUM_LANDLOCK, ROWS, has_namespaces
 from goondan.toolhost.policy.subject import JAIL_UID, HostFacts
-from goondan.toolhost.policy.tiers import ROWS, has_namespaces
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.survey.diagnosis import Signs, explain, unknown_machine, without_bubblewrap, without_landlock
 from goondan.toolhost.watch.processes import process_status

@@ -18,7 +18,7 @@ from goondan.toolhost.launcher.allow_list import (
 )
 from goondan.toolhost.launcher.places import kept_in
 from goondan.toolhost.launcher.request import Launch
-from goondan.toolhost.policy.refusals import GUARDED_NAMES, SYSTEM, TOP
+from goondan.toolhost.policy.subject import GUARDED_NAMES, SYSTEM, TOP
 
 FIRST, LAST = 0x70001000, 0x70001FFF
 ALLOWED: AllowList = {

@@ -11,14 +11,17 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from goondan.schemas.worker.worker_frames import Log, Progress, Ready, Result, WorkerError, WorkerFrame
-from goondan.toolhost.jails.channel import (
+from goondan.toolhost.untrusted import (
     FRAME_SLACK,
+    MAX_ELEMENTS,
+    MAX_OUTPUT_DEPTH,
     NEWS_BURST,
     NEWS_BYTES_BURST,
     NEWS_PER_S,
     Channel,
+    Violation,
+    check_json,
 )
-from goondan.toolhost.untrusted import MAX_ELEMENTS, MAX_OUTPUT_DEPTH, Violation, check_json
 
 encode = msgspec.msgpack.encode
 

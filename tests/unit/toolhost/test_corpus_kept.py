@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
-from goondan.toolhost.calls.call_registry import CallRegistry, StoredResult
-from goondan.toolhost.calls.fair_store import FairStore
-from goondan.toolhost.calls.pending import (
+from goondan.toolhost.calls.call_registry import CallRegistry, FairStore, StoredResult
+from goondan.toolhost.calls.results import (
     KEPT_S,
     MAX_HANDLE,
     MAX_PROMISED_BYTES,

@@ -14,9 +14,8 @@ from goondan.schemas.bundle.launch import Filesystem, SandboxSpec, ToolSpec
 from goondan.toolhost.launcher.allow_list import NotAllowed, check_enclosed, way_of
 from goondan.toolhost.launcher.request import Enclosed, Launch
 from goondan.toolhost.policy.launch_plan import LaunchPlan
-from goondan.toolhost.policy.plan import enclosure_of, isolation, start_of
+from goondan.toolhost.policy.plan import enclosure_of, isolation, plan, start_of
 from goondan.toolhost.policy.subject import HostFacts, HostPath, Request
-from goondan.toolhost.policy.tiers import plan
 from goondan.toolhost.seccomp.program import program
 
 HOST = HostFacts(

@@ -10,7 +10,7 @@ from goondan.schemas.wire.errors import GoondanError
 from goondan.toolhost.jails.worker import last_line
 from goondan.toolhost.limits.decide import lacks_memory
 from goondan.toolhost.limits.table import Tree, resource_limits
-from goondan.toolhost.policy.javascript import command, limits_data, runtime_of
+from goondan.toolhost.policy.launch_plan import command, limits_data, runtime_of
 
 NODE = JavaScriptRuntime(name="node", program="/n/node", version="22.20.0")
 BUN = JavaScriptRuntime(name="bun", program="/b/bun", version="1.4.5")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from goondan.toolhost.inside.confine import open_places
-from goondan.toolhost.policy.landlock import DEVICES, LIST, READ, RUN, WRITE, for_file, ruleset
+from goondan.toolhost.policy.launch_plan import DEVICES, LIST, READ, RUN, WRITE, for_file, ruleset
 
 RULES = [("/", LIST), ("/usr", RUN), ("/dev", DEVICES), ("/w", WRITE)]
 

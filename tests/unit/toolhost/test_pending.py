@@ -15,7 +15,7 @@ from goondan.schemas.bundle.launch import ExportSpec, ToolSpec
 from goondan.schemas.wire.frames import Frame
 from goondan.schemas.wire.spans import call_span
 from goondan.toolhost.calls.call_registry import Call
-from goondan.toolhost.calls.pending import KEPT_S, MAX_RUNNING, PENDING_S, PendingRegistry, Promise, Work
+from goondan.toolhost.calls.results import KEPT_S, MAX_RUNNING, PENDING_S, PendingRegistry, Promise, Work
 from goondan.toolhost.serving.answers import Answers
 from goondan.toolhost.serving.asking import Asking
 from goondan.toolhost.state_folder import PromiseFile

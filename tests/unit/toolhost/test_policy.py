@@ -11,11 +11,9 @@ import pytest
 from goondan.schemas.bundle.launch import ExportSpec, Limits, SandboxSpec, ToolSpec
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.worker.grantable import within
-from goondan.toolhost.policy.landlock import LIST, READ, RUN, WRITE, for_file
-from goondan.toolhost.policy.launch_plan import CallWalls, LaunchPlan, call_walls
-from goondan.toolhost.policy.refusals import GUARDED_NAMES, guard_candidates
-from goondan.toolhost.policy.subject import HostFacts, HostPath, Request
-from goondan.toolhost.policy.tiers import plan
+from goondan.toolhost.policy.launch_plan import LIST, READ, RUN, WRITE, CallWalls, LaunchPlan, call_walls, for_file
+from goondan.toolhost.policy.plan import plan
+from goondan.toolhost.policy.subject import GUARDED_NAMES, HostFacts, HostPath, Request, guard_candidates
 from goondan.toolhost.seccomp.program import program
 
 HOST = HostFacts(

@@ -6,8 +6,8 @@ from msgspec.structs import replace
 
 from goondan.schemas.bundle.launch import JavaScriptRuntime, McpServerSpec, SandboxSpec, ToolSpec
 from goondan.toolhost.policy.launch_plan import quick_boot_plan
+from goondan.toolhost.policy.plan import plan
 from goondan.toolhost.policy.subject import HostFacts, Request
-from goondan.toolhost.policy.tiers import plan
 
 HOST = HostFacts(bwrap="/b", python="/usr/bin/python3", inside="/i", machine="x86_64", perl="/usr/bin/perl", landlock=6)
 TOOL = ToolSpec(

@@ -7,9 +7,9 @@ import msgspec
 from goondan.schemas.bundle.launch import ToolSpec
 from goondan.schemas.worker.receipts import Receipt
 from goondan.toolhost.limits.decide import Used
+from goondan.toolhost.policy.plan import plan
 from goondan.toolhost.policy.subject import Request
-from goondan.toolhost.policy.tiers import plan
-from goondan.toolhost.sessions.receipts import LONG_S, LOOK_S, JailReceipts
+from goondan.toolhost.sessions.session import LONG_S, LOOK_S, JailReceipts
 from tests.unit.toolhost.test_policy import HOST
 
 PLAN = plan(Request(tool=ToolSpec(name="t", entry="/b/t/h.py", root="/b/t", exports=[])), HOST)

@@ -13,7 +13,7 @@ from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, MAX_OUTPUT_BYTES
 from goondan.schemas.wire.errors import CODES, HELP_BASE, error_payload
 from goondan.schemas.wire.frames import ToolError
 from goondan.schemas.worker.worker_frames import Result, WorkerError
-from goondan.toolhost.calls.messages import (
+from goondan.toolhost.calls.call_inputs import (
     CACHE_BYTES,
     ENTRY_BYTES,
     INSTANCE_MESSAGES,
@@ -21,8 +21,7 @@ from goondan.toolhost.calls.messages import (
     MessageCache,
     SentMessages,
 )
-from goondan.toolhost.calls.pending import MAX_HANDLE
-from goondan.toolhost.calls.results import error_result, refusal, shape
+from goondan.toolhost.calls.results import MAX_HANDLE, error_result, refusal, shape
 from goondan.toolhost.untrusted import Violation, output_limit
 
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode

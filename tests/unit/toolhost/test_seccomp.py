@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.toolhost.seccomp.numbers import NUMBERS, Machine
-from goondan.toolhost.seccomp.program import ARCHITECTURES, RET_KILL_PROCESS, program
+from goondan.toolhost.seccomp.program import ARCHITECTURES, NUMBERS, RET_KILL_PROCESS, Machine, program
 from goondan.toolhost.seccomp.rules import ALLOWED, NO_ATTRIBUTES, REFUSED, rules
 from tests.unit.toolhost.bpf_machine import load, run, verdict
 

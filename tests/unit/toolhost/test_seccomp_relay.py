@@ -8,8 +8,7 @@ import socket
 
 import pytest
 
-from goondan.toolhost.seccomp.numbers import NUMBERS, Machine
-from goondan.toolhost.seccomp.program import ARCHITECTURES, relay_program
+from goondan.toolhost.seccomp.program import ARCHITECTURES, NUMBERS, Machine, relay_program
 from tests.unit.toolhost.bpf_machine import load, run, verdict
 
 MACHINES: tuple[Machine, ...] = ("x86_64", "aarch64")

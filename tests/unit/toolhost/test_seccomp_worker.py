@@ -11,8 +11,7 @@ import pytest
 from goondan.toolhost.launcher.allow_list import AllowList, NotAllowed
 from goondan.toolhost.launcher.privileged_helper import _check_program
 from goondan.toolhost.launcher.request import Run
-from goondan.toolhost.seccomp.numbers import NUMBERS, Machine
-from goondan.toolhost.seccomp.program import ARCHITECTURES, template_program, worker_program
+from goondan.toolhost.seccomp.program import ARCHITECTURES, NUMBERS, Machine, template_program, worker_program
 from tests.unit.toolhost.bpf_machine import load, run, verdict
 
 MACHINES: tuple[Machine, ...] = ("x86_64", "aarch64")

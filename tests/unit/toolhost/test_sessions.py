@@ -17,7 +17,7 @@ from goondan.schemas.bundle.launch import SandboxSpec
 from goondan.schemas.wire.errors import tool_error
 from goondan.schemas.worker.worker_frames import Result
 from goondan.toolhost.calls.call_registry import Call
-from goondan.toolhost.calls.pending import Promise, Work
+from goondan.toolhost.calls.results import Promise, Work
 from goondan.toolhost.sessions import machine
 from goondan.toolhost.sessions.machine import CANCEL_GRACE_S, MAX_MADE, SIBLING_GRACE_S, Action, Machine
 from goondan.toolhost.sessions.pool import Assign, End, Start

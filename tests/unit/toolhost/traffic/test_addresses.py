@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.toolhost.traffic.addresses import is_local_name, reach_of, refusal
+from goondan.toolhost.traffic.rules import is_local_name, reach_of, refusal
 
 #: Addresses that pass for global in Python 3.11's ipaddress, or look like it, and must not.
 _NOT_PUBLIC = [

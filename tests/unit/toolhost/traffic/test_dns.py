@@ -8,7 +8,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.toolhost.traffic.binary import answer, parse_query
+from goondan.toolhost.traffic.protocols import answer, parse_query
 
 _ADDRESSES = {"api.example.org": "127.42.0.2"}
 

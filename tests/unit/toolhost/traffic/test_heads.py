@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.toolhost.traffic.heads import MAX_HEAD, BadRequest, Body, Head, find_end, parse_head, response
+from goondan.toolhost.traffic.protocols import MAX_HEAD, BadRequest, Body, Head, find_end, parse_head, response
 
 
 def head(*lines: str) -> Head:

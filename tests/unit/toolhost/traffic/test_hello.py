@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.toolhost.traffic.binary import MAX_HELLO, Gate, NoHello, looks_like_tls, server_name
+from goondan.toolhost.traffic.protocols import MAX_HELLO, Gate, NoHello, looks_like_tls, server_name
 
 
 def client_hello(name: str | None) -> bytes:

@@ -1,15 +1,20 @@
-"""The exports that can be called, and with what: every export of every tool, narrowed for agents that narrow it. Pure.
+"""What a call begins with: the export that it names, its arguments, and the assistant message that it stands in. Pure.
 
-An agent that narrows the sandbox of a tool (Agent.spec.sandbox, spec.tools[].sandbox) has entries of its own, and with
-them jails of its own: its generation is another one, so even a shared jail is not shared with agents that have more.
+The exports are those of every tool, narrowed for agents that narrow it. An agent that narrows the sandbox of a tool
+(Agent.spec.sandbox, spec.tools[].sandbox) has entries of its own, and with them jails of its own: its generation is
+another one, so even a shared jail is not shared with agents that have more.
 
-Source: docs/design/sandbox.md section 1; requirements HANDLER-06, SCHEMA-07.
+Assistant messages are sent by an agent once, and handed to each jail once. An agent makes the calls of one message at a
+time, so of each instance only the last few messages are kept.
+
+Source: docs/design/sandbox.md section 1; requirements HANDLER-06, SCHEMA-07; docs/design/tools.md section 7;
+schemas/WORKER.md "message".
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -19,6 +24,7 @@ from goondan.schemas.bundle.launch import ExportSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.wire.errors import tool_error
 from goondan.schemas.wire.frames import ToolError
+from goondan.toolhost.calls.call_registry import FairStore
 from goondan.toolhost.untrusted import Violation, check_json
 
 if TYPE_CHECKING:
@@ -112,3 +118,64 @@ def arguments(entry: Entry, name: str, raw: Raw) -> Raw | ToolError:
 
         return invalid_arguments(name, issues, entry.export.parameters)
     return raw if args is given else Raw(encode_value(args))
+
+
+# --- messages ---------------------------------------------------------------------------------------------------------
+
+#: Messages in all (bytes): what some hundred agents use at a time. The oldest of the owner that has most go first.
+CACHE_BYTES: Final = 8 << 20
+#: Messages of one instance: that of its step, and of steps whose calls are sent again.
+INSTANCE_MESSAGES: Final = 4
+#: What a kept message takes beside its bytes, as an estimate.
+ENTRY_BYTES: Final = 512
+#: Messages that a worker keeps; WORKER.md says the same number.
+WORKER_MESSAGES: Final = 8
+
+#: (agent, instanceKey, messageId)
+Name = tuple[str, str, str]
+
+
+class MessageCache:
+    """What agents have sent."""
+
+    def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._messages: FairStore[Name, bytes] = FairStore()
+
+    def put(self, name: Name, message: bytes) -> None:
+        """Keep a message, as the agent encoded it."""
+        messages = self._messages
+        messages.put(name, name[:2], len(message) + ENTRY_BYTES, message)
+        if len(names := messages.names_of(name[:2])) > INSTANCE_MESSAGES:
+            messages.take(names[0])
+        while messages.total > self._max_bytes and len(messages) > 1:
+            messages.take(messages.first_to_go())
+
+    def get(self, name: Name) -> bytes | None:
+        """The message, if it is still here."""
+        return self._messages.get(name)
+
+
+class SentMessages:
+    """The messages that one worker has, and their names there. It drops the oldest beyond WORKER_MESSAGES."""
+
+    __slots__ = ("_count", "_names")
+
+    def __init__(self) -> None:
+        self._names: dict[Name, str] = {}
+        self._count = 0
+
+    def name(self, name: Name, message: bytes | None) -> tuple[str | None, bool]:
+        """The worker's name for a message, and whether the message must be sent first; None when the message is
+        unknown.
+        """
+        known = self._names.get(name)
+        if known is not None:
+            return known, False
+        if message is None:
+            return None, False
+        self._count += 1
+        made = self._names[name] = f"m{self._count}"
+        if len(self._names) > WORKER_MESSAGES:
+            del self._names[next(iter(self._names))]
+        return made, True
