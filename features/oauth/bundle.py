@@ -10,8 +10,7 @@ from typing import Final
 
 from goondan.kernel.bundle.problems import Path, Report
 from goondan.kernel.bundle.shape import Document
-from goondan.kernel.bundle.values import check_value
-from goondan.kernel.bundle.variables import variables_of
+from goondan.kernel.bundle.variables import check_value, variables_of
 from goondan.kernel.trust.powers import Power, TokenServer
 from goondan.schemas.bundle.resources import OAuthAppBody, ValueLike, ValueSource
 from goondan.schemas.models.origins import is_open, origin_of

@@ -15,27 +15,30 @@ import msgspec
 
 from goondan.kernel.bundle.budgets import check_budgets
 from goondan.kernel.bundle.checked import Checked, CheckedAgent, CheckedFallback, Declared
-from goondan.kernel.bundle.connectors import check_connection, check_connector
-from goondan.kernel.bundle.dependencies import circles, misplaced
 from goondan.kernel.bundle.extension_config import check_given, check_used
-from goondan.kernel.bundle.extensions import Bundled, CheckedExtension, NoBundled, check_extension
+from goondan.kernel.bundle.extensions import Bundled, CheckedExtension, NoBundled, check_extension, circles, misplaced
 from goondan.kernel.bundle.installed_packages import NoPackages, Packages
 from goondan.kernel.bundle.kinds import kinds
 from goondan.kernel.bundle.lookup import Files, Unreadable
-from goondan.kernel.bundle.model_fields import check_model
-from goondan.kernel.bundle.models import ModelFault, endpoint_fault, resolve_model, sends_open_key
-from goondan.kernel.bundle.outputs import check_output
+from goondan.kernel.bundle.models import ModelFault, check_model, endpoint_fault, resolve_model, sends_open_key
 from goondan.kernel.bundle.positions import Mapping as MappingNode
 from goondan.kernel.bundle.positions import Scalar
 from goondan.kernel.bundle.problems import Path, Position, Report, did_you_mean, shown
 from goondan.kernel.bundle.recordings import find_recording, recorded_model, repeated
-from goondan.kernel.bundle.refs import BadRef, Ref, read_entry_agent, read_ref, read_use
+from goondan.kernel.bundle.references import (
+    BadRef,
+    Ref,
+    check_connection,
+    check_connector,
+    read_entry_agent,
+    read_ref,
+    read_use,
+)
 from goondan.kernel.bundle.servers import ServerUse, check_servers, is_mcp
 from goondan.kernel.bundle.shape import Builder, Document, Environment
 from goondan.kernel.bundle.skills import check_skill_dirs, skill_dirs, takes_skills, unseen_skills
-from goondan.kernel.bundle.tools import CheckedTool, check_tool
-from goondan.kernel.bundle.values import check_value
-from goondan.kernel.bundle.variables import names_any
+from goondan.kernel.bundle.tools import CheckedTool, check_output, check_tool
+from goondan.kernel.bundle.variables import check_value, names_any
 from goondan.kernel.grants.merge import join_paths
 from goondan.schemas.bundle import resources
 from goondan.schemas.bundle.address import SEPARATOR, is_resource_name, is_shown_name, parse_tool_name, shown_tool_name

@@ -1,30 +1,39 @@
-"""The checks of one Extension by itself, and the specification that an agent needs to run it.
+"""The checks of one Extension by itself, the specification that an agent needs to run it, and the order in which
+Extensions depend on each other. Pure.
 
 An extension is trusted code, but a kernel process never imports it: whether its module has a `register` is read from
 the syntax tree. A module that gives itself that name by other means than a definition, an assignment or an import at
-its top level is not recognised.
+its top level is not recognised. The tree also shows which members of `api` do not exist: attributes of the first
+parameter of `register`, in this function and in the functions inside it, until the name gets another meaning.
 
-Source: docs/design/bundle.md sections 3 and 5; requirements EXT-01, EXT-02, EXT-06, EXT-10, DYNAMIC-09.
+An agent process may import only an extension's own modules from the bundle. When an extension has a folder of its own,
+the whole folder belongs to it. But its entry may lie in the bundle's root, which tools may write to. Then only the
+modules count that it imports by name, and those that these modules import.
+
+Extensions are loaded in the order of the agent, whatever they depend on. So circles and a wrong order are warnings.
+
+Source: docs/design/bundle.md sections 3 and 5; docs/design/sandbox.md section 2; docs/extensions.md; requirements
+EXT-01, EXT-02, EXT-06, EXT-09, EXT-10, EXT-12, LOAD-06, DYNAMIC-09.
 """
 
 from __future__ import annotations
 
 import ast
 import posixpath
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec import Struct
 
-from goondan.kernel.bundle.extension_members import unknown_members
-from goondan.kernel.bundle.extension_modules import modules_of
 from goondan.kernel.bundle.lookup import Files, Unreadable
-from goondan.kernel.bundle.problems import Path, Report
+from goondan.kernel.bundle.problems import Path, Report, did_you_mean
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.tools import CheckedTool
 from goondan.kernel.bundle.variables import names_any
 from goondan.schemas.bundle import resources
 from goondan.schemas.bundle.address import is_resource_name
+from goondan.schemas.bundle.extension_api import API_MEMBERS
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.bundle.resources import API_V1, BASE_PACKAGE
 
@@ -202,3 +211,183 @@ def _names(body: list[ast.stmt]) -> set[str]:
             for handler in getattr(statement, "handlers", []):
                 names |= _names(handler.body)
     return names
+
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Unknown(Struct, frozen=True):
+    """A use of a member that does not exist."""
+
+    #: The member as it is written: `api.events.listen`.
+    name: str
+    #: The line, from 1.
+    line: int
+    #: A member with a similar name.
+    suggestion: str | None = None
+
+
+def unknown_members(tree: ast.Module) -> list[Unknown]:
+    """The unknown members in the order of the text, each name once."""
+    found: dict[str, Unknown] = {}
+    for node in tree.body:
+        if isinstance(node, _Function) and node.name == "register":
+            parameters = [*node.args.posonlyargs, *node.args.args]
+            if parameters:
+                for unknown in sorted(_in_function(node, parameters[0].arg), key=lambda unknown: unknown.line):
+                    found.setdefault(unknown.name, unknown)
+    return sorted(found.values(), key=lambda unknown: unknown.line)
+
+
+def _in_function(function: _Function, api: str) -> Iterator[Unknown]:
+    if api in _assigned(function.body):
+        return  # it may be anything
+    for node in _walk(function.body, api):
+        if isinstance(node, ast.Attribute):
+            unknown = _look(node, api)
+            if unknown is not None:
+                yield unknown
+
+
+def _walk(body: list[ast.stmt], api: str) -> Iterator[ast.AST]:
+    """Every node where the name still means the parameter."""
+    waiting: list[ast.AST] = list(body)
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, _Function | ast.Lambda):
+            inner = node.body if isinstance(node.body, list) else []
+            if api in _parameters(node.args) or api in _assigned(inner):
+                continue
+        yield node
+        waiting.extend(ast.iter_child_nodes(node))
+
+
+def _parameters(given: ast.arguments) -> set[str]:
+    named = (*given.posonlyargs, *given.args, *given.kwonlyargs, given.vararg, given.kwarg)
+    return {argument.arg for argument in named if argument is not None}
+
+
+def _assigned(body: list[ast.stmt]) -> set[str]:
+    return {
+        node.id
+        for statement in body
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
+
+
+def _look(node: ast.Attribute, api: str) -> Unknown | None:
+    if isinstance(node.value, ast.Name) and node.value.id == api:
+        if node.attr not in API_MEMBERS and not node.attr.startswith("__"):
+            return Unknown(f"{api}.{node.attr}", node.lineno, did_you_mean(_snake(node.attr), API_MEMBERS))
+        return None
+    inner = node.value
+    if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == api:
+        members = API_MEMBERS.get(inner.attr)
+        if members is not None and node.attr not in members and not node.attr.startswith("__"):
+            return Unknown(f"{api}.{inner.attr}.{node.attr}", node.lineno, did_you_mean(_snake(node.attr), members))
+    return None
+
+
+def _snake(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name)
+
+
+#: The most modules of one extension. A folder with more contains other things as well.
+MAX_MODULES: Final = 2000
+#: The suffixes of modules: sources, and libraries of machine code.
+_SUFFIXES: Final = (".py", ".so")
+
+
+def modules_of(entry: str, files: Files) -> tuple[dict[str, str], list[str]]:
+    """Path from the entry's folder -> SHA-256 in hexadecimal digits, and the files and folders beside the entry that
+    these are in: none but for an entry in the bundle's root.
+
+    Raises Unreadable when there are more than MAX_MODULES.
+    """
+    folder = posixpath.dirname(entry)
+    if folder != files.root:
+        return _digests(folder, files.list_files(folder, _SUFFIXES, MAX_MODULES), files), []
+    wanted, beside = [posixpath.basename(entry)], []
+    todo = [entry]
+    seen: set[str] = set()
+    while todo:
+        for name in _imported(todo.pop(), files) - seen:
+            seen.add(name)
+            found = [f"{name}.py"] if files.is_file(f"{folder}/{name}.py") else []
+            if not found:
+                inner = files.list_files(f"{folder}/{name}", _SUFFIXES, MAX_MODULES)
+                found = [f"{name}/{path}" for path in inner]
+            if found:
+                beside.append(f"{folder}/{name}" if "/" in found[0] else f"{folder}/{found[0]}")
+                wanted += found
+                todo += [f"{folder}/{path}" for path in found if path.endswith(".py")]
+            if len(wanted) > MAX_MODULES:
+                raise Unreadable(f"it imports more than {MAX_MODULES} modules of the bundle")
+    return _digests(folder, wanted, files), sorted(set(beside) - {entry})
+
+
+def _digests(folder: str, paths: list[str], files: Files) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for path in paths:
+        try:
+            found[path] = files.digest(f"{folder}/{path}")
+        except Unreadable:
+            continue  # it cannot be imported, and the import will report that
+    return found
+
+
+def _imported(path: str, files: Files) -> set[str]:
+    """The top-level names that a module imports anywhere in it."""
+    try:
+        tree = ast.parse(files.read_text(path))
+    except (Unreadable, SyntaxError, ValueError, RecursionError, MemoryError):
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module.partition(".")[0])
+    return names
+
+
+def circles(dependencies: Mapping[str, Sequence[str]]) -> Iterator[list[str]]:
+    """Each circle once, as the names along it. It begins with the name that comes first in `dependencies`."""
+    order = {name: place for place, name in enumerate(dependencies)}
+    done: set[str] = set()
+    for start in dependencies:
+        if start not in done:
+            yield from _circles_from(start, dependencies, order, done)
+
+
+def _circles_from(
+    start: str, dependencies: Mapping[str, Sequence[str]], order: Mapping[str, int], done: set[str]
+) -> Iterator[list[str]]:
+    """The circles below `start`, found without recursion. Extensions in `done` need no second visit."""
+    path = [start]
+    waiting = [iter(dependencies[start])]
+    while waiting:
+        following = next((name for name in waiting[-1] if name in dependencies and name not in done), None)
+        if following is None:
+            waiting.pop()
+            done.add(path.pop())
+        elif following in path:
+            circle = path[path.index(following) :]
+            first = min(range(len(circle)), key=lambda place: order[circle[place]])
+            yield [*circle[first:], *circle[:first]]
+        else:
+            path.append(following)
+            waiting.append(iter(dependencies[following]))
+
+
+def misplaced(loaded: Sequence[str], dependencies: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str, bool]]:
+    """The dependencies that are not loaded before their extension, for an agent with this order: (extension,
+    dependency, whether the dependency is loaded at all).
+    """
+    there: set[str] = set()
+    for name in loaded:
+        for wanted in dependencies.get(name, ()):
+            if wanted not in there and wanted != name:
+                yield name, wanted, wanted in loaded
+        there.add(name)

@@ -19,10 +19,9 @@ from msgspec.structs import replace
 from goondan.kernel.bundle.checked import Checked, CheckedAgent
 from goondan.kernel.bundle.lookup import Files
 from goondan.kernel.bundle.problems import Path, Report, did_you_mean, shown
-from goondan.kernel.bundle.sandbox import check_sandbox, resolve_network
 from goondan.kernel.bundle.servers import CheckedServer
 from goondan.kernel.bundle.shape import Document
-from goondan.kernel.bundle.tools import CheckedTool
+from goondan.kernel.bundle.tools import CheckedTool, check_sandbox, resolve_network
 from goondan.kernel.grants.merge import (
     Excess,
     Part,

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from goondan.kernel.bundle.checked import Checked
     from goondan.kernel.bundle.documents import Loaded
     from goondan.kernel.bundle.granting import GrantContext
-    from goondan.kernel.bundle.hiding import EnvironmentRedactor
     from goondan.kernel.bundle.installed_packages import Package
+    from goondan.kernel.bundle.variables import EnvironmentRedactor
     from goondan.kernel.grants.written import Written
     from goondan.kernel.trust.asking import Asking
     from goondan.kernel.trust.judge import Judgement
@@ -107,10 +107,9 @@ def inspect_bundle(
         from goondan.kernel.bundle.files import BundleFiles
         from goondan.kernel.bundle.grant_context import gather
         from goondan.kernel.bundle.granting import grant
-        from goondan.kernel.bundle.hiding import EnvironmentRedactor
         from goondan.kernel.bundle.models import without_key
         from goondan.kernel.bundle.packages import PackageFolders
-        from goondan.kernel.bundle.variables import wanted_variables
+        from goondan.kernel.bundle.variables import EnvironmentRedactor, wanted_variables
         from goondan.kernel.grants.policy_file import POLICY_FILE
         from goondan.kernel.model_server import choice
         from goondan.kernel.trust.asking import Asking

@@ -1,4 +1,5 @@
-"""Which model an agent gets: the provider, its endpoint and its key, from the Model document and the environment.
+"""Which model an agent gets, from the Model document and the environment: the provider, its endpoint, its key and its
+headers. And the rules of a Model's fields that no type can say. Pure.
 
 `auto` takes the first that the environment offers: Anthropic by its key, OpenAI by its key, a server of one's own by
 OPENAI_BASE_URL, else `embedded`. GOONDAN_PROVIDER settles the provider, GOONDAN_MODEL the model's name. Only the
@@ -10,11 +11,15 @@ A server that is not the vendor's has models of its own: without a name, `auto` 
 A key belongs to one origin: the vendor's, or that of the endpoint; so do a Model's headers. When the bundle names the
 endpoint, the user has to agree to it (kernel/trust). Before that the model is held without its key and headers.
 
-Source: docs/design/bundle.md section 6.
+A header that says where a request ends, who it is for or who asks is the kernel's own. With one of those a bundle could
+send a second request inside the first, or take the key's place.
+
+Source: docs/design/bundle.md section 6; RFC 9110 sections 5.6.2 and 7.6.1.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -22,10 +27,11 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from goondan.kernel.bundle.model_headers import header_values
-from goondan.kernel.bundle.problems import Path
+from goondan.kernel.bundle.problems import Path, Report
+from goondan.kernel.bundle.shape import Document
+from goondan.kernel.bundle.variables import check_value
 from goondan.schemas.bundle.launch import ModelSpec
-from goondan.schemas.bundle.resources import ModelBody, ValueSource
+from goondan.schemas.bundle.resources import ModelBody, ValueLike, ValueSource
 from goondan.schemas.models.model_providers import (
     BY_NAME,
     DEFAULT_MAX_TOKENS,
@@ -279,3 +285,120 @@ def _own_key(body: ModelBody, env: Mapping[str, str]) -> str | ModelFault | None
         return value
     path = ("spec", "apiKey", "valueFrom", "env")
     return ModelFault("E_CONFIG_MISSING_ENV", "the environment variable {} is not set", path, "Set it.")
+
+
+#: Headers of one Model: more than any gateway wants, and a request stays small.
+MAX_HEADERS: Final = 32
+#: The longest name and the longest value (characters). Servers refuse heads of more than some 8,000 bytes.
+MAX_HEADER_NAME: Final = 64
+MAX_HEADER_VALUE: Final = 4096
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
+#: What may be set elsewhere, and the field for it.
+_ELSEWHERE: Final = {
+    "authorization": "apiKey",
+    "x-api-key": "apiKey with auth: x-api-key",
+    **{provider.version_header: "apiVersion" for provider in PROVIDERS if provider.version_header is not None},
+}
+#: What a request has anyway, and what is between two machines only.
+_OWN_HEADERS: Final = frozenset(
+    (
+        "accept", "accept-encoding", "connection", "content-encoding", "content-length", "content-type", "expect",
+        "host", "keep-alive", "proxy-authenticate", "proxy-authorization", "proxy-connection", "te", "trailer",
+        "transfer-encoding", "upgrade", "user-agent",
+    )
+)  # fmt: skip
+
+
+def header_fault(name: str) -> tuple[str, str] | None:
+    """What is wrong with the name of a header, and what to do about it; None when it may be set."""
+    if len(name) > MAX_HEADER_NAME or not _HEADER_NAME.match(name):
+        return "that is no name of a header", f"Write letters, digits and -, {MAX_HEADER_NAME} at most."
+    if (field := _ELSEWHERE.get(name.lower())) is not None:
+        return f"the header {name.lower()} is not set here", f"Use {field}."
+    if name.lower() in _OWN_HEADERS:
+        return f"the header {name.lower()} belongs to the connection", "Leave it out."
+    return None
+
+
+def headers_fault(names: list[str]) -> str | None:
+    """What is wrong with the names together."""
+    if len(names) > MAX_HEADERS:
+        return f"{len(names)} headers, {MAX_HEADERS} at most"
+    return "a header stands twice: upper and lower case are the same" if len(_folded(names)) < len(names) else None
+
+
+def _folded(names: list[str]) -> set[str]:
+    return {name.lower() for name in names}
+
+
+def header_values(
+    headers: Mapping[str, ValueLike], env: Mapping[str, str]
+) -> dict[str, str] | tuple[str, str, Path, str]:
+    """The headers with their values, the names in lower case; else code, message, place and suggestion of the fault.
+
+    What `header_fault` refuses is left out: that was reported for the document.
+    """
+    found: dict[str, str] = {}
+    for name, value in headers.items():
+        if header_fault(name) is not None:
+            continue
+        at: Path = ("spec", "headers", name)
+        text = value if isinstance(value, str) else value.value or ""
+        if isinstance(value, ValueSource) and value.value_from is not None:
+            text = env.get(value.value_from.env, "")
+            if not text.strip():
+                message = "the environment variable {} is not set"
+                return "E_CONFIG_MISSING_ENV", message, (*at, "valueFrom", "env"), "Set it."
+        text = text.strip()
+        if len(text) > MAX_HEADER_VALUE or not text.isascii() or not text.isprintable():
+            message = f"the value of the header {name.lower()} cannot be sent"
+            return "E_CONFIG_INVALID_VALUE", message, at, f"Give at most {MAX_HEADER_VALUE} printable ASCII characters."
+        found[name.lower()] = text
+    return found
+
+
+#: The longest version of a wire (characters): a date, or a number.
+MAX_VERSION: Final = 64
+
+
+def check_model(document: Document, body: ModelBody, report: Report) -> None:
+    """The end of the endpoint, the headers, and the version of the wire."""
+    _check_end(document, body, report)
+    _check_headers(document, body, report)
+    _check_version(document, body, report)
+
+
+def _check_end(document: Document, body: ModelBody, report: Report) -> None:
+    provider = BY_NAME.get(body.provider)
+    if provider is None or body.endpoint is None or not is_http_url(body.endpoint):
+        return
+    end = doubled_end(provider, body.endpoint)
+    if end is not None:
+        message = f"the endpoint ends in {end}, which each request adds"
+        place = document.place("spec", "endpoint")
+        report.error("E_CONFIG_INVALID_VALUE", message, place, doubled_hint(body.endpoint, end))
+
+
+def _check_headers(document: Document, body: ModelBody, report: Report) -> None:
+    for name, value in body.headers.items():
+        at: Path = ("spec", "headers", name)
+        check_value(document, value, at, report)
+        fault = header_fault(name)
+        if fault is not None:
+            report.error("E_CONFIG_INVALID_VALUE", fault[0], document.key(*at), fault[1])
+    together = headers_fault(list(body.headers))
+    if together is not None:
+        report.error("E_CONFIG_INVALID_VALUE", together, document.key("spec", "headers"), "Remove what is too much.")
+
+
+def _check_version(document: Document, body: ModelBody, report: Report) -> None:
+    version, provider = body.api_version, BY_NAME.get(body.provider)
+    if version is None or body.provider == "auto":
+        return
+    if provider is None or provider.version_header is None:
+        known = ", ".join(row.name for row in PROVIDERS if row.version_header is not None)
+        message = f"provider {body.provider} has no apiVersion"
+        report.error("E_CONFIG_INVALID_VALUE", message, document.key("spec", "apiVersion"), f"It belongs to {known}.")
+    elif not version.strip() or len(version) > MAX_VERSION or not version.isascii() or not version.isprintable():
+        place = document.place("spec", "apiVersion")
+        report.error("E_CONFIG_INVALID_VALUE", "that is no version", place, "Write for example 2023-06-01.")

@@ -1,4 +1,4 @@
-"""The problems of a bundle, each with its place, and the report that collects them.
+"""The problems of a bundle, each with its place, the report that collects them, and how a person reads them.
 
 Source: docs/design/bundle.md section 7; requirements VALIDATE-04, ERROR-06, ERROR-07.
 """
@@ -184,3 +184,33 @@ def did_you_mean(word: str, known: Iterable[str]) -> str | None:
     if not close:
         close = [name for name in names if name.lower() == word.lower()]
     return f"Did you mean {shown(close[0])}?" if close else None
+
+
+def problem_lines(problems: Iterable[Problem], cwd: str, *, warning: bool = False) -> list[str]:
+    """Two lines for each problem, then the command that explains each code; paths below `cwd` are relative to it."""
+    lines: list[str] = []
+    codes: dict[str, None] = {}
+    for problem in problems:
+        if problem.help_url is not None:
+            codes[problem.code] = None
+        where = short_path(problem.file, cwd) or "bundle"
+        if problem.line:
+            where += f":{problem.line}:{problem.column}"
+        kind = "warning: " if warning else ""
+        about = f"{problem.resource}: " if problem.resource and problem.resource not in problem.message else ""
+        place = f" ({problem.path})" if problem.path else ""
+        lines.append(f"{where}: {kind}{problem.code} {about}{problem.message}{place}")
+        if problem.suggestion:
+            lines.append(f"    {problem.suggestion}")
+    return [*lines, *(f"gdn explain {code}" for code in codes)]
+
+
+def counts(errors: int, warnings: int) -> str:
+    """`2 errors, 1 warning`."""
+    return f"{errors} error{'' if errors == 1 else 's'}, {warnings} warning{'' if warnings == 1 else 's'}"
+
+
+def short_path(path: str, cwd: str) -> str:
+    """`path` relative to `cwd` when it lies below it."""
+    prefix = cwd.rstrip("/") + "/"
+    return path.removeprefix(prefix)

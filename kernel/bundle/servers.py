@@ -27,9 +27,8 @@ from msgspec.structs import replace
 
 from goondan.kernel.bundle.lookup import Files
 from goondan.kernel.bundle.problems import Path, Report, shown
-from goondan.kernel.bundle.sandbox import check_sandbox, resolve_sandbox
 from goondan.kernel.bundle.shape import Document
-from goondan.kernel.bundle.tools import CheckedTool
+from goondan.kernel.bundle.tools import CheckedTool, check_sandbox, resolve_sandbox
 from goondan.kernel.bundle.variables import VARIABLE_NAME
 from goondan.schemas.bundle import launch, resources
 from goondan.schemas.bundle.address import is_resource_name

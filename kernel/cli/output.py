@@ -119,7 +119,7 @@ def print_error(error: GoondanError, *, as_json: bool) -> None:
             document["dropped"] = dropped
         write_json(document)
     elif problems:
-        from goondan.kernel.bundle.text import counts, problem_lines
+        from goondan.kernel.bundle.problems import counts, problem_lines
 
         lines = problem_lines(problems, os.getcwd())
         if dropped:

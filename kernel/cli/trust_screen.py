@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from goondan.kernel.bundle.hiding import is_secret_by_name
+from goondan.kernel.bundle.variables import is_secret_by_name
 from goondan.kernel.cli.plain import broken, fit
 from goondan.kernel.cli.terminal import Style, printable
 from goondan.kernel.trust.judge import Judgement

@@ -233,7 +233,7 @@ def spec_of(trial: Trial, plan: KernelPlan, state: str) -> AgentSpec:
 
 def render(report: dict[str, Any], style: Style) -> list[str]:
     """The report for a person: the problems with their places, one line for each trial, and the sums."""
-    from goondan.kernel.bundle.text import counts, problem_lines, short_path
+    from goondan.kernel.bundle.problems import counts, problem_lines, short_path
 
     cwd = os.getcwd()
     lines = problem_lines(report["errors"], cwd) + problem_lines(report["warnings"], cwd, warning=True)

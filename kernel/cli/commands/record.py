@@ -146,9 +146,8 @@ def _redactor(place: BundleTarget) -> Callable[[str], str]:
     """Takes values of the person's environment out of a text: those that look like secrets, and those that the bundle
     and its tools are given.
     """
-    from goondan.kernel.bundle.hiding import EnvironmentRedactor
     from goondan.kernel.bundle.loader import inspect_bundle
-    from goondan.kernel.bundle.variables import wanted_variables
+    from goondan.kernel.bundle.variables import EnvironmentRedactor, wanted_variables
 
     inspected = inspect_bundle(place.bundle, state_dir=place.state_dir, handlers=False, policy=place.policy)
     granted = {name for tool in inspected.checked.runs_in_jails for name in (tool.granted or tool.sandbox).env}

@@ -92,7 +92,7 @@ def _says(value: Any) -> bool:
 
 def render(tool: CheckedTool, exports: Iterable[ToolExport], style: Style) -> list[str]:
     """The page for a person."""
-    from goondan.kernel.bundle.text import short_path
+    from goondan.kernel.bundle.problems import short_path
 
     place = tool.document.place("metadata", "name")
     where = f"{short_path(place.file, os.getcwd())}:{place.line}"

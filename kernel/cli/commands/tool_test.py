@@ -280,7 +280,7 @@ def _exports(subjects: list[Subject]) -> Iterator[tuple[str, ToolExport]]:
 
 def render(report: Report, style: Style) -> list[str]:
     """The report for a person: the problems with their places, one line for each example, and the sums."""
-    from goondan.kernel.bundle.text import counts, problem_lines, short_path
+    from goondan.kernel.bundle.problems import counts, problem_lines, short_path
 
     cwd = os.getcwd()
     lines = problem_lines(report.errors, cwd) + problem_lines(report.warnings, cwd, warning=True)

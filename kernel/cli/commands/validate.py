@@ -104,7 +104,7 @@ def _agent(agent: CheckedAgent) -> dict[str, Any]:
 def human(inspected: Inspected, cwd: str) -> list[str]:
     """The lines for a person: first the problems, last what the bundle has."""
     from goondan.kernel.bundle.models import model_text
-    from goondan.kernel.bundle.text import counts, problem_lines, short_path
+    from goondan.kernel.bundle.problems import counts, problem_lines, short_path
 
     lines = problem_lines(inspected.errors, cwd) + problem_lines(inspected.warnings, cwd, warning=True)
     name = short_path(inspected.path, cwd)
@@ -133,7 +133,7 @@ def human(inspected: Inspected, cwd: str) -> list[str]:
 
 def _refused(problems: list[Problem]) -> tuple[dict[str, Any], list[str]]:
     """The document for a bundle that could not be read at all."""
-    from goondan.kernel.bundle.text import problem_lines
+    from goondan.kernel.bundle.problems import problem_lines
 
     report: dict[str, Any] = {"valid": False, "errors": problems, "warnings": [], "agents": [], "tools": []}
     return report, problem_lines(problems, _cwd())

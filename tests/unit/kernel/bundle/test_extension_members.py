@@ -13,7 +13,7 @@ from goondan.agentproc.extensions.api import ConsoleLogger, ExtensionApi
 from goondan.agentproc.extensions.bundle_changes import SwarmBundleApi
 from goondan.agentproc.extensions.oauth import OAuthApi
 from goondan.agentproc.extensions.state import InstanceApi, StoredState
-from goondan.kernel.bundle.extension_members import unknown_members
+from goondan.kernel.bundle.extensions import unknown_members
 from goondan.schemas.bundle.extension_api import API_MEMBERS
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 

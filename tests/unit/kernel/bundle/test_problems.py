@@ -8,11 +8,13 @@ from goondan.kernel.bundle.problems import (
     BundleError,
     Position,
     Report,
+    counts,
     did_you_mean,
+    problem_lines,
+    short_path,
     shown,
     spell,
 )
-from goondan.kernel.bundle.text import counts, problem_lines, short_path
 from goondan.schemas.wire.errors import CODES
 
 
