@@ -211,8 +211,8 @@ class AgentApp:
                 self._gates.placed(frame)
             elif frame.type == "error":
                 log.warning("the broker says: %s", GoondanError(from_raw(frame.payload, ErrorPayload)))
-            elif self._runner is not None and (take := self._runner.takes.get(frame.type)) is not None:
-                take(frame)
+            elif self._runner is not None:
+                self._runner.take(frame)
         except GoondanError as error:
             log.warning("a %s frame was ignored: %s", frame.type, error)
 

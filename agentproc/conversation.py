@@ -167,15 +167,6 @@ class Truncate(Struct, frozen=True, tag_field="type", tag="truncate"):
 MessageEvent = Append | Replace | Remove | Truncate
 
 
-class Edit(Struct, frozen=True):
-    """A change of the whole conversation that an operator asks for between two turns (conversation_edits.py)."""
-
-    #: `undo`: take the last turn back. `reset`: remove every message.
-    kind: Literal["undo", "reset"]
-    #: Of `undo`: the turn that the operator saw as the last one. None: whichever it is.
-    turn_id: str | None = None
-
-
 def fold(base: Iterable[Message], events: Iterable[MessageEvent]) -> list[Message]:
     """The messages after `events`, in order."""
     messages = {message.id: message for message in base}

@@ -11,8 +11,9 @@ Source: docs/design/turns.md section 2; docs/design/delivery.md section 2.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from msgspec import structs
@@ -20,9 +21,9 @@ from msgspec import structs
 from goondan.agentproc.answers import answer_payload, done_frame, failed, input_text, internal_error, turn_id
 from goondan.agentproc.blocked_loop import blocked_error
 from goondan.agentproc.completions import read_answer, read_completion
-from goondan.agentproc.conversation import Edit
 from goondan.agentproc.instance import Instance
 from goondan.agentproc.operators_work import operators_work
+from goondan.agentproc.parts import AgentFeature, Features, TakeFrame, kinds
 from goondan.agentproc.store import TurnRow
 from goondan.agentproc.told_event import told_event
 from goondan.agentproc.turn import Begin, BeginCall, BeginList, End, First, Pause
@@ -34,10 +35,8 @@ from goondan.schemas.wire.frames import (
     OPERATOR,
     OPERATOR_AGENT,
     OPERATOR_CALL,
-    OPERATOR_RESET,
     OPERATOR_TOOLS,
     OPERATOR_TYPES,
-    OPERATOR_UNDO,
     TOOL_COMPLETED,
     AgentEvent,
     ErrorPayload,
@@ -57,10 +56,11 @@ log = logging.getLogger("agentproc")
 
 
 class TurnRunner:
-    """Runs the turns of one agent instance, one after another."""
+    """Runs the turns of one agent instance, one after another. `features` are those that it has; None: all."""
 
-    def __init__(self, instance: Instance) -> None:
+    def __init__(self, instance: Instance, features: Sequence[type[AgentFeature]] | None = None) -> None:
         self.instance = instance
+        self._features = Features(instance, kinds() if features is None else features)
         self._blocked = instance.loop_watch.take() if instance.spec.extensions else None
         self._run: TurnRun | None = None
         self._lease: Lease | None = None
@@ -72,7 +72,7 @@ class TurnRunner:
         self._loaded = instance.live_config.current  # what the extensions were loaded for
         #: The functions that take the broker's frames for the working instance, by the type of the frame. Each raises
         #: GoondanError for a frame that cannot be read.
-        self.takes: Mapping[str, Callable[[Frame], None]] = {
+        self.takes: Mapping[str, TakeFrame] = {
             "tool.progress": self.progress,
             "tool.cancel": self.cancel,
             "tool.completed": self.completed,
@@ -82,11 +82,15 @@ class TurnRunner:
             "config.changed": lambda frame: instance.live_config.take(frame.payload),
             "approval.news": self.decided,
             "clock": self.set_clock,
+            **self._features.takes,
         }
 
     async def load_extensions(self) -> None:
-        """Load the agent's extensions. When that fails, every later event is answered with the error."""
+        """Load the agent's extensions. When that fails, every later event is answered with the error. So it is when the
+        specification has a part that no feature claims; then nothing is loaded.
+        """
         try:
+            self._features.refuse_unclaimed(self.instance.live_config.current.spec)
             await self.instance.extensions.start()
             self._broken = None
         except GoondanError as error:
@@ -127,6 +131,16 @@ class TurnRunner:
         """`tool.ask`: a call of the running turn asks something. Raises GoondanError E_FRAME_INVALID."""
         if self._run is not None and self.holds(frame):
             self._run.calls.asks.take(frame)
+
+    def take(self, frame: Frame) -> None:
+        """Handle a frame of any other type for the working instance: the parts of the running turn may take it. Raises
+        GoondanError for one that cannot be read.
+        """
+        take = self.takes.get(frame.type)
+        if take is not None:
+            take(frame)
+        elif self._run is not None and self.holds(frame):
+            self._run.parts.take(frame)
 
     def decided(self, frame: Frame) -> None:
         """`approval.news`: a person has decided about calls of the running turn."""
@@ -170,6 +184,7 @@ class TurnRunner:
     async def close(self) -> None:
         """Close the instance."""
         await self.instance.close()
+        self._features.close()
 
     # --- inside
 
@@ -211,12 +226,8 @@ class TurnRunner:
         if row is not None and row.answer is not None:  # its payload may be gone: nobody needs it any more
             return done_frame(event_id, epoch, row.status, row.answer)
         first = self._first_input(frame)
-        if isinstance(first, Edit):
-            if self._pausing:
-                return Frame("ack", stage="release", event_id=event_id, epoch=epoch)
-            from goondan.agentproc.conversation_edits import perform
-
-            return perform(self.instance, frame, first)
+        if callable(first):
+            return Frame("ack", stage="release", event_id=event_id, epoch=epoch) if self._pausing else first()
         if isinstance(first, Begin) and first.source.type == "tool" and self._needs_no_model(first, event_id):
             told = End(status="completed", steps=0, response="", finish_reason="stop")
             turn = turn_id(self.instance.spec.name, self.instance.instance_key, event_id)
@@ -250,7 +261,7 @@ class TurnRunner:
                 self.instance.spec.state_dir, self.instance.spec.name, self.instance.instance_key
             )
             await self.instance.workspaces.enter(workdir)
-        run = self._run = TurnRun(self.instance, frame, first, row)
+        run = self._run = TurnRun(self.instance, frame, first, row, self._features)
         if blocked is not None:
             raise GoondanError(blocked_error(blocked, self.instance.spec.extensions))
         if self._cancelled == (event_id, frame.epoch or 0):
@@ -271,8 +282,8 @@ class TurnRunner:
         payload = answer_payload(failed(info), name, event_id, self.instance.clock(), frame.trace_id)
         return done_frame(event_id, frame.epoch or 0, "failed", payload)
 
-    def _first_input(self, frame: Frame) -> First | Edit:
-        """The first input for the turn machine, or the change of the conversation that is asked for.
+    def _first_input(self, frame: Frame) -> First | Callable[[], Frame]:
+        """The first input for the turn machine; or what answers the event, if it needs no turn.
 
         Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN, E_USAGE, or the reason why its large payload is not available.
         """
@@ -295,12 +306,13 @@ class TurnRunner:
             return Begin(input_text(event.input), files=self._files_of(frame))
         if frame.source != OPERATOR:
             raise fail("E_FORBIDDEN", f"only an operator sends {event.type} events")
-        if event.type in (OPERATOR_UNDO, OPERATOR_RESET):
-            from goondan.agentproc.conversation_edits import read_edit
-
-            return read_edit(event.type, event.input)
         if event.type == OPERATOR_TOOLS:
             return BeginList()
+        if event.type != OPERATOR_CALL:
+            answer = self._features.events.get(event.type)
+            if answer is None:
+                raise fail("E_FEATURE_MISSING", f"nothing here answers {event.type} events")
+            return partial(answer, frame, event)
         asked = event.input
         if not isinstance(asked, dict) or not isinstance(asked.get("tool"), str):
             raise fail("E_FRAME_INVALID", f"the input of {OPERATOR_CALL} is {{tool, args}}")

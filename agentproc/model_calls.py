@@ -27,6 +27,7 @@ from goondan.agentproc.known_secrets import out_of_answer
 from goondan.agentproc.live import LiveFeed
 from goondan.agentproc.model_gate import TurnGates
 from goondan.agentproc.notes import ModelAttempts, TurnNotes
+from goondan.agentproc.parts import TurnParts, asking
 from goondan.agentproc.providers.base import (
     ContextOverflow,
     FailedTry,
@@ -66,7 +67,8 @@ def stored_metadata(answer: ModelAnswer) -> dict[str, Any] | None:
 
 class ModelCalls:
     """The model calls of one event's turn; one runs at a time. `push` gives the turn machine an input. `time_left`
-    gives the seconds that the turn has left; None: there is no limit. `lost` is called when the lease is gone.
+    gives the seconds that the turn has left; None: there is no limit. `lost` is called when the lease is gone. `parts`
+    are those of features.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class ModelCalls:
         live: LiveFeed,
         budget: TurnBudget | None,
         context: TurnContext,
+        parts: TurnParts,
         *,
         push: Callable[[Input], None],
         time_left: Callable[[], float | None],
@@ -90,6 +93,7 @@ class ModelCalls:
         self._live = live
         self._budget = budget
         self._context = context
+        self._parts = parts
         self._push = push
         self._time_left = time_left
         self._lost = lost
@@ -227,7 +231,10 @@ class ModelCalls:
         self._asked = request
         try:
             shown = on_delta if anew else show
-            if self._budget is None:
+            if self._parts.hooks.model:
+                ask = asking(self._parts.hooks, lambda given, news: provider.complete(given, shown, news))
+                answer = await ask(request, on_news)
+            elif self._budget is None:
                 answer = await provider.complete(request, shown, on_news)
             else:
                 answer = await self._budget.ask(

@@ -25,17 +25,19 @@ from goondan.agentproc.extensions.stages import Stages
 from goondan.agentproc.instance import Instance
 from goondan.agentproc.notes import TurnNotes, results_of
 from goondan.agentproc.own_calls import OwnCalls
+from goondan.agentproc.parts import Call, TurnParts, starting
 from goondan.agentproc.providers.history import KEPT
 from goondan.agentproc.script_calls import ScriptCalls
 from goondan.agentproc.tool_asks import ToolAsks
-from goondan.agentproc.turn import DropCalls, Input, RunTool, ToolFinished, Turn
+from goondan.agentproc.turn import DropCalls, Input, Listed, ListTools, RunTool, ToolFinished, Turn
 from goondan.agentproc.turn_context import TurnContext
 from goondan.schemas.bundle.address import SEPARATOR
 from goondan.schemas.bundle.arguments import invalid_arguments
 from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.mcp import CONNECT_S
+from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.wire.frames import ToolResult
+from goondan.schemas.wire.frames import OperatorTool, ToolResult
 from goondan.schemas.wire.spans import call_span, step_span
 from goondan.schemas.wire.tool_asks import ELICIT
 
@@ -44,7 +46,8 @@ log = logging.getLogger("agentproc")
 
 class TurnCalls:
     """The calls of the turn `machine`. `push` gives it an input. `lost` is called when the lease is gone. `noted` is
-    called when notes wait to be stored. `shown` has what the model is shown of the conversation.
+    called when notes wait to be stored. `shown` has what the model is shown of the conversation. `parts` are those of
+    features.
     """
 
     def __init__(
@@ -56,6 +59,7 @@ class TurnCalls:
         notes: TurnNotes,
         own_calls: OwnCalls,
         shown: TurnContext,
+        parts: TurnParts,
         *,
         push: Callable[[Input], None],
         lost: Callable[[], None],
@@ -67,6 +71,7 @@ class TurnCalls:
         self._notes = notes
         self._own_calls = own_calls
         self._shown = shown
+        self._parts = parts
         self._push = push
         self._lost = lost
         self._noted = noted
@@ -99,6 +104,21 @@ class TurnCalls:
         """The agent's specification, as it is now."""
         return self._instance.spec
 
+    def list_tools(self, _: ListTools) -> None:
+        """Tell the turn which tools an operator could call now."""
+        listed = [
+            OperatorTool(
+                name=item.name,
+                description=item.description,
+                parameters=item.parameters,
+                idempotent=item.idempotent,
+                deferred=item.deferred,
+            )
+            for item in self.catalog.items
+            if self._instance.catalog.can_run(item.name)
+        ]
+        self._push(Listed(ToolResult(status="ok", output=to_raw(listed))))
+
     # --- the model's calls
 
     def run(self, action: RunTool) -> None:
@@ -117,17 +137,26 @@ class TurnCalls:
         def ended(result: ToolResult) -> None:
             done(secrets.out_of(result))
 
+        start = self._start_inside if self._parts.hooks.call else self._start
         if self.stages is None or not self._instance.pipeline.has("toolCall"):
-            self._start(action, part.args, ended)
+            start(action, part.args, ended)
             return
         self.stages.run_call(
             part,
             self._machine.steps,
-            start=lambda args, then: self._start(action, args, then),
+            start=lambda args, then: start(action, args, then),
             drop=lambda: self._drop(part.tool_call_id),
             done=ended,
             limit=self.catalog.error_limit(part.tool_name),
         )
+
+    def _start_inside(self, action: RunTool, args: Any, then: Callable[[ToolResult], None]) -> None:
+        """Make one call inside the parts that wrap calls."""
+        part = action.part
+        broken = action.broken is not None and args == part.args
+        here = not broken and self._own_calls.runs(part.tool_name, args)
+        call = Call(action, args, self._machine.steps, here)
+        starting(self._parts.hooks, lambda call, done: self._start(call.action, call.args, done))(call, then)
 
     def _start(self, action: RunTool, args: Any, then: Callable[[ToolResult], None]) -> None:
         """Make one call with these arguments, or answer it from a recording. `then` gets its result."""
@@ -212,9 +241,7 @@ class TurnCalls:
             message=encoded,
             first_sent_ms=self.first_sent.get(message.id) if action.again else None,
             parent_span_id=step_span(self.turn_id, self._machine.steps) if within is None else call_span(within),
-            waits=lambda call_id: self._approvals.wait(
-                part.tool_call_id, partial(instance.caller.go_on, call_id), within
-            ),
+            waits=lambda call_id: self._wait(part.tool_call_id, partial(instance.caller.go_on, call_id), within),
             within=within,
             step=self._machine.steps,
         )
@@ -223,6 +250,11 @@ class TurnCalls:
                 self._shown_message = ""  # nobody has seen it yet
             self._over(part.tool_call_id, refused)
             then(refused)
+
+    def _wait(self, tool_call_id: str, again: Callable[[], None], within: str | None) -> None:
+        """The broker lets a call wait; `again` makes it again."""
+        self._approvals.wait(tool_call_id, again, within)
+        self._parts.wait(tool_call_id, within, again)
 
     def drop(self, action: DropCalls) -> None:
         """Give calls up, with all that they have asked."""
@@ -238,6 +270,8 @@ class TurnCalls:
     def _drop(self, tool_call_id: str) -> None:
         self._over(tool_call_id, None)
         self._instance.caller.cancel([f"{self.turn_id}/{tool_call_id}"])
+        for drop in self._parts.hooks.drop:
+            drop(tool_call_id)
         self._own_calls.drop(tool_call_id)
 
     def _over(self, tool_call_id: str, result: ToolResult | None) -> None:

@@ -34,10 +34,12 @@ from goondan.agentproc.extensions.scopes import Execution
 from goondan.agentproc.extensions.stages import Stages
 from goondan.agentproc.instance import Instance
 from goondan.agentproc.live import LiveFeed
+from goondan.agentproc.live_config import InForce
 from goondan.agentproc.model_calls import ModelCalls
 from goondan.agentproc.notes import TurnNotes, results_of
 from goondan.agentproc.operators_work import note_work
 from goondan.agentproc.own_calls import OwnCalls
+from goondan.agentproc.parts import Features, TurnParts
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from goondan.agentproc.sampling import Sampling
 from goondan.agentproc.step_config import TurnConfig
@@ -57,7 +59,6 @@ from goondan.agentproc.turn import (
     Input,
     LeaveStep,
     LeaveTurn,
-    Listed,
     ListTools,
     ModelFailed,
     Pause,
@@ -70,10 +71,10 @@ from goondan.agentproc.turn_calls import TurnCalls
 from goondan.agentproc.turn_context import TurnContext
 from goondan.agentproc.usage import TurnUsage
 from goondan.schemas.bundle.address import instance_workdir
+from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.bundle.structured import ToolChoice
-from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload
-from goondan.schemas.wire.frames import OPERATOR_AGENT, ErrorPayload, Frame, OperatorTool, ToolResult
+from goondan.schemas.wire.frames import OPERATOR_AGENT, ErrorPayload, Frame, ToolResult
 from goondan.schemas.wire.spans import is_trace_id, trace_id_of
 from goondan.schemas.wire.tool_asks import SAMPLE
 
@@ -99,14 +100,23 @@ log = logging.getLogger("agentproc")
 
 
 class TurnRun:
-    """One turn while it runs."""
+    """One turn while it runs. `features` may have parts in it."""
 
-    def __init__(self, instance: Instance, frame: Frame, first: First, row: TurnRow | None) -> None:
-        self._instance = instance
+    def __init__(
+        self,
+        instance: Instance,
+        frame: Frame,
+        first: First,
+        row: TurnRow | None,
+        features: Features,
+    ) -> None:
+        #: TurnCore (parts.py) says what these are.
+        self.instance = instance
+        self.event = frame
+        self.first = first
         self._loop = instance.loop
         self._event_id = frame.event_id or ""
         self._row = row
-        self._first = first
         attempt = 1 if row is None else row.attempt + (row.status == "abandoned")
         self._attempt = attempt
         name = turn_id(instance.spec.name, instance.instance_key, self._event_id, attempt)
@@ -128,23 +138,25 @@ class TurnRun:
         self._place_ms = frame.place_ms or 0
         self._awaited = bool(frame.chain)
         texts = instance.redact, lambda: instance.spec
-        self._notes = TurnNotes(instance.store, name, self._trace_id, frame.parent_span_id, *texts)
+        self.notes = TurnNotes(instance.store, name, self._trace_id, frame.parent_span_id, *texts)
         workdir = frame.workdir or instance_workdir(instance.spec.state_dir, instance.spec.name, instance.instance_key)
+        self.workdir = workdir
         self._tape = tape = instance.tape
         self._begin_tape = None if tape is None else partial(tape.begin, frame, first, workdir)
         deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
         self._epoch = frame.epoch or 0
         self._budget = TurnBudget(instance.link, instance.events, self._event_id, self._epoch) if frame.budget else None
-        self._live = live = LiveFeed(
+        self.live = live = LiveFeed(
             instance.link, self._loop, frame, name, again=row is not None, redact=instance.redact_said
         )
-        self._approvals = Approvals(instance, name, self._notes, wake=self._rouse, told=live.waits, lost=self.abandon)
+        self._approvals = Approvals(instance, name, self.notes, wake=self.rouse, told=live.waits, lost=self.abandon)
         before = self._approvals, self._budget
         own = OwnCalls(
             instance, name, workdir, deadline, *before, stepped=self._stepped, lost=self.abandon, end_of=self._end_of
         )
         self._own_calls = own
         self._context = shown = TurnContext(instance.context, self._transcript)
+        self.parts = TurnParts(features, self)
         context = CallContext(name, self._event_id, frame.epoch, deadline)
         #: The calls of the turn.
         self.calls = calls = TurnCalls(
@@ -152,9 +164,10 @@ class TurnRun:
             self.turn,
             context,
             self._approvals,
-            self._notes,
+            self.notes,
             own,
             shown,
+            self.parts,
             push=self.push,
             lost=self.abandon,
             noted=self._noted,
@@ -162,18 +175,20 @@ class TurnRun:
         self._models = ModelCalls(
             instance,
             self._event_id,
-            self._notes,
+            self.notes,
             live,
             self._budget,
             shown,
+            self.parts,
             push=self.push,
-            time_left=self._time_left,
+            time_left=self.time_left,
             lost=self.abandon,
             gates=instance.gates.of_turn(self._event_id, self._epoch, live.in_line),
         )
         calls.asks.handle(SAMPLE, self._make_sampling().take)
         self._stages: Stages | None = None
         self._config = TurnConfig(instance.live_config, instance.catalog, instance.store, name)
+        self._followed: InForce | None = None  # the configuration that features were asked about last
         if self._wraps_steps or not instance.pipeline.empty:
             self._stages = Stages(
                 instance.pipeline,
@@ -195,7 +210,7 @@ class TurnRun:
         self._performs: Mapping[type[Action], Callable[[Any], None]] = {
             AskModel: self._ask_model,
             RunTool: calls.run,
-            ListTools: self._list_tools,
+            ListTools: calls.list_tools,
             DropCalls: calls.drop,
             EnterTurn: self._enter_turn,
             LeaveTurn: self._leave_turn,
@@ -218,20 +233,30 @@ class TurnRun:
 
     def _make_sampling(self) -> Sampling:
         """What answers MCP servers that ask the agent's model."""
-
         self._sampling = Sampling(
-            lambda text, system: self._ask_aside(text, system, max(1, self.turn.steps)),
+            lambda text, system: self.ask_aside(text, system, max(1, self.turn.steps)),
             lambda: self._config.in_force.model.model,
-            lambda: self._instance.spec.extensions,
-            self._instance.caller.tool_of,
+            lambda: self.instance.spec.extensions,
+            self.instance.caller.tool_of,
         )
         return self._sampling
 
-    def _ask_aside(self, text: str, system: str | None, step: int) -> Awaitable[ModelAnswer]:
-        return self._models.aside.ask(self._instance.provider, self._config.in_force.model, text, system, step)
+    def ask_aside(self, text: str, system: str | None, step: int) -> Awaitable[ModelAnswer]:
+        """Ask the agent's model outside of the conversation, in this step (from 1)."""
+        return self._models.aside.ask(self.instance.provider, self._config.in_force.model, text, system, step)
 
     async def _text_aside(self, text: str, system: str | None, step: int) -> str:
-        return (await self._ask_aside(text, system, step)).text
+        return (await self.ask_aside(text, system, step)).text
+
+    @property
+    def turn_id(self) -> str:
+        """The id of the turn."""
+        return self.turn.turn_id
+
+    @property
+    def spec(self) -> AgentSpec:
+        """The agent's specification, as the step that runs has it."""
+        return self._config.in_force.spec
 
     # --- life
 
@@ -249,8 +274,10 @@ class TurnRun:
             if ended is not None:
                 return ended
             if not self._inputs and self._approvals.parks(self.turn.open_calls):
-                self._parked = True
-                return Frame("ack", stage="park", event_id=self._event_id, epoch=self._epoch)
+                return self._park()
+            for parks in self.parts.hooks.parks:
+                if not self._inputs and parks(self.turn.open_calls):
+                    return self._park()
             if not self._inputs:
                 self._wake = self._loop.create_future()
                 await self._wake
@@ -258,25 +285,30 @@ class TurnRun:
             if self._lost:
                 return None
             inputs, self._inputs = self._inputs, []
-            at = self._instance.clock()
-            self.turn.max_steps = self._instance.live_config.current.max_steps
+            at = self.instance.clock()
+            self.turn.max_steps = self.instance.live_config.current.max_steps
             for event in inputs:
                 if isinstance(event, Cancel):
                     self._models.give_up(event.error.code)
             actions = [action for event in inputs for action in self.turn.handle(event, at)]
 
+    def _park(self) -> Frame:
+        self._parked = True
+        return Frame("ack", stage="park", event_id=self._event_id, epoch=self._epoch)
+
     def push(self, event: Input) -> None:
         """Give the turn an input. It is handled in the next round of the loop."""
         self._inputs.append(event)
-        self._rouse()
+        self.rouse()
 
-    def _rouse(self) -> None:
+    def rouse(self) -> None:
+        """Let the turn look again whether there is something to do, or whether it parks."""
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
     def progress(self, frame: Frame) -> None:
         """Pass on the progress of one of the turn's calls."""
-        self._live.progress(frame)
+        self.live.progress(frame)
 
     def decided(self, call_ids: list[str]) -> None:
         """A person has decided about these calls."""
@@ -301,8 +333,8 @@ class TurnRun:
 
     def release(self) -> None:
         """Stop every part of the turn."""
-        self._live.close()
-        self._instance.watch.told = None
+        self.live.close()
+        self.instance.watch.told = None
         self._config.close()
         self._store_notes()
         for timer in (*self._timers, self._deadline_timer, self._notes_timer):
@@ -311,18 +343,20 @@ class TurnRun:
         self._models.close()
         self._sampling.close()
         if self._renewing is not None:
-            self._instance.link.forget(self._renewing.id)
+            self.instance.link.forget(self._renewing.id)
         self._transcript.closed = True
         if self._stages is not None:
             self._stages.close()
         if self._budget is not None:
             self._budget.close()
+        for part in reversed(self.parts.there):
+            part.close()
         self.calls.close()
         if self._lost or self._parked:
-            self._instance.caller.abandon()
+            self.instance.caller.abandon()
         else:
-            self._instance.caller.cancel(self._instance.caller.open_call_ids)
-        self._instance.acks.flush()
+            self.instance.caller.cancel(self.instance.caller.open_call_ids)
+        self.instance.acks.flush()
 
     # --- actions
 
@@ -330,14 +364,14 @@ class TurnRun:
         """The first actions: of a new turn, or of a turn that an earlier incarnation left. Raises GoondanError
         E_REPLAY_DIFFERS, and others when the recording that is repeated cannot be read.
         """
-        instance, store = self._instance, self._instance.store
+        instance, store = self.instance, self.instance.store
         at = instance.clock()
         if self._row is not None and self._row.status == "running":
             stored = store.turn_events(self.turn.turn_id)
             self._transcript.restore(stored)
             self._config.resume()
             self.calls.use(instance.catalog.for_step())
-            asked = self._first if isinstance(self._first, BeginCall) else None
+            asked = self.first if isinstance(self.first, BeginCall) else None
             resume = resumption(stored, asked is not None, asked)
             own = [message for _, message in resume.stored]
             self._messages = len(own)
@@ -346,10 +380,11 @@ class TurnRun:
             sent = {event.position: event.stored_ms for event in stored}
             self.calls.first_sent = {message.id: sent[position] for position, message in resume.stored}
             with store.write():
-                self._notes.resumed(at)
+                self.notes.resumed(at)
+            self._follow(self._config.in_force)
             if self._begin_tape is not None:
                 self._begin_tape()
-            return self.turn.handle(resume if resume.stored else self._first, at)
+            return self.turn.handle(resume if resume.stored else self.first, at)
         instance.index_turn(at, self._trace_id, self.turn.turn_id, self._event_id)
         leftover = [row for row in store.running_turns() if row.event_key != self._event_id]
         with store.write():
@@ -365,31 +400,37 @@ class TurnRun:
                 waited_ms=self._waited_ms,
             )
             self._config.begin_turn()
-            self._notes.begun(at, self._waited_ms, self._place_ms, awaited=self._awaited)
-            actions = self.turn.handle(self._first, at)
+            self.notes.begun(at, self._waited_ms, self._place_ms, awaited=self._awaited)
+            actions = self.turn.handle(self.first, at)
             # The first messages go into the transaction that begins the turn.
             for action in actions:
                 if isinstance(action, Store):
                     self._transcript.append(action.position, action.message)
                     self._messages += 1
-            self._notes.actions(actions, at, self.calls.catalog)
+            self.notes.actions(actions, at, self.calls.catalog)
+        self._follow(self._config.in_force)
         if self._begin_tape is not None:
             self._begin_tape()
         return [action for action in actions if not isinstance(action, Store)]
 
+    def _follow(self, in_force: InForce) -> None:
+        """Begin the parts of the features that apply now. Raises GoondanError: the turn fails."""
+        self._followed = in_force
+        self.parts.follow(in_force.spec)
+
     def _close_leftover(self, row: TurnRow, at: str) -> None:
         """An unfinished turn whose event was taken from this instance for good: its history is made valid and kept."""
         steps = self._give_up(row.turn_id, _LEFT, at)
-        used, store = TurnUsage(), self._instance.store
+        used, store = TurnUsage(), self.instance.store
         used.count_notes(store.model_notes(row.turn_id))
         store.finish_turn(row.event_key, row.turn_id, "abandoned", at, steps=steps, answer=None, used=used.parts)
         log.warning("event %s: its unfinished turn %s was closed", row.event_key, row.turn_id)
 
     def _give_up(self, turn_id: str, cancel: Cancel, at: str) -> int:
         """End the stored part of a turn with a result for every call (inside `write`). Returns the turn's steps."""
-        store = self._instance.store
-        turn = Turn(turn_id, max_steps=self._instance.spec.max_steps_per_turn)
-        turn.handle(resumption(store.turn_events(turn_id), isinstance(self._first, BeginCall)), at)
+        store = self.instance.store
+        turn = Turn(turn_id, max_steps=self.instance.spec.max_steps_per_turn)
+        turn.handle(resumption(store.turn_events(turn_id), isinstance(self.first, BeginCall)), at)
         for action in turn.handle(cancel, at):
             if isinstance(action, Store):
                 store.append(turn_id, action.position, Append(action.message))
@@ -407,16 +448,18 @@ class TurnRun:
 
     def _end_with(self, info: ErrorPayload, reason: str) -> Frame:
         """Storing failed: the turn ends with its stored part and this error."""
-        instance, name, at = self._instance, self.turn.turn_id, self._instance.clock()
+        instance, name, at = self.instance, self.turn.turn_id, self.instance.clock()
         with instance.store.write(final=True, reserve=True):
             end = failed(info, self._give_up(name, Cancel(info, reason), at))
-            self._notes.model(at)
-            used = self._notes.usage
+            self.notes.model(at)
+            used = self.notes.usage
             payload = answer_payload(end, name, self._event_id, at, self._trace_id, used)
-            self._notes.ended(end, at)
+            self.notes.ended(end, at)
             instance.store.finish_turn(
                 self._event_id, name, "failed", at, steps=end.steps, answer=payload, used=used.parts
             )
+            for storing in self.parts.hooks.storing:
+                storing(end)
             if self._tape is not None:
                 self._tape.ended(end)
         return done_frame(self._event_id, self._epoch, "failed", payload)
@@ -425,7 +468,7 @@ class TurnRun:
         """Store first, then act. Returns the frame that ends the event, if the actions end the turn or give it back."""
         actions, end = self._without_secrets(actions)
         payload = self._store(actions, end)
-        self._live.tell(actions, self._notes.take_endings())
+        self.live.tell(actions, self.notes.take_endings())
         for action in actions:
             perform = self._performs.get(type(action))
             if perform is not None:
@@ -439,30 +482,30 @@ class TurnRun:
     def _without_secrets(self, actions: Sequence[Action]) -> tuple[Sequence[Action], End | None]:
         """The actions, and the end among them, with secrets removed from its error."""
         end = next((action for action in actions if isinstance(action, End)), None)
-        if end is None or (error := self._instance.secrets.out_of_error(end.error)) is end.error:
+        if end is None or (error := self.instance.secrets.out_of_error(end.error)) is end.error:
             return actions, end
         hidden = structs.replace(end, error=error)
         return [hidden if action is end else action for action in actions], hidden
 
     def _store(self, actions: Sequence[Action], end: End | None) -> bytes:
         """Store the messages of the actions in one transaction. Returns the answer if the turn ends, else b""."""
-        instance, at, payload = self._instance, self._instance.clock(), b""
+        instance, at, payload = self.instance, self.instance.clock(), b""
         stores = [action for action in actions if isinstance(action, Store)]
         if not stores and end is None:
-            self._notes.model(at)
-            self._notes.actions(actions, at, self.calls.catalog)
+            self.notes.model(at)
+            self.notes.actions(actions, at, self.calls.catalog)
             self._noted()
             return payload
         with instance.store.write(final=end is not None):
-            self._notes.model(at)
+            self.notes.model(at)
             for store in stores:
                 self._transcript.append(store.position, store.message)
-                self._notes.results(store.message, at)
+                self.notes.results(store.message, at)
             if end is not None:
                 name = self.turn.turn_id
-                used = self._notes.usage
+                used = self.notes.usage
                 payload = answer_payload(end, name, self._event_id, at, self._trace_id, used)
-                self._notes.ended(end, at)
+                self.notes.ended(end, at)
                 if self._by_operator and end.output is not None and end.output.status == "pending":
                     note_work(instance.store, name)
                 self._context.keep()
@@ -471,7 +514,9 @@ class TurnRun:
                 )
                 if self._tape is not None:
                     self._tape.ended(end)
-            self._notes.actions(actions, at, self.calls.catalog)
+            for storing in self.parts.hooks.storing:
+                storing(end)
+            self.notes.actions(actions, at, self.calls.catalog)
         instance.acks.add([call_id for store in stores for call_id in self.calls.stored(store.message)])
         if stores and end is None:
             self._messages += len(stores)  # not the place of the last one: results are stored in any order
@@ -483,29 +528,15 @@ class TurnRun:
     def _store_notes(self) -> None:
         """Store the notes that were not stored with anything else."""
         self._notes_timer = None
-        if self._lost or not self._instance.store.has_notes:
+        if self._lost or not self.instance.store.has_notes:
             return
         try:
-            with self._instance.store.write():
+            with self.instance.store.write():
                 pass
         except GoondanError as error:  # what is stored next meets the same, and ends the turn
             log.warning("event %s: %s", self._event_id, error)
 
     # --- tool calls
-
-    def _list_tools(self, _: ListTools) -> None:
-        listed = [
-            OperatorTool(
-                name=item.name,
-                description=item.description,
-                parameters=item.parameters,
-                idempotent=item.idempotent,
-                deferred=item.deferred,
-            )
-            for item in self.calls.catalog.items
-            if self._instance.catalog.can_run(item.name)
-        ]
-        self.push(Listed(ToolResult(status="ok", output=to_raw(listed))))
 
     def _stepped(self) -> None:
         if self._own_calls.restarts:  # the next step is for after the restart
@@ -514,15 +545,15 @@ class TurnRun:
     def _layer_told(self, layer: Layer, hangs_s: float | None) -> None:
         """A layer of an extension hangs; None: it does not any more."""
         place = layer.point or layer.kind
-        self._live.hangs(layer.extension, place, hangs_s)
+        self.live.hangs(layer.extension, place, hangs_s)
         if self._hangs != (hangs_s is not None):
             self._hangs = hangs_s is not None
-            self._notes.hangs(layer.extension, place, self._instance.clock(), hangs_s)
+            self.notes.hangs(layer.extension, place, self.instance.clock(), hangs_s)
             self._noted()
 
     def _noted(self) -> None:
         """Notes wait to be stored. They are soon, if nothing else is stored before."""
-        if self._notes_timer is None and self._instance.store.has_notes:
+        if self._notes_timer is None and self.instance.store.has_notes:
             self._notes_timer = self._loop.call_later(NOTES_S, self._store_notes)
 
     # --- into and out of the middleware around the turn and its steps
@@ -530,7 +561,7 @@ class TurnRun:
     @property
     def _by_operator(self) -> bool:
         """Whether an operator makes a call through an agent that has a model."""
-        return isinstance(self._first, BeginCall) and self._instance.spec.name != OPERATOR_AGENT
+        return isinstance(self.first, BeginCall) and self.instance.spec.name != OPERATOR_AGENT
 
     @property
     def _around(self) -> Stages:
@@ -548,7 +579,10 @@ class TurnRun:
 
     def _enter_step(self, action: EnterStep) -> None:
         self._tell_completed()
-        self._around.enter_step(action.step, self._config.begin_step(action.step, again=action.again))
+        in_force = self._config.begin_step(action.step, again=action.again)
+        if in_force is not self._followed:
+            self._follow(in_force)
+        self._around.enter_step(action.step, in_force)
 
     def _leave_step(self, action: LeaveStep) -> None:
         self._around.leave_step(action)
@@ -563,7 +597,7 @@ class TurnRun:
         """There is an answer to a question that an earlier step or turn asked without waiting. The model reads it in
         this turn.
         """
-        if not self._transcript.has_origin(ended.event_id) and not self._instance.store.has_message(ended.event_id):
+        if not self._transcript.has_origin(ended.event_id) and not self.instance.store.has_message(ended.event_id):
             self._completed[ended.event_id] = ended
             self._own_calls.heard()
             self.turn.hear()
@@ -577,16 +611,18 @@ class TurnRun:
             data = {"role": "user", "content": ended.text}
             message = {"id": ended.event_id, "data": data, "source": msgspec.to_builtins(ended.source)}
             message["metadata"] = ended.metadata
-            self._instance.notice(ended)
+            self.instance.notice(ended)
             self._transcript.emit(ended.event_id, "", {"type": "append", "message": message})
 
     def _ask_model(self, action: AskModel) -> None:
-        instance = self._instance
+        instance = self.instance
         if self._wraps_steps and self._completed:
             self.turn.hear()  # what came since then, the middleware of the next step sees first
         if not self._wraps_steps:
             self._tell_completed()
-            self._config.begin_step(action.step, again=False)
+            in_force = self._config.begin_step(action.step, again=False)
+            if in_force is not self._followed:
+                self._follow(in_force)
             self.calls.use(instance.catalog.for_step())
         own = self._config.in_force.system
         provider = instance.provider
@@ -604,7 +640,7 @@ class TurnRun:
             tools=self.calls.catalog.shown,
             step=action.step,
             system=own if self._stages is None else self._stages.system(own),
-            timeout_s=self._time_left(),
+            timeout_s=self.time_left(),
             blocks=[] if self._stages is None else self._stages.blocks,
             turn_id=self.turn.turn_id,
             files=instance.files.place,
@@ -620,10 +656,10 @@ class TurnRun:
         given = None if self._stages is None else self._stages.tool_choice
         if given is not None:
             return given
-        own = self._instance.spec.tool_choice
+        own = self.instance.spec.tool_choice
         return own if step == 1 or own in ("auto", "none") else None
 
-    def _time_left(self) -> float | None:
+    def time_left(self) -> float | None:
         """The turn's remaining time (seconds)."""
         deadline = self.calls.context.deadline
         return None if deadline is None else max(0.0, deadline - self._loop.time())
@@ -644,15 +680,15 @@ class TurnRun:
 
     def _renew(self) -> None:
         """Tell the broker that the turn is alive, and learn whether the lease is gone."""
-        self._instance.loop_watch.go_on()
+        self.instance.loop_watch.go_on()
         self._timers[0].cancel()
         self._timers[0] = self._loop.call_later(RENEW_S, self._renew)
         if self._renewing is not None:
-            self._instance.link.forget(self._renewing.id)
+            self.instance.link.forget(self._renewing.id)
         frame = self._renewing = Frame("ack", stage="renew", event_id=self._event_id, epoch=self._epoch)
         frame.position = self._position
         try:
-            self._instance.link.post(frame).add_done_callback(self._renewed)
+            self.instance.link.post(frame).add_done_callback(self._renewed)
         except GoondanError as error:
             log.warning("event %s: %s", self._event_id, error)
 

@@ -62,6 +62,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
         ("command",),
         commands={"doctor": "Check this machine, the sandbox and the bundle, and say how to mend what is wrong."},
     ),
+    Feature("edits", ("agent",)),
     Feature("gates", ("broker",)),
     Feature(
         "oauth",

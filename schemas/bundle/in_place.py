@@ -19,7 +19,7 @@ from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec
 #: begins: the model and its connection, the file of the conversation, approvals.
 _TAKEN: Final = (
     "system", "max_steps_per_turn", "registry", "catalog", "allow_registry", "addable", "dynamic", "extensions",
-    "resource", "swarm", "revision",
+    "resource", "swarm", "revision", "parts",
 )  # fmt: skip
 
 

@@ -246,6 +246,8 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     record: str = ""
     #: The recorded run that it repeats; None: it works by itself.
     replay: ReplaySpec | None = None
+    #: What features have of it, by their names (msgpack). There may be secrets in it.
+    parts: dict[str, Raw] = {}
 
     @property
     def models(self) -> list[ModelSpec]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from goondan.agentproc.extensions.bundle_changes import BundleChanges
 from goondan.agentproc.extensions.state import ExtState, StoredState
 from goondan.agentproc.instance import Instance
 from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.parts import AgentFeature
 from goondan.agentproc.store import ConversationStore
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.bundle.launch import ExtensionSpec
@@ -29,11 +30,19 @@ class Runners:
         self._state_dir = str(state_dir)
         self._made: list[TurnRunner] = []
 
-    def build(self, link: FakeLink, script: FakeModel | None = None, **changes: Any) -> TurnRunner:
-        """A runner over this link with this model; `changes` are of its specification."""
+    def build(
+        self,
+        link: FakeLink,
+        script: FakeModel | None = None,
+        features: Sequence[type[AgentFeature]] | None = None,
+        **changes: Any,
+    ) -> TurnRunner:
+        """A runner over this link with this model and these features (None: all). `changes` are of its
+        specification.
+        """
         spec = make_spec(self._state_dir, **changes)
         store = ConversationStore(instance_dir(self._state_dir, spec.name, "k"), durability=spec.durability)
-        self._made.append(TurnRunner(Instance(spec, "k", link, store, provider=script)))
+        self._made.append(TurnRunner(Instance(spec, "k", link, store, provider=script), features))
         return self._made[-1]
 
     async def close(self) -> None:

@@ -4,28 +4,62 @@ Such an event waits in the instance's mailbox like a message, so no turn runs me
 transaction appends its message events, folds them and stores its answer. After a crash before the commit nothing has
 changed, and the event comes again; after the commit it is answered from the store.
 
-Imported when an operator asks.
-
 Source: docs/design/turns.md section 11.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Final, Literal
+
+from msgspec import Struct
 
 from goondan.agentproc.answers import answer_payload, done_frame, failed, turn_id
-from goondan.agentproc.conversation import Edit, Message, MessageEvent, Remove, Truncate, UserData
+from goondan.agentproc.conversation import Message, MessageEvent, Remove, Truncate, UserData
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.parts import AgentFeature, AnswerEvent
 from goondan.agentproc.turn import End
 from goondan.agentproc.usage import TurnUsage
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError, cut_message, fail
-from goondan.schemas.wire.frames import OPERATOR_RESET, ConversationEdited, Frame, ToolResult
-
-if TYPE_CHECKING:
-    from goondan.agentproc.instance import Instance
+from goondan.schemas.wire.frames import (
+    OPERATOR_RESET,
+    OPERATOR_UNDO,
+    AgentEvent,
+    ConversationEdited,
+    Frame,
+    ToolResult,
+)
 
 #: The longest text of a removed message that the answer repeats (characters).
 MAX_SAID: Final = 200
+
+
+class Edit(Struct, frozen=True):
+    """A change of a whole conversation."""
+
+    #: `undo`: take the last turn back. `reset`: remove every message.
+    kind: Literal["undo", "reset"]
+    #: Of `undo`: the turn that the operator saw as the last one. None: whichever it is.
+    turn_id: str | None = None
+
+
+class Edits(AgentFeature):
+    """The changes in the process of an agent instance. No turn has a part of them."""
+
+    name = "edits"
+
+    @cached_property
+    def events(self) -> Mapping[str, AnswerEvent]:
+        """Events of operators that it answers."""
+        return {OPERATOR_UNDO: self._edit, OPERATOR_RESET: self._edit}
+
+    def _edit(self, frame: Frame, event: AgentEvent) -> Frame:
+        return perform(self.instance, frame, read_edit(event.type, event.input))
+
+
+FEATURE: Final = Edits
 
 
 def read_edit(kind: str, asked: Any) -> Edit:

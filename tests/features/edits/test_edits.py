@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from goondan.agentproc.conversation import Append, Message, MessageSource, UserData
-from goondan.agentproc.conversation_edits import changes
 from goondan.agentproc.conversation_format import EARLIER_FILE
 from goondan.agentproc.loop import TurnRunner
+from goondan.features.edits.agent import Edit, changes
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import OPERATOR, ConversationEdited, Frame, Source, ToolResult
@@ -130,8 +130,6 @@ async def test_what_is_no_question_is_refused(make: Make, asked: object) -> None
 
 
 def test_a_conversation_of_which_only_a_summary_is_left_has_no_turn_to_take_back() -> None:
-    from goondan.agentproc.conversation import Edit
-
     summary = Message("t1.ext:1", UserData("so far …"), "2026-01-01T00:00:00.000Z", MessageSource("extension", "x"))
     with pytest.raises(GoondanError, match="E_UNDO_REFUSED"):
         changes([summary], Edit("undo"))

@@ -1,0 +1,1 @@
+"""What an operator changes of a conversation between two turns: undo, reset (docs/design/turns.md section 11)."""
