@@ -249,7 +249,7 @@ class Client:
                     say({"ref": one.ref, "event": payload})
         elif kind == "event":
             self.answer(frame)
-        elif FAULT == "strict" and kind not in ("pong", "clock", "shutdown", "approval.news"):
+        elif FAULT == "strict" and kind not in ("welcome", "pong", "clock", "shutdown", "approval.news"):
             sys.exit(f"what is {kind}?")
         if kind == "clock":
             for one in self.asked:

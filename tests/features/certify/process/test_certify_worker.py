@@ -43,8 +43,9 @@ FAULTS: dict[str, tuple[tuple[str, ...], str]] = {
 
 def _tried(fault: str) -> Report:
     words = FAULTS[fault][0] if fault else tuple({word for some, _ in FAULTS.values() for word in some})
+    waits_in_vain = fault and fault != "floods"  # whose result comes, after 50,000 lines
     return certify_worker(
-        [*WORKER, *([fault] if fault else [])], os.environ, "python", words, PATIENCE_S if fault else 30.0
+        [*WORKER, *([fault] if fault else [])], os.environ, "python", words, PATIENCE_S if waits_in_vain else 30.0
     )
 
 
@@ -78,7 +79,9 @@ def test_a_worker_that_is_broken_on_purpose_is_caught(tried: dict[str, Report], 
 
 def test_a_worker_that_does_not_end_cannot_be_certified(tried: dict[str, GoondanError]) -> None:
     assert tried["stays"].info.code == "E_CERTIFY"
-    assert tried["stays"].info.message.endswith("cannot be certified: nothing came for 6.0 s, and its end was due")
+    assert re.search(
+        r"cannot be certified: nothing came for \d+\.\d s, and its end was due$", tried["stays"].info.message
+    )
 
 
 def test_the_python_worker_is_certified(capsys: pytest.CaptureFixture[str]) -> None:
