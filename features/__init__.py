@@ -65,6 +65,18 @@ FEATURES: Final[tuple[Feature, ...]] = (
     Feature("edits", ("agent",)),
     Feature("gates", ("broker",)),
     Feature(
+        "mcp",
+        ("bundle", "command", "jail"),
+        commands={
+            "mcp": "Use MCP servers, and offer an agent's tools to MCP clients.",
+            "mcp add": "Install the package of an MCP server, and write its Extension.",
+            "mcp inspect": "Start an MCP server in a jail; show what it offers and what it was refused.",
+            "mcp list": "Show the MCP servers of a bundle: state, calls, memory, last error.",
+            "mcp import": "Convert the MCP servers of other programs into Extensions.",
+            "mcp serve": "Offer the tools of an agent to MCP clients.",
+        },
+    ),
+    Feature(
         "oauth",
         ("bundle", "broker", "command", "process"),
         commands={"auth": "Agree to what extensions may do with OAuth; list or revoke it."},

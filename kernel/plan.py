@@ -4,31 +4,39 @@ The registry of every agent is all exports of the bundle's tools and of the bund
 own extensions bring; its catalog is what `spec.tools` names, every export of each Tool in the order written. The
 operator agent behind `gdn call` is added: its catalog is the whole registry without what extensions bring.
 
-Source: docs/design/bundle.md section 8; docs/design/tools.md section 1; requirements CATALOG-01, CATALOG-02,
-CATALOG-04, CATALOG-08, NAME-01, NAME-06, ITEM-04, ERROR-04, BASE-01.
+Values of variables and headers of servers go to tool hosts only: agents do not need them. A digest names what makes two
+sessions of a server different, these values included, so an agent attaches anew when one of them changes.
+
+Source: docs/design/bundle.md section 8; docs/design/tools.md sections 1 and 11; requirements CATALOG-01, CATALOG-02,
+CATALOG-04, CATALOG-08, NAME-01, NAME-06, ITEM-04, ERROR-04, BASE-01, MCP-05 to MCP-09, MCP-22.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Final
+from typing import Any, Final
 
+import msgspec
 from msgspec.structs import replace
 
 from goondan.kernel.bundle.approvals import policies_of
 from goondan.kernel.bundle.budgets import budget_of
 from goondan.kernel.bundle.checked import Checked, CheckedAgent
+from goondan.kernel.bundle.servers import CheckedServer, server_rules, server_rules_of
 from goondan.kernel.bundle.tools import CheckedTool
-from goondan.kernel.server_specs import agent_document, agent_extension, server_tool
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.launch import (
     AgentSpec,
     CatalogItem,
     ExportSpec,
+    ExtensionSpec,
     KernelPlan,
+    McpServerSpec,
     ModelSpec,
     ReplaySpec,
+    SandboxSpec,
     ToolHostSpec,
     ToolSource,
     ToolSpec,
@@ -37,6 +45,7 @@ from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import OPERATOR_AGENT
 
 _OPERATOR_MODEL: Final = ModelSpec(provider="embedded")
+_ordered: Final = msgspec.msgpack.Encoder(order="deterministic")
 
 
 def build_plan(
@@ -57,7 +66,8 @@ def build_plan(
     """
     tools = list(checked.tools.values())
     servers = {
-        name: server_tool(server, (digests or {}).get(server.tool.root, "")) for name, server in checked.servers.items()
+        name: _server_tool(server, (digests or {}).get(server.tool.root, ""))
+        for name, server in checked.servers.items()
     }
     registry = [item for tool in tools if not tool.brought for item in catalog_items(tool)]
     by_tool = {tool.name: [item.name for item in catalog_items(tool)] for tool in tools}
@@ -198,14 +208,14 @@ def _agent(
         system=agent.system,
         max_steps_per_turn=policy.max_steps_per_turn,
         allow_registry=agent.body.policy.tool_calls.allow_registry,
-        extensions=[agent_extension(extension, agent.name, servers) for extension in agent.extensions],
+        extensions=[_agent_extension(extension, agent.name, servers) for extension in agent.extensions],
         durability=policy.durability,
         idle_s=policy.agent_idle_seconds,
         stall_timeout_s=agent.body.policy.stall_timeout_s,
         conversation_mb=agent.body.policy.conversation_mb,
         traces=agent.body.policy.traces,
         request_timeout_ms=agent.body.policy.request_timeout_ms or policy.request_timeout_ms,
-        resource=agent_document(agent.resource, bool(agent.servers)) if agent.extensions else {},
+        resource={} if not agent.extensions else _agent_document(agent.resource) if agent.servers else agent.resource,
         swarm=checked.swarm_resource if agent.extensions else {},
         addable=[*_addable(agent, checked), *(item.name for item in brought)],
         dynamic=agent.dynamic,
@@ -242,3 +252,64 @@ def _addable(agent: CheckedAgent, checked: Checked) -> list[str]:
     if patterns is None:
         return names
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+
+# --- servers ---------------------------------------------------------------------------------------------------------
+
+
+def _server_tool(server: CheckedServer, digest: str) -> ToolSpec:
+    """A server as a Tool of the tool host. `digest` is that of the folder that its command names."""
+    tool = server.tool
+    sandbox = tool.granted or tool.sandbox
+    narrowed = {name: left for name, left in tool.narrowed.items() if name in server.agents}
+    narrowed |= {name: own for name, (_, own) in server.of_agents.items()}
+    shared = _with_digest(server.spec, sandbox, digest)
+    servers: dict[str, McpServerSpec] = {}
+    for name, left in narrowed.items():
+        spec = server.of_agents[name][0] if name in server.of_agents else server.spec
+        servers[name] = _with_digest(spec, left, digest)
+    return ToolSpec(
+        name=tool.name,
+        entry=tool.entry,
+        root=tool.root,
+        exports=[],
+        error_message_limit=tool.body.error_message_limit,
+        sandbox=sandbox,
+        narrowed=narrowed,
+        digest=digest,
+        server=shared,
+        servers=servers,
+    )
+
+
+def _with_digest(spec: McpServerSpec, sandbox: SandboxSpec, folder: str) -> McpServerSpec:
+    total = hashlib.sha256(_ordered.encode([replace(spec, digest=""), sandbox, folder])).hexdigest()
+    return replace(spec, digest=total)
+
+
+def _agent_extension(extension: ExtensionSpec, agent: str, tools: Mapping[str, ToolSpec]) -> ExtensionSpec:
+    """What an agent is told of one of its extensions. `tools` are those of the tool host that are servers."""
+    known = server_rules_of(extension.entry, extension.bundled)
+    if known is None or not extension.config:
+        return extension
+    tool = tools[known.prefix(extension.name, extension.config)]
+    spec = tool.servers.get(agent) or tool.server
+    document = dict(extension.resource)
+    document["spec"] = known.without_values(document["spec"])
+    return replace(
+        extension,
+        resource=document,
+        config=document["spec"]["config"],
+        server=tool.name,
+        server_digest="" if spec is None else spec.digest,
+    )
+
+
+def _agent_document(document: dict[str, Any]) -> dict[str, Any]:
+    """The document of an agent that has servers, without the values in its own configs of these."""
+    body, known = document.get("spec"), server_rules()
+    uses = body.get("extensions") if isinstance(body, dict) else None
+    if known is None or not isinstance(body, dict) or not isinstance(uses, list):
+        return document
+    shown = [known.without_values(use) if isinstance(use, dict) else use for use in uses]
+    return {**document, "spec": {**body, "extensions": shown}}

@@ -38,7 +38,7 @@ LONG = (
     *("chaos/", "containment/test_totals", "process/test_setup", "process/test_trust", "process/test_agent_processes"),
     *("process/test_kernel_run", "process/test_changeset_engine", "process/test_restart", "process/test_walkthrough"),
     *("process/test_agents_tool", "process/test_cli_tool", "process/test_kernel_commands", "process/test_live"),
-    *("process/test_mcp_serve", "process/test_code_mode"),
+    *("features/mcp/process/test_mcp_serve", "process/test_code_mode"),
 )
 #: What scripts/test sets for a run of all tests, which is two runs beside each other.
 WHOLE_RUN = "GOONDAN_WHOLE_RUN" in os.environ

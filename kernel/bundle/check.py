@@ -34,7 +34,7 @@ from goondan.kernel.bundle.references import (
     read_ref,
     read_use,
 )
-from goondan.kernel.bundle.servers import ServerUse, check_servers, is_mcp
+from goondan.kernel.bundle.servers import ServerUse, server_rules, server_rules_of
 from goondan.kernel.bundle.shape import Builder, Document, Environment
 from goondan.kernel.bundle.skills import check_skill_dirs, skill_dirs, takes_skills, unseen_skills
 from goondan.kernel.bundle.tools import CheckedTool, check_output, check_tool
@@ -106,7 +106,9 @@ class Checker:
         entry, policy, members = self._swarm(agents)
         used = {**self._base, **tools, **self._packaged, **self._brought}
         uses = [(agent.name, use) for agent in agents.values() if agent.name in members for use in agent.servers]
-        servers = check_servers(uses, used, self._base_extensions.tool_names(), self._files, self._report)
+        reserved = self._base_extensions.tool_names()
+        known = server_rules()
+        found = {} if known is None else known.check(uses, used, reserved, self._files, self._report)
         check_budgets([agent for agent in agents.values() if agent.name in members], self._report)
         runnable = {name: tool for name, tool in tools.items() if tool.entry}
         return Checked(
@@ -125,7 +127,7 @@ class Checker:
             ),
             swarm=next((name for _, name, _ in self._of("Swarm")), ""),
             extensions=extensions,
-            servers=servers,
+            servers=found,
             swarm_resource=next((msgspec.to_builtins(built) for _, _, built in self._of("Swarm")), {}),
             declared=declared,
             parts={
@@ -519,7 +521,7 @@ class Checker:
                     if (unseen := unseen_skills(spec)) is not None:
                         self._report.warn("W_CONFIG_SKILLS", unseen, document.place(*at))
                 agent.extensions.append(spec)
-                if is_mcp(extension.entry, extension.bundled):
+                if server_rules_of(extension.entry, extension.bundled) is not None:
                     given = own if own is not None else extension.resource.spec.config
                     whose = (document, (*at, "config")) if own is not None else (extension.document, ("spec", "config"))
                     agent.servers.append(ServerUse(extension.name, given or {}, *whose))

@@ -57,7 +57,7 @@ class CheckedAgent(Struct):
     dynamic: list[str] = []
     #: Names of the bundled Tools that its extensions bring.
     brought: list[str] = []
-    #: The configs of its MCP servers.
+    #: The configs of its servers.
     servers: list[ServerUse] = []
     #: Directories of skills outside of workdirs that its extensions name, as absolute paths.
     skill_dirs: list[str] = []
@@ -96,7 +96,7 @@ class Checked(Struct):
     swarm_resource: dict[str, Any] = {}
     #: The bundle's own extensions, used or not, by their names.
     extensions: dict[str, CheckedExtension] = {}
-    #: The MCP servers of its agents, by the prefixes of their tools' names.
+    #: The servers of its agents, by the prefixes of their tools' names.
     servers: dict[str, CheckedServer] = {}
     #: The documents of kinds that features bring, by the names of the kinds.
     declared: dict[str, list[Declared]] = {}
@@ -105,5 +105,5 @@ class Checked(Struct):
 
     @property
     def runs_in_jails(self) -> list[CheckedTool]:
-        """The tools and the MCP servers: whatever may be granted something."""
+        """The tools and the servers: whatever may be granted something."""
         return [*self.tools.values(), *(server.tool for server in self.servers.values())]

@@ -11,8 +11,7 @@ from typing import Any, Final
 from goondan.kernel.bundle.approvals import describe_faults, is_approval
 from goondan.kernel.bundle.extensions import CheckedExtension
 from goondan.kernel.bundle.problems import Path, Report, did_you_mean
-from goondan.kernel.bundle.servers import describe_faults as describe_server_faults
-from goondan.kernel.bundle.servers import is_mcp
+from goondan.kernel.bundle.servers import server_rules_of
 from goondan.kernel.bundle.shape import Document
 from goondan.schemas.bundle.extension_config import check_config
 from goondan.schemas.wire.errors import GoondanError
@@ -45,8 +44,8 @@ def _issues(extension: CheckedExtension, config: dict[str, Any], report: Report)
         issues = check_config(extension.schema, config)
         if not issues and is_approval(extension.entry, extension.bundled):
             return describe_faults(config)
-        if not issues and is_mcp(extension.entry, extension.bundled):
-            return describe_server_faults(extension.name, config)
+        if not issues and (rules := server_rules_of(extension.entry, extension.bundled)) is not None:
+            return rules.faults(extension.name, config)
         return issues
     except GoondanError as error:
         place = extension.document.place("spec", "configSchema")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import posixpath
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, Final
@@ -18,13 +17,12 @@ from msgspec import Struct
 from goondan.kernel.bundle.checked import Checked, CheckedAgent
 from goondan.kernel.bundle.kinds import kinds
 from goondan.kernel.bundle.models import is_http_url
-from goondan.kernel.bundle.servers import CheckedServer, login_rules
+from goondan.kernel.bundle.servers import CheckedServer, server_rules
 from goondan.kernel.bundle.shape import VARIABLE, Document
 from goondan.kernel.bundle.tools import CheckedTool
 from goondan.kernel.bundle.variables import GRANTED, variables_of
 from goondan.kernel.grants.merge import DEFAULTS, as_part, narrow
 from goondan.kernel.trust.powers import (
-    Command,
     Endpoint,
     Folder,
     Module,
@@ -33,7 +31,6 @@ from goondan.kernel.trust.powers import (
     Permission,
     Power,
     Reach,
-    ServerEndpoint,
     Setting,
     Variable,
 )
@@ -63,6 +60,7 @@ def powers_of(
     agents = list(checked.agents.values())
     asked = [(tool, sandbox) for tool in checked.tools.values() if (sandbox := _asked(tool, agents)) is not None]
     asked += [pair for server in checked.servers.values() for pair in _of_server(server)]
+    known = server_rules()
     models = [power for agent in agents for power in _model(agent, env)]
     parts: tuple[Iterable[Power], ...] = (
         (_module(extension, root) for agent in agents for extension in agent.extensions if not extension.bundled),
@@ -71,7 +69,7 @@ def powers_of(
         (Variable(name, f"tool {tool.name}") for tool, sandbox in asked for name in sandbox.env),
         (power for tool, sandbox in asked for power in _folders(tool, sandbox, root, real)),
         (power for tool, sandbox in asked for power in _network(tool, sandbox)),
-        (power for server in checked.servers.values() for power in _server(server)),
+        (power for server in checked.servers.values() if known is not None for power in known.powers(server)),
         models,
         (
             power
@@ -156,28 +154,12 @@ def _asked(tool: CheckedTool, agents: list[CheckedAgent]) -> SandboxSpec | None:
 
 
 def _of_server(server: CheckedServer) -> Iterator[tuple[CheckedTool, SandboxSpec]]:
-    """The requests for an MCP server that runs in a jail. An http server is nothing but its endpoint."""
+    """The requests for a server that runs in a jail. An http server is nothing but its endpoint."""
     if server.spec.transport == "stdio":
         yield server.tool, server.tool.sandbox
     for spec, sandbox in server.of_agents.values():
         if spec.transport == "stdio":
             yield server.tool, sandbox
-
-
-def _server(server: CheckedServer) -> Iterator[Power]:
-    """The commands and endpoints of an MCP server, as its documents write them."""
-    name = server.tool.name
-    for use in server.uses:
-        at = (*use.at, "transport")
-        if use.config["transport"]["type"] == "stdio":
-            count = len(use.config["transport"]["command"])
-            yield Command(name, shlex.join(use.document.written(*at, "command", index) for index in range(count)))
-        else:
-            written = use.document.written(*at, "endpoint")
-            origin = None if VARIABLE.search(written) else origin_of(written)
-            yield ServerEndpoint(name, origin or written)
-            for rule in login_rules(use.config):
-                yield Reach(name, str(rule))
 
 
 def _lets_call(agent: CheckedAgent, tool: CheckedTool) -> bool:

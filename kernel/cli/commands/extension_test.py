@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from goondan.kernel.bundle.loader import Inspected
+    from goondan.kernel.bundle.servers import ServerRules
     from goondan.kernel.cli.attach import BundleTarget
     from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, KernelPlan
 
@@ -154,13 +155,14 @@ def _needed(name: str, own: dict[str, Any]) -> set[str]:
 
 def run_one(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
     """Run one trial in a process and a state of its own, and return its result."""
-    from goondan.kernel.bundle.servers import is_mcp
+    from goondan.kernel.bundle.servers import server_rules_of
     from goondan.kernel.spawn import AGENT_ENVIRONMENT, environment, memory_file
     from goondan.kernel.spawn import command as program
 
     row = {"extension": trial.extension.name, **({"agent": trial.agent} if trial.agent else {})}
-    if is_mcp(trial.extension.entry, trial.extension.bundled) and trial.extension.config:
-        return {**row, **_of_server(trial, plan)}
+    rules = server_rules_of(trial.extension.entry, trial.extension.bundled)
+    if rules is not None and trial.extension.config:
+        return {**row, **_of_server(rules, trial, plan)}
     with tempfile.TemporaryDirectory(prefix="gdn-extension-test-") as state:
         spec_fd = memory_file("spec", msgspec.msgpack.encode(spec_of(trial, plan, state)))
         try:
@@ -190,28 +192,14 @@ def run_one(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
     return result
 
 
-def _of_server(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
-    """The result of an MCP server: it is started as it would be, in a kernel of its own, and asked what it offers."""
-    from goondan.kernel.bundle.servers import prefix_of
-    from goondan.kernel.cli.commands.mcp_inspect import inspected
-
-    prefix = prefix_of(trial.extension.name, trial.extension.config)
+def _of_server(rules: ServerRules, trial: Trial, plan: KernelPlan) -> dict[str, Any]:
+    """The result of a server: it is started as it would be, in a kernel of its own, and asked what it offers."""
+    prefix = rules.prefix(trial.extension.name, trial.extension.config)
     tool = next((tool for tool in plan.toolhost.tools if tool.name == prefix), None)
-    server = None if tool is None else tool.servers.get(trial.agent) or tool.server
-    if tool is None or server is None or not trial.agent:
+    if tool is None or tool.server is None or not trial.agent:
         message = "no agent names it, so its server is never started: name it in an Agent's spec.extensions"
         return {"status": "failed", "code": "E_CONFIG_MISSING_REF", "message": message}
-    if server.transport == "http":
-        told = inspected({"type": "http", "endpoint": server.endpoint, "headers": server.headers}, None)
-    else:
-        files = tool.sandbox.filesystem
-        reads = [*files.read, *([tool.root] if tool.root else [])]
-        sandbox = {"filesystem": {"read": reads, "write": files.write}, "env": tool.sandbox.env}
-        sandbox |= {"network": tool.sandbox.network}
-        told = inspected({"type": "stdio", "command": server.command, "env": server.env}, sandbox)
-    if told["server"] is None:
-        return {"status": "failed", "code": "E_MCP_CONNECT", "message": told["error"] or "no word", "log": told["said"]}
-    return {"status": "passed", "middleware": {}, "points": [], "tools": [tool["name"] for tool in told["tools"]]}
+    return rules.trial(tool, trial.agent)
 
 
 def spec_of(trial: Trial, plan: KernelPlan, state: str) -> AgentSpec:

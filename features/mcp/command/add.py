@@ -2,37 +2,61 @@
 
 The command is the one that people know (`npx -y PACKAGE`, `uvx PACKAGE`, `pip install PACKAGE`). The package is
 installed in a jail that reaches the registry only, without scripts, into a folder of the bundle. What is started later
-is the program itself.
+is the program itself. Its Extension goes behind the last document of goondan.yaml, as text.
 
 Source: docs/mcp.md, "Installing a server"; docs/design/commands.md section 12.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
+import msgspec
 
-from goondan.kernel import mcp
+from goondan.features.mcp.bundle.document import MAX_NAME, PREFIX, extension_document, yaml_text
+from goondan.features.mcp.command.packages import (
+    CALL,
+    MODULE,
+    Installed,
+    PackageCommand,
+    arguments,
+    bundle_text,
+    package_command,
+    program_of,
+)
+from goondan.features.mcp.command.registries import interpreter_reads, node_command, reachable, source_of
+from goondan.kernel.bundle import positions
+from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.bundle.documents import load_documents
+from goondan.kernel.bundle.problems import Report
 from goondan.kernel.cli import options
+from goondan.kernel.cli.attach import attach_or_start, locate
+from goondan.kernel.cli.batch import ToolCall
 from goondan.kernel.cli.commands.call import check_grant, perform
+from goondan.kernel.cli.commands.new_resource import addition, check_name, read_bundle
+from goondan.kernel.cli.consent import can_ask, confirmed
+from goondan.kernel.cli.options import DEFAULT_INSTANCE
 from goondan.kernel.cli.output import write as say
 from goondan.kernel.cli.output import write_json
-from goondan.kernel.mcp.document import MAX_NAME, PREFIX, extension_document, yaml_text
-from goondan.kernel.mcp.installing import CALL, MODULE, Installed, arguments, bundle_text, program_of
+from goondan.kernel.cli.placing import Placing
+from goondan.kernel.cli.session import Session
+from goondan.kernel.paths import BUNDLE_FILE
+from goondan.schemas.text.secret_values import VARIABLE
 from goondan.schemas.wire.errors import fail
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from goondan.kernel.mcp.packages import PackageCommand
-
+#: The tool that installs; it runs in a jail, from a copy.
+_INSTALLER: Final = os.path.join(os.path.dirname(os.path.dirname(__file__)), "jail", "install.py")
+#: The servers that are known by their names.
+_KNOWN: Final = os.path.join(os.path.dirname(__file__), "known_servers.json")
 #: The folder of a bundle that installed servers lie in, each in a folder of its own.
 FOLDER: Final = "mcp"
 #: The first bytes of a file, in which a script names its interpreter.
@@ -60,7 +84,7 @@ _HEAD: Final = 128
     help="The bundle's folder.  [default: here]",
 )
 @options.as_json
-def command(
+def add(
     name: str,
     words: tuple[str, ...],
     variables: tuple[str, ...],
@@ -73,11 +97,6 @@ def command(
     as_json: bool,
 ) -> int:
     """Install the package of an MCP server, pinned, and write its Extension document."""
-    from goondan.kernel.bundle.base import base_tools
-    from goondan.kernel.cli.commands.new_resource import check_name
-    from goondan.kernel.mcp.packages import package_command
-    from goondan.schemas.text.secret_values import VARIABLE
-
     name = name.removeprefix(PREFIX)
     check_name(name, "Extension", base_tools(), fits=len(name) <= MAX_NAME)
     known = {} if words else known_server(name)
@@ -116,7 +135,7 @@ def known_server(name: str) -> dict[str, Any]:
 
     Raises GoondanError E_USAGE.
     """
-    with open(os.path.join(os.path.dirname(mcp.__file__), "known_servers.json"), encoding="utf-8") as file:
+    with open(_KNOWN, encoding="utf-8") as file:
         known: dict[str, dict[str, Any]] = json.load(file)
     if name not in known:
         hint = f"Say how it is installed: gdn mcp add {name} -- npx -y PACKAGE. Known are {', '.join(known)}."
@@ -157,10 +176,6 @@ def _place(folder: str, name: str, replace: bool) -> Iterator[str]:
 
 def _install(found: PackageCommand, target: str, allow_net: tuple[str, ...]) -> Installed:
     """Install into the folder. Raises GoondanError E_MCP_INSTALL."""
-    import msgspec
-
-    from goondan.kernel.mcp.registries import reachable, source_of
-
     source = source_of(found)
     grants, via = reachable(source.hosts)
     say(f"installing {found.package}, from {', '.join(source.hosts) or 'folders'}", stream=sys.stderr)
@@ -178,20 +193,12 @@ def _install(found: PackageCommand, target: str, allow_net: tuple[str, ...]) -> 
 
 def _called(bundle: str, asked: dict[str, Any]) -> dict[str, Any]:
     """Make the installing call in a bundle and a kernel of its own, of which nothing is left."""
-    import asyncio
-
-    from goondan.kernel.cli.attach import attach_or_start, locate
-    from goondan.kernel.cli.batch import ToolCall
-    from goondan.kernel.cli.options import DEFAULT_INSTANCE
-    from goondan.kernel.cli.session import Session
-    from goondan.kernel.mcp import jailed_install
-
     # Beside everything of the user's: no policy widens this jail, and no record of trust is made.
     with tempfile.TemporaryDirectory(prefix="goondan-mcp-") as own:
         os.environ["GOONDAN_STATE_ROOT"] = os.path.join(own, "state")
         place = os.path.join(own, "bundle")
         os.makedirs(os.path.join(place, os.path.dirname(MODULE)))
-        shutil.copyfile(jailed_install.__file__, os.path.join(place, MODULE))
+        shutil.copyfile(_INSTALLER, os.path.join(place, MODULE))
         with open(os.path.join(place, "goondan.yaml"), "w") as file:
             file.write(bundle)
         kernel = attach_or_start(locate(place, trust=True), ())
@@ -210,8 +217,6 @@ def _called(bundle: str, asked: dict[str, Any]) -> dict[str, Any]:
 
 def _transport(found: PackageCommand, installed: Installed, name: str, target: str) -> tuple[dict[str, Any], list[str]]:
     """How the installed program is started, and what its jail reads. Raises GoondanError E_MCP_INSTALL."""
-    from goondan.kernel.mcp.registries import interpreter_reads, node_command
-
     program = program_of(found, installed)
     if program is None:
         has = ", ".join(sorted(installed.programs)) or "none"
@@ -253,8 +258,6 @@ def _report(
     write: bool,
     as_json: bool,
 ) -> None:
-    from goondan.kernel.cli.commands.mcp_document import add_to_bundle, entry_agent
-    from goondan.kernel.cli.consent import can_ask, confirmed
 
     name = document["metadata"]["name"]
     notes = [
@@ -286,3 +289,76 @@ def _report(
         say("---", *text)
     if whose is None or not write:
         say(f"an agent that is to have it names Extension/{name} in spec.extensions", stream=sys.stderr)
+
+
+# --- into goondan.yaml ----------------------------------------------------------------------------------------------
+
+
+def add_to_bundle(documents: Sequence[Mapping[str, Any]], folder: str, agent: str | None = None) -> str:
+    """Add documents to the bundle of a folder, all or none, and have an agent name them; the path of its goondan.yaml.
+
+    Raises GoondanError E_INIT: there is no bundle, it has one of them already, it has no such agent, or it cannot be
+    written.
+    """
+    folder = os.path.expanduser(folder)
+    path = os.path.join(folder, BUNDLE_FILE)
+    before = None
+    for document in documents:
+        before = read_bundle(path, document["metadata"]["name"], "Extension")
+    if before is None:
+        raise fail("E_INIT", f"there is no {path}", suggestion="Begin with `gdn init`, or name the folder with --dir.")
+    data = before
+    for document in documents:
+        data += addition(path, data, yaml_text(document).encode())
+        if agent is not None:
+            data = naming(path, data, agent, document["metadata"]["name"])
+    with Placing(folder) as placing:
+        if agent is None:
+            placing.append(BUNDLE_FILE, before, data[len(before) :])
+        else:
+            placing.write({BUNDLE_FILE: data}, replace=True)
+    return path
+
+
+def entry_agent(folder: str) -> str | None:
+    """The agent of a folder's goondan.yaml that people speak to, by its name; None when the file does not have it."""
+    path = os.path.realpath(os.path.join(folder, "goondan.yaml"))
+    every = [positions.plain(one.node) for one in load_documents(path, Report()).documents]
+    documents = [one for one in every if isinstance(one, dict) and isinstance(one.get("spec"), dict)]
+    agents = [_name(one) for one in documents if one.get("kind") == "Agent"]
+    entries = [str(one["spec"].get("entryAgent")) for one in documents if one.get("kind") == "Swarm"]
+    entry = entries[0].removeprefix("Agent/") if entries else agents[0] if len(agents) == 1 else None
+    return entry if entry in agents else None
+
+
+def naming(path: str, data: bytes, agent: str, extension: str) -> bytes:
+    """The text of a goondan.yaml with one more name in an agent's `spec.extensions`; all else stays as it is written.
+
+    Raises GoondanError E_INIT.
+    """
+    text, ref = str(positions.decode(data)), f"Extension/{extension}"
+    for node in positions.compose(text, positions.Budget()).documents:
+        spec = node.get("spec") if isinstance(node, positions.Mapping) else None
+        value = positions.plain(node)
+        if not isinstance(spec, positions.Mapping) or value.get("kind") != "Agent" or _name(value) != agent:
+            continue
+        listed = spec.get("extensions")
+        places = listed.items if isinstance(listed, positions.Sequence) else [] if listed else [*spec.entries.values()]
+        if not places:
+            break
+        lines = text.splitlines(keepends=True)
+        line, at = places[0].line - 1, places[0].column - 1
+        before, new = lines[line][:at], f"extensions: [{ref}]" if listed is None else ref
+        # In a list or an object on one line it stands before the others, else on a line above.
+        lines[line] = before + new + (", " if before.strip(" -") else f"\n{before}") + lines[line][at:]
+        made = "".join(lines)
+        wanted = {**value["spec"], "extensions": [ref, *value["spec"].get("extensions", ())]}
+        if {**value, "spec": wanted} in map(positions.plain, positions.compose(made, positions.Budget()).documents):
+            return made.encode()
+    hint = f"Name {ref} in the spec.extensions of the agent that is to have it."
+    raise fail("E_INIT", f"{path}: {ref} cannot be added to Agent/{agent[:100]}", suggestion=hint)
+
+
+def _name(document: Mapping[str, Any]) -> Any:
+    metadata = document.get("metadata")
+    return metadata.get("name") if isinstance(metadata, dict) else None

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
+from pathlib import Path
 
 import pytest
 
-from goondan.kernel import mcp
+from goondan.features.mcp import command
+from goondan.features.mcp.command.add import known_server, naming
+from goondan.features.mcp.command.packages import package_command
 from goondan.kernel.bundle.positions import Budget, compose, plain
-from goondan.kernel.cli.commands.mcp_add import known_server
-from goondan.kernel.cli.commands.mcp_document import naming
-from goondan.kernel.mcp.packages import package_command
 from goondan.schemas.wire.errors import GoondanError
 
-with open(os.path.join(os.path.dirname(mcp.__file__), "known_servers.json"), encoding="utf-8") as file:
-    KNOWN = json.load(file)
+KNOWN = json.loads(Path(command.__file__).with_name("known_servers.json").read_bytes())
 
 
 @pytest.mark.parametrize("name", KNOWN)

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from goondan.features.mcp.bundle.document import extension_document, usable_name, yaml_text
+from goondan.features.mcp.command.importing import Imported, import_servers, plain_json, servers_of
+from goondan.features.mcp.command.packages import package_command
 from goondan.kernel.bundle.positions import Budget, compose, plain
-from goondan.kernel.mcp.document import extension_document, usable_name, yaml_text
-from goondan.kernel.mcp.foreign import plain_json, servers_of
-from goondan.kernel.mcp.imported import Imported, import_servers
-from goondan.kernel.mcp.packages import package_command
 from goondan.schemas.bundle.address import is_resource_name
 from goondan.schemas.wire.errors import GoondanError
 

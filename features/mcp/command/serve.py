@@ -5,21 +5,30 @@ Source: docs/mcp.md, "Our tools for MCP clients"; docs/design/commands.md sectio
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import signal
+import stat
 import sys
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Final
 
 import click
 
+from goondan.features.mcp.command.offering import PATH, Gate, offered
 from goondan.kernel.cli import options
+from goondan.kernel.cli.attach import Kernel, attach_or_start, locate
+from goondan.kernel.cli.batch import check_instance
+from goondan.kernel.cli.console.questions import questions
+from goondan.kernel.cli.interrupts import Interrupts
 from goondan.kernel.cli.output import write, write_json
+from goondan.kernel.cli.session import Session
+from goondan.kernel.cli.workdir import absolute_workdir
+from goondan.schemas.bundle.address import is_resource_name
 from goondan.schemas.wire.errors import fail
-
-if TYPE_CHECKING:
-    from goondan.kernel.cli.attach import Kernel
-    from goondan.kernel.cli.session import Session
 
 #: The instance that calls are made in, if none is named: not the one that people talk to, whose turns would wait.
 INSTANCE: Final = "mcp"
@@ -53,7 +62,7 @@ MAX_TOKEN: Final = 4096
 )
 @options.workdir
 @options.as_json
-def command(
+def serve(
     agent: str,
     tools: tuple[str, ...],
     short_names: bool,
@@ -67,13 +76,6 @@ def command(
     as_json: bool,
 ) -> int:
     """Offer the tools of an agent to MCP clients."""
-    import asyncio
-
-    from goondan.kernel.cli.attach import attach_or_start, locate
-    from goondan.kernel.cli.batch import check_instance
-    from goondan.kernel.cli.workdir import absolute_workdir
-    from goondan.schemas.bundle.address import is_resource_name
-
     if not is_resource_name(agent):
         raise fail("E_USAGE", f"{agent[:100]!r} is not the name of an agent")
     if port is None and token_file is not None:
@@ -123,15 +125,9 @@ class _Serving:
 
     async def run(self, http: _Http | None) -> None:
         """Serve until the client or a signal ends it. Raises GoondanError."""
-        import asyncio
-
-        from goondan.kernel.cli.console.questions import questions
-        from goondan.kernel.cli.session import Session
-
         async with Session(self._kernel) as session:
             _import_sdk()
-            from goondan.kernel.mcp_server.offer import Offer
-            from goondan.kernel.mcp_server.service import make_server
+            from goondan.features.mcp.command.server import Offer, make_server
 
             offer = Offer(session, self._agent, self._instance, self._patterns, self._workdir, short=self._short)
             self._say(await offer.everything())
@@ -147,10 +143,6 @@ class _Serving:
 
     async def _until_over(self, session: Session, serving: Awaitable[None]) -> None:
         """Serve until it ends by itself, a signal comes, or the kernel is lost. Raises GoondanError E_KERNEL_LOST."""
-        import asyncio
-
-        from goondan.kernel.cli.interrupts import Interrupts
-
         task = asyncio.ensure_future(serving)
         with Interrupts(task.cancel, signal.SIGINT, signal.SIGTERM) as interrupts:
             await asyncio.wait({task, session.lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -165,13 +157,12 @@ class _Serving:
         task.result()
 
     async def _stdio(self, server: Any) -> None:
-        from goondan.kernel.mcp_server.stdio import serve_stdio
+        from goondan.features.mcp.command.server import serve_stdio
 
         await serve_stdio(server)
 
     async def _http(self, server: Any, http: _Http) -> None:
-        from goondan.kernel.mcp.http_gate import PATH, Gate
-        from goondan.kernel.mcp_server.http import HttpService, listen
+        from goondan.features.mcp.command.server import HttpService, listen
 
         try:
             listening = listen(http.port)
@@ -198,8 +189,6 @@ class _Serving:
 
     def _say(self, tools: list[Any]) -> None:
         """Tell the operator what is offered."""
-        from goondan.kernel.mcp.offering import offered
-
         names = [tool.name for tool in offered(tools, self._patterns)]
         if names:
             write(f"offers {len(names)} tools of {self._agent}: {', '.join(names)}", stream=sys.stderr)
@@ -211,8 +200,6 @@ class _Serving:
 
 def _import_sdk() -> None:
     """Make the SDK importable, and quiet: what a client sends belongs in no log of ours."""
-    import logging
-
     if sys.modules.get("typing_extensions", sys) is None:  # set aside for quicker starts (kernel/cli/__init__.py)
         del sys.modules["typing_extensions"]
     for name in ("mcp", "uvicorn", "asyncio"):
@@ -220,8 +207,6 @@ def _import_sdk() -> None:
 
 
 def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
     try:
         return version("goondan-kernel")
     except PackageNotFoundError:
@@ -230,8 +215,6 @@ def _version() -> str:
 
 def _token(path: str) -> str:
     """The token in a file, which is made with a fresh one if it is not there. Raises GoondanError E_USAGE."""
-    import stat
-
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except FileExistsError:
@@ -257,7 +240,5 @@ def _token(path: str) -> str:
 
 
 def _drop(path: str) -> None:
-    from contextlib import suppress
-
     with suppress(FileNotFoundError):
         os.unlink(path)

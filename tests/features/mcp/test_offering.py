@@ -9,8 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import CallToolResult, Tool
 
-from goondan.kernel.mcp.http_gate import MAX_BODY, Gate
-from goondan.kernel.mcp.offering import ERROR, PENDING, RECEIPT, call_result, failure, named, offered, tool_entry
+from goondan.features.mcp.command.offering import (
+    ERROR,
+    MAX_BODY,
+    PENDING,
+    RECEIPT,
+    Gate,
+    call_result,
+    failure,
+    named,
+    offered,
+    tool_entry,
+)
 from goondan.schemas.wire.frames import OperatorTool
 
 TOOLS = [OperatorTool(name=name) for name in ("bash__exec", "bash__script", "wait__seconds")]

@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from goondan.features.mcp.bundle import MAX_PREFIX
 from goondan.kernel.bundle.loader import open_bundle
 from goondan.kernel.bundle.problems import BundleError
-from goondan.kernel.bundle.servers import MAX_PREFIX
 from goondan.kernel.trust.powers import Command, Folder, Reach, ServerEndpoint, Variable
 from goondan.schemas.bundle.launch import KernelPlan, McpServerSpec, ToolSpec
 from goondan.schemas.mcp import McpOAuth

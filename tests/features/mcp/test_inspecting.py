@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from goondan.features.mcp.bundle.trial import bundle_text, grants, program_folder, refusals
+from goondan.features.mcp.command import idle_row, render
 from goondan.kernel.bundle.positions import Budget, compose, plain
-from goondan.kernel.cli.commands.mcp_list import idle_row, render
-from goondan.kernel.mcp.inspecting import bundle_text, grants, program_folder, refusals
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from goondan.features.mcp.command.packages import (
+    Installed,
+    PackageCommand,
+    arguments,
+    bundle_text,
+    package_command,
+    program_of,
+)
+from goondan.features.mcp.command.registries import hosts_of, npm_settings, pip_settings, reachable
 from goondan.kernel.bundle.positions import Budget, compose, plain
-from goondan.kernel.mcp.installing import Installed, arguments, bundle_text, program_of
-from goondan.kernel.mcp.packages import PackageCommand, package_command
-from goondan.kernel.mcp.registries import hosts_of, npm_settings, pip_settings, reachable
 
 
 def command(text: str) -> PackageCommand:

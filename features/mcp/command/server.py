@@ -1,0 +1,474 @@
+"""An agent's tools as an MCP server: the SDK's, over HTTP on loopback or on standard input and output.
+
+It imports the SDK, so nothing imports it at a start. The SDK speaks the versions with a handshake and those without.
+Nothing else than tools is offered: no resources, no prompts, no logging, and the client is asked for nothing.
+
+Each call is an operator's event for the agent, so that what the agent's own calls pass is passed: its catalog, its
+middleware, approvals, budget, and the broker's places. An instance works on one event at a time.
+
+Over HTTP the gate judges each request before its body is read. Half a request holds a connection for some seconds only.
+Connections and sessions are bounded, and an idle session ends.
+
+Source: docs/mcp.md, "Our tools for MCP clients"; docs/design/commands.md section 12.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+import msgspec
+import uvicorn
+from mcp.server.lowlevel.server import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.shared._context_streams import create_context_streams
+from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
+from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    INVALID_REQUEST,
+    CallToolRequestParams,
+    CallToolResult,
+    ErrorData,
+    JSONRPCError,
+    ListToolsResult,
+    PaginatedRequestParams,
+    jsonrpc_message_adapter,
+)
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from goondan.features.mcp.command.offering import (
+    MAX_BODY,
+    Gate,
+    Refusal,
+    call_result,
+    failure,
+    named,
+    offered,
+    tool_entry,
+)
+from goondan.kernel.cli.batch import parse_arguments
+from goondan.kernel.cli.commands.call import tool_result
+from goondan.kernel.cli.interrupts import CANCEL_S
+from goondan.kernel.cli.lines import MAX_LINE_BYTES, LineReader
+from goondan.kernel.cli.session import Session
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall, OperatorTool
+from goondan.schemas.wire.runtime_events import RuntimeEvent
+
+#: How long a list of tools is good (seconds). A client may ask often, and each look is a turn of the agent.
+LIST_S: Final = 1.0
+#: How long the agent may take to tell its tools (seconds): it may have to be started, and its extensions loaded.
+LIST_PATIENCE_S: Final = 60.0
+#: Calls that wait or run at once. An instance does one after another; more would only wait longer.
+MAX_OPEN: Final = 64
+
+#: How long the client may take to read the progress that came just before the result (seconds).
+LAST_NEWS_S: Final = 1.0
+
+#: Told how far a call is: done, total, words.
+Progress = Callable[[float, float | None, str | None], Awaitable[None]]
+
+
+class Offer:
+    """The tools of `agent` that fit `patterns`, called in its instance `instance`. `short`: under short names."""
+
+    def __init__(
+        self,
+        session: Session,
+        agent: str,
+        instance: str,
+        patterns: Sequence[str],
+        workdir: str | None = None,
+        *,
+        short: bool = False,
+    ) -> None:
+        self._session = session
+        self._agent = agent
+        self._instance = instance
+        self._patterns = patterns
+        self._workdir = workdir
+        self._short = short
+        self._known: list[OperatorTool] = []
+        self._until = 0.0
+        self._looking: asyncio.Task[list[OperatorTool]] | None = None
+        self._open = 0
+        self._cancelling: set[asyncio.Task[None]] = set()
+
+    async def tools(self) -> dict[str, OperatorTool]:
+        """What is offered now, by the names that clients get. Raises GoondanError when the agent cannot tell."""
+        if not self._patterns:
+            return {}
+        return self._named(await self.everything())
+
+    async def everything(self) -> list[OperatorTool]:
+        """All that the agent could call now. Those who ask at once get one answer. Raises GoondanError."""
+        if time.monotonic() < self._until:
+            return self._known
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.ensure_future(self._look())
+        return await asyncio.shield(self._looking)
+
+    async def full_name(self, name: str) -> str | None:
+        """The full name of a tool that is offered under this name; None: there is none. One that was offered before
+        needs no new look: the agent itself refuses a call of what it no longer has. Raises GoondanError.
+        """
+        found = self._named(self._known).get(name) or (await self.tools()).get(name)
+        return None if found is None else found.name
+
+    def schema_of(self, name: str) -> Mapping[str, Any] | None:
+        """The schema of a tool that was listed last; None when nothing is known of it."""
+        found = self._named(self._known).get(name)
+        return None if found is None else found.parameters
+
+    async def call(self, name: str, arguments: Any, progress: Progress) -> dict[str, Any]:
+        """Call one tool; the answer in the protocol's form. Everything that goes wrong is in the answer.
+
+        When the waiting is cancelled, the turn is cancelled with its call.
+        """
+        if self._open >= MAX_OPEN:
+            return failure(_plain(fail("E_OVERLOADED", f"{MAX_OPEN} calls are under way, and no more may")))
+        self._open += 1
+        try:
+            return await self._call(name, arguments, progress)
+        except GoondanError as error:
+            return failure(_plain(error))
+        finally:
+            self._open -= 1
+
+    async def close(self) -> None:
+        """Wait until cancelled calls have ended, for some time."""
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._cancelling:
+            await asyncio.wait(self._cancelling, timeout=CANCEL_S)
+
+    # --- inside
+
+    def _named(self, tools: Sequence[OperatorTool]) -> dict[str, OperatorTool]:
+        return named(offered(tools, self._patterns), short=self._short)
+
+    async def _look(self) -> list[OperatorTool]:
+        answer = await self._session.ask(
+            self._agent,
+            self._instance,
+            OPERATOR_TOOLS,
+            None,
+            event_id=self._session.new_id(),
+            workdir=self._workdir,
+            timeout_s=LIST_PATIENCE_S,
+        )
+        self._known = msgspec.convert(tool_result(answer).get("output") or [], list[OperatorTool])
+        self._until = time.monotonic() + LIST_S
+        return self._known
+
+    async def _call(self, name: str, arguments: Any, progress: Progress) -> dict[str, Any]:
+        # As everything that comes in as JSON: within 64 bits, without what no frame can hold.
+        args = parse_arguments(json.dumps(arguments if arguments is not None else {}))
+        event_id = self._session.new_id()
+        news: asyncio.Queue[RuntimeEvent | None] = asyncio.Queue()
+        telling = asyncio.ensure_future(_tell(news, progress))
+        try:
+            answer = await self._session.ask(
+                self._agent,
+                self._instance,
+                OPERATOR_CALL,
+                OperatorCall(name, args),
+                event_id=event_id,
+                workdir=self._workdir,
+                listener=news.put_nowait,
+            )
+            news.put_nowait(None)
+            await asyncio.wait({telling}, timeout=LAST_NEWS_S)  # the protocol wants it before the answer
+        except asyncio.CancelledError:
+            task = asyncio.ensure_future(self._cancel(event_id))
+            self._cancelling.add(task)
+            task.add_done_callback(self._cancelling.discard)
+            raise
+        finally:
+            telling.cancel()
+        return call_result(tool_result(answer), {"turnId": answer.turn_id, "traceId": answer.trace_id})
+
+    async def _cancel(self, event_id: str) -> None:
+        with suppress(GoondanError):  # it has just ended
+            await self._session.cancel(event_id, CANCEL_S)
+
+
+async def _tell(news: asyncio.Queue[RuntimeEvent | None], progress: Progress) -> None:
+    """Tell the client how far a call is. The protocol wants each number to be larger than the one before."""
+    last = -1.0
+    while (event := await news.get()) is not None:
+        if event.kind == "tool.waits":
+            last += 0.001
+            await progress(max(last, 0.0), None, "a person is asked whether this call may be made")
+        elif event.kind == "tool.progress" and event.done is not None and event.done > last:
+            last = event.done
+            await progress(event.done, event.total, event.message)
+
+
+def _plain(error: GoondanError) -> dict[str, Any]:
+    plain: dict[str, Any] = msgspec.to_builtins(error.info)
+    return plain
+
+
+# --- the protocol ---------------------------------------------------------------------------------------------------
+
+_T = TypeVar("_T")
+
+#: The longest name of a tool in a message about it (characters).
+_SHOWN: Final = 100
+
+
+def make_server(offer: Offer, agent: str, version: str) -> Server[Any]:
+    """A server whose tools are those of an offer."""
+
+    async def list_tools(ctx: Any, params: PaginatedRequestParams | None) -> ListToolsResult:
+        if params is not None and params.cursor is not None:
+            raise MCPError(INVALID_PARAMS, "there is one page of tools, and no cursor leads to another")
+        tools = await _told(offer.tools())
+        return ListToolsResult.model_validate({"tools": [tool_entry(name, tool) for name, tool in tools.items()]})
+
+    async def call_tool(ctx: Any, params: CallToolRequestParams) -> CallToolResult:
+        name = await _told(offer.full_name(params.name))
+        if name is None:
+            raise MCPError(INVALID_PARAMS, f"no tool {params.name[:_SHOWN]!r} is offered")
+        answer = await offer.call(name, params.arguments, ctx.session.report_progress)
+        return CallToolResult.model_validate(answer)
+
+    return Server(
+        "goondan",
+        version=version,
+        title=f"Goondan agent {agent}",
+        instructions=f"The tools of the agent {agent}. They run in jails, and its operator's rules hold for them.",
+        get_tool_input_schema=offer.schema_of,
+        on_list_tools=list_tools,
+        on_call_tool=call_tool,
+    )
+
+
+async def _told(answer: Awaitable[_T]) -> _T:
+    try:
+        return await answer
+    except GoondanError as error:
+        raise MCPError(INTERNAL_ERROR, f"{error.info.message} [{error.info.code}]") from None
+
+
+# --- HTTP -----------------------------------------------------------------------------------------------------------
+
+#: How long the head of a request may take (seconds); a client on the same machine needs milliseconds.
+HEAD_S: Final = 5.0
+#: How long a body may take (seconds): 9 MiB on a busy machine take less than one.
+BODY_S: Final = 30.0
+#: Connections at once. Clients keep one or two each.
+MAX_CONNECTIONS: Final = 256
+#: Sessions of the handshake versions at once, and after how long an unused one ends (seconds).
+MAX_SESSIONS: Final = 64
+SESSION_IDLE_S: Final = 1800.0
+#: How long requests under way have when the server ends (seconds).
+GOODBYE_S: Final = 3
+#: The longest head of a request (bytes).
+MAX_HEAD: Final = 32 << 10
+
+_Message = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Message]]
+_Send = Callable[[_Message], Awaitable[None]]
+_App = Callable[[_Message, _Receive, _Send], Awaitable[None]]
+
+
+class _Impatient(H11Protocol):
+    """HTTP of one connection, closed when the head of a request does not come, or when there are too many."""
+
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS:
+            transport.abort()
+            return
+        self._wait_for_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self._between:
+            self._wait_for_head()
+        super().data_received(data)
+        if not self._between:
+            self._stop_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    @property
+    def _between(self) -> bool:
+        """Whether no request is under way."""
+        return self.cycle is None or self.cycle.response_complete  # type: ignore[redundant-expr]
+
+    def _wait_for_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = asyncio.get_running_loop().call_later(HEAD_S, self.transport.abort)
+
+    def _stop_waiting(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+class _Quiet(uvicorn.Server):
+    """Signals are the command's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class HttpService:
+    """The server on a socket that listens."""
+
+    def __init__(self, server: Server[Any], listening: socket.socket, gate: Gate) -> None:
+        self._manager = StreamableHTTPSessionManager(
+            server, session_idle_timeout=SESSION_IDLE_S, max_sessions=MAX_SESSIONS, max_request_body_size=MAX_BODY
+        )
+        self._listening = listening
+        self._uvicorn = _Quiet(
+            uvicorn.Config(
+                guarded(self._manager.asgi_app, gate),
+                http=_Impatient,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,
+                proxy_headers=False,
+                h11_max_incomplete_event_size=MAX_HEAD,
+                timeout_graceful_shutdown=GOODBYE_S,
+            )
+        )
+
+    async def serve(self) -> None:
+        """Serve until `stop`."""
+        async with self._manager.run():
+            await self._uvicorn.serve(sockets=[self._listening])
+
+    def stop(self) -> None:
+        """End: what is under way has some seconds."""
+        self._uvicorn.should_exit = True
+
+
+def guarded(app: _App, gate: Gate) -> _App:
+    """An application behind the gate."""
+
+    async def guard(scope: _Message, receive: _Receive, send: _Send) -> None:
+        if scope["type"] != "http":
+            return
+        refusal = gate.judge(scope["path"], scope["headers"])
+        if refusal is not None:
+            await _refuse(refusal, send)
+            return
+
+        async def patient() -> _Message:
+            async with asyncio.timeout_at(until) if not complete else contextlib.nullcontext():
+                message = await receive()
+            note(message)
+            return message
+
+        complete = False
+        until = asyncio.get_running_loop().time() + BODY_S
+
+        def note(message: _Message) -> None:
+            nonlocal complete
+            complete = complete or message["type"] != "http.request" or not message.get("more_body", False)
+
+        try:
+            await app(scope, patient, send)
+        except TimeoutError:
+            if complete:
+                raise
+            await _refuse(Refusal(408, f"the body did not come within {BODY_S:g} s"), send)
+
+    return guard
+
+
+async def _refuse(refusal: Refusal, send: _Send) -> None:
+    """Answer, and close the connection: what comes behind a refused head is not read."""
+    headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
+    if refusal.wants_token:
+        headers.append((b"www-authenticate", b'Bearer realm="goondan"'))
+    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
+    await send({"type": "http.response.body", "body": refusal.reason.encode() + b"\n"})
+
+
+def listen(port: int) -> socket.socket:
+    """A socket on loopback, and nowhere else. Raises OSError."""
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(("127.0.0.1", port))
+        listening.listen(MAX_CONNECTIONS)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+# --- standard input and output --------------------------------------------------------------------------------------
+
+
+async def serve_stdio(server: Server[Any]) -> None:
+    """Serve until the client closes our standard input: one JSON-RPC message a line, each of bounded size. What is
+    printed meanwhile goes to stderr. Raises BrokenPipeError when the client no longer reads.
+    """
+    out = os.dup(1)
+    os.dup2(2, 1)
+    incoming, read = create_context_streams[SessionMessage | Exception](0)
+    write, outgoing = create_context_streams[SessionMessage](0)
+
+    async def take() -> None:
+        async with incoming:
+            async for line in LineReader(0, MAX_LINE_BYTES):
+                if line.data is None:
+                    error = ErrorData(
+                        code=INVALID_REQUEST, message=f"a message of {line.size} bytes; at most {MAX_LINE_BYTES}"
+                    )
+                    await asyncio.to_thread(_put, out, JSONRPCError(jsonrpc="2.0", id=None, error=error))
+                elif line.data.strip():
+                    await incoming.send(_read(line.data))
+
+    async def give() -> None:
+        async with outgoing:
+            async for message in outgoing:
+                await asyncio.to_thread(_put, out, message.message)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            taking, giving = group.create_task(take()), group.create_task(give())
+            await server.run(read, write, server.create_initialization_options())
+            taking.cancel()
+            await write.aclose()
+            await giving
+    except* BrokenPipeError:
+        raise BrokenPipeError from None
+    finally:
+        os.close(out)
+
+
+def _read(data: bytes) -> SessionMessage | Exception:
+    try:
+        return SessionMessage(jsonrpc_message_adapter.validate_json(data, by_name=False))
+    except ValueError as error:  # of pydantic, and for what is no UTF-8
+        return error
+
+
+def _put(out: int, message: Any) -> None:
+    data = message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n"
+    view = memoryview(data)
+    while view:
+        view = view[os.write(out, view) :]
