@@ -112,17 +112,22 @@ def missing(mutations: Iterable[Mutation], covered: Iterable[str]) -> list[str]:
 
 def copy_tree(target: Path, kind: str = "dev") -> None:
     """Copy what git knows, and new files, without what is ignored; then make its environment of `kind` ready."""
+    copy_files(target)
+    subprocess.run([str(target / "scripts" / "setup"), kind], check=True, stdout=subprocess.DEVNULL)
+
+
+def copy_files(target: Path) -> None:
+    """Copy what git knows, and new files, without what is ignored. Links stay links: packages are found by them."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "-co", "--exclude-standard"],
         cwd=ROOT, check=True, capture_output=True,
     )  # fmt: skip
     for name in listed.stdout.decode().split("\0"):
-        if name and (ROOT / name).is_file():
+        if name and ((ROOT / name).is_file() or (ROOT / name).is_symlink()):
             place = target / name
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, place, follow_symlinks=False)
     target.chmod(0o755)
-    subprocess.run([str(target / "scripts" / "setup"), kind], check=True, stdout=subprocess.DEVNULL)
 
 
 def run_test(tree: Path, test: str) -> tuple[int, str]:

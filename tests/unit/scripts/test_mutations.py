@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 
-from scripts.mutations import Mutation, load, marked, missing, problems_of
+from scripts.mutations import Mutation, copy_files, load, marked, missing, problems_of
 
 GOOD = load()[0]
 
@@ -42,3 +44,9 @@ def test_the_ids_of_all_marks_of_a_function_count() -> None:
 def test_a_covered_requirement_without_an_entry_is_a_problem() -> None:
     entry = Mutation(id="A-01", file="a.py", code="a", becomes="b", test="t.py::t")
     assert missing([entry], ["A-01", "A-02"]) == ["tests/mutations.yaml: A-02 is covered and has no entry"]
+
+
+def test_a_copy_has_the_links_by_which_packages_are_found(tmp_path: Path) -> None:
+    copy_files(tmp_path)
+    assert (tmp_path / "goondan" / "kernel").is_symlink()
+    assert (tmp_path / "goondan" / "kernel" / "plan.py").is_file()
