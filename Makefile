@@ -1,6 +1,6 @@
 # Each target works as the only command on a fresh machine: .venv is made when it is missing or out of date.
 # PYTHON=/path/to/python3 chooses the interpreter, ARGS="…" is passed on to gdn run, pytest or the benchmarks.
-.PHONY: help setup run test test-matrix mcp-servers test-models simulate chaos conformance mutations mutants check format bench pins requirements size clean
+.PHONY: help setup run test test-matrix mcp-servers test-models simulate chaos conformance mutations mutants check format bench pins requirements size without clean
 .DEFAULT_GOAL := help
 export PYTHON
 
@@ -17,6 +17,7 @@ help:
 	@echo "make mutants       change pure modules line by line: how much do their tests notice? (half an hour)   ARGS=\"turn --show\""
 	@echo "make check         style, types, architecture, drift: what CI runs beside the tests"
 	@echo "make format        rewrite the sources in the house style"
+	@echo "make without       the tree without features: checks, tests, quickstart   ARGS=\"all\" or names, --short (docs/design/features.md)"
 	@echo "make bench         benchmarks beside their baselines"
 	@echo "make requirements  which requirements have a test  UPDATE=1 to record the covered ones"
 	@echo "make size          how large everything is: lines of code, modules, imports, words of documents"
@@ -63,6 +64,10 @@ mutations:
 mutants:
 	@scripts/setup dev
 	@exec .venv/bin/python -I -m scripts.mutants $(ARGS) $(if $(UPDATE),--update)
+
+without:
+	@scripts/setup dev
+	@exec .venv/bin/python -I -m scripts.without $(ARGS)
 
 check:
 	@scripts/setup dev

@@ -38,6 +38,7 @@ LOADED_BY: Final[Mapping[str, tuple[str | None, frozenset[str]]]] = {
     "command": ("kernel", frozenset({"wire", "api", "bundle", "process"})),
     "console": ("kernel", frozenset({"wire", "api", "command"})),
     "process": ("kernel", frozenset({"wire", "api"})),
+    "program": ("agentproc", frozenset({"wire", "api"})),
     "agent": ("agentproc", frozenset({"wire", "api"})),
     "host": ("toolhost", frozenset({"wire", "api"})),
     "jail": ("toolhost", frozenset({"wire"})),

@@ -2,9 +2,9 @@
 
     python -m scripts.simulate [--histories 10000] [--first 0] [--workers N]
 
-The histories are those of tests/unit/kernel/broker/histories.py, and as many of the gate before a model server
-(tests/features/gates/moods.py). Exit status 1 if something did not hold in one of
-them; `--first N --histories 1` lives through that one again.
+The histories are those of tests/unit/kernel/broker/histories.py, and as many of each feature that has some
+(tests/features/NAME/histories.py). Exit status 1 if something did not hold in one of them; `--first N --histories 1`
+lives through that one again.
 """
 
 from __future__ import annotations
@@ -16,15 +16,21 @@ import sys
 import time
 import traceback
 from collections import Counter
+from importlib import import_module
+from pathlib import Path
 from typing import Final
 
-from tests.features.gates import moods
 from tests.unit.kernel.broker.histories import history
 
 #: Histories that a worker takes at once.
 CHUNK: Final = 50
 #: Failures that are printed whole.
 SHOWN: Final = 5
+#: Those of features: `history(number)` in each.
+OF_FEATURES: Final = tuple(
+    import_module(f"tests.features.{path.parent.name}.histories")
+    for path in sorted(Path(__file__).resolve().parents[1].glob("tests/features/*/histories.py"))
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,12 +71,13 @@ def _live(numbers: range) -> tuple[Counter[str], list[tuple[int, str]]]:
     failed = []
     for number in numbers:
         try:
-            moods.history(number)
+            for feature in OF_FEATURES:
+                feature.history(number)
             world = history(number)
         except Exception:
             failed.append((number, traceback.format_exc()))
             continue
-        seen["moods of a model server"] += 1
+        seen["histories of features"] += len(OF_FEATURES)
         seen["events"] += sum(len(client.asked) for client in world.clients)
         seen["tool calls"] += len(world.ran)
         seen["deaths of the broker"] += world.brokers_killed

@@ -20,7 +20,7 @@ SEEN = frozenset(("tool", "answer", "works"))
 
 
 def render(answer: Mapping[str, Any]) -> list[str]:
-    """The lines for `answer`, the answer of the broker (features/waits/broker.py)."""
+    """The lines for `answer`, what the broker says to `why` (PROTOCOL-OPERATORS.md)."""
     lines = [f"{_age(row['forMs']):>5}  {wait_line(row)}" for row in answer["waits"]]
     if answer["more"]:
         lines.append(f"and {answer['more']} more")

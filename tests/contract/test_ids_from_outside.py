@@ -26,8 +26,6 @@ from goondan.schemas.bundle.address import is_given_id
 from goondan.schemas.wire.codec import encode_value, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame
 from goondan.schemas.wire.tool_asks import CODE_MODE, CODE_TOOL
-from tests.features.approvals.test_calls import items
-from tests.features.approvals.test_script_calls import SCRIPT, TWO, Scripted
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import NOTE, FakeLink, FakeModel, echo, event_frame, ok, says, wants
 from tests.unit.agentproc.test_script_calls import CODE
@@ -42,7 +40,7 @@ from tests.unit.agentproc.vendor_formats import (
     read_responses,
     tool,
 )
-from tests.unit.kernel.broker.approving import code_of
+from tests.unit.kernel.broker.approving import Bench, code_of
 
 #: Ids with a meaning of ours in them, and other strange ones.
 BAD = ["s>51", "s>1>2", "c~2", "c?1", "t1/c1", "@turn.x", "@step1.", "c1\n", "c 1", "ключ", "\ud800", "", "i" * 129]
@@ -141,7 +139,7 @@ async def test_a_model_does_not_make_its_call_one_of_a_script(make: Make) -> Non
 # --- the broker
 
 
-def own_call(script: Scripted, within: str) -> str | None:
+def own_call(script: Any, within: str) -> str | None:
     """Ask about a call that is to run in the agent's process."""
     payload = to_raw(ApprovalAsk(args=Raw(encode_value({"command": "rm x"}))))
     frame = Frame("approval.ask", tool="bash__own", call_id="t1/x", event_id="e1", within=within, payload=payload)
@@ -149,7 +147,11 @@ def own_call(script: Scripted, within: str) -> str | None:
     return code_of(script.agent.say(frame))
 
 
+@pytest.mark.feature("approvals")
 def test_within_names_an_open_script_of_the_same_lease_or_the_call_is_refused() -> None:
+    from tests.features.approvals.test_calls import items
+    from tests.features.approvals.test_script_calls import SCRIPT, TWO, Scripted
+
     script = Scripted(TWO)
     script.bench.now += RETURN_S
     assert code_of(script.agent.call({"command": "ls"}, "t1/open")) is None
@@ -165,7 +167,10 @@ def test_within_names_an_open_script_of_the_same_lease_or_the_call_is_refused() 
     assert own_call(script, SCRIPT) == "E_FORBIDDEN"
 
 
+@pytest.mark.feature("approvals")
 def test_a_script_whose_tool_host_comes_back_may_be_named_as_soon_as_it_is_open_again() -> None:
+    from tests.features.approvals.test_script_calls import Scripted
+
     script = Scripted()
     script.bench.now += RETURN_S
     script.host.hello()
@@ -176,7 +181,7 @@ def test_a_script_whose_tool_host_comes_back_may_be_named_as_soon_as_it_is_open_
 
 
 def test_a_client_takes_no_id_that_agents_and_tool_hosts_give() -> None:
-    bench = Scripted().bench
+    bench = Bench()
     client = bench.client(operator=False)
     for event_id in [name for name in BAD if name.isprintable()] + ["t1/c1~completed", "e-1~requeued", "e-1:answer"]:
         payload = to_raw(AgentEvent(id=event_id, type="user.message", created_at="now", input="x"))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from goondan.agentproc.calls import MAX_REPEATS
-from goondan.features.approvals.broker import decisions, items
 from goondan.kernel.broker.journal import retention
 from goondan.kernel.broker.mailbox import MAX_ATTEMPTS
 from goondan.schemas.approval_rules import DEFAULT_EXPIRY_S, MAX_EXPIRY_S
@@ -25,7 +25,10 @@ def page(name: str) -> str:
     return " ".join((DOCS / f"{name}.md").read_text(encoding="utf-8").split())
 
 
+@pytest.mark.feature("approvals")
 def test_approvals() -> None:
+    from goondan.features.approvals.broker import decisions, items
+
     text = page("approvals")
     assert f"`{DEFAULT_EXPIRY_S // 86_400}d`" in text
     assert f"`{MAX_EXPIRY_S // 86_400}d`" in text

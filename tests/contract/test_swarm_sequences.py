@@ -16,6 +16,8 @@ from tests.unit.kernel.broker.approving import ASK, Bench, Peer
 
 SCHEMAS = Path(__file__).parent.parent.parent / "schemas"
 SEQUENCES: list[dict[str, Any]] = json.loads((SCHEMAS / "vectors" / "sequences.json").read_text())["swarmSequences"]
+#: A sequence that needs a feature.
+DECIDED = "a person decides about a call, and it runs once"
 
 
 class Player:
@@ -87,9 +89,16 @@ def plain(frame: Frame) -> Any:
     return {key: value for key, value in fields.items() if value is not None}
 
 
-@pytest.mark.parametrize("sequence", SEQUENCES, ids=[sequence["name"] for sequence in SEQUENCES])
-def test_the_broker_keeps_the_sequence(sequence: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(sequence["name"] for sequence in SEQUENCES if sequence["name"] != DECIDED),
+        pytest.param(DECIDED, marks=pytest.mark.feature("approvals")),
+    ],
+)
+def test_the_broker_keeps_the_sequence(name: str) -> None:
     player = Player()
+    (sequence,) = [sequence for sequence in SEQUENCES if sequence["name"] == name]
     for step in sequence["steps"]:
         player.play(step)
     player.quiet()

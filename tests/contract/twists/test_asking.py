@@ -312,6 +312,7 @@ def test_an_asynchronous_question_of_an_operator(swarm: Swarm) -> None:
     assert "E_USAGE" in done.out + done.err
 
 
+@pytest.mark.feature("restart")
 def test_restarts_asked_for_in_every_way(swarm: Swarm) -> None:
     """003 self-restart: a reason that is no text is refused, a broken bundle changes nothing, the same wish twice in a
     step restarts once, and the turn goes on behind it.

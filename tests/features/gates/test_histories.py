@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from goondan.features.gates.broker import learned
-from tests.features.gates.moods import history
+from tests.features.gates.histories import history
 
 
 @pytest.mark.parametrize("first", range(0, 120, 30))

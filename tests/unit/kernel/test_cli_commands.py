@@ -56,8 +56,8 @@ def test_the_commands_of_a_group_have_their_help(capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(["certify", "client"], marks=pytest.mark.feature("certify")),
-        pytest.param(["certify", "worker", "--entry"], marks=pytest.mark.feature("certify")),
+        ["certify", "client"],
+        ["certify", "worker", "--entry"],
         ["frobnicate"],
         ["ps", "extra"],
         ["send"],

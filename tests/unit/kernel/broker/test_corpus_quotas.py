@@ -328,6 +328,7 @@ def fail_to_start(world: World, agent: str) -> None:
     world.after_round()
 
 
+@pytest.mark.feature("dead_letters")
 @pytest.mark.parametrize(("size", "most"), [(0, 160), (16 * MIB, 9)])
 def test_an_agent_that_never_starts_does_not_fill_the_disk(
     monkeypatch: pytest.MonkeyPatch, size: int, most: int
@@ -400,6 +401,7 @@ def test_a_file_with_an_epoch_beyond_all_counting_ends_in_a_dead_letter(world: W
     assert event_subject("e1") in {row.subject for row in world.journal.rows()}
 
 
+@pytest.mark.feature("dead_letters")
 def test_a_dead_answer_that_is_sent_again_is_an_answer(world: World) -> None:
     """It was read as a question without a word in it."""
     ask(world, "r1")

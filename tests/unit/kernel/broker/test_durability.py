@@ -549,6 +549,7 @@ def test_the_answer_of_an_ended_event_is_given_to_its_own_sender_only() -> None:
     assert from_raw(answers[0].payload, ErrorPayload).code == "E_FRAME_INVALID"
 
 
+@pytest.mark.feature("dead_letters")
 def test_an_event_for_an_agent_that_the_bundle_has_no_more_is_a_dead_letter() -> None:
     world = World()
     client = world.clients[0]

@@ -8,10 +8,6 @@ from typing import Any
 import pytest
 from msgspec import Raw, structs
 
-from goondan.features.approvals.broker.items import MAX_BYTES_OF_EVENT, MAX_OF_EVENT
-from goondan.features.budgets.broker import Budgets
-from goondan.features.budgets.broker.accounts import MAX_CHARGED
-from goondan.features.changesets.broker import MAX_WAITING_EACH
 from goondan.kernel.broker.bus import Bus
 from goondan.schemas.approval_rules import MAX_EXPIRY_S
 from goondan.schemas.approvals import MAX_ARGS_BYTES, ApprovalAsk
@@ -142,6 +138,7 @@ def test_an_op_that_is_no_text_is_named(op: Any) -> None:
     assert world.operator.admin(op="events", agent=op, instanceKey="k")["code"] == "E_AGENT_NOT_FOUND"
 
 
+@pytest.mark.feature("approvals")
 @pytest.mark.parametrize("seconds", [1e308, 2.0**63, float(2**64 - 1), 1e12])
 def test_a_question_that_never_expires_blinds_no_operator(seconds: float) -> None:
     world = Attacked()
@@ -152,6 +149,7 @@ def test_a_question_that_never_expires_blinds_no_operator(seconds: float) -> Non
     assert item["expiresMs"] - item["askedMs"] <= MAX_EXPIRY_S * 1000
 
 
+@pytest.mark.feature("approvals")
 @pytest.mark.parametrize("seconds", [float("inf"), float("nan"), float("-inf")])
 def test_a_question_expires_after_a_number_of_seconds(seconds: float) -> None:
     world = Attacked()
@@ -160,6 +158,7 @@ def test_a_question_expires_after_a_number_of_seconds(seconds: float) -> None:
     assert code_of(answers) == "E_FRAME_INVALID"
 
 
+@pytest.mark.feature("approvals")
 def test_a_list_of_what_waits_fits_a_frame_whatever_agents_ask() -> None:
     world = Attacked()
     schema = {"type": "object", "description": "x" * (MAX_ARGS_BYTES - 1000)}
@@ -177,8 +176,11 @@ def test_a_list_of_what_waits_fits_a_frame_whatever_agents_ask() -> None:
     assert world.operator.admin(op="approve.show", id=listed["items"][0]["code"])["schema"] == schema
 
 
+@pytest.mark.feature("approvals")
 def test_questions_that_expire_at_once_are_bounded_as_long_as_their_turn_lasts() -> None:
     """What was decided stays in the journal until the event ends, so it counts."""
+    from goondan.features.approvals.broker.items import MAX_BYTES_OF_EVENT, MAX_OF_EVENT
+
     world = Attacked()
     asked = bytes(to_raw({"kind": "question", "args": {}, "message": "m", "expiresS": 1}))
     refused = 0
@@ -202,8 +204,11 @@ def test_questions_that_expire_at_once_are_bounded_as_long_as_their_turn_lasts()
     assert standing.asked_bytes <= MAX_BYTES_OF_EVENT
 
 
+@pytest.mark.feature("budgets")
 def test_calls_that_an_agent_only_counts_are_bounded() -> None:
     """Each of them is a part of every record of its tree, whatever the limits of the budget are."""
+    from goondan.features.budgets.broker.accounts import MAX_CHARGED
+
     world = Attacked()
     codes = []
     for number in range(MAX_CHARGED + 10):
@@ -219,7 +224,10 @@ def test_calls_that_an_agent_only_counts_are_bounded() -> None:
     assert world.send(world.coder, world.frame(world.coder, "budget.reserve", bytes(asked)))[0].type == "reply"
 
 
+@pytest.mark.feature("changesets")
 def test_one_instance_takes_no_place_of_all_questions_about_changesets(monkeypatch: pytest.MonkeyPatch) -> None:
+    from goondan.features.changesets.broker import MAX_WAITING_EACH
+
     world = Attacked()
     supervisor = object()
     monkeypatch.setattr(world.bus, "control", supervisor)
@@ -234,7 +242,25 @@ def test_one_instance_takes_no_place_of_all_questions_about_changesets(monkeypat
     assert other == [], "it waits for the supervisor"
 
 
-@pytest.mark.parametrize("kind", [*ASKED_BY_AGENTS, "agents.list", "agents.spawn", "restart", "admin"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "config.propose",
+        pytest.param("approval.ask", marks=pytest.mark.feature("approvals")),
+        pytest.param("budget.reserve", marks=pytest.mark.feature("budgets")),
+        pytest.param("budget.settle", marks=pytest.mark.feature("budgets")),
+        pytest.param("model.permit", marks=pytest.mark.feature("gates")),
+        pytest.param("model.over", marks=pytest.mark.feature("gates")),
+        pytest.param("model.out", marks=pytest.mark.feature("gates")),
+        pytest.param("oauth.token", marks=pytest.mark.feature("oauth")),
+        pytest.param("changeset.open", marks=pytest.mark.feature("changesets")),
+        pytest.param("changeset.commit", marks=pytest.mark.feature("changesets")),
+        "agents.list",
+        "agents.spawn",
+        pytest.param("restart", marks=pytest.mark.feature("restart")),
+        "admin",
+    ],
+)
 def test_what_the_broker_opens_is_not_looked_through_when_it_is_too_long(kind: str) -> None:
     """To check how deep a MiB of small lists nests takes the loop 0.4 s."""
     world = Attacked()
@@ -251,7 +277,10 @@ def test_what_the_broker_opens_is_not_looked_through_when_it_is_too_long(kind: s
     assert most_bytes < 300_000
 
 
+@pytest.mark.feature("approvals", "budgets")
 def test_nobody_reaches_what_another_instance_has_asked_or_reserved() -> None:
+    from goondan.features.budgets.broker import Budgets
+
     world = Attacked()
     asked = bytes(to_raw(ApprovalAsk(kind="question", args=to_raw({}), message="whose?")))
     reserve = bytes(to_raw({"id": "m", "kind": "model", "inputTokens": 5, "outputTokens": 5}))

@@ -275,6 +275,19 @@ HIDDEN: dict[str, tuple[str, str]] = {
         ),
         "https://evil.example",
     ),
+    "code": (WITH_EXTENSION, "ext/e.py (Extension/e)"),
+    "code with an escape sequence in its name": (
+        WITH_EXTENSION.replace("ext/e.py", "'ext/\\x1b[2Je.py'"),
+        "refused",
+    ),
+    "code through a link": (WITH_EXTENSION.replace("ext/e.py", "data/e.py"), "refused"),
+    "code by dots": (WITH_EXTENSION.replace("ext/e.py", "../outside/e.py"), "refused"),
+    "code by an absolute path": (WITH_EXTENSION.replace("./ext/e.py", "/etc/e.py"), "refused"),
+}  # fmt: skip
+
+
+#: The same of servers that give tokens.
+TOKENS: dict[str, tuple[str, str]] = {
     "a server of people's tokens": (app("tokenUrl: 'https://evil.example/t'"), "https://evil.example"),
     "the secret of an OAuth client": (
         app(f"tokenUrl: 'https://evil.example/t', clientSecret: {{valueFrom: {{env: {SECRET}}}}}"),
@@ -287,20 +300,21 @@ HIDDEN: dict[str, tuple[str, str]] = {
     "an issuer of tokens": (app("issuer: 'https://evil.example'"), "https://evil.example"),
     "a token's server over plain http": (app("tokenUrl: 'http://evil.example/t'"), "refused"),
     "a token's server with a user": (app("tokenUrl: 'https://a@evil.example/t'"), "refused"),
-    "code": (WITH_EXTENSION, "ext/e.py (Extension/e)"),
-    "code with an escape sequence in its name": (
-        WITH_EXTENSION.replace("ext/e.py", "'ext/\\x1b[2Je.py'"),
-        "refused",
-    ),
-    "code through a link": (WITH_EXTENSION.replace("ext/e.py", "data/e.py"), "refused"),
-    "code by dots": (WITH_EXTENSION.replace("ext/e.py", "../outside/e.py"), "refused"),
-    "code by an absolute path": (WITH_EXTENSION.replace("./ext/e.py", "/etc/e.py"), "refused"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HIDDEN)
 def test_what_a_bundle_asks_for_is_said(folder: Path, name: str) -> None:
-    text, shown = HIDDEN[name]
+    is_said(folder, *HIDDEN[name])
+
+
+@pytest.mark.feature("oauth")
+@pytest.mark.parametrize("name", TOKENS)
+def test_what_a_bundle_asks_servers_of_tokens_for_is_said(folder: Path, name: str) -> None:
+    is_said(folder, *TOKENS[name])
+
+
+def is_said(folder: Path, text: str, shown: str) -> None:
     (folder / "data").symlink_to("../outside")
     (folder.parent / "outside" / "e.py").write_text(MODULE)
     inspected = looked(folder, text)

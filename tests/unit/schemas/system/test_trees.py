@@ -6,7 +6,8 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-from goondan.kernel.cli.commands.tool_test import workdir
+import pytest
+
 from goondan.schemas.system.trees import remove_tree
 
 
@@ -29,7 +30,10 @@ def test_a_tree_deeper_than_any_recursion(tmp_path: Path) -> None:
     assert not top.exists()
 
 
+@pytest.mark.feature("try_out")
 def test_the_folder_of_an_example_goes_whatever_its_tool_has_made_there(tmp_path: Path) -> None:
+    from goondan.features.try_out.command.tool_test import workdir
+
     (tmp_path / "tools").mkdir()
     with workdir(SimpleNamespace(entry=str(tmp_path / "tools" / "t.py"))) as folder:  # type: ignore[arg-type]
         make_deep(Path(folder))
