@@ -24,8 +24,8 @@ from goondan.agentproc.instance import Instance
 from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from goondan.agentproc.store import ConversationStore
-from goondan.agentproc.trial import NoBus
 from goondan.agentproc.turn import AskedCall
+from goondan.features.try_out.program import NoBus
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
 from goondan.schemas.wire.codec import to_raw

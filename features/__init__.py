@@ -5,6 +5,7 @@
     agent.py    what an agent's process loads                 process.py   a supervised program of its own
     host.py     what the tool host loads                      jail/        what runs in jails
     console.py  what a command loads that talks to a swarm    api.py       what features that need this one may call
+    program.py  a program of its own, with an agent's code
 
 `FEATURES` is the one table. A process of the kernel knows of features by `parts` alone, so no module of the core names
 one. Privileged programs and workers in jails load nothing by this table.
@@ -82,6 +83,21 @@ FEATURES: Final[tuple[Feature, ...]] = (
         commands={"auth": "Agree to what extensions may do with OAuth; list or revoke it."},
     ),
     Feature("restart", ("broker",)),
+    Feature(
+        "try_out",
+        ("command", "program"),
+        commands={
+            "tool new": "Write a new tool: its module, its manifest and its test.",
+            "tool test": "Check a tool's manifest and run its examples in the sandbox.",
+            "extension new": "Write a new extension: its module, its document and its test.",
+            "extension test": "Load extensions, and let a turn pass through each.",
+        },
+    ),
+    Feature(
+        "usage",
+        ("command",),
+        commands={"usage": "Show the tokens that models have used, and what they cost."},
+    ),
     Feature("waits", ("broker",)),
     Feature("budgets", ("broker",)),
 )

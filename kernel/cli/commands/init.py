@@ -121,7 +121,11 @@ def template_files(template: str) -> dict[str, bytes]:
     """Relative path -> content of a template's files."""
     from goondan import kernel
 
-    root = os.path.join(os.path.dirname(kernel.__file__), "templates", template)
+    return files_below(os.path.join(os.path.dirname(kernel.__file__), "templates", template))
+
+
+def files_below(root: str) -> dict[str, bytes]:
+    """Relative path -> content of the files of a folder, without compiled ones."""
     files: dict[str, bytes] = {}
     for folder, folders, names in os.walk(root):
         folders[:] = sorted(name for name in folders if name != "__pycache__")

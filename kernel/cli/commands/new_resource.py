@@ -1,7 +1,6 @@
-"""A new Tool or Extension in a bundle: its module, its test, and its document in goondan.yaml.
+"""A document that a command adds to a goondan.yaml: whether the resource can have its name, and what is appended.
 
-The document is appended to goondan.yaml as text, so the rest of the file keeps its comments and its form. No existing
-file is replaced. When anything fails, everything new is removed again.
+It is appended as text, so the rest of the file keeps its comments and its form.
 
 Source: docs/design/tools.md section 10.
 """
@@ -9,107 +8,13 @@ Source: docs/design/tools.md section 10.
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Mapping
-from typing import Final, NamedTuple
-
-import click
+from collections.abc import Container
+from typing import Final
 
 from goondan.kernel.bundle.problems import BundleError, Report, shown
-from goondan.kernel.cli import options
 from goondan.schemas.wire.errors import CODES, fail
 
 _END_HINT: Final = "End the file with a complete document, without --- behind it."
-
-in_folder: Final = click.option(
-    "--dir",
-    "folder",
-    metavar="DIR",
-    default=".",
-    shell_complete=options.completed_path("dir"),
-    help="The bundle's folder.  [default: here]",
-)
-
-
-class NewResource(NamedTuple):
-    """How new resources of one kind are made."""
-
-    #: `Tool` or `Extension`.
-    kind: str
-    #: The folder of its files below kernel/templates.
-    template: str
-    #: The file of the template that becomes a document of goondan.yaml.
-    manifest: str
-    #: The text in the template that is replaced by the resource's name.
-    name_mark: str
-    #: The text in the template that is replaced by the module's name.
-    module_mark: str
-    #: Whether there must be a goondan.yaml. If not, a missing one is made with this document alone.
-    needs_bundle: bool
-    #: The folder of the template with the files of one language. "": the template has one language.
-    language: str = ""
-    #: What ends the module's name, in place of `TOOL_SUFFIX`.
-    suffix: str = "py"
-    #: Files that all resources of a language share, beside those of the template. One that is there already stays.
-    shared: Mapping[str, bytes] = {}
-
-    def write(self, name: str, folder: str, steps: list[tuple[str, str]], *, as_json: bool) -> None:
-        """Write the resource into the bundle of a folder, and say so. `steps` are the next commands and their purposes.
-
-        Raises GoondanError E_INIT, E_USAGE; BundleError for a goondan.yaml that is no YAML.
-        """
-        from goondan.kernel.cli.output import write, write_json
-        from goondan.kernel.cli.placing import Placing
-        from goondan.kernel.cli.terminal import printable
-        from goondan.kernel.paths import BUNDLE_FILE
-
-        folder = os.path.expanduser(folder)
-        files = self.filled(name)
-        for path, data in self.shared.items():
-            if not os.path.lexists(os.path.join(folder, path)):
-                files[path] = data
-        document = files.pop(self.manifest)
-        bundle = os.path.join(folder, BUNDLE_FILE)
-        before = read_bundle(bundle, name, self.kind)
-        if before is None and self.needs_bundle:
-            hint = "Begin with `gdn init`, or name the folder with --dir."
-            raise fail("E_INIT", f"there is no {bundle}", suggestion=hint)
-        added = document if before is None else addition(bundle, before, document)
-        with Placing(folder) as placing:
-            placing.write(files if before is not None else {**files, BUNDLE_FILE: document}, replace=False)
-            if before is not None:
-                placing.append(BUNDLE_FILE, before, added)
-        steps = self._entering(folder, steps)
-        if as_json:
-            changed = "made" if before is None else "changed"
-            plain = [{"command": line, "what": what} for line, what in steps]
-            write_json({"folder": os.path.abspath(folder), "files": list(files), changed: BUNDLE_FILE, "next": plain})
-            return
-        width = max(len(line) for line, _ in steps)
-        lines = [f"wrote {printable(os.path.join(folder, path))}" for path in files]
-        lines.append(f"{'wrote' if before is None else f'added {self.kind}/{name} to'} {printable(bundle)}")
-        lines += ["", "Next:", *(f"  {printable(line):<{width}}   {what}".rstrip() for line, what in steps)]
-        write(*lines)
-
-    def filled(self, name: str) -> dict[str, bytes]:
-        """Relative path -> content: the template for a resource of this name."""
-        from goondan.kernel.cli.commands.init import template_files
-
-        def fill(text: str) -> str:
-            filled = text.replace(self.name_mark, name).replace(self.module_mark, module_name(name))
-            return filled.replace("TOOL_SUFFIX", self.suffix)
-
-        files = template_files(self.template)
-        chosen = {path: data for path, data in files.items() if path == self.manifest or path.startswith(self.language)}
-        return {
-            fill(path.removeprefix(f"{self.language}/")): fill(data.decode("utf-8")).encode()
-            for path, data in chosen.items()
-        }
-
-    def _entering(self, folder: str, steps: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """The steps. When the folder is not the current one, `cd` comes first."""
-        from shlex import quote
-
-        return steps if os.path.abspath(folder) == os.getcwd() else [("cd " + quote(folder), ""), *steps]
 
 
 def check_name(name: str, kind: str, bundled: Container[str], *, fits: bool = True) -> None:
@@ -125,12 +30,6 @@ def check_name(name: str, kind: str, bundled: Container[str], *, fits: bool = Tr
         raise fail("E_USAGE", message, suggestion=CODES["E_CONFIG_INVALID_NAME"])
     if name in bundled:
         raise fail("E_INIT", f"there is a bundled {kind} {name!r}", suggestion="Choose another name.")
-
-
-def module_name(name: str) -> str:
-    """The name as one that Python can import. A name that begins with a digit gets a letter before it."""
-    module = name.replace("-", "_")
-    return f"tool_{module}" if module[0].isdigit() else module
 
 
 def read_bundle(path: str, name: str, kind: str) -> bytes | None:

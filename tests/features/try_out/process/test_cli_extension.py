@@ -1,4 +1,4 @@
-"""`gdn extension`: what it lists, what it makes, and what a trial finds, with real processes and without a kernel."""
+"""`gdn extension new|test`: what it makes, and what a trial finds, with real processes and without a kernel."""
 
 from __future__ import annotations
 
@@ -8,21 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from goondan.kernel.bundle.base_extensions import BaseExtensions
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox
+from tests.process.test_cli_tool import EXTENSIONS
 
-EXTENSIONS = """\
-apiVersion: goondan.ai/v1
-kind: Extension
-metadata: {name: good}
-spec: {entry: ./ext/good.py, config: {size: 1}, dependsOn: [Extension/first]}
----
-apiVersion: goondan.ai/v1
-kind: Extension
-metadata: {name: first}
-spec: {entry: ./ext/first.py}
----
-"""
 FIRST = "def register(api):\n    api.instance.shared['first'] = True\n"
 GOOD = """\
 def register(api, config):
@@ -65,19 +53,6 @@ def home() -> Iterator[Sandbox]:
         for name, source in {"first": FIRST, "good": GOOD}.items():
             (made.home / "ext" / f"{name}.py").write_text(source)
         yield made
-
-
-def test_the_list_has_the_bundles_own_first_and_who_uses_them(home: Sandbox) -> None:
-    shown = home.gdn("extension", "list", "--json").json["extensions"]
-    names = [row["name"] for row in shown]
-    assert names == ["good", "first", *BaseExtensions().names()]
-    good = shown[0]
-    assert (good["source"], good["entry"]) == ("bundle", "./ext/good.py")
-    assert len(good["agents"]) == 1
-    logging = shown[names.index("logging")]
-    assert (logging["source"], logging["agents"]) == ("@goondan/base", [])
-    assert "maxChars" in logging["configSchema"]["properties"]
-    assert "config: of, level, arguments, maxChars" in home.gdn("extension", "list").out
 
 
 def test_a_trial_loads_what_is_needed_and_lets_a_turn_pass(home: Sandbox) -> None:

@@ -62,9 +62,9 @@ def command(target: str | None, bundle: str | None, trust: bool, as_json: bool) 
 
     Without either, every extension of the bundle.
     """
+    from goondan.features.try_out.command.tool_test import is_path
     from goondan.kernel.bundle.loader import open_bundle
     from goondan.kernel.cli.attach import locate
-    from goondan.kernel.cli.commands.tool_test import is_path
     from goondan.kernel.cli.output import write_result
     from goondan.kernel.trust.asking import Asking
 
@@ -167,7 +167,7 @@ def run_one(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
         spec_fd = memory_file("spec", msgspec.msgpack.encode(spec_of(trial, plan, state)))
         try:
             done = subprocess.run(
-                program("goondan.agentproc.trial", ["--spec-fd", str(spec_fd)]),
+                program("goondan.features.try_out.program", ["--spec-fd", str(spec_fd)]),
                 env=environment(os.environ, AGENT_ENVIRONMENT),
                 stdin=subprocess.DEVNULL,
                 capture_output=True,

@@ -1,4 +1,4 @@
-"""`python -m goondan.agentproc.trial`: one extension in an agent without a bus, for `gdn extension test`.
+"""`python -m goondan.features.try_out.program`: one extension in an agent without a bus, for `gdn extension test`.
 
 The extension is loaded as an agent loads it. One turn passes through it: a step with a tool call that is answered here,
 and a step with the answer. The model is a script, so no server is asked. The result is one JSON document on the output:
@@ -154,7 +154,7 @@ def registered(instance: Instance) -> dict[str, Any]:
 def run() -> int:
     """Read the specification from a descriptor, and write the result."""
     parser = argparse.ArgumentParser(
-        prog="python -m goondan.agentproc.trial", description="One extension in an agent alone."
+        prog="python -m goondan.features.try_out.program", description="One extension in an agent alone."
     )
     parser.add_argument("--spec-fd", type=int, required=True, help="descriptor to read the agent's specification from")
     close_memory()

@@ -1,0 +1,1 @@
+"""What models have used, and what it cost (docs/usage.md)."""

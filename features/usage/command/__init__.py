@@ -1,0 +1,196 @@
+"""`gdn usage`: the tokens that models have used, and what they cost. No running kernel is needed.
+
+What was used is read out of the conversation files of a workspace, while agents write them. The sums of an instance are
+rows of its file; what a running turn has used is in its notes; the usage of a turn that has ended is in its answer. All
+of a file is read at one moment, so nothing is counted twice.
+
+Source: docs/usage.md; docs/design/traces.md section 4; schemas/wire/usage.py.
+"""
+
+from __future__ import annotations
+
+import datetime
+import sqlite3
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, cast
+
+import click
+import msgspec
+from msgspec import Struct
+
+from goondan.features.usage.command.sums import By, Found, Sum, TurnSum, day_of, report
+from goondan.kernel.cli import options
+from goondan.kernel.cli.answered import money
+from goondan.kernel.cli.operator_question import learned_limits
+from goondan.kernel.cli.output import write_result
+from goondan.kernel.cli.plain import one_line
+from goondan.kernel.cli.state import state_of
+from goondan.kernel.cli.terminal import filled, width_of
+from goondan.kernel.cli.waits import render_limits
+from goondan.kernel.paths import find_bundle
+from goondan.kernel.trace_files import conversation_files, read_file
+from goondan.schemas.traces.turn_notes import used_by_note
+from goondan.schemas.wire.codec import DECODE_ERRORS
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.usage import ROWS, Part, Usage, Used, part_of, read_used, used_of
+
+#: Rows that a person is shown. --json has all.
+MAX_ROWS: Final = 50
+#: The most of a name that is shown (characters). It is text from outside.
+_MAX_NAME: Final = 60
+_HEAD: Final = ("calls", "in", "cached", "out", "reasoning", "cost")
+_SUMS: Final = "SELECT name, value FROM meta WHERE name >= ? AND name < ?"
+_TURNS: Final = "SELECT turn_id, event_key, started_at, status, answer, trace_id, first_note FROM turns"
+#: A running turn is the last one of its instance.
+_NOTES: Final = "SELECT at, detail FROM runtime_events WHERE seq >= ? AND turn_id = ? AND type LIKE 'model.%'"
+
+
+@click.command()
+@click.option(
+    "--by",
+    type=click.Choice(["day", "model", "agent", "tree"]),
+    default="day",
+    show_default=True,
+    help="What a row is of; a tree is everything that one message set going.",
+)
+@click.option("--since", metavar="DAY", help="Only what was used on this day (UTC) and later: 2026-11-23, 7d, today.")
+@options.bundle
+@options.as_json
+def usage(by: str, since: str | None, bundle: str | None, as_json: bool) -> int:
+    """Show how many tokens models have read and written, and what they cost where the Model has prices."""
+    day = None if since is None else day_of(since, datetime.datetime.now(datetime.UTC).date())
+    found = look(state_of(find_bundle(bundle)), turns=by == "tree")
+    document = report(found, cast(By, by), day)
+    if limits := learned_limits(bundle):
+        document["learnedLimits"] = limits
+    write_result(document, *render(document), *render_limits(limits), as_json=as_json)
+    return 0
+
+
+def render(document: Mapping[str, Any]) -> list[str]:
+    """The table for a person, with the total below it."""
+    rows, by = document["rows"], document["by"]
+    unread = [f"not read: {one_line(text, 200)}" for text in document.get("unread", ())]
+    if not rows:
+        return ["no model was asked" + (f" since {document['since']}" if "since" in document else ""), *unread]
+    lines: list[tuple[str, ...]] = [(by, *_HEAD)]
+    lines += [(one_line(_name(row, by), _MAX_NAME), *_cells(row)) for row in rows[:MAX_ROWS]]
+    if len(rows) > 1:
+        lines.append(("total", *_cells(document["total"])))
+    widths = [max(width_of(line[column]) for line in lines) for column in range(len(lines[0]))]
+    more = [f"and {len(rows) - MAX_ROWS} more; --json has them"] if len(rows) > MAX_ROWS else []
+    table = [
+        "  ".join([filled(line[0], widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
+        for line in lines
+    ]
+    return [*table, *more, *unread]
+
+
+def _name(row: Mapping[str, Any], by: str) -> str:
+    return f"{row['traceId']} {row['startedAt'][:16]} {row['eventId']}" if by == "tree" else str(row[by])
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    counts = (row[name] for name in ("modelCalls", "inputTokens"))
+    return (
+        *(f"{count:,}" for count in counts),
+        f"{row.get('cachedTokens', 0):,}",
+        f"{row['outputTokens']:,}",
+        f"{row.get('reasoningTokens', 0):,}",
+        _cost(row),
+    )
+
+
+def _cost(row: Mapping[str, Any]) -> str:
+    if "costs" in row:
+        return " + ".join(money(cost, currency) for currency, cost in row["costs"].items())
+    return money(row["cost"], row.get("currency")) if "cost" in row else "-"
+
+
+# --- what is read of the conversation files
+
+
+class _Answer(Struct):
+    """Of an Answer, what is looked at here."""
+
+    #: See goondan.schemas.wire.frames.Answer.
+    usage: Usage | None = None
+
+
+class _Event(Struct):
+    """Of an AgentEvent, what is looked at here."""
+
+    #: See goondan.schemas.wire.frames.AgentEvent.
+    answer: _Answer | None = None
+
+
+_decode: Final = msgspec.msgpack.Decoder(_Event).decode
+
+
+def look(state_dir: str, *, turns: bool) -> Found:
+    """Everything in the workspace. The turns that have ended are read only if wanted: there may be many."""
+    found = Found()
+    for place in sorted(conversation_files(state_dir, None, None), key=lambda place: place.path):
+        try:
+            read = read_file(place, _Reader(place.agent, turns).read)
+        except GoondanError as error:
+            found.unread.append(error.info.message)
+            continue
+        if read is not None:
+            found.sums.extend(read.sums)
+            found.turns.extend(read.turns)
+    return found
+
+
+class _Reader(Struct, frozen=True):
+    """What is read of the file of one instance."""
+
+    #: The agent.
+    agent: str
+    #: Whether turns that have ended are wanted.
+    turns: bool
+
+    def read(self, db: sqlite3.Connection) -> Found:
+        """The sums, and the turns."""
+        found = Found([], [])
+        for name, value in db.execute(_SUMS, (ROWS, ROWS[:-1] + chr(ord(ROWS[-1]) + 1))):
+            part, used = part_of(name), read_used(value)
+            if part is not None and used is not None:
+                found.sums.append(Sum(self.agent, part, used))
+        for row in db.execute(_TURNS + ("" if self.turns else " WHERE status = 'running'")):
+            self._add_turn(db, row, found)
+        return found
+
+    def _add_turn(self, db: sqlite3.Connection, row: tuple[object, ...], found: Found) -> None:
+        turn_id, event_id, started_at, status, answer, trace_id, first_note = row
+        if not isinstance(trace_id, str) or not isinstance(started_at, str):
+            return
+        used = list(_noted(db, turn_id, first_note)) if answer is None else _answered(answer)
+        if status == "running":
+            found.sums.extend(Sum(self.agent, part, amount) for part, amount in used)
+        if used:
+            turn = TurnSum(
+                agent=self.agent, trace_id=trace_id, event_id=str(event_id), started_at=started_at, used=used
+            )
+            found.turns.append(turn)
+
+
+def _noted(db: sqlite3.Connection, turn_id: object, first_note: object) -> Iterator[tuple[Part, Used]]:
+    for at, detail in db.execute(_NOTES, (first_note if isinstance(first_note, int) else 0, turn_id)):
+        counted = used_by_note(at, detail) if isinstance(at, str) and isinstance(detail, str) else None
+        if counted is not None:
+            yield counted
+
+
+def _answered(answer: object) -> list[tuple[Part, Used]]:
+    try:
+        said = _decode(answer).answer if isinstance(answer, bytes) else None
+    except DECODE_ERRORS:
+        return []
+    if said is None or said.usage is None:
+        return []
+    currency, used = used_of(said.usage)
+    return [(Part("", "", currency), used)]
+
+
+COMMANDS = {"usage": usage}
