@@ -25,7 +25,7 @@ from goondan.toolhost.host import Host
 from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Ordinary
-from goondan.toolhost.serving.asking import Speaker
+from goondan.toolhost.serving.answers import Speaker
 from goondan.toolhost.serving.live import LiveSession
 from goondan.toolhost.sessions.session import JailSession
 

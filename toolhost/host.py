@@ -37,8 +37,7 @@ from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.mcp.template_link import FORK_S
 from goondan.toolhost.policy.subject import CallFolder, HostFacts
 from goondan.toolhost.privileges.powers import Powers
-from goondan.toolhost.serving.answers import Announce, Answers, is_polling
-from goondan.toolhost.serving.asking import Asking, Logins, Speaker
+from goondan.toolhost.serving.answers import Announce, Answers, Asking, Logins, Speaker, is_polling
 from goondan.toolhost.serving.sessions import Sessions
 from goondan.toolhost.serving.starting import JailStarter, why_not
 

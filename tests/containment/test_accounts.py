@@ -25,7 +25,7 @@ RUN = """
 import json, os, sys
 from goondan.schemas.system.own_users import NUMBERS
 from goondan.toolhost.drop_privileges import drop_privileges
-from goondan.toolhost.privileges.uids import Uids
+from goondan.toolhost.privileges.powers import Uids
 before = Uids(os.getpid(), NUMBERS).bounds
 try:
     powers, _ = drop_privileges()

@@ -13,7 +13,7 @@ from typing import Any
 from goondan.schemas.bundle.launch import ExportSpec, Limits, SandboxSpec
 from goondan.toolhost.sessions.session import JailSession
 from goondan.toolhost.watch import procfs
-from goondan.toolhost.watch.processes import process_status
+from goondan.toolhost.watch.procfs import process_status
 from tests.containment.ordinary_user import run_as_user
 from tests.toolhost_fixture import Bench, bench, make_tool
 

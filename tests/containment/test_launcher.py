@@ -26,8 +26,8 @@ from goondan.toolhost.launcher import staging, syscalls
 from goondan.toolhost.launcher.request import Launch, Stage
 from goondan.toolhost.limits.table import processes_of_a_namespace
 from goondan.toolhost.privileges import launcher_link
-from goondan.toolhost.privileges.uids import Uids, instance_uid
-from goondan.toolhost.watch.processes import process_status
+from goondan.toolhost.privileges.powers import Uids, instance_uid
+from goondan.toolhost.watch.procfs import process_status
 from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
 
 SOURCE = """

@@ -119,10 +119,10 @@ async def main():
         out["found"] = result["output"]
         assert victim.poll() is None
     out["folders"] = [name for name in os.listdir(place) if name.startswith("gdn-jail-")]
-    out["left"] = [os.path.exists(os.path.dirname(home)), goondan.toolhost.watch.processes.members(session)]
+    out["left"] = [os.path.exists(os.path.dirname(home)), goondan.toolhost.watch.procfs.members(session)]
     print(json.dumps(out))
 
-import goondan.toolhost.watch.processes
+import goondan.toolhost.watch.procfs
 asyncio.run(main())
 """
 )

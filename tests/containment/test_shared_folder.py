@@ -13,8 +13,8 @@ import pytest
 
 from goondan.schemas.bundle.launch import Limits, SandboxSpec
 from goondan.schemas.system.users import DEFAULT
-from goondan.toolhost.privileges.uids import instance_uid
-from goondan.toolhost.watch.processes import process_status
+from goondan.toolhost.privileges.powers import instance_uid
+from goondan.toolhost.watch.procfs import process_status
 from tests.containment.ordinary_user import run_as_user
 from tests.toolhost_fixture import Bench, bench, make_tool
 

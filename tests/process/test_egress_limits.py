@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from goondan.schemas.worker.hosts import parse_rule, read_network
-from goondan.toolhost.egress import proxy, upstream
+from goondan.toolhost.egress import proxy
 from goondan.toolhost.egress.proxy import JailSide
 from goondan.toolhost.traffic.messages import Denied, Failed, Message, Open, Reached
 from goondan.toolhost.traffic.rules import Listener
@@ -146,7 +146,7 @@ def resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]
         asked.append(host)
         return left.pop(0)
 
-    monkeypatch.setattr(upstream, "_resolve", resolve)
+    monkeypatch.setattr(proxy, "_resolve", resolve)
     return asked
 
 
@@ -165,15 +165,15 @@ async def test_a_name_that_leads_to_the_host_itself_is_refused(
     monkeypatch: pytest.MonkeyPatch, rule: str, address: str, why: str
 ) -> None:
     resolving(monkeypatch, [address])
-    monkeypatch.setattr(upstream, "_is_own", lambda address: True)
-    with pytest.raises(upstream.Refused, match=f"it resolves to {address}, which {why}"):
-        await upstream.connect(parse_rule(rule), "www.example.org", 80)
+    monkeypatch.setattr(proxy, "_is_own", lambda address: True)
+    with pytest.raises(proxy.Refused, match=f"it resolves to {address}, which {why}"):
+        await proxy.connect(parse_rule(rule), "www.example.org", 80)
 
 
 def test_the_hosts_own_addresses_are_known() -> None:
-    assert upstream._is_own("127.0.0.1")
-    assert not upstream._is_own("192.0.2.1")
-    assert not upstream._is_own("2001:db8::1")
+    assert proxy._is_own("127.0.0.1")
+    assert not proxy._is_own("192.0.2.1")
+    assert not proxy._is_own("2001:db8::1")
 
 
 async def test_the_address_that_was_judged_is_the_one_that_is_connected_to(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +181,7 @@ async def test_the_address_that_was_judged_is_the_one_that_is_connected_to(monke
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         asked = resolving(monkeypatch, ["127.0.0.1"], ["127.0.0.2"])
-        made = await upstream.connect(parse_rule(f"db.test:{port}"), "db.test", port)
+        made = await proxy.connect(parse_rule(f"db.test:{port}"), "db.test", port)
         assert made.getpeername() == ("127.0.0.1", port)
         made.close()
         assert asked == ["db.test"]
@@ -191,7 +191,7 @@ async def test_of_several_addresses_the_refused_ones_are_left_out(monkeypatch: p
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         resolving(monkeypatch, ["0.0.0.0", "127.0.0.1"])
-        made = await upstream.connect(parse_rule(f"db.test:{port}"), "db.test", port)
+        made = await proxy.connect(parse_rule(f"db.test:{port}"), "db.test", port)
         assert made.getpeername()[0] == "127.0.0.1"
         made.close()
 

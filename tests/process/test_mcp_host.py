@@ -25,7 +25,7 @@ from goondan.schemas.bundle.launch import Filesystem, McpServerSpec, SandboxSpec
 from goondan.toolhost.mcp.server_jail import RemoteServer, ServerJail
 from goondan.toolhost.serving.live import LiveSession
 from goondan.toolhost.sessions import machine
-from goondan.toolhost.watch.processes import process_status
+from goondan.toolhost.watch.procfs import process_status
 from tests.mcp_fixture import Asker, make_server, text
 from tests.toolhost_fixture import Bench, bench
 

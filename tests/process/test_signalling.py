@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from goondan.toolhost.watch import procfs
-from goondan.toolhost.watch.processes import signal_all
+from goondan.toolhost.watch.procfs import signal_all
 
 
 @pytest.fixture

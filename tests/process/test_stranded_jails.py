@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from goondan.toolhost.policy.subject import JAIL_CODE
-from goondan.toolhost.watch.processes import end_stranded, stranded
+from goondan.toolhost.watch.procfs import end_stranded, stranded
 
 pytestmark = pytest.mark.skipif(shutil.which("unshare") is None, reason="needs util-linux")
 

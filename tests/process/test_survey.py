@@ -17,7 +17,7 @@ from goondan.schemas.system.own_users import TOOLHOST_UID
 from goondan.toolhost.facts.host import gather
 from goondan.toolhost.policy.plan import MINIMUM_LANDLOCK
 from goondan.toolhost.policy.subject import HostFacts
-from goondan.toolhost.survey.diagnosis import Signs
+from goondan.toolhost.survey.tiers import Signs
 from tests.toolhost_fixture import POWERS, bwrap
 
 ROOT = Path(__file__).parents[2]

@@ -1,6 +1,6 @@
 """The egress proxy: the only way from a jail to the network, in a process of its own.
 
-`proxy` parses and judges with the modules of toolhost/traffic, and relays; `upstream` connects. `listen` makes
+`proxy` parses and judges with the modules of toolhost/traffic, connects and relays. `listen` makes
 listening sockets inside a jail's network namespace.
 
 Everything here imports the standard library, goondan.schemas.worker.hosts, toolhost/traffic, and from

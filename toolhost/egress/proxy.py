@@ -1,7 +1,9 @@
-"""The egress proxy's process: it accepts on listening sockets of jails, judges, relays, and reports to the tool host.
+"""The egress proxy's process: it accepts on listening sockets of jails, judges, connects, relays, and reports to the
+tool host.
 
-It knows no bus and holds no token. The tool host sends a jail's sockets together with what the jail was granted. The
-pure modules beside this one judge what jails and servers send.
+To the network it resolves, judges every address, and connects to the very address that was judged. It knows no bus and
+holds no token. The tool host sends a jail's sockets together with what the jail was granted. The pure modules beside
+this one judge what jails and servers send.
 
 Rules.
 - One request has one connection upstream. What follows the first request is not passed on.
@@ -22,12 +24,104 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Final
 
-from goondan.schemas.worker.hosts import Rule
+from goondan.schemas.worker.hosts import Rule, is_address
 from goondan.toolhost import own_confinement
-from goondan.toolhost.egress.upstream import Refused, Unreachable, connect
 from goondan.toolhost.traffic import messages, protocols
 from goondan.toolhost.traffic.messages import Close, Denied, Failed, Message, Open, Reached, Settle, Settled
-from goondan.toolhost.traffic.rules import Listener, judge, unconnected, unheard
+from goondan.toolhost.traffic.rules import Listener, hosts_entries, judge, reach_of, refusal, unconnected, unheard
+
+# --- to the network ---------------------------------------------------------------------------------------------------
+
+#: How long a name service may take (seconds): a slower one is as good as none.
+RESOLVE_S: Final = 10.0
+#: How long one address may take to answer (seconds), and how many addresses are tried.
+CONNECT_S: Final = 10.0
+MAX_ADDRESSES: Final = 4
+_HOSTS_FILE: Final = "/etc/hosts"
+_MAX_HOSTS_FILE: Final = 1 << 20
+
+
+class Refused(Exception):
+    """No address of the host may be connected to; the text says why."""
+
+
+class Unreachable(Exception):
+    """The host could not be resolved or did not answer; the text says why."""
+
+
+async def connect(rule: Rule, host: str, port: int) -> socket.socket:
+    """A connection to `host`, which `rule` allows. Raises Refused, Unreachable."""
+    addresses = [host] if is_address(host) else await _resolve(host, port)
+    reach = reach_of(host, confined=rule.confined, in_hosts_file=not rule.confined and _in_hosts_file(host, addresses))
+    allowed: list[str] = []
+    reason = ""
+    for address in addresses:
+        why = refusal(address, reach, own=_is_own(address))
+        if why is None:
+            allowed.append(address)
+        else:
+            reason = reason or (f"it {why}" if address == host else f"it resolves to {address}, which {why}")
+    if not allowed:
+        raise Refused(reason)
+    problem = "no address"
+    for address in allowed[:MAX_ADDRESSES]:
+        try:
+            return await _connect(address, port)
+        except TimeoutError:
+            problem = "it did not answer in time"
+        except OSError as error:
+            problem = error.strerror or "failed"
+    raise Unreachable(problem.lower())
+
+
+def _socket(address: str) -> socket.socket:
+    return socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+
+
+async def _connect(address: str, port: int) -> socket.socket:
+    made = _socket(address)
+    try:
+        made.setblocking(False)
+        async with asyncio.timeout(CONNECT_S):
+            await asyncio.get_running_loop().sock_connect(made, (address, port))
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+async def _resolve(host: str, port: int) -> list[str]:
+    try:
+        async with asyncio.timeout(RESOLVE_S):
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except TimeoutError:
+        raise Unreachable("its name was not resolved in time") from None
+    except (OSError, UnicodeError) as error:
+        raise Unreachable(f"its name cannot be resolved: {getattr(error, 'strerror', None) or error}") from None
+    return list(dict.fromkeys(str(item[4][0]) for item in found))
+
+
+def _in_hosts_file(host: str, addresses: list[str]) -> bool:
+    """Whether this machine's own hosts file gives the name all of these addresses."""
+    try:
+        with open(_HOSTS_FILE, encoding="utf-8", errors="replace") as source:
+            entries = hosts_entries(source.read(_MAX_HOSTS_FILE))
+    except OSError:
+        return False
+    return bool(addresses) and set(addresses) <= entries.get(host, set())
+
+
+def _is_own(address: str) -> bool:
+    """Whether this machine has the address: only then can a socket be bound to it."""
+    try:
+        with _socket(address) as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return False
+    return True
+
+
+# --- from jails -------------------------------------------------------------------------------------------------------
 
 #: Connections of one jail at a time; further ones wait in the jail.
 MAX_CONNECTIONS: Final = 64

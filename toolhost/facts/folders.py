@@ -1,4 +1,5 @@
-"""Folders that a call or a spawn names: how they are found without a link, and what a jail gets that works in one.
+"""Folders that jails work in: how they are found without a link, what a jail gets that works in one, and what is
+read-only and hidden there at this moment.
 
 A workdir, or a folder in one, can be exchanged by other jails. A spawned agent works in a folder that its spawner has
 named, and the spawner's own jails may put links there at any time. So each start of a jail looks for the folder again,
@@ -12,14 +13,21 @@ An agent's process names the folder of a call, and may have been taken over. So 
 - A folder in a place that the tool was granted for reading is found in the same way, and gets the tool's sandbox.
 - Any other folder is refused.
 
-Source: docs/design/sandbox.md section 1; docs/design/tools.md section 14; requirement SKILL-14.
+What exists is mounted read-only onto itself. A name that does not exist has nothing to mount onto. So in a folder that
+holds the bundle, such names are made as empty folders before the first jail starts there, and removed after the last
+one has ended. git and Python ignore empty ones.
+
+Source: docs/design/sandbox.md sections 1 and 2; docs/design/tools.md section 14; requirement SKILL-14.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+import stat
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -31,7 +39,8 @@ from goondan.schemas.system.digests import NoDigest, folder_digest
 from goondan.schemas.system.trees import remove_tree
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.grantable import within
-from goondan.toolhost.policy.subject import CallFolder
+from goondan.toolhost.policy.subject import GUARDED_NAMES, CallFolder, HostPath
+from goondan.toolhost.privileges.powers import Powers
 
 #: How many copies of pinned folders are kept. Operators pin few; another one is copied again.
 MAX_COPIES: Final = 64
@@ -176,3 +185,79 @@ def _refused(path: str, at: str, error: OSError, what: str) -> GoondanError:
     elif os.path.islink(at):
         problem, suggestion = f"leads through a link, {at}", "Use a folder; links are not followed there."
     return fail("E_SANDBOX_DENIED", f"the {what} {path} {problem}", suggestion=suggestion)
+
+
+# --- what is read-only, and what is hidden ----------------------------------------------------------------------------
+
+#: Names that are made where they are missing: programs of whoever next works in the folder run their content (git
+#: hooks).
+MADE_NAMES: Final = GUARDED_NAMES
+#: Entries that are looked at, which takes some milliseconds of a cold start: a bundled environment can have 100,000.
+MAX_SCANNED: Final = 2048
+#: Folders that are not looked into: they hold thousands of others, or are guarded as a whole.
+_SKIPPED: Final = frozenset({"node_modules", "__pycache__", ".venv", ".git"})
+
+
+def existing(paths: list[str]) -> list[HostPath]:
+    """Those that are real files or folders under exactly that name; a link cannot be mounted over."""
+    places = []
+    for path in paths:
+        with suppress(OSError):
+            mode = os.lstat(path).st_mode
+            if os.path.realpath(path) == path and (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
+                places.append(HostPath(path, "dir" if stat.S_ISDIR(mode) else "file"))
+    return places
+
+
+def refuse_links(folder: str) -> None:
+    """Raise E_SANDBOX_DENIED when a guarded name of an operator's folder is a link: a tool could replace it."""
+    for name in GUARDED_NAMES:
+        path = f"{folder}/{name}"
+        if os.path.islink(path):
+            text = f"{path} is a link, which a tool could replace by something that you run later"
+            raise fail("E_SANDBOX_DENIED", text, suggestion="Put the folder itself there, or name another directory.")
+
+
+def repositories(folder: str) -> list[str]:
+    """`.git` of repositories, submodules and worktrees below a folder, as far as MAX_SCANNED entries tell."""
+    below = scan(folder, lambda name: name not in _SKIPPED)
+    return [entry.path for entry in below if entry.name == ".git" and os.path.dirname(entry.path) != folder]
+
+
+def remove_placeholders(paths: list[str], powers: Powers) -> None:
+    """Remove the placeholders that are still empty, unless another tool host guards them."""
+    for path in paths:
+        with suppress(OSError):
+            powers.remove_placeholder(path)
+
+
+def dotfiles(root: str, documents: Iterable[str]) -> list[HostPath]:
+    """What is masked in a tool's folder: names that begin with a dot, and the bundle's documents."""
+    hidden = {os.path.realpath(path) for path in documents}
+    masked: list[HostPath] = []
+    for entry in scan(root, lambda name: not name.startswith(".")):
+        is_dir = entry.is_dir(follow_symlinks=False)
+        if not is_dir and not entry.is_file(follow_symlinks=False):
+            continue  # a link leads to something that is masked itself, or out of what the jail sees
+        if entry.name.startswith(".") or (not is_dir and entry.path in hidden):
+            masked.append(HostPath(entry.path, "dir" if is_dir else "file"))
+    return masked
+
+
+def scan(root: str, enters: Callable[[str], bool]) -> Iterator[os.DirEntry[str]]:
+    """The entries below a folder, breadth first and by name, at most MAX_SCANNED of them.
+
+    `enters` says by a folder's name whether it is looked into. Links are not followed; what cannot be read is left out.
+    """
+    todo = deque([root])
+    left = MAX_SCANNED
+    while todo and left > 0:
+        try:
+            entries = sorted(os.scandir(todo.popleft()), key=lambda entry: entry.name)[:left]
+        except OSError:
+            continue
+        left -= len(entries)
+        for entry in entries:
+            yield entry
+            if enters(entry.name) and entry.is_dir(follow_symlinks=False):
+                todo.append(entry.path)

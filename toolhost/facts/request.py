@@ -20,8 +20,7 @@ from goondan.schemas.system.shell import quoted
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.grantable import within
 from goondan.schemas.worker.hidden import workspace_of
-from goondan.toolhost.facts.folders import folder_beneath
-from goondan.toolhost.facts.guarding import MADE_NAMES, dotfiles, existing, refuse_links, repositories
+from goondan.toolhost.facts.folders import MADE_NAMES, dotfiles, existing, folder_beneath, refuse_links, repositories
 from goondan.toolhost.facts.hiding import unknown_place
 from goondan.toolhost.facts.host import BESIDE_USR, PACKAGE
 from goondan.toolhost.policy.launch_plan import JAIL_TOOL, runtime_of

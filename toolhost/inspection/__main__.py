@@ -31,8 +31,7 @@ from goondan.schemas.worker.worker_frames import LoadFailed, Ready, WorkerFrame
 from goondan.toolhost.drop_privileges import drop_privileges
 from goondan.toolhost.facts.hiding import hidden_folders, with_hidden
 from goondan.toolhost.inspection.source import read_source, refuse
-from goondan.toolhost.jails.jail import Jail
-from goondan.toolhost.jails.visit import Visit
+from goondan.toolhost.jails.jail import Jail, Visit
 from goondan.toolhost.policy.subject import JAIL_CODE, HostFacts
 from goondan.toolhost.privileges.powers import Powers
 

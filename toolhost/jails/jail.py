@@ -1,4 +1,5 @@
-"""One live jail: its socket, its processes, its end.
+"""Live jails: the socket, the processes and the end of one, the sandboxes of its calls where it forks them, and one
+that answers a single question.
 
 States: `starting` (the worker has not said `ready`) -> `live` -> `dying` (killed, or its process is ending) -> gone.
 While it is being launched there is no Jail yet (launch.py).
@@ -9,7 +10,18 @@ Rules.
 - Without namespaces (the tier reduced) the jail ends with every process of its process session instead.
 - A refused frame ends the jail at once. worker.py reads the jail.
 
-The host decides what a jail is for; this module knows no calls and no tools.
+The host decides what a jail is for; a `Jail` knows no calls and no tools.
+
+A call sandbox is a process namespace inside the jail, made by the jail's fork server. Its worker speaks the same
+protocol as any other, over a socket that belongs to it alone, so nothing that it says can be about another call.
+States: spare (made ahead, was told nothing) -> entered (it has its call) -> dying -> ended (its last process is gone).
+
+Rules.
+- A call sandbox runs one call and is told to leave when the call has its result. If it stays, it is ended.
+- The fork server ends call sandboxes, and is trusted. If it does not end one, it is broken, and its jail is ended.
+- A sandbox is made ahead while a jail is in use. Making one takes milliseconds, and a call does not wait for them.
+
+Source: docs/design/sandbox.md section 5; docs/decisions/030.
 """
 
 from __future__ import annotations
@@ -17,21 +29,29 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
+from abc import ABC, abstractmethod
 from contextlib import suppress
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
+from goondan.schemas.bundle.launch import ToolHostSpec, ToolSpec
 from goondan.schemas.system.trees import remove_tree
 from goondan.schemas.wire.codec import DECODE_ERRORS
+from goondan.schemas.worker.worker_frames import WORKER_PROTOCOL, Ended, Exit, Fork, Forked, Init, Kill, WorkerFrame
+from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.jails import worker
-from goondan.toolhost.jails.launch import Launched
+from goondan.toolhost.jails.launch import Launched, launch
+from goondan.toolhost.jails.worker import Granted, Worker, WorkerOwner
 from goondan.toolhost.limits.decide import Used, limit_error
-from goondan.toolhost.policy.plan import has_namespaces
+from goondan.toolhost.policy.plan import has_namespaces, plan
+from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Powers
+from goondan.toolhost.untrusted import Violation
 from goondan.toolhost.watch import procfs
 from goondan.toolhost.watch.jail_usage import JailUsage
-from goondan.toolhost.watch.processes import children, end_session, members, process_stat, process_status, signal_all
+from goondan.toolhost.watch.procfs import children, end_session, members, process_stat, process_status, signal_all
 
 #: How long bubblewrap may take to name the jail's first process before it is killed without that (seconds).
 STATUS_PATIENCE_S: Final = 2.0
@@ -264,3 +284,231 @@ def exit_cause(code: int) -> str:
         with suppress(ValueError):
             return f"ended by {signal.Signals(code - 128).name}"
     return f"exited with status {code}"
+
+
+# --- the sandboxes of calls -------------------------------------------------------------------------------------------
+
+#: How long a worker that was told to leave may take (seconds): enough for exit handlers.
+LEAVE_S: Final = 0.3
+#: How long the fork server may take to end a sandbox (seconds): it is one system call, but jails yield to others.
+KILL_S: Final = 20.0
+
+
+class CallSandbox(Worker):
+    """The sandbox of one call."""
+
+    def __init__(
+        self, number: int, jail: Jail, owner: WorkerOwner, loop: asyncio.AbstractEventLoop, output_limit: int
+    ) -> None:
+        """Ask the jail's fork server for a sandbox. Raises OSError when there are no descriptors left."""
+        self.number = number
+        self.jail = jail
+        #: The worker call id of its call; None while it is spare.
+        self.name: str | None = None
+        #: Why it could not be made.
+        self.unmade: str | None = None
+        #: Its first process, by its number in the jail; 0 until it is known.
+        self.pid = 0
+        ours, theirs = socket.socketpair()
+        with theirs:
+            output, written = os.pipe()
+            try:
+                ours.setblocking(False)
+                os.set_blocking(output, False)
+                jail.give(Fork(number), [theirs.fileno(), written])
+            except OSError:
+                ours.close()
+                os.close(output)
+                raise
+            finally:
+                os.close(written)
+        super().__init__(ours, output, owner, loop, output_limit)
+
+    def _frames(self, frames: list[WorkerFrame]) -> None:
+        if self.name is None:
+            self.broken(Violation("a worker spoke before it had a call"))
+        else:
+            super()._frames(frames)
+
+    def leave(self) -> None:
+        """Its call has its result: let it run its exit handlers and end. Safe to call again."""
+        if self._reason is None and not self._stream.closed:
+            self.send(Exit())
+            self._set_timer(LEAVE_S, self.kill, "not needed any more")
+
+    def kill(self, reason: str) -> None:
+        """End all its processes. The caller ends its call. Safe to call again."""
+        if self._reason is None:
+            self.dying, self._reason = True, reason
+            self._stream.close()
+            self.jail.send(Kill(self.number))
+            self._set_timer(KILL_S, self.jail.kill, "did not end a call")
+
+    def ended(self, cause: str, unmade: str | None = None) -> None:
+        """Its last process has ended. `unmade`: why it never existed, if it did not."""
+        self.dying, self.unmade = True, unmade
+        self._end(cause)
+
+
+class CallSandboxes:
+    """All call sandboxes of one jail."""
+
+    def __init__(
+        self, jail: Jail, owner: WorkerOwner, loop: asyncio.AbstractEventLoop, output_limit: int, init: Init
+    ) -> None:
+        """`init` is the first frame of every worker."""
+        self._jail = jail
+        self._owner = owner
+        self._loop = loop
+        self._output_limit = output_limit
+        self._init = init
+        self._sandboxes: dict[int, CallSandbox] = {}
+        self._by_name: dict[str, CallSandbox] = {}
+        self._spare: CallSandbox | None = None
+        self._count = 0
+        self._held = False
+        #: The secrets that the workers get; None: they get none.
+        self.granted: Granted | None = None
+
+    def hold(self) -> None:
+        """Let no worker begin until `release`."""
+        self._held = True
+
+    def release(self) -> None:
+        """The workers may begin."""
+        self._held = False
+        for sandbox in self._sandboxes.values():
+            sandbox.release()
+
+    def enter(self, name: str) -> CallSandbox:
+        """A sandbox for the call of this name. Raises OSError when none can be asked for."""
+        sandbox, self._spare = self._spare or self._make(), None
+        sandbox.name = name
+        self._by_name[name] = sandbox
+        sandbox.send(self._init)
+        return sandbox
+
+    def of(self, name: str) -> CallSandbox | None:
+        """The sandbox of a call; None when it is gone."""
+        return self._by_name.get(name)
+
+    def prepare(self) -> None:
+        """Have a sandbox made for the next call, if there is none. Raises OSError when none can be asked for."""
+        if self._spare is None:
+            self._spare = self._make()
+
+    def processes(self) -> dict[str, int]:
+        """The first process of each running call, by the call's name in the jail. Called from any thread."""
+        sandboxes = list(self._sandboxes.values())
+        return {sandbox.name: sandbox.pid for sandbox in sandboxes if sandbox.name is not None and sandbox.pid}
+
+    def heard(self, frame: WorkerFrame) -> None:
+        """The fork server says that a sandbox exists, or is gone. Raises Violation for anything else."""
+        if not isinstance(frame, Forked | Ended) or frame.cell not in self._sandboxes:
+            raise Violation("the fork server sent a frame that is none of its, or told of a call that it does not run")
+        sandbox = self._sandboxes[frame.cell]
+        if isinstance(frame, Forked):
+            sandbox.pid = frame.pid
+            return
+        del self._sandboxes[frame.cell]
+        if sandbox is self._spare:
+            self._spare = None
+        self._by_name.pop(sandbox.name or "", None)
+        cause = f"could not be started: {frame.message}" if frame.message else exit_cause(frame.status)
+        sandbox.ended(cause, frame.message)
+
+    def close(self, cause: str) -> None:
+        """The jail is gone, and so is every call sandbox."""
+        self._spare = None
+        self._by_name.clear()
+        while self._sandboxes:
+            self._sandboxes.popitem()[1].ended(cause)
+
+    def _make(self) -> CallSandbox:
+        self._count += 1
+        made = CallSandbox(self._count, self._jail, self._owner, self._loop, self._output_limit)
+        if self._held:
+            made.hold()
+        if self.granted is not None:
+            made.grant(self.granted)
+        self._sandboxes[self._count] = made
+        return made
+
+
+# --- a jail that answers one question ---------------------------------------------------------------------------------
+
+#: What its worker may send (bytes): one answer.
+OUTPUT_LIMIT: Final = 1 << 20
+Told = TypeVar("Told")
+
+
+class Visit(ABC, Generic[Told]):
+    """The object that such a jail reports to (jail.JailOwner)."""
+
+    def __init__(self) -> None:
+        #: The jail, once it is there.
+        self.jail: Jail | None = None
+        loop = asyncio.get_running_loop()
+        self._told: asyncio.Future[Told | str] = loop.create_future()
+        self._over: asyncio.Future[None] = loop.create_future()
+
+    async def answer(
+        self, tool: ToolSpec, spec: ToolHostSpec, host: HostFacts, powers: Powers, timeout_s: float
+    ) -> tuple[Jail, Told | str]:
+        """The jail of the tool, which is gone by then, and its answer, or in words why there is none.
+
+        Raises GoondanError when no such jail can be made, TimeoutError, and what `ask` raises.
+        """
+        launched = await launch(lambda: plan(look_up(tool, None, spec, host, powers), host), powers)
+        loop = asyncio.get_running_loop()
+        jail = self.jail = Jail(launched, self, powers, loop, output_limit=OUTPUT_LIMIT, name=tool.name)
+        try:
+            async with asyncio.timeout(timeout_s):
+                self.ask(jail, tool)
+                return jail, await self._told
+        finally:
+            jail.kill("the visit is over")
+            await self._over
+
+    @abstractmethod
+    def ask(self, jail: Jail, tool: ToolSpec) -> None:
+        """Tell the worker what to do. May raise OSError."""
+
+    def init(self, jail: Jail, tool: ToolSpec, granted: dict[str, str]) -> Init:
+        """The worker's first frame. `granted` are variables."""
+        paths = jail.plan.request.import_paths
+        return Init(WORKER_PROTOCOL, tool.name, jail.plan.request.entry, granted, import_paths=paths, jailed=True)
+
+    @abstractmethod
+    def hear(self, jail: Jail, frame: WorkerFrame) -> None:
+        """Handle a frame of the jail's worker, or of the worker of a call in it; `tell` the answer."""
+
+    @abstractmethod
+    def describe_end(self, jail: Jail, cause: str) -> str:
+        """In words: how the jail ended without an answer."""
+
+    def tell(self, what: Told | str) -> None:
+        """Take this as the answer, unless there is one already."""
+        if not self._told.done():
+            self._told.set_result(what)
+
+    def jail_found(self, jail: Jail, pid: int) -> None:
+        """It has no network."""
+
+    def worker_frames(self, worker: Worker, frames: list[WorkerFrame]) -> None:
+        if self.jail is not None:
+            for frame in frames:
+                self.hear(self.jail, frame)
+
+    def worker_broken(self, worker: Worker, violation: Violation) -> None:
+        self.tell(str(violation))
+
+    def worker_printed(self, worker: Worker, text: str) -> None:
+        """Nothing to do: the worker's last words hold the last line, and nobody needs the others."""
+
+    def worker_gone(self, worker: Worker, cause: str) -> None:
+        if isinstance(worker, Jail):
+            self.tell(self.describe_end(worker, cause))
+            self._over.set_result(None)
+        elif worker.last_words:
+            self.tell(f"{worker.last_words} ({cause})")

@@ -1,6 +1,6 @@
 """One worker as the host sees it: what it is told, what it says and prints, and whether it is being ended.
 
-A jail is one (jail.py). The sandbox of one call, in a jail that forks its calls, is another (call_sandboxes.py). Two
+A jail is one (jail.py). The sandbox of one call, in a jail that forks its calls, is another. Two
 ways lead out of a jail: the worker's socket, and the pipe of the standard output.
 
 Rules.

@@ -12,7 +12,7 @@ Rules.
   another tool host may guard it as well.
 
 A record must be on disk before a jail starts, which takes long on a busy disk. So `begin` and `end` are called from one
-thread beside the loop (offload.py), one after the other. `intact` and `beat` are called from the loop.
+thread beside the loop (`Offload`), one after the other. `intact` and `beat` are called from the loop.
 
 Source: docs/design/sandbox.md section 2.
 """
@@ -34,7 +34,7 @@ from goondan.schemas.system.private_files import read_list, replace_file
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.grantable import within
 from goondan.schemas.worker.workdirs import MAX_SILENCE_S, SLACK_NS, GuardedPlace, WriteExposure, leads_to
-from goondan.toolhost.facts.guarding import MADE_NAMES, remove_placeholders
+from goondan.toolhost.facts.folders import MADE_NAMES, remove_placeholders
 from goondan.toolhost.privileges.powers import Powers
 
 #: Exposures of one tool host that are kept apart. Above that number, exposures of one folder are joined.

@@ -5,9 +5,9 @@ between fork and exec; the tool host has threads and an event loop, so it cannot
 the privileged helper keep root's powers. They have no link to the bus, read no file of a bundle, and import nothing but
 the standard library.
 
-`request.py` is what tool host and launcher say to each other, `program.py` the launcher's loop, `staging.py` the
-mounts, `syscalls.py` the system calls that Python does not have. `privileged_helper.py` is the helper, `operations.py`
-what it does and `allow_list.py` what it refuses. The tool host's ends are `toolhost/jails/launch.py` and
+`request.py` is what tool host and launcher say to each other, and what is refused. `program.py` has the loops of both
+programs, `staging.py` makes the mounts, `operations.py` is what the helper does, `places.py` opens paths,
+`syscalls.py` has the system calls that Python does not have. The tool host's ends are `toolhost/jails/launch.py` and
 `toolhost/privileges/`.
 
 Source: docs/design/sandbox.md sections 3.1 and 3.2; docs/decisions/022.

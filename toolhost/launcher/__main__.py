@@ -19,7 +19,7 @@ import goondan  # noqa: E402, F401
 
 sys.path.remove(ROOT)
 
-from goondan.toolhost.launcher import privileged_helper, program  # noqa: E402
+from goondan.toolhost.launcher import program  # noqa: E402
 
 inherited = os.umask(0o077)
 umask = inherited if sys.argv[2] == "-" else int(sys.argv[2], 8)
@@ -31,5 +31,5 @@ os.closerange(int(sys.argv[1]) + 1, resource.getrlimit(resource.RLIMIT_NOFILE)[0
 os.set_inheritable(int(sys.argv[1]), False)
 channel = socket.socket(fileno=int(sys.argv[1]))
 if sys.argv[3:] == ["helper"]:
-    privileged_helper.serve(channel, umask)
-program.serve(channel, umask)
+    program.serve_operations(channel, umask)
+program.serve_launches(channel, umask)

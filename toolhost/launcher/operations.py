@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from goondan.toolhost.launcher import allow_list, syscalls
-from goondan.toolhost.launcher.allow_list import AllowList, NotAllowed
-from goondan.toolhost.launcher.descriptors import opened, status_numbers, write_text
-from goondan.toolhost.launcher.places import hand_over, make_folders, open_folder
+from goondan.toolhost.launcher import request, syscalls
+from goondan.toolhost.launcher.places import hand_over, make_folders, open_folder, opened, status_numbers, write_text
+from goondan.toolhost.launcher.request import AllowList, NotAllowed
 
 #: The file that freezes a control group of version 1.
 FREEZER_STATE: Final = "freezer.state"
@@ -78,12 +77,12 @@ class Operations:
             raise NotAllowed(f"the state is in {self._state_dir}")
         if self._state_dir is None:
             if state_dir in self._allowed["top"] or any(
-                allow_list.within(state_dir, path) for path in self._allowed["closed"]
+                request.within(state_dir, path) for path in self._allowed["closed"]
             ):
                 raise NotAllowed(f"{state_dir} is no place for state")
             os.makedirs(state_dir, 0o700, exist_ok=True)
             self._state_dir = state_dir
-            self._settled.write(allow_list.state_root_of(state_dir), enclosed=self._settled.read()[1])
+            self._settled.write(request.state_root_of(state_dir), enclosed=self._settled.read()[1])
         if "/" in name or "/" in above:
             raise NotAllowed("that is no name of a folder")
         make_folders(state_dir, [above, name])
@@ -94,13 +93,13 @@ class Operations:
     def make_workdir(self, place: str) -> None:
         """Make an instance's folder, with root as its owner, or let its owner in. `place` is its path in the state."""
         root = self._state_dir
-        allow_list.check_workspace(f"{root}/{place}", root)
+        request.check_workspace(f"{root}/{place}", root)
         if root is not None:
             make_folders(root, place.split("/"))
 
     def make_placeholders(self, folder: str) -> list[str]:
         """Make the guarded names that a folder lacks, with the folder's owner. Returns the paths that were made."""
-        allow_list.check_writable(folder, self._allowed, self._settled.read()[0])
+        request.check_writable(folder, self._allowed, self._settled.read()[0])
         with open_folder(folder) as here:
             return [f"{folder}/{name}" for name in make_placeholders(here, self._allowed["guarded"])]
 
@@ -109,7 +108,7 @@ class Operations:
         folder, _, name = path.rpartition("/")
         if name not in self._allowed["guarded"]:
             raise NotAllowed(f"{path} is no placeholder")
-        allow_list.check_writable(folder, self._allowed, self._settled.read()[0])
+        request.check_writable(folder, self._allowed, self._settled.read()[0])
         with open_folder(folder) as here:
             remove_unguarded(name, here)
 
@@ -151,7 +150,7 @@ class Operations:
         return f"{beside}{int(number)}"
 
     def _check_jails(self, pid: int) -> None:
-        if not allow_list.is_jails(user_of(pid), self._allowed):
+        if not request.is_jails(user_of(pid), self._allowed):
             raise NotAllowed(f"the process {pid} is none of a jail's")
 
 

@@ -1,7 +1,14 @@
-"""The link to the launcher process, and the programs of ours that it starts. Requests go out, answers come back through
-the loop, several are on their way at once.
+"""The link to the launcher process, the programs of ours that it starts, and the threads for work that could hold the
+loop up.
 
-Rules.
+Of the three threads one prepares launches: it looks folders up, and records who may write to them. Another removes what
+jails have left, so that no launch waits for that. The third looks at folders that callers name, which may hold 64 MiB.
+Such work takes milliseconds to seconds: a folder may have ten thousand names, a fork bomb may hold the lock of a
+control group. All other calls go through the loop meanwhile.
+
+No jail may be started on these threads: bubblewrap ends with the thread whose child it is.
+
+Rules of the link.
 - Nothing here waits: a request is written when there is room, and its answer is read when it is there.
 - The launcher answers in the order of the requests. At most MAX_ASKED are with it. More wait here, where they cost it
   no descriptors.
@@ -25,12 +32,47 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from goondan.toolhost.launcher.request import Launch, Run
-from goondan.toolhost.offload import Offload
+
+_T = TypeVar("_T")
+
+
+class Offload:
+    """The threads of a tool host. Each starts with its first work, and does one piece after the other."""
+
+    def __init__(self) -> None:
+        self._preparing = ThreadPoolExecutor(1, thread_name_prefix="prepare")
+        self._removing = ThreadPoolExecutor(1, thread_name_prefix="remove")
+        self._looking = ThreadPoolExecutor(1, thread_name_prefix="look")
+
+    async def prepared(self, work: Callable[[], _T]) -> _T:
+        """Run `work` after all work that was given before, and return or raise what it does."""
+        return await asyncio.wrap_future(self._preparing.submit(work))
+
+    async def looked_up(self, work: Callable[[], _T]) -> _T:
+        """Run `work`, which looks at a folder that a caller named, after other such work. No launch waits for it."""
+        return await asyncio.wrap_future(self._looking.submit(work))
+
+    def submit(self, work: Callable[[], object]) -> None:
+        """Run this between two launches. It must not raise."""
+        self._preparing.submit(work)
+
+    def remove(self, work: Callable[[], object]) -> None:
+        """Run this when there is time. It must not raise."""
+        self._removing.submit(work)
+
+    async def settled(self) -> None:
+        """Wait until everything that was given here before is done."""
+        for thread in (self._preparing, self._removing):
+            await asyncio.wrap_future(thread.submit(lambda: None))
+
+
+# --- the launcher -----------------------------------------------------------------------------------------------------
 
 #: The descriptor of the launcher's socket in the launcher.
 _LAUNCHER_FD: Final = 3

@@ -1,18 +1,31 @@
-"""What a tool host can have done on this machine, whoever started it.
+"""What a tool host can have done on this machine, whoever started it, with the user numbers and the control groups that
+its jails get.
+
+Jails of a tool host that root runs have user numbers that nobody else has, each for one jail. Nobody assigns numbers in
+their range (schemas/system/users.py). So no file, service or container has one of them by
+accident, and a process that escaped would own nothing. A block in which somebody has a number nevertheless is skipped.
+
+A part of the tree of control groups is ours. Version 1, as root: the tool host has a group `goondan.PID` in each
+hierarchy, and in it a group `N` for each jail. Beside it is a group `goondan-jail.PID.N` for each jail, where
+processors are shared out. Version 2: the same inside the group that was delegated to us. The processes of that group
+first move into a group of their own, because a group that hands controllers on may hold no process. A tool host removes
+what a killed tool host has left behind.
 
 There are two kinds: `Ordinary` does everything itself, `Rooted` asks a privileged helper and a launcher that stay root.
 One is made at the start (toolhost/drop_privileges.py) and passed on. Nobody else asks whether root is there.
 
-Requests to the privileged helper (launcher/privileged_helper.py) are sent here, and the answer is waited for. Any
+Requests to the privileged helper (launcher/program.py) are sent here, and the answer is waited for. Any
 thread may ask; the loop's thread must not ask for what takes long. A lost helper cannot be started again, because
 nobody is root any more: the tool host ends (`Powers.lifeline`), and its supervisor starts the next.
 
-Source: docs/design/sandbox.md section 3.1; docs/decisions/039.
+Source: docs/design/sandbox.md sections 3.1, 3.2 and 4; https://systemd.io/UIDS-GIDS/; Linux's cgroup-v1 and cgroup-v2
+documents; systemd's CGROUP_DELEGATION; docs/decisions/039.
 """
 
 from __future__ import annotations
 
 import atexit
+import hashlib
 import itertools
 import json
 import os
@@ -20,28 +33,229 @@ import signal
 import socket
 import stat
 import threading
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from goondan.schemas.system.own_users import NUMBERS
-from goondan.toolhost.launcher.allow_list import AllowList
-from goondan.toolhost.launcher.descriptors import opened
+from goondan.schemas.system.users import UserNumbers
 from goondan.toolhost.launcher.operations import (
     held_by,
     make_placeholders,
+    remove_group,
     remove_groups,
     remove_unguarded,
     set_niceness,
 )
-from goondan.toolhost.launcher.places import let_owner_in
+from goondan.toolhost.launcher.places import let_owner_in, opened, write_text
+from goondan.toolhost.launcher.request import AllowList
 from goondan.toolhost.limits.table import Tree
-from goondan.toolhost.offload import Offload
-from goondan.toolhost.privileges.launcher_link import LauncherLink, StartLauncher, spawn
-from goondan.toolhost.privileges.own_groups import beside, find_tree
-from goondan.toolhost.privileges.uids import Uids
+from goondan.toolhost.privileges.launcher_link import LauncherLink, Offload, StartLauncher, spawn
+
+# --- user numbers -----------------------------------------------------------------------------------------------------
+
+#: Numbers for each tool host. More jails than that are never alive at once.
+BLOCK: Final = 4096
+#: Blocks that are tried: it is rare that somebody has a number in one, and each try asks a service.
+TRIES: Final = 16
+
+
+def instance_uid(workdir: str, numbers: UserNumbers) -> int:
+    """The user that owns an instance's workdir (its path) where owners cannot be mapped; always the same for a path."""
+    digest = hashlib.sha256(workdir.encode("utf-8", "surrogateescape")).digest()
+    first, last = numbers.instances
+    return first + int.from_bytes(digest[:8], "big") % (last - first + 1)
+
+
+class Uids:
+    """The numbers of one tool host. The lowest free one is given first: what Linux keeps for a user is used again."""
+
+    def __init__(self, host_pid: int, numbers: UserNumbers) -> None:
+        """Tool hosts that run side by side have different process ids, and so in most cases different numbers."""
+        self._first, last = numbers.jails
+        self._last = last
+        self._blocks = -(-(last - self._first + 1) // BLOCK)
+        self._block = host_pid % self._blocks
+        self._taken: set[int] = set()
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The first and the last number that a jail of this tool host can have."""
+        first = self._first + self._block * BLOCK
+        return first, min(first + BLOCK - 1, self._last)
+
+    def pass_over(self, taken: Callable[[int, int], bool]) -> bool:
+        """Go on to a block in which nobody has a number. `taken` says whether somebody has one from first to last.
+
+        False when none was found in TRIES; the numbers then stay as they were. Call it before any number is given.
+        """
+        was = self._block
+        for step in range(min(TRIES, self._blocks)):
+            self._block = (was + step) % self._blocks
+            if not taken(*self.bounds):
+                return True
+        self._block = was
+        return False
+
+    def next(self) -> int | None:
+        """The number that `take` would give; None when all are taken."""
+        first, last = self.bounds
+        return next((n for n in range(first, last + 1) if n not in self._taken), None)
+
+    def take(self) -> int | None:
+        """A number for a new jail; None when all are taken."""
+        found = self.next()
+        if found is not None:
+            self._taken.add(found)
+        return found
+
+    def give_back(self, uid: int) -> None:
+        """The jail's last process is gone: its number is free again."""
+        self._taken.discard(uid)
+
+
+# --- control groups ---------------------------------------------------------------------------------------------------
+
+#: How the names of our groups begin; the process id of the tool host follows.
+PREFIX: Final = "goondan."
+#: How the names of the groups beside it begin; the process id and the jail's number follow.
+_BESIDE: Final = "goondan-jail."
+#: The group into which the processes of a delegated group are moved.
+_LEAF: Final = "goondan-host"
+#: A process may have had children since the list was read, and a supervisor that starts everything at once has some:
+#: they are moved in the next round, and their children in the round after it. A process that is ending cannot be moved;
+#: a pause (seconds) waits for its end.
+_ROUNDS: Final = 100
+_PAUSE_S: Final = 0.002
+
+
+def find_tree(*, controllers: tuple[str, ...] = ("memory", "pids")) -> Tree | None:
+    """Find the groups that this process may make, and make the tool host's own group; None when it may make none.
+
+    Version 2 is used only where it has all of `controllers`.
+    """
+    mounts = _mounts()
+    if "cgroup2" in mounts and (found := _version_2(mounts["cgroup2"], controllers)) is not None:
+        return found
+    return _version_1(mounts) if os.geteuid() == 0 else None
+
+
+def _mounts() -> dict[str, str]:
+    """Where each controller of version 1 is mounted. Version 2 has the key `cgroup2`."""
+    found: dict[str, str] = {}
+    with suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="replace") as source:
+        for line in source:
+            _, at, kind, options, *_ = line.split()
+            if kind == "cgroup2":
+                found.setdefault("cgroup2", at)
+            elif kind == "cgroup":
+                for option in options.split(","):
+                    found.setdefault(option, at)
+    return found
+
+
+def _own() -> dict[str, str]:
+    """The group of this process in each hierarchy. The key is a controller, and "" for version 2."""
+    found: dict[str, str] = {}
+    with suppress(OSError), open("/proc/self/cgroup", encoding="utf-8", errors="replace") as source:
+        for line in source:
+            _, names, path = line.rstrip("\n").split(":", 2)
+            for name in names.split(","):
+                found[name] = path
+    return found
+
+
+def _version_1(mounts: dict[str, str]) -> Tree | None:
+    own = _own()
+    folders: dict[str, str] = {}
+    for name in ("memory", "pids", "cpu", "cpuacct", "freezer"):
+        if name in mounts:
+            # Below our own group, so that what limits us limits jails; at the top where our group cannot be seen.
+            for base in (mounts[name] + own.get(name, "/").rstrip("/"), mounts[name]):
+                if (made := _host_group(base)) is not None:
+                    folders[name] = made
+                    break
+    return Tree(version=1, **folders) if folders else None
+
+
+def _version_2(mount: str, controllers: tuple[str, ...]) -> Tree | None:
+    own = mount + _own().get("", "/").rstrip("/")
+    if own.endswith("/" + _LEAF):
+        own = own.rpartition("/")[0]
+    there = read_text(f"{own}/cgroup.controllers").split()
+    if not set(controllers) <= set(there) or not _delegated(own):
+        return None
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(f"{own}/{_LEAF}")
+        for _ in range(_ROUNDS):
+            pids = read_text(f"{own}/cgroup.procs").split()
+            if not pids:
+                break
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    write_text(f"{own}/{_LEAF}/cgroup.procs", pid)
+            time.sleep(_PAUSE_S)
+        made = _host_group(own)
+        if made is None:
+            return None
+        wanted = [name for name in ("memory", "pids", "cpu") if name in there]
+        for folder in (own, made):
+            for name in wanted:
+                write_text(f"{folder}/cgroup.subtree_control", f"+{name}")
+    except OSError:
+        return None
+    found = {name: made if name in there else None for name in ("memory", "pids", "cpu")}
+    return Tree(version=2, cpuacct=made, freezer=made, **found)
+
+
+def _delegated(folder: str) -> bool:
+    """Whether systemd marks the part of the tree below `folder` as ours to arrange."""
+    for name in ("user.delegate", "trusted.delegate"):
+        with suppress(OSError):
+            if os.getxattr(folder, name) == b"1":
+                return True
+    return False
+
+
+def _host_group(base: str) -> str | None:
+    """Make the tool host's group below `base`, and remove the groups of tool hosts that are gone; None on failure."""
+    try:
+        for name in os.listdir(base):
+            if name.startswith((PREFIX, _BESIDE)) and not os.path.exists(f"/proc/{name.split('.')[1]}"):
+                remove_group(f"{base}/{name}")
+        made = f"{base}/{PREFIX}{os.getpid()}"
+        with suppress(FileExistsError):
+            os.mkdir(made)
+    except OSError:
+        return None
+    return made
+
+
+def beside(tree: Tree) -> str | None:
+    """How the names of the groups beside this process's own begin; None where there are no such groups."""
+    if tree.version == 1 and tree.cpu is not None:
+        return f"{os.path.dirname(tree.cpu)}/{_BESIDE}{os.getpid()}."
+    return None
+
+
+def hand_over(tree: Tree, uid: int) -> None:
+    """Let that user make groups inside the groups of this process. Raises OSError."""
+    for folder in tree.folders:
+        os.chown(folder, uid, uid)
+
+
+def read_text(path: str) -> str:
+    """The text of a group's file; "" when it is empty or cannot be read."""
+    with suppress(OSError), opened(path, os.O_RDONLY) as fd:
+        return os.read(fd, 1 << 16).decode("ascii", "replace").strip()
+    return ""
+
+
+# --- what can be done -------------------------------------------------------------------------------------------------
 
 #: Longest wait for one operation (seconds): a mkdir takes microseconds, and longer on a file system that is gone.
 ANSWER_S: Final = 30.0

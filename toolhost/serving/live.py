@@ -29,8 +29,7 @@ from goondan.toolhost.calls.call_inputs import MessageCache, SentMessages
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.results import shown, without_network
 from goondan.toolhost.facts.hiding import Hiding
-from goondan.toolhost.jails.call_sandboxes import CallSandbox, CallSandboxes
-from goondan.toolhost.jails.jail import Jail
+from goondan.toolhost.jails.jail import CallSandbox, CallSandboxes, Jail
 from goondan.toolhost.jails.network import JailNetwork
 from goondan.toolhost.jails.worker import CLOSED, Granted, Worker, WorkerOwner
 from goondan.toolhost.limits.decide import lacks_memory, lacks_processes, limit_error, with_limit
@@ -40,7 +39,7 @@ from goondan.toolhost.sessions.machine import AskToStop, EndCall, JailAction, Ki
 from goondan.toolhost.sessions.session import JailReceipts, JailSession
 from goondan.toolhost.traffic.messages import Denied, Failed
 from goondan.toolhost.untrusted import Violation, output_limit
-from goondan.toolhost.watch.processes import signal_all
+from goondan.toolhost.watch.procfs import signal_all
 
 #: How many looks in turn may find orphans in a jail before it is ended.
 ORPHAN_LOOKS: Final = 3

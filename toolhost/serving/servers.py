@@ -29,8 +29,7 @@ from goondan.schemas.wire.frames import AttachedServer, Frame, ToolError
 from goondan.schemas.worker.tool_host_reports import ServerPhase, ServerState, WorkerNews
 from goondan.schemas.worker.worker_frames import List, LoginAnswer, LoginAsk, News
 from goondan.toolhost.calls.call_registry import Call, Listing
-from goondan.toolhost.serving.answers import Answers
-from goondan.toolhost.serving.asking import Logins
+from goondan.toolhost.serving.answers import Answers, Logins
 from goondan.toolhost.serving.live import LiveSession
 from goondan.toolhost.sessions.machine import Action, Machine, Wait
 from goondan.toolhost.sessions.session import JailSession

@@ -44,15 +44,13 @@ from goondan.toolhost.calls.asks import ended as call_ended
 from goondan.toolhost.calls.call_inputs import MessageCache
 from goondan.toolhost.calls.call_registry import Call, Listing
 from goondan.toolhost.calls.results import PENDING_S, Work, own_error, refusal, shape, with_denial
-from goondan.toolhost.jails.call_sandboxes import CallSandbox
-from goondan.toolhost.jails.jail import Jail
+from goondan.toolhost.jails.jail import CallSandbox, Jail
 from goondan.toolhost.jails.network import Egress
 from goondan.toolhost.jails.worker import Worker
 from goondan.toolhost.limits.decide import limit_error
 from goondan.toolhost.mcp.server_jail import RemoteServer, ServerJail
 from goondan.toolhost.policy.subject import HostFacts
-from goondan.toolhost.serving.answers import Answers, too_much_pending
-from goondan.toolhost.serving.asking import Asking, Logins
+from goondan.toolhost.serving.answers import Answers, Asking, Logins, too_much_pending
 from goondan.toolhost.serving.live import LiveSession, load_error, protocol_error, unavailable
 from goondan.toolhost.serving.servers import Owner, Servers
 from goondan.toolhost.serving.starting import CLOSE_S, JailStarter, why_not

@@ -17,7 +17,7 @@ from goondan.schemas.bundle.launch import ToolHostSpec, ToolSpec
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import ErrorPayload
 from goondan.toolhost.calls.call_registry import Call
-from goondan.toolhost.facts.guarding import remove_placeholders
+from goondan.toolhost.facts.folders import remove_placeholders
 from goondan.toolhost.facts.hiding import Hiding, as_it_is_now
 from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.jails.jail import Jail, JailOwner

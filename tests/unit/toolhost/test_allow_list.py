@@ -8,16 +8,16 @@ import pytest
 
 from goondan.schemas.system.own_users import TOOLHOST_UID
 from goondan.schemas.system.users import DEFAULT
-from goondan.toolhost.launcher.allow_list import (
+from goondan.toolhost.launcher.places import kept_in
+from goondan.toolhost.launcher.request import (
     AllowList,
+    Launch,
     NotAllowed,
     check_launch,
     check_workspace,
     check_writable,
     state_root_of,
 )
-from goondan.toolhost.launcher.places import kept_in
-from goondan.toolhost.launcher.request import Launch
 from goondan.toolhost.policy.subject import GUARDED_NAMES, SYSTEM, TOP
 
 FIRST, LAST = 0x70001000, 0x70001FFF

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
+from goondan.toolhost.app import _MAX_BYTES, PromiseFile
 from goondan.toolhost.calls.call_registry import CallRegistry, FairStore, StoredResult
 from goondan.toolhost.calls.results import (
     KEPT_S,
@@ -19,7 +20,6 @@ from goondan.toolhost.calls.results import (
     Work,
     full_handle,
 )
-from goondan.toolhost.state_folder import _MAX_BYTES, PromiseFile
 from tests.unit.toolhost.test_calls import call
 from tests.unit.toolhost.test_pending import promise
 

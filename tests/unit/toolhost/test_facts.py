@@ -13,13 +13,12 @@ import goondan.toolhost.facts.host
 from goondan.schemas.bundle.launch import Filesystem, PythonSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.system.own_users import NUMBERS, TOOLHOST_UID
 from goondan.schemas.wire.errors import GoondanError
-from goondan.toolhost.facts.guarding import dotfiles
+from goondan.toolhost.facts.folders import dotfiles
 from goondan.toolhost.facts.hiding import as_it_is_now, hidden_folders
 from goondan.toolhost.facts.host import find_bwrap, gather, host_facts, version_problem
 from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.policy.subject import HostFacts
-from goondan.toolhost.privileges.powers import Ordinary, Rooted
-from goondan.toolhost.privileges.uids import Uids
+from goondan.toolhost.privileges.powers import Ordinary, Rooted, Uids
 from goondan.toolhost.survey.tiers import CAPABILITIES, judge, judge_processes
 from tests.toolhost_fixture import POWERS
 

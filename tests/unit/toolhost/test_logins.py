@@ -12,7 +12,7 @@ from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import Frame
 from goondan.schemas.worker.worker_frames import LoginAnswer, LoginAsk
-from goondan.toolhost.serving.asking import MAX_OPEN, MAX_URL, Logins
+from goondan.toolhost.serving.answers import MAX_OPEN, MAX_URL, Logins
 from goondan.toolhost.untrusted import Violation
 
 

@@ -14,11 +14,10 @@ from msgspec import Raw
 from goondan.schemas.bundle.launch import ExportSpec, ToolSpec
 from goondan.schemas.wire.frames import Frame
 from goondan.schemas.wire.spans import call_span
+from goondan.toolhost.app import PromiseFile
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.results import KEPT_S, MAX_RUNNING, PENDING_S, PendingRegistry, Promise, Work
-from goondan.toolhost.serving.answers import Answers
-from goondan.toolhost.serving.asking import Asking
-from goondan.toolhost.state_folder import PromiseFile
+from goondan.toolhost.serving.answers import Answers, Asking
 
 
 def promise(handle: str, *, key: str = "k", call: str = "t1/a") -> Promise:

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from goondan.schemas.system.own_users import NUMBERS
-from goondan.toolhost.privileges.powers import Ordinary, Rooted
-from goondan.toolhost.privileges.uids import Uids
+from goondan.toolhost.privileges.powers import Ordinary, Rooted, Uids
 
 TOOLHOST = Path(__file__).parents[3] / "toolhost"
 #: Who answers, and programs that are root's or whose one user is part of what they are.

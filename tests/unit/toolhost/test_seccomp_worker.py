@@ -8,9 +8,8 @@ import socket
 
 import pytest
 
-from goondan.toolhost.launcher.allow_list import AllowList, NotAllowed
-from goondan.toolhost.launcher.privileged_helper import _check_program
-from goondan.toolhost.launcher.request import Run
+from goondan.toolhost.launcher.program import _check_program
+from goondan.toolhost.launcher.request import AllowList, NotAllowed, Run
 from goondan.toolhost.seccomp.program import ARCHITECTURES, NUMBERS, Machine, template_program, worker_program
 from tests.unit.toolhost.bpf_machine import load, run, verdict
 

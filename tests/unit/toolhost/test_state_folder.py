@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from goondan.schemas.wire.errors import GoondanError
-from goondan.toolhost.state_folder import StateFolder
+from goondan.toolhost.app import StateFolder
 from tests.toolhost_fixture import POWERS
 
 

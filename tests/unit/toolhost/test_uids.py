@@ -13,7 +13,7 @@ import goondan.toolhost.drop_privileges
 from goondan.schemas.system.own_users import TOOLHOST_UID
 from goondan.schemas.system.users import DEFAULT, read_user_numbers
 from goondan.toolhost.drop_privileges import ASKED, Accounts, account_of
-from goondan.toolhost.privileges.uids import BLOCK, TRIES, Uids
+from goondan.toolhost.privileges.powers import BLOCK, TRIES, Uids
 
 
 def test_the_lowest_free_number_comes_first() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.worker.workdirs import MAX_SILENCE_S, GuardedPlace, WriteExposure
-from goondan.toolhost.facts.guarding import MADE_NAMES
+from goondan.toolhost.facts.folders import MADE_NAMES
 from goondan.toolhost.jails import write_exposures as module
 from goondan.toolhost.jails.write_exposures import WriteExposures, joined
 from tests.toolhost_fixture import POWERS
