@@ -15,7 +15,7 @@ from goondan.schemas.worker import worker_frames
 from goondan.schemas.worker.worker_frames import Result
 from goondan.toolhost import untrusted
 from goondan.toolhost.calls import asks, call_inputs, results
-from goondan.toolhost.inside import orphans, wire, worker
+from goondan.toolhost.inside import running, wire, worker
 from goondan.toolhost.serving import sessions
 from goondan.toolhost.sessions import machine, session
 
@@ -85,6 +85,6 @@ def test_the_bytes_of_the_example() -> None:
 
 def test_only_a_worker_that_is_alone_ends_what_is_left() -> None:
     """This process is no jail's: kill(-1) would end everything that its user runs."""
-    left = orphans.Orphans()
+    left = running.Orphans()
     left.enable()
     assert not left.enabled

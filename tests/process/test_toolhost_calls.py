@@ -214,11 +214,11 @@ async def test_what_a_worker_made_ahead_has_done_is_not_in_the_way_of_a_tool(sho
     )
     sandbox = msgspec.convert({"isolation": "call"}, SandboxSpec)
     made_tool = make_tool(short_tmp, source, "seen", sandbox=sandbox)
-    entry = Path(made_tool.entry).rename(Path(made_tool.root) / "warmup.py")  # as the module that it has loaded
+    entry = Path(made_tool.entry).rename(Path(made_tool.root) / "look.py")  # as the module that it has loaded
     async with bench(msgspec.structs.replace(made_tool, entry=str(entry))) as made:
         for _ in range(3):
             output = (await made.call("t__seen", workdir=workdir))["output"]
-            assert output == ["warmup", True, str(entry)]
+            assert output == ["look", True, str(entry)]
 
 
 async def test_the_home_lives_as_long_as_the_jail(short_tmp: Path, workdir: Path) -> None:

@@ -7,13 +7,11 @@ import sys
 
 sys.path.insert(0, __file__.rpartition("/goondan_tool/")[0])
 
-from goondan_tool.confine import confine  # type: ignore[import-not-found] # this package's name in a jail
+from goondan_tool.confine import become, confine  # type: ignore[import-not-found] # this package's name in a jail
 
 plan = confine()
 
 if plan["program"] is not None:
-    from goondan_tool.program import become  # type: ignore[import-not-found]
-
     become(plan["program"])
 elif plan["calls"] is None:
     from goondan_tool.worker import main  # type: ignore[import-not-found]

@@ -1,24 +1,141 @@
-"""The jail's boot stage: it puts up the last walls, which is possible from inside only. No tool code runs before it.
+"""The jail's boot stage: it stops being root, puts up the last walls, which is possible from inside only, and becomes
+the program of the jail. No tool code runs before it.
+
+A jail without a user namespace stops being root first (`drop`). bubblewrap was root on the host, and so is this
+process. It has three capabilities and nothing to use them on. It becomes the jail's user for good, and forks. The
+parent is the first process of the namespace and only waits. The child goes on.
 
 The plan comes on a descriptor, as one msgpack map. If a wall cannot be put up, the process ends, and with it the jail.
 
 Limits are set here and not before bubblewrap. A limit of processes that is set inside a user namespace counts only the
 processes there.
 
-Source: docs/design/sandbox.md sections 3.5 and 3.6; toolhost/policy computes what is in the plan.
+Where the jail runs another program than our Python worker, the boot stage becomes that program at last (`become`). Of
+an MCP server, standard input and output are one socket, whose other end speaks with the server. Standard error is
+the log. A JavaScript runtime finds what every worker finds (schemas/WORKER.md section 1).
+
+Source: docs/design/sandbox.md sections 3.2, 3.5, 3.6, 8 and 9; toolhost/policy computes what is in the plan.
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # without the enumerations of the module around it
 import posix
 import sys
 
 from . import wire
-from .system import FAILED, PR_SET_NO_NEW_PRIVS, REPLACED, Filter, call
+from .system import (
+    FAILED,
+    PR_CAPBSET_READ,
+    PR_SET_DUMPABLE,
+    PR_SET_NO_NEW_PRIVS,
+    REPLACED,
+    Filter,
+    bound_capabilities,
+    call,
+    drop_capabilities,
+)
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any, NoReturn
+
+
+# --- process 1 --------------------------------------------------------------------------------------------------------
+
+_ALL = 0xFFFFFFFF
+_SIGINT, _SIGCHLD = 2, 17
+
+
+def wait(child: int) -> NoReturn:
+    """Reap until that child has ended, and end with its status, as bubblewrap would. Linux then ends what is left."""
+    try:
+        _not_interrupted()
+        call("close_range", 0, _ALL, 0)  # or else the host would not see the worker close its channel
+        while True:
+            _reaped(child, *posix.waitpid(-1, 0))
+    finally:
+        posix._exit(FAILED)
+
+
+def wait_with_host(child: int, host: int) -> NoReturn:
+    """The same, and end as well when nobody reads the pipe `host` any more. Only the tool host reads it.
+
+    Elsewhere a death signal does this. The parent of this process is root without capabilities, and Linux lets it send
+    no signal to another user, a death signal neither.
+    """
+    try:
+        from select import POLLIN, poll
+
+        _not_interrupted()
+        call("close_range", 0, host - 1, 0)
+        call("close_range", host + 1, _ALL, 0)
+        waking, woken = posix.pipe2(posix.O_NONBLOCK | posix.O_CLOEXEC)
+        _signal.set_wakeup_fd(woken)
+        _signal.signal(_SIGCHLD, lambda number, frame: None)
+        watch = poll()
+        watch.register(host, 0)
+        watch.register(waking, POLLIN)
+        while True:
+            try:
+                while (ended := posix.waitpid(-1, posix.WNOHANG))[0]:
+                    _reaped(child, *ended)
+            except ChildProcessError:
+                pass
+            for fd, _ in watch.poll():
+                if fd == host:
+                    posix._exit(FAILED)
+                posix.read(waking, 4096)
+    finally:
+        posix._exit(FAILED)
+
+
+def _not_interrupted() -> None:
+    """A namespace's first process gets no signal from within that it does not handle, but Python handles SIGINT. The
+    worker can send that where Landlock has no scopes (before Linux 6.12), also to all of its group.
+    """
+    _signal.signal(_SIGINT, _signal.SIG_DFL)
+
+
+def _reaped(child: int, pid: int, status: int) -> None:
+    if pid == child:
+        code = posix.waitstatus_to_exitcode(status)
+        posix._exit(128 - code if code < 0 else code)
+
+
+# --- no root ----------------------------------------------------------------------------------------------------------
+
+#: More than any kernel has; the last one is found by asking.
+_CAPABILITIES = 64
+#: Standard error, a pipe that the tool host reads.
+_OUTPUT = 2
+
+
+def drop(user: int, folder: str) -> None:
+    """Become that user (and group), and go on in `folder`, in a new process. Raises OSError."""
+    bound_capabilities([number for number in range(_CAPABILITIES) if _is_bounding(number)])
+    posix.setgroups([])
+    posix.setresgid(user, user, user)
+    posix.setresuid(user, user, user)
+    drop_capabilities()  # what could be inherited outlives the change of user
+    if user == 0 or posix.getresuid() != (user,) * 3 or posix.getresgid() != (user,) * 3 or posix.getgroups():
+        raise OSError(f"it is still {posix.getresuid()}")
+    call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
+    posix.chdir(folder)  # which root without capabilities may not enter
+    child = posix.fork()
+    if child:
+        wait_with_host(child, _OUTPUT)
+    call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # or else its own /proc would be closed to it
+
+
+def _is_bounding(number: int) -> bool:
+    try:
+        return call("prctl", PR_CAPBSET_READ, number, 0, 0, 0) == 1
+    except OSError:  # there is none of that number
+        return False
+
+
+# --- the walls --------------------------------------------------------------------------------------------------------
 
 #: The descriptor of the plan (goondan.toolhost.policy.subject.BOOT_FD).
 PLAN_FD = 8
@@ -48,8 +165,6 @@ def confine() -> dict[str, Any]:
     try:
         plan = _read_plan()
         if plan["drops"]:
-            from .dropping import drop
-
             drop(int(sys.argv[1]), plan["folder"])
         for path in sys.argv[2:]:
             plan["seen"].pop(path, None)  # a copy, made where no jail can write
@@ -137,3 +252,42 @@ def fail(reason: str, status: int = FAILED) -> NoReturn:
     """Write to standard error, which the host reads, why a wall cannot be put up, and end this process."""
     posix.write(2, f"boot: {reason}\n".encode("utf-8", "replace"))
     posix._exit(status)
+
+
+# --- another program than our Python worker ---------------------------------------------------------------------------
+
+#: The other end is closed when the jail has what it was granted: its network, above all.
+_GATE_FD = 3
+#: What a shell ends with when there is no such program.
+_NOT_FOUND = 127
+#: Signals that Python ignores or handles, and no program expects to find so.
+_CHANGED = (2, 13, 25)  # SIGINT, SIGPIPE, SIGXFSZ
+_ENOENT, _ENOTDIR, _ENOEXEC = 2, 20, 8
+
+
+def become(program: dict[str, Any]) -> NoReturn:
+    """Run the program. When it cannot be run, say why on standard error, and end."""
+    if program["gated"]:
+        while posix.read(_GATE_FD, 1):
+            pass
+        posix.close(_GATE_FD)
+    for number in _CHANGED:
+        _signal.signal(number, _signal.SIG_DFL)
+    argv = program["argv"]
+    environment = {**posix.environ, **{name.encode(): value.encode() for name, value in program["env"].items()}}
+    why = f"there is no {argv[0]} in the PATH of its jail"
+    for path in _candidates(argv[0], environment.get(b"PATH", b"").decode("utf-8", "surrogateescape")):
+        try:
+            posix.execve(path, argv, environment)
+        except OSError as error:
+            if error.errno not in (_ENOENT, _ENOTDIR) or "/" in argv[0]:
+                hint = " (a script begins with #! and its interpreter)" if error.errno == _ENOEXEC else ""
+                why = f"{path} cannot be run in its jail: {error.strerror}{hint}"
+    posix.write(2, f"{why}\n".encode("utf-8", "replace"))
+    posix._exit(_NOT_FOUND)
+
+
+def _candidates(name: str, path: str) -> list[str]:
+    if "/" in name:
+        return [name]
+    return [f"{folder}/{name}" for folder in path.split(":") if folder]

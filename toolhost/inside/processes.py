@@ -16,7 +16,7 @@ import posix
 import select
 from time import monotonic
 
-from .orphans import other_processes, read
+from .running import other_processes, read
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:

@@ -23,10 +23,20 @@ from time import monotonic, sleep
 
 from . import wire
 from .api import Pending, ToolContext
-from .failures import MAX_ERROR, describe, error_frame, is_offline, where
-from .orphans import Orphans
-from .running import MAX_LINE, Printed, Running
-from .threads import Lane, Slot, Threads
+from .running import (
+    MAX_ERROR,
+    MAX_LINE,
+    Lane,
+    Orphans,
+    Printed,
+    Running,
+    Slot,
+    Threads,
+    describe,
+    error_frame,
+    is_offline,
+    where,
+)
 from .wire import FD, READ_BYTES, Frames, framed
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms

@@ -39,7 +39,8 @@ from goondan.toolhost.policy.launch_plan import LaunchPlan
 from goondan.toolhost.policy.subject import Request
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.traffic.rules import Layout
-from goondan.toolhost.watch.jail_usage import JailUsage, Keeper
+from goondan.toolhost.watch.jail_usage import JailUsage
+from goondan.toolhost.watch.keeper import Keeper
 from goondan.toolhost.watch.procfs import children, members, process_stat, process_status, signal_all
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")

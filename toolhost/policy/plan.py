@@ -17,7 +17,7 @@ Where root has no user namespaces, bubblewrap runs as root, and the jail drops t
 bubblewrap runs as the jail's own user, so its mistakes do no harm. Here it has root's powers over mounts, while it goes
 through folders that other jails of the same workdir may be changing. So it gets a root directory of its own, in memory,
 with what jails are made from and nothing else: no link leads out of it. The jail begins there as root with three
-capabilities. They can be used only to give everything up (inside/dropping.py).
+capabilities. They can be used only to give everything up (inside/confine.py).
 
 On a host that refuses user namespaces, a jail has Landlock, the filter and limits, without bubblewrap (the reduced
 tier). Only an ordinary user has it, and only tools whose `minTier` allows it. There are no mounts, so nothing below an

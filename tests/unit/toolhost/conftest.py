@@ -11,7 +11,7 @@ import sys
 from importlib import import_module
 
 PACKAGES = {
-    "goondan_tool": ("goondan.toolhost.inside", ("api", "orphans", "processes", "sandbox")),
+    "goondan_tool": ("goondan.toolhost.inside", ("api", "running", "processes", "sandbox")),
     "goondan_base": (
         "goondan.toolhost.base.goondan_base",
         ("arguments", "reasons", "shell", "redaction", "fetch", "saving", "bot_api"),

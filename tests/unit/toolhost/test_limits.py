@@ -40,7 +40,7 @@ from goondan.toolhost.limits.table import (
     processes_of_a_namespace,
     resource_limits,
 )
-from goondan.toolhost.watch.jail_usage import weight
+from goondan.toolhost.watch.keeper import weight
 
 LIMITS = Limits(memory_mb=100, processes=10, cpu_seconds=5, disk_mb=100, files=1000)
 

@@ -13,7 +13,7 @@ from goondan.toolhost.privileges.powers import Ordinary, Rooted, Uids
 
 TOOLHOST = Path(__file__).parents[3] / "toolhost"
 #: Who answers, and programs that are root's or whose one user is part of what they are.
-MAY_ASK = ("privileges/", "drop_privileges.py", "launcher/", "own_confinement.py", "inside/dropping.py")
+MAY_ASK = ("privileges/", "drop_privileges.py", "launcher/", "own_confinement.py", "inside/confine.py")
 ASKS = re.compile(r"get(?:e|res)?uid\(\)\s*(?:==|!=|in|not in|<|>)|\b(?:HELPER|LAUNCHER|UIDS)\b")
 
 

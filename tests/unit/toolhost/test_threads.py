@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from threading import Event, Lock, get_ident
 
-from goondan.toolhost.inside.threads import Lane, Threads
+from goondan.toolhost.inside.running import Lane, Threads
 
 WAIT_S = 20.0
 

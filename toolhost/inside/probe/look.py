@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 #: From this version on, Landlock keeps signals inside.
 SCOPES_ABI = 6
 _NAMESPACES = ("cgroup", "ipc", "mnt", "net", "pid", "user", "uts")
-#: What the worker holds open to see whether a call left something behind (orphans.py).
+#: What the worker holds open to see whether a call left something behind (running.py).
 _OF_THE_WORKER = ("/proc/loadavg", "/proc/sys/kernel/ns_last_pid", "/proc/1/task/1/children")
 _READ_ONLY = ("/", "/dev", "/etc", "/proc/sys/kernel", "/run", "/run/goondan/goondan_tool", "/usr")
 

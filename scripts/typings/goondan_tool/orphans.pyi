@@ -1,1 +1,0 @@
-from goondan.toolhost.inside.orphans import *
