@@ -99,7 +99,11 @@ FEATURES: Final[tuple[Feature, ...]] = (
         commands={"usage": "Show the tokens that models have used, and what they cost."},
     ),
     Feature("waits", ("broker",)),
-    Feature("budgets", ("broker",)),
+    Feature(
+        "budgets",
+        ("wire", "bundle", "broker", "agent", "command"),
+        commands={"budget": "Show what messages have used of their budgets."},
+    ),
 )
 
 

@@ -19,11 +19,12 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import msgspec
+from msgspec import Raw
 from msgspec.structs import replace
 
 from goondan.kernel.bundle.approvals import policies_of
-from goondan.kernel.bundle.budgets import budget_of
 from goondan.kernel.bundle.checked import Checked, CheckedAgent
+from goondan.kernel.bundle.feature_extensions import feature_extensions
 from goondan.kernel.bundle.servers import CheckedServer, server_rules, server_rules_of
 from goondan.kernel.bundle.tools import CheckedTool
 from goondan.schemas.bundle.address import build_tool_name
@@ -219,7 +220,6 @@ def _agent(
         swarm=checked.swarm_resource if agent.extensions else {},
         addable=[*_addable(agent, checked), *(item.name for item in brought)],
         dynamic=agent.dynamic,
-        budget=budget_of(agent.extensions),
         approvals=[] if agent.model.provider == "replay" else policies_of(agent.extensions),
         replay=ReplaySpec(recording=agent.model.recording, approvals=policies_of(agent.extensions))
         if agent.model.provider == "replay"
@@ -227,7 +227,14 @@ def _agent(
         servers=[name for name, server in checked.servers.items() if agent.name in server.agents],
         output=agent.body.output,
         tool_choice=agent.body.tool_choice,
+        parts=_parts(agent),
     )
+
+
+def _parts(agent: CheckedAgent) -> dict[str, Raw]:
+    """What features make of the agent's extensions, by their names."""
+    found = ((known.feature, known.part(agent.extensions)) for known in feature_extensions())
+    return {name: to_raw(part) for name, part in found if part is not None}
 
 
 def _bringer(agent: CheckedAgent, tool: str) -> str:

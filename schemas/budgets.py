@@ -1,4 +1,4 @@
-"""Budgets: the limits that a bundle gives, what a model costs, and what an agent and the broker say about model calls.
+"""Budgets: what an agent and the broker say about model calls.
 
 Source: docs/budgets.md; PROTOCOL-AGENTS.md "Budgets".
 """
@@ -10,36 +10,10 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
-#: The bundled extension that gives an agent a budget.
-BUDGET_EXTENSION: Final = "budget"
 #: Tokens that one frame may name: more than any model reads or writes at once, by far.
 MAX_TOKENS_NAMED: Final = 1_000_000_000
 
-_Count = Annotated[int, Meta(ge=1, le=10**12)]
 _Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS_NAMED)]
-
-
-class BudgetLimits(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, forbid_unknown_fields=True):
-    """`limits` of the extension `budget`: what everything that one message sets going may use. None: no limit."""
-
-    #: Calls of models and of tools together.
-    calls: _Count | None = None
-    #: Calls of models.
-    model_calls: _Count | None = None
-    #: Calls of tools.
-    tool_calls: _Count | None = None
-    #: Tokens that models read and write.
-    tokens: _Count | None = None
-    #: Tokens that models read.
-    input_tokens: _Count | None = None
-    #: Tokens that models write.
-    output_tokens: _Count | None = None
-    #: What model calls cost, in units of `currency`.
-    money: Annotated[float, Meta(gt=0, le=10**9)] | None = None
-    #: Time since the message was accepted (seconds). Time in which a person was asked does not count.
-    wall_seconds: Annotated[float, Meta(ge=1, le=10**9)] | None = None
-    #: The currency's code: three capital letters.
-    currency: Annotated[str, Meta(pattern="^[A-Z]{3}$")] = "USD"
 
 
 class BudgetReserve(Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -68,16 +68,17 @@ def assemble(
 
 
 def refuse_unclaimed(plan: KernelPlan) -> None:
-    """Refuse a plan with a part for a feature that this broker does not have: what the bundle asks for would be left
-    out in silence.
+    """Refuse a plan with a part for a feature that this broker does not have, and a part of an agent for a feature that
+    is not there at all: what the bundle asks for would be left out in silence.
 
     Raises GoondanError E_CONFIG_UNSUPPORTED.
     """
-    known = {feature.name for feature in FEATURES if "broker" in feature.files}
-    for name in plan.parts:
-        if name not in known:
-            message = f"the bundle needs the feature {visible_line(name)}, which this installation does not have"
-            raise fail("E_CONFIG_UNSUPPORTED", message, suggestion="Install the kernel anew, with that feature.")
+    mine = {feature.name for feature in FEATURES if "broker" in feature.files}
+    every = {feature.name for feature in FEATURES}
+    of_agents = {name for spec in plan.agents.values() for name in spec.parts}
+    for name in sorted({*(plan.parts.keys() - mine), *(of_agents - every)}):
+        message = f"the bundle needs the feature {visible_line(name)}, which this installation does not have"
+        raise fail("E_CONFIG_UNSUPPORTED", message, suggestion="Install the kernel anew, with that feature.")
 
 
 def features() -> list[MakeParts]:

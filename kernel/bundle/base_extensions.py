@@ -3,6 +3,9 @@
 A manifest is read when a bundle names its extension, and no other is: a bundle without bundled extensions pays nothing.
 No code is imported here. The folder of `message-window` is `message_window`.
 
+An extension that bounds what its agent may do leaves that to a feature, which its manifest names in `spec.feature`
+(feature_extensions.py). No agent can use it without that feature.
+
 An extension whose work needs a jail brings a Tool: `spec.tools` of its manifest names it, and the Tool has its manifest
 (`brought.yaml`) and its code in a folder of `toolhost/base/`. Agents with the extension may call it, and the extension
 shows it to the model (`api.tools.bring`). Other agents do not have it, and no document can name it.
@@ -24,6 +27,7 @@ from goondan.kernel.bundle.base import (
     tool_folders,
 )
 from goondan.kernel.bundle.extensions import CheckedExtension
+from goondan.kernel.bundle.feature_extensions import has_feature
 from goondan.kernel.bundle.files import BundleFiles
 from goondan.kernel.bundle.positions import Budget
 from goondan.kernel.bundle.problems import BundleError, Report
@@ -40,6 +44,8 @@ class BundledExtensionBody(ExtensionBody, frozen=True):
 
     #: Names of the Tools that it brings.
     tools: list[str] = []
+    #: The feature that reads its config; "": its code does.
+    feature: str = ""
 
 
 class BundledExtension(Extension, frozen=True):
@@ -113,6 +119,9 @@ def _load(folder: str) -> CheckedExtension:
         found.append(
             CheckedExtension(document, built.metadata.name, built, entry=entry.path, bundled=True, tools=tools)
         )
+        if built.spec.feature and not has_feature(built.spec.feature):
+            found[-1].missing = f"it needs the feature {built.spec.feature}, which this installation does not have"
+            found[-1].mend = "Install the kernel anew, with that feature."
     if report.errors:
         raise BundleError(report.errors, report.dropped)
     return found[0]

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.kernel.bundle.budgets import check_budgets
 from goondan.kernel.bundle.checked import Checked, CheckedAgent, CheckedFallback, Declared
 from goondan.kernel.bundle.extension_config import check_given, check_used
 from goondan.kernel.bundle.extensions import Bundled, CheckedExtension, NoBundled, check_extension, circles, misplaced
+from goondan.kernel.bundle.feature_extensions import feature_extensions
 from goondan.kernel.bundle.installed_packages import NoPackages, Packages
 from goondan.kernel.bundle.kinds import kinds
 from goondan.kernel.bundle.lookup import Files, Unreadable
@@ -109,7 +109,8 @@ class Checker:
         reserved = self._base_extensions.tool_names()
         known = server_rules()
         found = {} if known is None else known.check(uses, used, reserved, self._files, self._report)
-        check_budgets([agent for agent in agents.values() if agent.name in members], self._report)
+        for rules in feature_extensions():
+            rules.check([agent for agent in agents.values() if agent.name in members], self._report)
         runnable = {name: tool for name, tool in tools.items() if tool.entry}
         return Checked(
             agents={name: agent for name, agent in agents.items() if name in members},
@@ -506,8 +507,7 @@ class Checker:
             seen.add(extension.name)
             if extension.missing is not None:
                 message = f"{document.resource} uses {extension.document.resource}: {extension.missing}"
-                hint = "Write the extension in Python, or leave it out of the agent for now."
-                self._report.error("E_CONFIG_UNSUPPORTED", message, document.place(*at), hint)
+                self._report.error("E_CONFIG_UNSUPPORTED", message, document.place(*at), extension.mend)
             elif extension.entry:
                 own = None if isinstance(item, str) else item.config
                 check_used(extension, own, document, at, self._report)

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from goondan.kernel.bundle.approvals import describe_faults, is_approval
 from goondan.kernel.bundle.extensions import CheckedExtension
+from goondan.kernel.bundle.feature_extensions import feature_extensions, is_bundled
 from goondan.kernel.bundle.problems import Path, Report, did_you_mean
 from goondan.kernel.bundle.servers import server_rules_of
 from goondan.kernel.bundle.shape import Document
@@ -44,6 +45,9 @@ def _issues(extension: CheckedExtension, config: dict[str, Any], report: Report)
         issues = check_config(extension.schema, config)
         if not issues and is_approval(extension.entry, extension.bundled):
             return describe_faults(config)
+        for known in feature_extensions() if not issues else ():
+            if is_bundled(known.extension, extension.entry, extension.bundled):
+                return known.faults(config)
         if not issues and (rules := server_rules_of(extension.entry, extension.bundled)) is not None:
             return rules.faults(extension.name, config)
         return issues

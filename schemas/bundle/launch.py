@@ -14,7 +14,6 @@ from typing import Annotated, Any, Final, Literal, Self
 from msgspec import Meta, Raw, Struct, field, structs
 
 from goondan.schemas.approval_rules import Policy
-from goondan.schemas.budgets import BudgetLimits
 from goondan.schemas.bundle.structured import OutputSpec, ToolChoice
 from goondan.schemas.mcp import McpOAuth
 from goondan.schemas.models.model_limits import ModelLimits, ModelRetry
@@ -226,8 +225,6 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     resource: dict[str, Any] = {}
     #: The same of its Swarm.
     swarm: dict[str, Any] = {}
-    #: What everything that one message to it sets going may use.
-    budget: BudgetLimits | None = None
     #: Names of the registry that its extensions may add to a step's catalog.
     addable: list[str] = []
     #: Names of tools that `spec.tools` names and an extension registers.

@@ -7,7 +7,6 @@ import time
 
 from msgspec import Raw, structs
 
-from goondan.schemas.budgets import BudgetLimits
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.oauth import OAuthAppSpec
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
@@ -30,7 +29,10 @@ def plan(state_dir: str) -> KernelPlan:
     base = bare.plan(state_dir)
     agents = {
         name: structs.replace(
-            spec, extensions=EXTENSIONS, approvals=[policy(ASK)], budget=BudgetLimits(tokens=10**9, wall_seconds=999)
+            spec,
+            extensions=EXTENSIONS,
+            approvals=[policy(ASK)],
+            parts={"budgets": to_raw({"tokens": 10**9, "wallSeconds": 999})},
         )
         for name, spec in base.agents.items()
     }

@@ -1,6 +1,6 @@
 """The bundled extension `budget`: limits on everything that one message sets going.
 
-The broker counts and refuses, by the limits that the bundle gives to this extension (kernel/broker/budgets/). A
+The broker counts and refuses, by the limits that the bundle gives to this extension (features/budgets/broker). A
 hijacked agent cannot switch that off. This module tells the model when little is left, so that the model can finish by
 itself.
 """

@@ -37,6 +37,7 @@ from goondan.features.budgets.broker.amounts import (
     tree_over,
     tree_written,
 )
+from goondan.features.budgets.wire import FEATURE, BudgetLimits
 from goondan.kernel.broker.acting import Actor
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.calls import Call
@@ -51,8 +52,6 @@ from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import Frame
 from goondan.schemas.wire.usage import NANO, prices_of
 
-#: The name under which an event keeps the agents whose budgets it is charged to, the outermost first.
-FEATURE: Final = "budgets"
 #: How long ended trees are kept (milliseconds), and how many at most: for `gdn budget`, and for pending work that ends
 #: later.
 KEEP_MS: Final = 7 * 24 * 3600 * 1000
@@ -128,7 +127,11 @@ class Budgets(Part, OfEvents, OfCalls):
         """Use the budgets and prices of `plan` from now on."""
         specs = plan.agents.values()
         self.accounts.revise(
-            {spec.name: limits_of(spec.budget) for spec in specs if spec.budget is not None},
+            {
+                spec.name: limits_of(from_raw(spec.parts[FEATURE], BudgetLimits))
+                for spec in specs
+                if FEATURE in spec.parts
+            },
             {
                 (spec.name, name): prices_of(model.pricing)
                 for spec in specs

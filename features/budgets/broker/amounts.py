@@ -10,9 +10,9 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from goondan.features.budgets.wire import BudgetLimits
 from goondan.kernel.broker.journal.interface import Item, Put, Retire
 from goondan.kernel.broker.journal.records import encode
-from goondan.schemas.budgets import BudgetLimits
 from goondan.schemas.wire.usage import NANO
 
 #: The subjects of records: of trees, and of model calls that may be under way.

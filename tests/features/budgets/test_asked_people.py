@@ -9,8 +9,9 @@ from msgspec import structs
 
 from goondan.features.budgets.broker.accounts import AccountChain, Accounts, Shortage
 from goondan.features.budgets.broker.amounts import BudgetTree, Limits
+from goondan.features.budgets.wire import BudgetLimits
 from goondan.kernel.broker.journal.records import encode
-from goondan.schemas.budgets import BudgetLimits
+from goondan.schemas.wire.codec import to_raw
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer, code_of
 
 RM = {"command": "rm -rf build"}
@@ -70,7 +71,7 @@ def test_a_crash_while_people_are_asked_counts_nothing_twice() -> None:
 def budgeted() -> tuple[Bench, Peer, Peer, Peer]:
     """A gated agent with a minute, whose call waits for a person after 10 s."""
     bench = Bench(ASK)
-    gated = structs.replace(bench.plan.agents["coder"], budget=BudgetLimits(wall_seconds=60))
+    gated = structs.replace(bench.plan.agents["coder"], parts={"budgets": to_raw(BudgetLimits(wall_seconds=60))})
     bench.plan = structs.replace(bench.plan, agents={**bench.plan.agents, "coder": gated})
     bench.router = bench._router()
     client, host = bench.client(), bench.host()

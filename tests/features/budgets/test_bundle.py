@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
+from goondan.features.budgets.bundle import limits_in
+from goondan.features.budgets.wire import FEATURE, BudgetLimits
 from goondan.kernel.bundle.base_extensions import BaseExtensions
-from goondan.kernel.bundle.budgets import budget_of
 from goondan.kernel.plan import build_plan
-from goondan.schemas.budgets import BudgetLimits
-from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.bundle.launch import AgentSpec, KernelPlan
+from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.usage import Pricing
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 from tests.unit.kernel.bundle.test_bundled_extensions import own, using
@@ -30,11 +31,15 @@ def plan_of(look: Look, bundle: str) -> KernelPlan:
     return build_plan(seen.checked, bundle="/b", state_dir="/s", revision="r", documents=[])
 
 
+def limits_of(spec: AgentSpec) -> BudgetLimits:
+    return from_raw(spec.parts[FEATURE], BudgetLimits)
+
+
 def test_the_plan_has_the_limits_and_the_prices(look: Look) -> None:
     limits = "calls: 100, modelCalls: 5, tokens: 20000, money: 2.5, currency: EUR, wallSeconds: 90.5"
     pricing = "inputPerMillion: 3, outputPerMillion: 15.5, cachedInputPerMillion: 0.3, currency: EUR"
     spec = plan_of(look, with_budget(limits, pricing)).agents["helper"]
-    assert spec.budget == BudgetLimits(
+    assert limits_of(spec) == BudgetLimits(
         calls=100, model_calls=5, tokens=20_000, money=2.5, currency="EUR", wall_seconds=90.5
     )
     assert spec.model.pricing == Pricing(
@@ -51,12 +56,12 @@ def test_the_manifest_knows_the_limits_that_there_are() -> None:
 
 
 def test_without_the_extension_there_is_no_budget(look: Look) -> None:
-    assert plan_of(look, GOOD).agents["helper"].budget is None
+    assert FEATURE not in plan_of(look, GOOD).agents["helper"].parts
 
 
 def test_an_own_extension_with_its_code_is_one(look: Look) -> None:
     bundle = own('entry: "@goondan/base/budget", config: {limits: {calls: 7}}') + using("Extension/mine")
-    assert plan_of(look, bundle).agents["helper"].budget == BudgetLimits(calls=7)
+    assert limits_of(plan_of(look, bundle).agents["helper"]) == BudgetLimits(calls=7)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +118,7 @@ def test_a_price_in_no_currency_is_refused(look: Look) -> None:
 
 
 def test_limits_that_cannot_be_read_are_no_budget() -> None:
-    assert budget_of([]) is None
+    assert limits_in([]) is None
 
 
 def test_money_needs_the_price_of_models_in_anothers_place(look: Look) -> None:

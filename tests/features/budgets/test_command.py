@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from goondan.kernel.cli.commands.budget import render
+from goondan.features.budgets.command import render
 
 
 def amounts(**given: float) -> dict[str, float]:

@@ -9,9 +9,10 @@ from msgspec import structs
 
 from goondan.features.budgets.broker import Budgets
 from goondan.features.budgets.broker.accounts import AccountChain
+from goondan.features.budgets.wire import FEATURE, BudgetLimits
 from goondan.kernel.broker.entities import TOOLS, Connection
 from goondan.kernel.cli.waits import render
-from goondan.schemas.budgets import BudgetGranted, BudgetLimits, BudgetReserve, BudgetSettle
+from goondan.schemas.budgets import BudgetGranted, BudgetReserve, BudgetSettle
 from goondan.schemas.bundle.launch import KernelPlan, ModelSpec
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
@@ -81,7 +82,10 @@ def child_works(world: World, calls: int) -> None:
 
 
 def with_limits(plan: KernelPlan, limits: dict[str, BudgetLimits]) -> KernelPlan:
-    agents = {name: structs.replace(spec, budget=limits.get(name), model=PRICED) for name, spec in plan.agents.items()}
+    agents = {
+        name: structs.replace(spec, parts={FEATURE: to_raw(limits[name])} if name in limits else {}, model=PRICED)
+        for name, spec in plan.agents.items()
+    }
     return structs.replace(plan, agents=agents)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from goondan.features.budgets.wire import BudgetLimits
 from goondan.kernel.bundle.loader import inspect_bundle
-from goondan.schemas.budgets import BudgetLimits, BudgetReserve, BudgetSettle
+from goondan.schemas.budgets import BudgetReserve, BudgetSettle
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import Frame, Lease
 from tests.contract.twists.stage import Stage
@@ -23,7 +24,7 @@ class Spending:
 
     def __init__(self, **limits: Any) -> None:
         self.bench = Bench(ALLOW)
-        spec = structs.replace(self.bench.plan.agents["coder"], budget=BudgetLimits(**limits))
+        spec = structs.replace(self.bench.plan.agents["coder"], parts={"budgets": to_raw(BudgetLimits(**limits))})
         self.bench.plan = structs.replace(self.bench.plan, agents={**self.bench.plan.agents, "coder": spec})
         self.bench.router = self.bench._router()
         self.client, self.host = self.bench.client(), self.bench.host()

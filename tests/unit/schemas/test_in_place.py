@@ -8,10 +8,10 @@ import pytest
 from msgspec.structs import fields, replace
 
 from goondan.schemas.approval_rules import Policy
-from goondan.schemas.budgets import BudgetLimits
 from goondan.schemas.bundle.in_place import can_follow
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExtensionSpec, ModelSpec, ReplaySpec
 from goondan.schemas.bundle.structured import OutputSpec
+from goondan.schemas.wire.codec import to_raw
 
 ONE = ExtensionSpec(name="one", entry="/b/ext/one.py", resource={"a": 1}, config={"level": 1}, modules={"one.py": "ab"})
 SPEC = AgentSpec(
@@ -31,6 +31,7 @@ FOLLOWED: dict[str, Any] = {
     "resource": {"a": 1},
     "swarm": {"a": 1},
     "revision": "2",
+    "parts": {"counting": to_raw(1)},
 }
 REPLACED: dict[str, Any] = {
     "name": "another",
@@ -43,7 +44,6 @@ REPLACED: dict[str, Any] = {
     "conversation_mb": 1,
     "traces": "whole",
     "request_timeout_ms": 1,
-    "budget": BudgetLimits(),
     "approvals": [Policy("x")],
     "servers": ["files"],
     "record": "1234",

@@ -17,17 +17,24 @@ import os
 import random
 import tempfile
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from goondan.features.budgets.broker import Budgets
+from goondan.features import FEATURES
 from goondan.kernel.broker.journal.records import event_of, event_subject
-from goondan.schemas.budgets import BudgetLimits
 from tests.unit.kernel.broker.journals import BothJournals
-from tests.unit.kernel.broker.world import World, part_of
+from tests.unit.kernel.broker.world import World
 
+#: What features have in histories: `parts_of(number)` gives what the specification of `coder` has of theirs, and
+#: `check(world)` says what must hold at the end.
+OF_FEATURES: Final = [
+    import_module(f"tests.features.{feature.name}.histories")
+    for feature in FEATURES
+    if (Path(__file__).parents[3] / "features" / feature.name / "histories.py").is_file()
+]
 NAMES: Final = (
     "up",
     "down",
@@ -57,8 +64,6 @@ SERIES_WRITES: Final = 50
 #: Every so often the broker's journal is a real file beside the one in memory, and both must say the same. Odd, so that
 #: large payloads and small ones, dice and series come under it.
 REAL_JOURNAL_EVERY: Final = 13
-#: More calls than any history makes.
-ENOUGH_CALLS = 1_000
 #: Every so often what an event says is in the journal only while it waits.
 LETS_GO_EVERY: Final = 3
 #: Where real journals of histories lie, so that no disk slows them down.
@@ -92,16 +97,16 @@ def _dice(number: int, journal: BothJournals | None, monkeypatch: pytest.MonkeyP
 
     In every other one the payloads of events, answers, calls and results are large, and lie in files. In every fifth
     the broker has room for a few events only, so that many are refused and sent again. In every third the journal is
-    slow, and the broker goes on meanwhile. In every seventh there is a budget, large enough for all of it.
+    slow, and the broker goes on meanwhile.
     """
     if number // 2 % 2 == 1:
         monkeypatch.setattr("goondan.schemas.wire.peer.INLINE_FRAME_BYTES", 40)
     dice = random.Random(number)
     room = 4 if number % 5 == 0 else 65_536
     live = dice.choice([1, 2, 256])
-    budget = BudgetLimits(calls=ENOUGH_CALLS) if number % 7 == 0 else None
+    parts = {name: part for module in OF_FEATURES for name, part in module.parts_of(number).items()}
     world = World(
-        max_live_agents=live, max_open_events=room, handlers_ask=number % 2 == 1, journal=journal, budget=budget
+        max_live_agents=live, max_open_events=room, handlers_ask=number % 2 == 1, journal=journal, parts=parts
     )
     world.slow_disk = number % 3 == 1
     names = NAMES + KILLS + SETTLED * world.slow_disk
@@ -212,17 +217,8 @@ def check(world: World) -> None:
     kept = {row.subject for row in world.journal.rows() if event_of(row.subject) is not None}
     assert kept == {event_subject(event_id) for event_id in bus.mailbox.dead}, "the journal holds what is over"
     assert set(bus.mailbox.events) <= set(bus.mailbox.dead), "the broker holds what is over"
-    assert part_of(world.router, Budgets).chains == {}, "counted for ever"
-    if (limits := world.plan.agents["coder"].budget) is not None:
-        trees = part_of(world.router, Budgets).accounts.trees.values()
-        accounts = [tree.accounts["coder"] for tree in trees]
-        counted = sum(account.spent.tool_calls for account in accounts)
-        ran = {call_id for _, call_id in world.ran if call_id.startswith("coder/")}
-        assert counted >= len(ran), "a call that ran was not counted"
-        assert all(account.spent.calls <= (limits.calls or 0) for account in accounts)
-        assert all(tree.ended_ms is not None for tree in trees), "an account was left open"
-    else:
-        assert part_of(world.router, Budgets).accounts.trees == {}
+    for module in OF_FEATURES:
+        module.check(world)
     places = bus.mailbox.places
     assert (bus.mailbox.open.held, bus.mailbox.held.held, bus.calls.large.held) == (0, 0, 0), "counted for ever"
     assert (bus.mailbox.answers.held, bus.mailbox._late, bus.mailbox._roots) == (0, {}, {}), "counted for ever"

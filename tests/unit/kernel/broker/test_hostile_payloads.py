@@ -11,7 +11,6 @@ from msgspec import Raw, structs
 from goondan.kernel.broker.bus import Bus
 from goondan.schemas.approval_rules import MAX_EXPIRY_S
 from goondan.schemas.approvals import MAX_ARGS_BYTES, ApprovalAsk
-from goondan.schemas.budgets import BudgetLimits
 from goondan.schemas.bundle.effective_config import digest_of
 from goondan.schemas.bundle.launch import CatalogItem, ToolSource
 from goondan.schemas.changesets import OpenChangeset
@@ -43,7 +42,7 @@ class Attacked:
                 registry=registry,
                 catalog=["bash__exec"],
                 extensions=[first, *EXTENSIONS[1:]],
-                budget=BudgetLimits(tokens=10**9),
+                parts={"budgets": to_raw({"tokens": 10**9})},
             )
             for name in ("coder", "reviewer")
         }

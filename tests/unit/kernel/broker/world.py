@@ -26,7 +26,6 @@ from goondan.kernel.broker.parts import Part
 from goondan.kernel.broker.recovery import BadRow, reserved_epochs
 from goondan.kernel.broker.router import Router
 from goondan.kernel.broker.workdirs import Workdir
-from goondan.schemas.budgets import BudgetLimits
 from goondan.schemas.wire.blobs import REFERENCES, check_reference, describe
 from goondan.schemas.wire.codec import decode
 from goondan.schemas.wire.control import Principal
@@ -81,9 +80,9 @@ class World:
         max_open_events: int = 65_536,
         handlers_ask: bool = False,
         journal: BothJournals | None = None,
-        budget: BudgetLimits | None = None,
+        parts: dict[str, Raw] | None = None,
     ) -> None:
-        """`budget` is `coder`'s."""
+        """`parts` has what features have in the specification of `coder`."""
         self.now = 1000.0
         #: What was journaled; it outlives every broker.
         self.journal = journal or MemoryJournal()
@@ -111,7 +110,7 @@ class World:
         #: Event id -> the instance that a client has asked.
         self.asked_of: dict[str, tuple[str, str]] = {}
         self.plan = plan(max_live_agents, max_open_events)
-        self.plan.agents["coder"] = structs.replace(self.plan.agents["coder"], budget=budget)
+        self.plan.agents["coder"] = structs.replace(self.plan.agents["coder"], parts=parts or {})
         self.router = self._new_router()
         self.supervisor = Supervisor(self)
         self.launches += 1

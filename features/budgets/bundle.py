@@ -5,24 +5,47 @@ Source: docs/decisions/070.
 
 from __future__ import annotations
 
-import posixpath
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
+from goondan.features.budgets.wire import FEATURE, BudgetLimits
 from goondan.kernel.bundle.checked import CheckedAgent
+from goondan.kernel.bundle.feature_extensions import is_bundled
 from goondan.kernel.bundle.problems import Report
 from goondan.kernel.bundle.shape import Document
-from goondan.schemas.budgets import BUDGET_EXTENSION, BudgetLimits
 from goondan.schemas.bundle.launch import ExtensionSpec, ModelSpec
+
+
+class BudgetExtension:
+    """The bundled extension `budget`, under whatever names a bundle has it (kernel/bundle/feature_extensions.py)."""
+
+    feature: Final = FEATURE
+    extension: Final = "budget"
+
+    def faults(self, config: Mapping[str, Any]) -> list[str]:
+        """None: the schema has all that there is to one config."""
+        return []
+
+    def check(self, agents: Sequence[CheckedAgent], report: Report) -> None:
+        """Report what cannot be counted."""
+        check_budgets(agents, report)
+
+    def part(self, extensions: Sequence[ExtensionSpec]) -> BudgetLimits | None:
+        """The limits of an agent."""
+        return limits_in(extensions)
+
+
+EXTENSION: Final = BudgetExtension()
 
 
 def is_budget(extension: ExtensionSpec) -> bool:
     """Whether this is the bundled extension, under whatever name the bundle has it."""
-    return extension.bundled and posixpath.basename(posixpath.dirname(extension.entry)) == BUDGET_EXTENSION
+    return is_bundled(EXTENSION.extension, extension.entry, extension.bundled)
 
 
-def budget_of(extensions: Iterable[ExtensionSpec]) -> BudgetLimits | None:
+def limits_in(extensions: Sequence[ExtensionSpec]) -> BudgetLimits | None:
     """The limits that an agent's extensions give; None: there are none, or they are no limits (which was reported)."""
     for extension in extensions:
         if is_budget(extension):
@@ -33,11 +56,10 @@ def budget_of(extensions: Iterable[ExtensionSpec]) -> BudgetLimits | None:
     return None
 
 
-def check_budgets(agents: Iterable[CheckedAgent], report: Report) -> None:
+def check_budgets(agents: Sequence[CheckedAgent], report: Report) -> None:
     """Report an agent with two budgets, and models whose price nobody knows where money is limited: what one agent asks
     of another is charged to both, so that is every model of the swarm.
     """
-    agents = list(agents)
     wanted: dict[str, str] = {}
     for agent in agents:
         named = [extension.name for extension in agent.extensions if is_budget(extension)]
@@ -45,7 +67,7 @@ def check_budgets(agents: Iterable[CheckedAgent], report: Report) -> None:
             message = f"an agent has one budget, and {' and '.join(named)} are two"
             place = agent.document.place("spec", "extensions")
             report.error("E_CONFIG_DUPLICATE", message, place, "Put all limits into one of them.")
-        limits = budget_of(agent.extensions)
+        limits = limits_in(agent.extensions)
         if limits is not None and limits.money is not None:
             wanted.setdefault(limits.currency, agent.name)
     told: set[str] = set()

@@ -5,14 +5,13 @@ Source: docs/budgets.md.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 import click
 
-from goondan.kernel.cli import options
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from goondan.kernel.cli.operator_question import Document, Op
+from goondan.kernel.cli.plain import one_line
 
 #: The most of an id or a name that is shown (characters). Both are text from outside.
 _MAX_NAME: Final = 80
@@ -20,25 +19,8 @@ _MAX_NAME: Final = 80
 _COLUMNS: Final = ("calls", "modelCalls", "toolCalls", "tokens", "inputTokens", "outputTokens", "money")
 
 
-@click.command()
-@click.argument("event_id", metavar="[EVENT]", required=False)
-@options.bundle
-@options.as_json
-def command(event_id: str | None, bundle: str | None, as_json: bool) -> int:
-    """Show what messages have used of their budgets, and who has used it: of one, or of all that are worked on."""
-    from goondan.kernel.cli.operator_question import ask_broker
-    from goondan.kernel.cli.output import write_result
-
-    question = {"op": "budget"} if event_id is None else {"op": "budget", "eventId": event_id}
-    answer = ask_broker(bundle, question)
-    write_result(answer, *render(answer), as_json=as_json)
-    return 0
-
-
-def render(answer: Mapping[str, Any]) -> list[str]:
+def render(answer: Document) -> list[str]:
     """The budgets of each message: one line for each limit, then one for each agent that has spent something."""
-    from goondan.kernel.cli.plain import one_line
-
     lines: list[str] = []
     for tree in answer["trees"]:
         state = "is worked on" if tree["endedMs"] is None else "is over"
@@ -67,3 +49,14 @@ def _amounts(amount: Mapping[str, float]) -> str:
 
 def _number(number: float) -> str:
     return f"{number:,.6f}".rstrip("0").rstrip(".")
+
+
+COMMANDS = {
+    "budget": Op(
+        "budget",
+        "Show what messages have used of their budgets, and who has used it: of one, or of all that are worked on.",
+        lambda answer, _: render(answer),
+        (click.argument("event_id", metavar="[EVENT]", required=False),),
+        lambda event_id: {} if event_id is None else {"eventId": event_id},
+    ).command(),
+}
