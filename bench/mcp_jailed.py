@@ -21,14 +21,19 @@ from bench.programs import broker, tool_host
 from bench.tool_call import SCHEMA, measure
 from goondan.schemas.bundle.launch import CatalogItem, Filesystem, Limits, McpServerSpec, SandboxSpec, ToolSpec
 
-_PROGRAM = "toolhost/mcp_worker/start.py"
+_PROGRAM = "features/mcp/jail/start.py"
 
 
 def server() -> tuple[CatalogItem, ToolSpec]:
     """The server of the other side, in a jail that may read the environment and the benchmarks."""
     program = Path(__file__).with_name("mcp_server.py")
     spec = McpServerSpec(
-        extension="bench", transport="stdio", command=[sys.executable, "-I", str(program)], tools=True, digest="bench"
+        extension="bench",
+        transport="stdio",
+        worker="mcp",
+        command=[sys.executable, "-I", str(program)],
+        tools=True,
+        digest="bench",
     )
     sandbox = SandboxSpec(filesystem=Filesystem(read=[sys.prefix, str(program.parent)]), limits=Limits(cpu_seconds=600))
     tool = ToolSpec(name="server", entry="", root="", exports=[], sandbox=sandbox, server=spec)

@@ -70,7 +70,7 @@ def make_server(
     root.mkdir(parents=True, exist_ok=True)
     (root / "server.py").write_text(f"{SERVER}\n{source}\n{last}\n", encoding="utf-8")
     command = [f"{sys.base_prefix}/bin/python3", "-I", "-S", str(root / "server.py"), *(arguments or [])]
-    spec = McpServerSpec(extension=name, transport="stdio", command=command, tools=True, **options)
+    spec = McpServerSpec(extension=name, transport="stdio", worker="mcp", command=command, tools=True, **options)
     return ToolSpec(name=name, entry="", root=str(root), exports=[], sandbox=sandbox or SandboxSpec(), server=spec)
 
 

@@ -13,8 +13,6 @@
     privileges/, drop_privileges    what this process can have done here, as an ordinary user or by what stays root
     launcher/, egress/      processes of their own: what stays root, and the way to the network
     traffic/                what jails say on the network, and what they may reach: pure
-    mcp/, mcp_worker/       MCP servers: the tool host's side, and the process that speaks with each
-    server_messages/           what such a server writes, made safe: pure
     inside/, base/          what runs in jails: the worker, the bundled tools
     survey/, inspection/    what this machine can do, what a module exports
 

@@ -307,6 +307,8 @@ class McpServerSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     extension: str
     #: `stdio`: a program in a jail. `http`: a server at `endpoint`.
     transport: Literal["stdio", "http"]
+    #: The feature whose worker speaks with it.
+    worker: str = ""
     #: Of `stdio`: the program, found by the jail's PATH or by its absolute path, and its arguments.
     command: list[str] = []
     #: Of `stdio`: variables that the program gets on top of its jail's. They may be secrets.

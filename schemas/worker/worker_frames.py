@@ -26,6 +26,8 @@ else:
 WORKER_PROTOCOL: Final = 1
 #: Descriptor on which a worker finds its socket.
 WORKER_FD: Final = 3
+#: What the worker of a server says of one that has gone by itself. How it ended, the host knows better.
+SERVER_LEFT: Final = "it has ended, or closed its standard output"
 #: One frame to a worker. What comes from one is bounded by its `outputLimit`.
 MAX_WORKER_FRAME: Final = 8 << 20
 

@@ -69,7 +69,7 @@ class Work:
     def pids(self, kind: str, moment: Moment, key: str) -> list[int]:
         """The processes that are killed; for a jail that of the tool which works, or any of the job's."""
         if kind == "mcp worker":
-            return [pid for pid, command in self.kernel.processes().items() if "mcp_worker/start.py" in command]
+            return [pid for pid, command in self.kernel.processes().items() if "mcp/jail/start.py" in command]
         try:
             rows = [row for row in self.kernel.ps() if row["role"] == kind and row["pid"]]
         except (GoondanError, OSError):  # nobody answers just now

@@ -18,7 +18,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from goondan.schemas.bundle.launch import Limits, SandboxSpec
-from goondan.toolhost.mcp.server_jail import ServerJail
+from goondan.toolhost.jails.server_jail import ServerJail
 from goondan.toolhost.sessions import machine
 from tests.mcp_fixture import Asker, make_server, text
 from tests.toolhost_fixture import Bench, bench
@@ -158,7 +158,7 @@ async def attack(folder: Path) -> dict[str, Any]:
         found["noise is logged"] = [bool(logs), len(logs) < 5000]
         states = {news.server.server: news.server for news in made.workers if news.server is not None}
         found["named"] = states["dies"].last_error
-        everything = [jail(made, "quiet").process.pid, *bystander, made.host.sessions._starter.template.pid]
+        everything = [jail(made, "quiet").process.pid, *bystander, made.host.sessions._starter.templates["mcp"].pid]
     found["all gone"] = await gone(everything)
     listening.close()
     return found

@@ -17,7 +17,7 @@ import json, os, socket, sys
 sys.path.insert(0, sys.argv[1])
 import ctypes, errno, resource, signal, subprocess, threading
 from goondan.toolhost.inside.system import Filter
-from goondan.toolhost.mcp_worker import template
+from goondan.features.mcp.jail import template
 from goondan.toolhost.facts.host import machine
 from goondan.toolhost.seccomp.program import NUMBERS
 from goondan.toolhost.seccomp.program import template_program, worker_program

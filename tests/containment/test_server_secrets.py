@@ -99,6 +99,7 @@ def servers(folder: Path, port: int) -> list[ToolSpec]:
             server=McpServerSpec(
                 extension=name,
                 transport="http",
+                worker="mcp",
                 endpoint=f"http://127.0.0.1:{port}/{name}",
                 headers={"Authorization": f"Bearer {NAMED}"},
                 tools=True,

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.providers.route import tls_context as of_agents
+from goondan.features.mcp.jail.connections import certificates
 from goondan.features.oauth.process.http import _make
 from goondan.kernel.model_server.asking import _opener
 from goondan.schemas.bundle.launch import McpServerSpec, ToolSpec
-from goondan.toolhost.mcp_worker.connections import certificates
 from tests.containment.test_server_secrets import Web
 from tests.mcp_fixture import Asker
 from tests.toolhost_fixture import bench
@@ -112,7 +112,12 @@ async def test_a_worker_behind_its_walls_has_them(
     async with await asyncio.start_server(web, "127.0.0.1", 0, ssl=tls) as listening:
         endpoint = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}/web"
         server = McpServerSpec(
-            extension="web", transport="http", endpoint=endpoint, headers={"Authorization": "Bearer k-4711"}, tools=True
+            extension="web",
+            transport="http",
+            worker="mcp",
+            endpoint=endpoint,
+            headers={"Authorization": "Bearer k-4711"},
+            tools=True,
         )
         async with bench(ToolSpec(name="web", entry="", root="", exports=[], server=server)) as made:
             listing = await Asker(made).ask("web")

@@ -45,7 +45,14 @@ def spec(name: str, command: list[str], *, network: Any = "none", **options: Any
         filesystem=Filesystem(read=read), network=network, limits=Limits(memory_mb=1024, processes=128)
     )
     server = McpServerSpec(
-        extension=name, transport="stdio", command=command, tools=True, resources=True, prompts=True, **options
+        extension=name,
+        transport="stdio",
+        worker="mcp",
+        command=command,
+        tools=True,
+        resources=True,
+        prompts=True,
+        **options,
     )
     return ToolSpec(name=name, entry="", root=str(FOLDER), exports=[], sandbox=sandbox, server=server)
 
@@ -55,6 +62,7 @@ def specs(port: int) -> list[ToolSpec]:
     at_url = McpServerSpec(
         extension="url",
         transport="http",
+        worker="mcp",
         endpoint=f"http://127.0.0.1:{port}/mcp",
         tools=True,
         resources=True,

@@ -28,6 +28,7 @@ Source: docs/design/sandbox.md section 3.1; docs/decisions/039.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import json
@@ -53,6 +54,7 @@ from goondan.toolhost.launcher.request import (
     Run,
     check_enclosed,
     check_launch,
+    is_feature,
     is_jails,
     way_of,
 )
@@ -66,8 +68,9 @@ _PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PROGRAMS: Final = {
     "proxy": f"{_PACKAGE}/egress/start.py",
     "listen": f"{_PACKAGE}/egress/listen.py",
-    "mcp": f"{_PACKAGE}/mcp_worker/start.py",
 }
+#: The features, of which some have a worker.
+_FEATURES: Final = os.path.join(os.path.dirname(_PACKAGE), "features")
 
 
 #: Checks a request of a tool host that gave root up, with the descriptors of its places. Raises OSError when the tool
@@ -176,15 +179,31 @@ def _put_first(thread: int) -> None:
 def _run(request: Run, fds: list[int]) -> dict[str, Any]:
     """Start a program of ours with our own powers; it gives up by itself what it does not need. Raises OSError."""
     places = range(_FIRST_PLACE, _FIRST_PLACE + len(fds))
-    options = ("-I", "-S", "-B", _PROGRAMS[request["program"]])
+    name, arguments = request["program"], request["arguments"]
+    if name == "worker":
+        program, arguments = _worker(arguments[0]), arguments[1:]
+    else:
+        program = _PROGRAMS[name]
+    options = ("-I", "-S", "-B", program)
 
     def become() -> NoReturn:
         os.setsid()
         syscalls.fresh_session_keyring()
         placed = {place: _moved(fd) for place, fd in zip(places, fds, strict=True)}
-        _execute([sys.executable, *options, *request["arguments"], *map(str, places)], {}, placed, (0, 1, 2))
+        _execute([sys.executable, *options, *arguments, *map(str, places)], {}, placed, (0, 1, 2))
 
     return {"pid": _start(2, become)}
+
+
+def _worker(feature: str) -> str:
+    """The file that starts the workers of a feature. It is one of ours: its place follows from the name alone.
+
+    Raises OSError.
+    """
+    program = f"{_FEATURES}/{feature}/jail/start.py"
+    if not is_feature(feature) or not os.path.isfile(program):
+        raise OSError(errno.ENOENT, f"no feature {feature[:40]!r} with a worker is installed")
+    return program
 
 
 def _execute(argv: list[str], env: dict[str, str], placed: dict[int, int], inherited: tuple[int, ...] = ()) -> NoReturn:
@@ -344,7 +363,9 @@ def _check_program(request: Run, allowed: AllowList) -> None:
     """Raise NotAllowed unless a program is asked for in the way in which a tool host may have it."""
     program_, given = request["program"], request["arguments"]
     into_jail = program_ == "listen" and len(given) == 1 and is_jails(user_of(int(given[0])), allowed)
-    as_jail = program_ == "mcp" and len(given) == 1 and is_jails(int(given[0]), allowed)
+    as_jail = (
+        program_ == "worker" and len(given) == 2 and is_feature(given[0]) and is_jails(int(given[1]), allowed)
+    )
     if not into_jail and not as_jail and (program_ != "proxy" or given):
         raise NotAllowed("that is no program of a tool host")
 

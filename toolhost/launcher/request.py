@@ -3,7 +3,7 @@ processes. Pure.
 
     launch:   {"argv", "env", "folder", "places", "stage", "stages", "uid", "fallbackOwner", "enclosure", "joins",
                "niceness", "counted"}                           -> {"pid", "unmapped"} or {"error", "fix"}
-    run:      {"program": "proxy" | "listen" | "mcp", "arguments"}  -> {"pid"} or {"error"}
+    run:      {"program": "proxy" | "listen" | "worker", "arguments"}  -> {"pid"} or {"error"}
     prepare:  {"prepare": [owner uid, owner gid, uid]}              -> nothing
     prompt:   {"prompt": thread}: of the tool host, it comes first  -> nothing
 
@@ -124,16 +124,19 @@ class Launch(TypedDict):
 
 @final
 class Run(TypedDict):
-    """Start one of the two programs of the egress folder, or the template of MCP workers. Our options come first, then
-    `arguments`, then the numbers of the descriptors that it is given.
+    """Start one of the two programs of the egress folder, or the template of the workers of a feature. Our options come
+    first, then `arguments`, then the numbers of the descriptors that it is given. The first argument of `worker` is the
+    feature's name: it is not passed on.
     """
 
-    program: Literal["proxy", "listen", "mcp"]
+    program: Literal["proxy", "listen", "worker"]
     arguments: list[str]
 
 
 # --- the allow-list ---------------------------------------------------------------------------------------------------
 
+#: The name of a feature: of a folder.
+_FEATURE: Final = re.compile(r"[a-z][a-z_]*")
 #: The niceness values that set a jail's share of processors.
 _NICENESS: Final = range(20)
 #: The path of an instance's folder in a state root, and of everything in it.
@@ -185,6 +188,11 @@ class NotAllowed(OSError):
 def within(path: str, folder: str) -> bool:
     """Whether `path` is `folder` or lies in it. Both absolute and without `..`."""
     return path == folder or path.startswith(folder if folder.endswith("/") else folder + "/")
+
+
+def is_feature(name: str) -> bool:
+    """Whether this can be a feature's name: no path can be made of one."""
+    return _FEATURE.fullmatch(name) is not None
 
 
 def is_jails(uid: int, allowed: AllowList) -> bool:

@@ -23,7 +23,7 @@ from goondan.schemas.wire.errors import tool_error
 from goondan.schemas.wire.frames import ToolError
 from goondan.schemas.worker.hosts import read_network
 from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
-from goondan.schemas.worker.worker_frames import WORKER_PROTOCOL, Cancel, Exit, Init, Message, WorkerError
+from goondan.schemas.worker.worker_frames import SERVER_LEFT, WORKER_PROTOCOL, Cancel, Exit, Init, Message, WorkerError
 from goondan.schemas.worker.worker_frames import Call as WorkerCall
 from goondan.toolhost.calls.call_inputs import MessageCache, SentMessages
 from goondan.toolhost.calls.call_registry import Call
@@ -31,10 +31,9 @@ from goondan.toolhost.calls.results import shown, without_network
 from goondan.toolhost.facts.hiding import Hiding
 from goondan.toolhost.jails.jail import CallSandbox, CallSandboxes, Jail
 from goondan.toolhost.jails.network import JailNetwork
+from goondan.toolhost.jails.server_jail import RemoteServer, ServerJail
 from goondan.toolhost.jails.worker import CLOSED, Granted, Worker, WorkerOwner
 from goondan.toolhost.limits.decide import lacks_memory, lacks_processes, limit_error, with_limit
-from goondan.toolhost.mcp.server_jail import RemoteServer, ServerJail
-from goondan.toolhost.server_messages.lines import LEFT
 from goondan.toolhost.sessions.machine import AskToStop, EndCall, JailAction, Kill, Leave, LeaveCall, Terminate
 from goondan.toolhost.sessions.session import JailReceipts, JailSession
 from goondan.toolhost.traffic.messages import Denied, Failed
@@ -314,7 +313,7 @@ class LiveSession:
         said = f"; it said last: {words}" if words else ""
         if worker.live:
             return tool_error("E_MCP_GONE", f"the MCP server {self.tool.name} {cause}{said}", name="McpError")
-        if self.unloaded is not None and (cause == CLOSED or LEFT not in self.unloaded):
+        if self.unloaded is not None and (cause == CLOSED or SERVER_LEFT not in self.unloaded):
             message = f"the MCP server {self.tool.name}: {self.unloaded}{said}"
         else:
             message = f"the MCP server {self.tool.name} {cause} before it had said what it offers{said}"

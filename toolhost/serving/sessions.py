@@ -46,9 +46,9 @@ from goondan.toolhost.calls.call_registry import Call, Listing
 from goondan.toolhost.calls.results import PENDING_S, Work, own_error, refusal, shape, with_denial
 from goondan.toolhost.jails.jail import CallSandbox, Jail
 from goondan.toolhost.jails.network import Egress
+from goondan.toolhost.jails.server_jail import RemoteServer, ServerJail
 from goondan.toolhost.jails.worker import Worker
 from goondan.toolhost.limits.decide import limit_error
-from goondan.toolhost.mcp.server_jail import RemoteServer, ServerJail
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.serving.answers import Answers, Asking, Logins, too_much_pending
 from goondan.toolhost.serving.live import LiveSession, load_error, protocol_error, unavailable
@@ -166,7 +166,7 @@ class Sessions:
                 async with asyncio.timeout(CLOSE_S):
                     await ended()
         self._egress.close()
-        self._starter.template.close()
+        self._starter.close()
         self._watch.close()
 
     async def end_all_of(self, owner: tuple[str, str]) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.bundle.launch import ToolHostSpec, ToolSpec
+from goondan.schemas.bundle.launch import McpServerSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import ErrorPayload
 from goondan.toolhost.calls.call_registry import Call
@@ -23,8 +23,7 @@ from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.jails.jail import Jail, JailOwner
 from goondan.toolhost.jails.launch import launch
 from goondan.toolhost.jails.network import JailNetwork
-from goondan.toolhost.jails.write_exposures import WriteExposures
-from goondan.toolhost.mcp.server_jail import (
+from goondan.toolhost.jails.server_jail import (
     Ends,
     Eras,
     RemoteServer,
@@ -34,7 +33,8 @@ from goondan.toolhost.mcp.server_jail import (
     network_of,
     remote_plan,
 )
-from goondan.toolhost.mcp.template_link import TemplateLink
+from goondan.toolhost.jails.template_link import TemplateLink
+from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.policy.launch_plan import LaunchPlan
 from goondan.toolhost.policy.plan import forks, plan
 from goondan.toolhost.policy.subject import HostFacts
@@ -69,8 +69,8 @@ class JailStarter:
         self._spec = spec
         self._environment = environment
         self._exposures = WriteExposures(None, powers) if exposures is None else exposures
-        #: Forks the workers of MCP servers.
-        self.template = TemplateLink(loop, powers)
+        #: What forks the workers of servers, by the names of features.
+        self.templates: dict[str, TemplateLink] = {}
         #: How servers are asked first.
         self._eras = Eras()
 
@@ -155,16 +155,19 @@ class JailStarter:
         if tool.server is None:
             launched = await launch(make_plan, self.powers, niceness=niceness)
             return Jail(launched, owner, self.powers, self._loop, output_limit=limit, name=tool.name)
-        launched, forked, gate = await launch_server(make_plan, self.template, self.powers, niceness=niceness)
+        launched, forked, gate = await launch_server(
+            make_plan, self._template(tool.server), self.powers, niceness=niceness
+        )
         return ServerJail(
             launched, owner, self.powers, self._loop, output_limit=limit, name=tool.name, forked=forked, gate=gate
         )
 
     async def _start_remote(self, session: JailSession, tool: ToolSpec, owner: JailOwner) -> LiveSession:
         """The worker of an http server. Raises GoondanError and OSError."""
+        assert tool.server is not None
         network = network_of(tool)
         ends = Ends(jailed=False)
-        forked = await fork_worker(self.template, ends)
+        forked = await fork_worker(self._template(tool.server), ends)
         assert ends.connector is not None
         limit = output_limit(tool.sandbox.limits.output_mb)
         plan = remote_plan(tool)
@@ -177,6 +180,16 @@ class JailStarter:
         live.network = JailNetwork(network, Layout((), "", {}, {}))
         live.load(self._environment, owner, self._loop)
         return live
+
+    def _template(self, server: McpServerSpec) -> TemplateLink:
+        if server.worker not in self.templates:
+            self.templates[server.worker] = TemplateLink(server.worker, self._loop, self.powers)
+        return self.templates[server.worker]
+
+    def close(self) -> None:
+        """End all workers of servers."""
+        for template in self.templates.values():
+            template.close()
 
     def is_guarded(self, live: LiveSession) -> bool:
         """Whether everything that must stay read-only for this jail is still in its place."""

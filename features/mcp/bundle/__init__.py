@@ -43,6 +43,8 @@ from goondan.schemas.worker.grantable import SYSTEM, within
 from goondan.schemas.worker.hosts import BadHost, Rule, parse_login_rule, parse_rule, write_network
 from goondan.schemas.worker.hosts import network as make_network
 
+#: The feature whose worker speaks with such servers.
+_FEATURE: Final = "mcp"
 #: How the entry of the bundled extension ends.
 _ENTRY: Final = "/base/mcp/mcp.py"
 #: The longest prefix (characters): 22 are left for the name of a tool.
@@ -314,6 +316,7 @@ def _server(prefix: str, use: ServerUse, files: Files, report: Report) -> Checke
     spec = McpServerSpec(
         extension=use.extension,
         transport=transport["type"],
+        worker=_FEATURE,
         command=list(transport.get("command", ())),
         env=dict(transport.get("env", {})),
         endpoint=transport.get("endpoint"),

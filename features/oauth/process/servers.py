@@ -1,6 +1,6 @@
 """Tokens of MCP servers that are reached over HTTP: kept for their workers, and the person's part of a login.
 
-The worker of a server speaks OAuth with that server and keeps nothing (toolhost/mcp_worker/). Its document is here,
+The worker of a server speaks OAuth with that server and keeps nothing (features/mcp/jail/). Its document is here,
 encrypted like every grant, and is given for the endpoint that it was saved for and for no other. The worker has no
 browser: a person is sent to its page from here, and what the browser brings back goes to the worker.
 

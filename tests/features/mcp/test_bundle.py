@@ -67,6 +67,7 @@ def test_what_the_config_says_arrives_at_the_tool_host(tmp_path: Path) -> None:
     assert server == McpServerSpec(
         extension="mcp-github",
         transport="stdio",
+        worker="mcp",
         command=["/usr/bin/server", "--fast"],
         env={"TOKEN": "x"},
         mode="stateless",

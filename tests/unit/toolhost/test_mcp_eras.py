@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from goondan.schemas.bundle.launch import McpServerSpec, ToolSpec
-from goondan.toolhost.mcp import server_jail
-from goondan.toolhost.mcp.server_jail import Eras
+from goondan.toolhost.jails import server_jail
+from goondan.toolhost.jails.server_jail import Eras
 
 
 def _server(name: str, digest: str = "d") -> ToolSpec:

@@ -61,11 +61,24 @@ ALLOWED: AllowList = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("arguments", [["0"], [], ["99"], ["100", "x"], ["1"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["mcp", "0"],
+        ["mcp"],
+        [],
+        ["mcp", "99"],
+        ["mcp", "100", "x"],
+        ["mcp", "1"],
+        ["150"],
+        ["../mcp", "150"],
+        ["", "150"],
+    ],
+)
 def test_a_tool_host_cannot_have_the_template_run_as_somebody_else(arguments: list[str]) -> None:
-    _check_program(Run(program="mcp", arguments=["150"]), ALLOWED)
+    _check_program(Run(program="worker", arguments=["mcp", "150"]), ALLOWED)
     _check_program(Run(program="proxy", arguments=[]), ALLOWED)
     with pytest.raises(NotAllowed):
-        _check_program(Run(program="mcp", arguments=arguments), ALLOWED)
+        _check_program(Run(program="worker", arguments=arguments), ALLOWED)
     with pytest.raises(NotAllowed):
         _check_program(Run(program="proxy", arguments=["150"]), ALLOWED)

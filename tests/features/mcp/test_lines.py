@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.toolhost.server_messages import bounds, lines
-from goondan.toolhost.server_messages.lines import NOT_LET_THROUGH, Answered, Asked, Flood, Lines, Noise, Told, parse
+from goondan.features.mcp.jail import bounds, lines
+from goondan.features.mcp.jail.lines import NOT_LET_THROUGH, Answered, Asked, Flood, Lines, Noise, Told, parse
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

@@ -1,7 +1,7 @@
-"""The link to the SDK template (toolhost/mcp_worker/template.py), which forks MCP workers for this tool host.
+"""The link to the template of a feature's workers, which forks one for each server of this tool host.
 
-The template is started for the first server, by the launcher. When it has ended, its workers have ended with it, and
-the next server gets a new template. Use from the loop's thread.
+For the first server the launcher starts `jail/start.py` of the feature, which becomes the template. When it has ended,
+its workers have ended with it, and the next server gets a new template. Use from the loop's thread.
 
 Source: docs/design/sandbox.md section 8.
 """
@@ -41,9 +41,10 @@ _Waiter = asyncio.Future[Forked]
 
 
 class TemplateLink:
-    """The template of one tool host."""
+    """The template of one feature in one tool host."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, powers: Powers) -> None:
+    def __init__(self, feature: str, loop: asyncio.AbstractEventLoop, powers: Powers) -> None:
+        self._feature = feature
         self._loop = loop
         self._powers = powers
         self._programs = OwnPrograms(loop, powers.launcher)
@@ -98,12 +99,14 @@ class TemplateLink:
                     self._uid = self._powers.uids.take()
                     if self._uid is None:
                         raise OSError(0, "every user number for jails is in use")
-                arguments = [] if self._uid is None else [str(self._uid)]
+                arguments = [self._feature, *([] if self._uid is None else [str(self._uid)])]
                 fds = [theirs.fileno(), *files]
-                self.pid = await self._programs.run({"program": "mcp", "arguments": arguments}, fds)
+                self.pid = await self._programs.run({"program": "worker", "arguments": arguments}, fds)
         except OSError as error:
             self._lost()
-            raise OSError(0, f"the template of MCP workers could not be started: {error.strerror or error}") from None
+            raise OSError(
+                0, f"the template of the servers' workers could not be started: {error.strerror or error}"
+            ) from None
         finally:
             for file in files:
                 os.close(file)
@@ -117,7 +120,7 @@ class TemplateLink:
         try:
             socket.send_fds(channel, [json.dumps({"ends": list(ends)}).encode()], fds)
         except OSError as error:
-            raise OSError(0, f"the template of MCP workers takes no request: {error.strerror}") from None
+            raise OSError(0, f"the template of the servers' workers takes no request: {error.strerror}") from None
         self._asked.append(waiter)
         return await waiter
 
@@ -160,4 +163,4 @@ class TemplateLink:
 
 
 def _ended() -> OSError:
-    return OSError(0, "the template of MCP workers has ended")
+    return OSError(0, "the template of the servers' workers has ended")

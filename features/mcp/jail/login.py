@@ -28,10 +28,10 @@ from mcp.shared.auth import (
 from msgspec import Struct
 from pydantic import BaseModel, ValidationError
 
+from goondan.features.mcp.jail.results import Failure
 from goondan.schemas.mcp import McpOAuth
 from goondan.schemas.oauth import MAX_DOCUMENT, ServerOp, ServerReply
 from goondan.schemas.text.redaction import redact
-from goondan.toolhost.server_messages.results import Failure
 
 #: The name that people read when they are asked whether they agree.
 CLIENT_NAME: Final = "Goondan"

@@ -23,8 +23,9 @@ from mcp.shared.transport_context import TransportContext
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT
 from pydantic import ValidationError
 
-from goondan.toolhost.server_messages import bounds
-from goondan.toolhost.server_messages.lines import GONE, LEFT, Answered, Asked, Flood, Id, Lines, Noise, Told, encode
+from goondan.features.mcp.jail import bounds
+from goondan.features.mcp.jail.lines import GONE, Answered, Asked, Flood, Id, Lines, Noise, Told, encode
+from goondan.schemas.worker.worker_frames import SERVER_LEFT
 from goondan.toolhost.socket_end import SocketEnd
 
 #: Bytes that a server has not read yet. 64 calls of the largest arguments are more; a server that reads none of them
@@ -106,7 +107,7 @@ class Stdio:
         self._open: dict[Id, _Open] = {}
         self._asked: dict[Id, tuple[asyncio.Task[None], _Incoming]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._end = SocketEnd(server, loop, on_data=self._heard, on_left=lambda: self.close(LEFT))
+        self._end = SocketEnd(server, loop, on_data=self._heard, on_left=lambda: self.close(SERVER_LEFT))
         self._ended: str | None = None
         self._over = asyncio.Event()
         self._on_request: OnRequest | None = None

@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 
+from goondan.features.mcp.jail import lines, tasks
 from goondan.schemas.worker.worker_frames import LoadFailed
-from goondan.toolhost.mcp_worker import tasks
-from goondan.toolhost.server_messages import lines
-from tests.process import mcp_sdk_server
-from tests.process.mcp_worker_host import (
+from tests.features.mcp.process import mcp_sdk_server
+from tests.features.mcp.process.mcp_worker_host import (
     Host,
     Scripted,
     as_json,

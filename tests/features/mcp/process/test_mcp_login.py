@@ -19,13 +19,13 @@ from urllib.parse import parse_qs, urlencode, urlsplit
 import httpx2
 import pytest
 
+from goondan.features.mcp.jail.login import Login
+from goondan.features.mcp.jail.results import Failure
 from goondan.schemas.mcp import McpOAuth
 from goondan.schemas.oauth import ServerOp, ServerReply
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.worker_frames import LoadFailed
-from goondan.toolhost.mcp_worker.login import Login
-from goondan.toolhost.server_messages.results import Failure
-from tests.process.mcp_worker_host import hosted, pass_time, tunnels
+from tests.features.mcp.process.mcp_worker_host import hosted, pass_time, tunnels
 
 BROWSER = "http://127.0.0.1:9/callback"
 
@@ -367,7 +367,7 @@ def test_a_worker_logs_in_while_it_connects_and_the_next_one_need_not(server: Se
 def test_connecting_waits_for_a_person_longer_than_for_a_server(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("goondan.toolhost.mcp_worker.client.CONNECT_S", 8)
+    monkeypatch.setattr("goondan.features.mcp.jail.client.CONNECT_S", 8)
 
     class Slow(Keeper):
         async def ask(self, op: ServerOp, *, document: str | None = None, url: str | None = None) -> ServerReply:

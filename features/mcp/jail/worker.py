@@ -24,6 +24,14 @@ import msgspec
 import uvloop
 from mcp.shared.dispatcher import Dispatcher
 
+from goondan.features.mcp.jail import bounds
+from goondan.features.mcp.jail.bounds import Allowance
+from goondan.features.mcp.jail.calling import Calls
+from goondan.features.mcp.jail.client import Client
+from goondan.features.mcp.jail.http import Http
+from goondan.features.mcp.jail.login import Login
+from goondan.features.mcp.jail.results import Failure, error_of
+from goondan.features.mcp.jail.stdio import CLOSED_HERE, Stdio
 from goondan.schemas.mcp import McpListing, McpOAuth, McpServerInit, NewsKind
 from goondan.schemas.oauth import ServerOp, ServerReply
 from goondan.schemas.text.redaction import Redactor
@@ -47,14 +55,6 @@ from goondan.schemas.worker.worker_frames import (
     WorkerFrame,
 )
 from goondan.toolhost.inside.wire import Frames, framed
-from goondan.toolhost.mcp_worker.calling import Calls
-from goondan.toolhost.mcp_worker.client import Client
-from goondan.toolhost.mcp_worker.http import Http
-from goondan.toolhost.mcp_worker.login import Login
-from goondan.toolhost.mcp_worker.stdio import CLOSED_HERE, Stdio
-from goondan.toolhost.server_messages import bounds
-from goondan.toolhost.server_messages.bounds import Allowance
-from goondan.toolhost.server_messages.results import Failure, error_of
 from goondan.toolhost.socket_end import SocketEnd
 
 #: Lines of the log at once and per second after that; what is over is dropped and counted. The host ends a worker that

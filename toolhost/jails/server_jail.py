@@ -1,4 +1,4 @@
-"""One MCP server as the host sees it: the worker outside that speaks with it, and the jail that it runs in.
+"""One server as the host sees it: the worker outside that speaks with it, and the jail that it runs in.
 
 A stdio server is a jail (jails/jail.py) whose first program is the server's command. Its standard input and output are
 one socket, and the worker has the other end. The host hears the worker only. An http server is the worker alone.
@@ -33,8 +33,8 @@ from goondan.schemas.worker.worker_frames import WORKER_FD
 from goondan.toolhost.jails import worker
 from goondan.toolhost.jails.jail import Jail, JailOwner
 from goondan.toolhost.jails.launch import Launched, Wires, launch
+from goondan.toolhost.jails.template_link import Forked, TemplateLink
 from goondan.toolhost.limits.decide import Used
-from goondan.toolhost.mcp.template_link import Forked, TemplateLink
 from goondan.toolhost.policy.launch_plan import LaunchPlan
 from goondan.toolhost.policy.subject import Request
 from goondan.toolhost.privileges.powers import Powers
@@ -49,7 +49,7 @@ MAX_KNOWN: Final = 1024
 
 
 class WorkerProcess:
-    """The process of an MCP worker. It is no child of ours: what is known of it is a descriptor."""
+    """The process of a server's worker. It is no child of ours: what is known of it is a descriptor."""
 
     def __init__(self, forked: Forked, loop: asyncio.AbstractEventLoop, on_end: Callable[[], None]) -> None:
         self.pid = forked.pid
@@ -93,7 +93,7 @@ class Ends:
         self.channel.setblocking(False)
         self.output, writing = os.pipe()
         os.set_blocking(self.output, False)
-        #: The worker's, by their names (mcp_worker/template.py).
+        #: The worker's, by their names (jail/template.py of the feature).
         self.worker: dict[str, socket.socket | int] = {"channel": theirs, "output": writing}
         #: The jail's, by their numbers there.
         self.places: dict[int, int] = {}

@@ -26,6 +26,7 @@ import msgspec
 from mcp_types.version import LATEST_MODERN_VERSION
 from msgspec import Raw
 
+from goondan.features.mcp.jail.worker import serve
 from goondan.schemas.mcp import McpServerInit
 from goondan.schemas.worker.worker_frames import (
     WORKER_PROTOCOL,
@@ -39,7 +40,6 @@ from goondan.schemas.worker.worker_frames import (
     Result,
     WorkerFrame,
 )
-from goondan.toolhost.mcp_worker.worker import serve
 
 #: The process on the other side ends after this time in any case (seconds). A session takes a quarter of a second.
 LIMIT_S: Final = 20

@@ -22,9 +22,9 @@ from typing import Any, Final
 import httpcore2
 import httpx2
 
+from goondan.features.mcp.jail import bounds
+from goondan.features.mcp.jail.lines import NOT_REACHED
 from goondan.schemas.system.authorities import tls_context
-from goondan.toolhost.server_messages import bounds
-from goondan.toolhost.server_messages.lines import NOT_REACHED
 
 #: What is sent for one connection.
 REQUEST: Final = b"connect"

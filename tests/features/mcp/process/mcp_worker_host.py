@@ -16,6 +16,8 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from goondan.features.mcp.jail.login import Keeper
+from goondan.features.mcp.jail.worker import Worker
 from goondan.schemas.mcp import McpServerInit
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.worker.worker_frames import (
@@ -39,8 +41,6 @@ from goondan.schemas.worker.worker_frames import (
     WorkerError,
     WorkerFrame,
 )
-from goondan.toolhost.mcp_worker.login import Keeper
-from goondan.toolhost.mcp_worker.worker import Worker
 
 encode = msgspec.msgpack.Encoder().encode
 decode = msgspec.msgpack.Decoder(WorkerFrame).decode

@@ -22,7 +22,7 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from goondan.schemas.bundle.launch import Filesystem, McpServerSpec, SandboxSpec, ToolSpec
-from goondan.toolhost.mcp.server_jail import RemoteServer, ServerJail
+from goondan.toolhost.jails.server_jail import RemoteServer, ServerJail
 from goondan.toolhost.serving.live import LiveSession
 from goondan.toolhost.sessions import machine
 from goondan.toolhost.watch.procfs import process_status
@@ -137,6 +137,7 @@ def far(name: str, port: int, path: str) -> ToolSpec:
     spec = McpServerSpec(
         extension=name,
         transport="http",
+        worker="mcp",
         endpoint=f"http://127.0.0.1:{port}{path}",
         headers={"X-Key": "s3cret"},
         tools=True,
@@ -457,7 +458,7 @@ async def test_whichever_part_is_killed_all_of_it_ends_and_nothing_outlives_the_
         for who in ("worker", "jail", "template"):
             await asker.ask()
             _, waits = made.start("srv__nap", {"s": 60})
-            there, template = jail(made, "srv"), made.host.sessions._starter.template.pid
+            there, template = jail(made, "srv"), made.host.sessions._starter.templates["mcp"].pid
             inside = there.processes()
             assert template > 0
             assert inside
@@ -469,7 +470,7 @@ async def test_whichever_part_is_killed_all_of_it_ends_and_nothing_outlives_the_
         await asker.ask()  # by a new template
         assert text(await made.call("srv__count"))[0] == 1
         there = jail(made, "srv")
-        pids = [there.process.pid, made.host.sessions._starter.template.pid, *there.processes()]
+        pids = [there.process.pid, made.host.sessions._starter.templates["mcp"].pid, *there.processes()]
     await gone(*pids)
 
 
@@ -478,14 +479,15 @@ HOST = """
 import asyncio, json, sys
 from pathlib import Path
 from tests.mcp_fixture import Asker, make_server
-from tests.process.test_mcp_host import jail
+from tests.features.mcp.process.test_mcp_host import jail
 from tests.toolhost_fixture import bench
 
 async def main():
     async with bench(make_server(Path(sys.argv[1]))) as made:
         await Asker(made).ask()
         there = jail(made, "srv")
-        print(json.dumps([there.process.pid, made.host.sessions._starter.template.pid, *there.processes()]), flush=True)
+        template = made.host.sessions._starter.templates["mcp"]
+        print(json.dumps([there.process.pid, template.pid, *there.processes()]), flush=True)
         await asyncio.sleep(60)
 
 asyncio.run(main())
@@ -494,7 +496,7 @@ asyncio.run(main())
 
 async def test_nothing_of_a_server_outlives_a_tool_host_that_is_killed(short_tmp: Path) -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", HOST, str(short_tmp), stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[2]
+        sys.executable, "-c", HOST, str(short_tmp), stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parents[4]
     )
     assert process.stdout is not None
     pids = json.loads(await asyncio.wait_for(process.stdout.readline(), 30))

@@ -1,6 +1,6 @@
 """A server that is written with the official SDK: over a socket in the loop of the test, or at an URL on loopback.
 
-`python -m tests.process.mcp_sdk_server` is the same on standard input and output.
+`python -m tests.features.mcp.process.mcp_sdk_server` is the same on standard input and output.
 """
 
 from __future__ import annotations

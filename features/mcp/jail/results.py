@@ -18,10 +18,10 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 from pydantic import ValidationError
 
+from goondan.features.mcp.jail import bounds
+from goondan.features.mcp.jail.lines import GONE, NOT_LET_THROUGH, NOT_REACHED
 from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.worker.worker_frames import WorkerError
-from goondan.toolhost.server_messages import bounds
-from goondan.toolhost.server_messages.lines import GONE, NOT_LET_THROUGH, NOT_REACHED
 
 #: Fields of a block that are passed on. `_meta` is between programs.
 _FIELDS: Final = {

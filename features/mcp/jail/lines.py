@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from goondan.toolhost.server_messages import bounds
-from goondan.toolhost.server_messages.bounds import Allowance, Excess
+from goondan.features.mcp.jail import bounds
+from goondan.features.mcp.jail.bounds import Allowance, Excess
 
 #: Bytes of one message: images and files travel in them as base64.
 MAX_LINE: Final = 16 << 20
@@ -185,8 +185,6 @@ NOT_LET_THROUGH: Final = -33_001
 NOT_REACHED: Final = -33_002
 #: The same of a connection that has ended. The SDK's code for that is one that servers use for anything.
 GONE: Final = -33_003
-#: What is said of a server that has gone by itself. How it ended, the host knows better.
-LEFT: Final = "it has ended, or closed its standard output"
 #: How far from the start and the end of a broken line its id is looked for (bytes).
 _NEAR: Final = 256
 _ID: Final = re.compile(rb'"id"\s*:\s*(\d{1,15}|"[!#-\[\]-~]{1,64}")\s*[,}]')

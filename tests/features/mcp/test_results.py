@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.toolhost.server_messages import results
-from goondan.toolhost.server_messages.results import TooLarge, call_output, error_text, packed
+from goondan.features.mcp.jail import results
+from goondan.features.mcp.jail.results import TooLarge, call_output, error_text, packed
 from goondan.toolhost.untrusted import check_json
-from tests.unit.toolhost.server_messages.test_lines import json_values
+from tests.features.mcp.test_lines import json_values
 
 
 def text(value: str) -> dict[str, Any]:

@@ -29,12 +29,12 @@ from mcp.shared.message import SessionMessage
 from mcp_types import JSONRPCError, JSONRPCResponse
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
-from goondan.toolhost.mcp_worker.connections import MAX_BODY, Connector, Transport
-from goondan.toolhost.mcp_worker.login import Login
-from goondan.toolhost.server_messages import bounds
-from goondan.toolhost.server_messages.bounds import Excess
-from goondan.toolhost.server_messages.lines import UNASKED_BURST, UNASKED_PER_S
-from goondan.toolhost.server_messages.results import Failure, error_of
+from goondan.features.mcp.jail import bounds
+from goondan.features.mcp.jail.bounds import Excess
+from goondan.features.mcp.jail.connections import MAX_BODY, Connector, Transport
+from goondan.features.mcp.jail.lines import UNASKED_BURST, UNASKED_PER_S
+from goondan.features.mcp.jail.login import Login
+from goondan.features.mcp.jail.results import Failure, error_of
 
 #: How long a server may keep a request without a byte (seconds). Calls have deadlines of their own, which are shorter.
 READ_S: Final = 3600.0

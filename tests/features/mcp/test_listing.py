@@ -8,10 +8,10 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.toolhost.server_messages import listing
-from goondan.toolhost.server_messages.bounds import MAX_DESCRIPTION
-from goondan.toolhost.server_messages.listing import Budget
-from tests.unit.toolhost.server_messages.test_lines import json_values
+from goondan.features.mcp.jail import listing
+from goondan.features.mcp.jail.bounds import MAX_DESCRIPTION
+from goondan.features.mcp.jail.listing import Budget
+from tests.features.mcp.test_lines import json_values
 
 FIELDS = ("name", "title", "description", "inputSchema", "outputSchema", "annotations", "uri", "arguments")
 items = st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, json_values))

@@ -31,14 +31,13 @@ from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, FileUrl, ValidationError
 
+from goondan.features.mcp.jail import bounds, listing, tasks
+from goondan.features.mcp.jail.bounds import MAX_NAME
+from goondan.features.mcp.jail.results import Failure, is_gone
+from goondan.features.mcp.jail.tasks import Task
 from goondan.schemas.bundle.arguments import TOO_MUCH, ArgumentChecker, compile_arguments
 from goondan.schemas.mcp import CONNECT_S, McpListing, McpPrompt, McpResource, McpServerInit, McpTool, NewsKind
 from goondan.schemas.wire.errors import GoondanError
-from goondan.toolhost.mcp_worker import tasks
-from goondan.toolhost.mcp_worker.tasks import Task
-from goondan.toolhost.server_messages import bounds, listing
-from goondan.toolhost.server_messages.bounds import MAX_NAME
-from goondan.toolhost.server_messages.results import Failure, is_gone
 
 #: Pages of one list. A server whose list has no end is cut off here.
 MAX_PAGES: Final = 200

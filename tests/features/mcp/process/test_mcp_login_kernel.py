@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.features.mcp.process.test_mcp_login import Server
 from tests.kernel_fixture import Sandbox, sandbox, wait_until
 from tests.process.scripted_model import ScriptedModel, scripted_model
-from tests.process.test_mcp_login import Server
 
 BUNDLE = """\
 apiVersion: goondan.ai/v1

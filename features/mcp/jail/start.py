@@ -10,7 +10,7 @@ import os
 import site
 import sys
 
-ROOT = __file__.rpartition("/goondan/toolhost/")[0]
+ROOT = __file__.rpartition("/goondan/features/")[0]
 
 site.main()  # the environment's packages: the SDK is one of them
 # Only this one: the folder itself may be a workdir of tools, and must not be asked for modules of other names.
@@ -19,7 +19,7 @@ import goondan  # noqa: E402, F401
 
 sys.path.remove(ROOT)
 
-from goondan.toolhost.mcp_worker.template import main  # noqa: E402
+from goondan.features.mcp.jail.template import main  # noqa: E402
 
 *user, channel, filter_, worker_filter, authorities = map(int, sys.argv[1:])
 os.environ["SSL_CERT_FILE"] = f"/dev/fd/{authorities}"  # it is read before the walls are there

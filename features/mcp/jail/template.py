@@ -59,8 +59,8 @@ def main(channel: int, filter_fd: int, worker_filter_fd: int, *, user: int | Non
     control.set_inheritable(False)
     with open(worker_filter_fd, "rb") as source:
         of_worker = Filter(source.read())
-    from goondan.toolhost.mcp_worker.warmup import warm_up  # now: these import the SDK
-    from goondan.toolhost.mcp_worker.worker import serve as work
+    from goondan.features.mcp.jail.warmup import warm_up  # now: these import the SDK
+    from goondan.features.mcp.jail.worker import serve as work
 
     warm_up()
     confine(filter_fd, user)
@@ -73,7 +73,9 @@ def confine(filter_fd: int, user: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     own = {sys.prefix, sys.base_prefix, *(path for path in sys.path if os.path.isdir(path))}
-    packages = {os.path.dirname(os.path.abspath(package.__file__ or "")) for package in (schemas, toolhost)}
+    packages = {
+        os.path.dirname(os.path.abspath(file or "")) for file in (schemas.__file__, toolhost.__file__, __file__)
+    }
     readable = [*_SYSTEM, *sorted(own | packages)]
     own_confinement.confine(
         filter_fd, readable, user=own_confinement.NOBODY if user is None else user, descriptors=_DESCRIPTORS

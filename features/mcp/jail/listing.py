@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
+from goondan.features.mcp.jail import bounds
+from goondan.features.mcp.jail.bounds import MAX_DESCRIPTION, MAX_URI, Excess
 from goondan.schemas.mcp import GET_PROMPT, READ_RESOURCE, McpPrompt, McpResource, McpTool, export_names
-from goondan.toolhost.server_messages import bounds
-from goondan.toolhost.server_messages.bounds import MAX_DESCRIPTION, MAX_URI, Excess
 
 #: Items of one list. The largest servers that are known have a few hundred tools.
 MAX_ITEMS: Final = 5_000

@@ -19,8 +19,8 @@ from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
 from pydantic import TypeAdapter, ValidationError
 
-from goondan.toolhost.server_messages import bounds
-from goondan.toolhost.server_messages.results import Failure
+from goondan.features.mcp.jail import bounds
+from goondan.features.mcp.jail.results import Failure
 
 #: The name of the extension.
 EXTENSION: Final = "io.modelcontextprotocol/tasks"

@@ -23,15 +23,14 @@ from mcp.shared.exceptions import MCPError
 from msgspec import Raw
 from pydantic import TypeAdapter, ValidationError
 
+from goondan.features.mcp.jail import bounds, results, tasks
+from goondan.features.mcp.jail.bounds import MAX_DESCRIPTION, Allowance
+from goondan.features.mcp.jail.client import Client
+from goondan.features.mcp.jail.results import Failure, error_of
+from goondan.features.mcp.jail.tasks import Task
 from goondan.schemas.mcp import GET_PROMPT, McpElicit, McpElicited, McpTool
 from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.worker.worker_frames import Answer, Ask, Call, Progress, Result, WorkerError, WorkerFrame
-from goondan.toolhost.mcp_worker import tasks
-from goondan.toolhost.mcp_worker.client import Client
-from goondan.toolhost.mcp_worker.tasks import Task
-from goondan.toolhost.server_messages import bounds, results
-from goondan.toolhost.server_messages.bounds import MAX_DESCRIPTION, Allowance
-from goondan.toolhost.server_messages.results import Failure, error_of
 
 #: How often a server may ask within one call before it is refused, and how many questions of one answer are asked.
 MAX_ROUNDS: Final = 10
