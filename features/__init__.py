@@ -67,7 +67,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     Feature("gates", ("broker",)),
     Feature(
         "mcp",
-        ("bundle", "command", "jail"),
+        ("broker", "bundle", "command", "jail"),
         commands={
             "mcp": "Use MCP servers, and offer an agent's tools to MCP clients.",
             "mcp add": "Install the package of an MCP server, and write its Extension.",

@@ -33,7 +33,7 @@ from goondan.kernel.broker.entities import TOOLS, Connection, Event, Instance
 from goondan.kernel.broker.folders import Folders, Moved
 from goondan.kernel.broker.journal import records
 from goondan.kernel.broker.journal.interface import Item
-from goondan.kernel.broker.parts import Op, Part, Record
+from goondan.kernel.broker.parts import OfHosts, Op, Part, Record
 from goondan.kernel.broker.processes import Processes
 from goondan.schemas.bundle.address import instance_workdir, is_instance_key, is_resource_name
 from goondan.schemas.wire.codec import from_raw, to_raw
@@ -78,7 +78,7 @@ class Deletion(Struct):
     error: ErrorPayload | None = None
 
 
-class Deletions(Part):
+class Deletions(Part, OfHosts):
     """All deletions that are under way."""
 
     def __init__(
@@ -272,23 +272,24 @@ class Deletions(Part):
             self._give_up(deletion, error_payload("E_INSTANCE_BUSY", message))
         return False
 
-    def ended(self, connection: Connection, frame: Frame, now: float) -> None:
+    def answered(self, host: Connection, frame: Frame, now: float) -> bool:
         """`reply` from a tool host: the jails of an instance have ended, or what they still do."""
-        for deletion in self._active.values():
-            asked = deletion.hosts.get(connection.incarnation)
+        for deletion in self._active.values() if frame.type == "reply" else ():
+            asked = deletion.hosts.get(host.incarnation)
             if deletion.phase != "jails" or asked is None or asked[0] != frame.in_reply_to:
                 continue
             work = from_raw(frame.payload, InstanceEnded).work
             if not work:
-                deletion.hosts[connection.incarnation] = None
+                deletion.hosts[host.incarnation] = None
             elif not deletion.force:
                 address = deletion.instance.address
                 message = f"{address} has work: some of it goes on in the background{_named(work, len(work))}"
                 self._give_up(deletion, error_payload("E_INSTANCE_BUSY", message))
             else:  # it was asked before somebody wanted it by force
-                deletion.hosts[connection.incarnation] = ("", 0.0)
+                deletion.hosts[host.incarnation] = ("", 0.0)
             self._advance(deletion, now)
-            return
+            return True
+        return False
 
     @property
     def active(self) -> bool:

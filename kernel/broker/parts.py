@@ -175,6 +175,23 @@ class OfCalls:
         return False
 
 
+class OfHosts:
+    """The hooks of a part in the life of tool hosts, for what it has asked them, and for what runs there."""
+
+    def host_lost(self, host: Connection, now: float) -> None:
+        """A tool host is gone, with all that ran there."""
+
+    def host_ended(self, address: str, launch: int, now: float) -> None:
+        """The supervisor saw a tool host end. Its connection may be unknown here."""
+
+    def no_host(self, reason: str) -> None:
+        """No tool host can be started."""
+
+    def answered(self, host: Connection, frame: Frame, now: float) -> bool:
+        """Whether this `reply` or `error` of a tool host answers a question of this part, which takes it then."""
+        return False
+
+
 class EventHooks:
     """The hooks of all parts in the life of events, those that they have."""
 
@@ -198,6 +215,17 @@ class CallHooks:
         self.stored = tuple(part.stored for part in mine if type(part).stored is not OfCalls.stored)
         self.over = tuple(part.over for part in mine if type(part).over is not OfCalls.over)
         self.keeps = tuple(part.keeps for part in mine if type(part).keeps is not OfCalls.keeps)
+
+
+class HostHooks:
+    """The hooks of all parts in the life of tool hosts, those that they have."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        mine = [part for part in parts if isinstance(part, OfHosts)]
+        self.host_lost = tuple(part.host_lost for part in mine if type(part).host_lost is not OfHosts.host_lost)
+        self.host_ended = tuple(part.host_ended for part in mine if type(part).host_ended is not OfHosts.host_ended)
+        self.no_host = tuple(part.no_host for part in mine if type(part).no_host is not OfHosts.no_host)
+        self.answered = tuple(part.answered for part in mine if type(part).answered is not OfHosts.answered)
 
 
 class Core(Protocol):

@@ -23,10 +23,9 @@ from goondan.kernel.broker.cancels import Cancels
 from goondan.kernel.broker.ends import Ends
 from goondan.kernel.broker.entities import AGENTS, CLIENTS, TOOLS, Connection, Event, Instance
 from goondan.kernel.broker.mailbox import MAX_ATTEMPTS
-from goondan.kernel.broker.parts import Part
+from goondan.kernel.broker.parts import HostHooks, Part
 from goondan.kernel.broker.places import Claim
 from goondan.kernel.broker.presence import agent_address
-from goondan.kernel.broker.servers import Servers
 from goondan.kernel.broker.tool_calls import ToolCalls
 from goondan.schemas.wire.control import (
     Drain,
@@ -58,12 +57,12 @@ STARTING_S: Final = 1.0
 class Processes(Part):
     """The part of the broker that decides about processes."""
 
-    def __init__(self, bus: Bus, cancels: Cancels, ends: Ends, tool_calls: ToolCalls, servers: Servers) -> None:
+    def __init__(self, bus: Bus, cancels: Cancels, ends: Ends, tool_calls: ToolCalls, hosts: HostHooks) -> None:
         self._bus = bus
         self._cancels = cancels
         self._ends = ends
         self._tool_calls = tool_calls
-        self._servers = servers
+        self._hosts = hosts
         self._instances = bus.mailbox.instances
         self._places = bus.mailbox.places
         #: Instances whose process runs, is being started, or is leaving.
@@ -317,8 +316,8 @@ class Processes(Part):
         principal = message.principal
         connection = self._bus.presence.end_launch(_address(principal), message.launch)
         if principal.role == "toolhost":
-            self._tool_calls.launch_ended(_address(principal), message.launch)
-            self._servers.launch_ended(_address(principal), message.launch, now)
+            for ended in self._hosts.host_ended:
+                ended(_address(principal), message.launch, now)
             return
         instance = self._instances.get((principal.name, principal.instance_key or ""))
         if instance is None or (instance.conn is not None and instance.conn is not connection):
@@ -333,8 +332,8 @@ class Processes(Part):
     def _spawn_failed(self, message: SpawnFailed, now: float) -> None:
         principal = message.principal
         if principal.role == "toolhost":
-            self._tool_calls.no_host(message.message)
-            self._servers.no_host(message.message)
+            for no_host in self._hosts.no_host:
+                no_host(message.message)
             return
         instance = self._instances.get((principal.name, principal.instance_key or ""))
         if instance is None:
@@ -388,8 +387,12 @@ class Processes(Part):
         elif connection.cls == TOOLS and supervised:
             self._tool_calls.host_unreachable(connection)
         elif connection.cls == TOOLS:
-            self._tool_calls.host_lost(connection)
-            self._servers.host_lost(connection, now)
+            self.host_lost(connection, now)
+
+    def host_lost(self, host: Connection, now: float) -> None:
+        """A tool host is gone, with all that ran there."""
+        for lost in self._hosts.host_lost:
+            lost(host, now)
 
     def _forget(self, instance: Instance) -> None:
         """The instance has no process, and the one that was asked for will not come."""

@@ -34,12 +34,11 @@ from goondan.kernel.broker.journal.interface import JournalFailed, Row
 from goondan.kernel.broker.live import Live
 from goondan.kernel.broker.live_config.fitting import load_checker
 from goondan.kernel.broker.live_config.service import LiveConfigs
-from goondan.kernel.broker.parts import CallHooks, EventHooks, MakeParts, Part, Take, Waiting
+from goondan.kernel.broker.parts import CallHooks, EventHooks, HostHooks, MakeParts, Part, Take, Waiting
 from goondan.kernel.broker.processes import Processes
 from goondan.kernel.broker.quiet import QuietPeers
 from goondan.kernel.broker.recovery import BadRow, Missing, restore
 from goondan.kernel.broker.revising import Pieces
-from goondan.kernel.broker.servers import Servers
 from goondan.kernel.broker.tool_asks import ToolAsks
 from goondan.kernel.broker.tool_calls import ToolCalls
 from goondan.schemas.bundle.address import is_name
@@ -79,13 +78,9 @@ class Router:
         self.bus = bus
         # Each part gets the parts that it needs when it is made, so the order shows who depends on whom.
         self._clocks = clocks = Clocks(bus)
-        self._servers = servers = Servers(bus)
         self._configs = configs = LiveConfigs(bus)
         # What a part does at an end is done before what stands behind it does something.
-        beside: list[Part] = [
-            servers,
-            *(part for make in features for part in make(self)),
-        ]
+        beside = [part for make in features for part in make(self)]
         hooks = self._hooks = EventHooks(beside)
         actors = self._actors = Actors(bus)
         ends = self._ends = Ends(bus, self.finished, hooks)
@@ -93,7 +88,8 @@ class Router:
         self._quiet = quiet = QuietPeers(bus)
         self._pieces = Pieces()
         self._tool_calls = ToolCalls(bus, cancels, CallHooks(beside))
-        self._processes = Processes(bus, cancels, ends, self._tool_calls, servers)
+        hosts = HostHooks([self._tool_calls, *beside])
+        self._processes = Processes(bus, cancels, ends, self._tool_calls, hosts)
         self._directory = directory = Directory(bus, actors, self._processes)
         self._deletions = Deletions(bus, cancels, self._processes, directory, folders, configs.forget_instance)
         self._answering = answering = Answering(bus, quiet)
@@ -133,6 +129,7 @@ class Router:
         self._revises = tuple(part.revise for part in self.parts if type(part).revise is not Part.revise)
         self._welcomes = tuple(part.welcome for part in self.parts if type(part).welcome is not Part.welcome)
         self._heres = tuple(part.here for part in self.parts if type(part).here is not Part.here)
+        self._answers = HostHooks(self.parts).answered
         self._gones = tuple(part.gone for part in self.parts if type(part).gone is not Part.gone)
         self._hears: dict[type[Struct], list[Callable[[Any, float], None]]] = {}
         for part in self.parts:
@@ -527,8 +524,7 @@ class Router:
         if instance is not None:
             self._processes.leave(instance, connection, now)
         elif connection.cls == TOOLS:
-            self._tool_calls.host_lost(connection)
-            self._servers.host_lost(connection, now)
+            self._processes.host_lost(connection, now)
         else:
             self.bus.presence.drop(connection)
 
@@ -539,9 +535,8 @@ class Router:
             self._processes.says_goodbye(connection.instance)
 
     def _host_answered(self, connection: Connection, frame: Frame, now: float) -> None:
-        """`reply` or `error` from a tool host: it answers a question about a server, or ends an instance."""
-        if not self._servers.answered(connection, frame) and frame.type == "reply":
-            self._deletions.ended(connection, frame, now)
+        """`reply` or `error` from a tool host: it answers a question of a part. What nobody has asked is dropped."""
+        any(answered(connection, frame, now) for answered in self._answers)
 
     def _ping(self, connection: Connection, frame: Frame, now: float) -> None:
         self.bus.send(connection, Frame("pong", in_reply_to=frame.id))

@@ -22,7 +22,7 @@ from goondan.kernel.broker.bus import CREDIT, CREDIT_SLACK, MAX_ID, RETRY_AFTER_
 from goondan.kernel.broker.calls import Call
 from goondan.kernel.broker.cancels import Cancels
 from goondan.kernel.broker.entities import AGENTS, TOOLS, Connection, Event, Instance
-from goondan.kernel.broker.parts import CallHooks, Part, Take
+from goondan.kernel.broker.parts import CallHooks, OfHosts, Part, Take
 from goondan.kernel.broker.refused_calls import tool_error
 from goondan.kernel.broker.shares import describe_shortage
 from goondan.kernel.broker.workdirs import Workdir, check_opened
@@ -46,7 +46,7 @@ MAX_EARLY: Final = 4096
 _LOST: Final = ""
 
 
-class ToolCalls(Part):
+class ToolCalls(Part, OfHosts):
     """The part of the broker that passes on tool calls."""
 
     def __init__(self, bus: Bus, cancels: Cancels, hooks: CallHooks) -> None:
@@ -315,13 +315,13 @@ class ToolCalls(Part):
         self._bus.presence.drop(host)
         self._assigned.release_all(host.address, lambda served_by: served_by is host)
 
-    def host_lost(self, host: Connection) -> None:
+    def host_lost(self, host: Connection, now: float) -> None:
         """A tool host is gone: the outcome of its calls is unknown."""
         self.host_unreachable(host)
         for call in self._calls.of_host(host):
             self._outcome_unknown(call)
 
-    def launch_ended(self, address: str, launch: int) -> None:
+    def host_ended(self, address: str, launch: int, now: float) -> None:
         """The supervisor saw a tool host end. Its connection may be unknown here."""
         for call in self._calls.of_launch(address, launch):
             self._outcome_unknown(call)

@@ -363,9 +363,7 @@ def _check_program(request: Run, allowed: AllowList) -> None:
     """Raise NotAllowed unless a program is asked for in the way in which a tool host may have it."""
     program_, given = request["program"], request["arguments"]
     into_jail = program_ == "listen" and len(given) == 1 and is_jails(user_of(int(given[0])), allowed)
-    as_jail = (
-        program_ == "worker" and len(given) == 2 and is_feature(given[0]) and is_jails(int(given[1]), allowed)
-    )
+    as_jail = program_ == "worker" and len(given) == 2 and is_feature(given[0]) and is_jails(int(given[1]), allowed)
     if not into_jail and not as_jail and (program_ != "proxy" or given):
         raise NotAllowed("that is no program of a tool host")
 

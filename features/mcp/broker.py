@@ -16,14 +16,14 @@ Source: docs/design/tools.md section 11; requirements MCP-09, MCP-20, MCP-21.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Literal
 
 from msgspec import Raw, Struct
 
 from goondan.kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
 from goondan.kernel.broker.entities import AGENTS, TOOLS, Connection, Instance
-from goondan.kernel.broker.parts import LISTS_BYTES, SHORT_BYTES, Part, Take
+from goondan.kernel.broker.parts import LISTS_BYTES, SHORT_BYTES, Core, OfHosts, Part, Take
 from goondan.kernel.broker.workdirs import check_opened
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.mcp import CONNECT_S, McpAttach, McpNews
@@ -78,7 +78,12 @@ class _Attached(Struct, eq=False):
     away_since: float | None = None
 
 
-class Servers(Part):
+def parts(core: Core) -> Sequence[Part]:
+    """See parts.MakeParts."""
+    return (Servers(core.bus),)
+
+
+class Servers(Part, OfHosts):
     """Open questions, and attachments."""
 
     def __init__(self, bus: Bus) -> None:
@@ -150,10 +155,10 @@ class Servers(Part):
 
     # --- tool hosts
 
-    def answered(self, connection: Connection, frame: Frame) -> bool:
+    def answered(self, host: Connection, frame: Frame, now: float) -> bool:
         """Pass on a `reply` or `error` of a tool host. False when it answers no question about a server."""
         asked = self._open.get(frame.in_reply_to or "")
-        if asked is None or asked.host is not connection:
+        if asked is None or asked.host is not host:
             return False
         if frame.type == "error" and asked.kind == "mcp.attach":
             self._forget(asked)
@@ -199,7 +204,7 @@ class Servers(Part):
         """A tool host is gone, with its servers."""
         self._lost(lambda one: one is host, now)
 
-    def launch_ended(self, address: str, launch: int, now: float) -> None:
+    def host_ended(self, address: str, launch: int, now: float) -> None:
         """The supervisor saw a tool host end."""
         self._lost(lambda host: host.address == address and host.claims.launch <= launch, now)
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from goondan.features.mcp.broker import ATTACH_S, MAX_OPEN_EACH, Servers
+from goondan.features.mcp.broker import parts as of_servers
 from goondan.kernel.broker.bus import RETURN_S, Bus
 from goondan.kernel.broker.entities import AGENTS, CLIENTS, CONTROL, TOOLS
 from goondan.kernel.broker.epochs import Epochs
@@ -15,7 +17,6 @@ from goondan.kernel.broker.folders import Moved
 from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.ledger import Ledger
 from goondan.kernel.broker.router import Router
-from goondan.kernel.broker.servers import ATTACH_S, MAX_OPEN_EACH
 from goondan.kernel.broker.spawns import Spawned
 from goondan.kernel.broker.workdirs import Beneath, Workdir
 from goondan.schemas.bundle.launch import KernelPlan, McpServerSpec, ToolSpec
@@ -74,7 +75,8 @@ class Bench:
             archive=MemoryJournal(),
             ledger=Ledger("boot", 0.0),
         )
-        self.router = Router(bus, NoFolders())
+        self.router = Router(bus, NoFolders(), [of_servers])
+        self.servers = next(part for part in self.router.parts if isinstance(part, Servers))
         self.inbox.clear()
 
     def flush(self) -> None:
@@ -244,7 +246,7 @@ def test_without_a_tool_host_that_can_be_started_the_asker_is_told() -> None:
     bench = Bench()
     agent = bench.agent()
     bench.ask(agent, SHARED)
-    bench.router._servers.no_host("no bubblewrap")
+    bench.servers.no_host("no bubblewrap")
     bench.flush()
     assert code(bench.take(agent)) == "E_SANDBOX_UNAVAILABLE"
 
@@ -423,7 +425,7 @@ def test_a_declaration_without_the_server_detaches() -> None:
     bench = Bench()
     host, agent = bench.host(), bench.agent()
     bench.attach(agent, host)
-    bench.router._servers.revise(server_plan([OWN]))
+    bench.servers.revise(server_plan([OWN]))
     bench.flush()
     assert detached(bench.take(host)) == [("coder", "k", SHARED)]
 
