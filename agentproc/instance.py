@@ -10,7 +10,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from goondan.agentproc.acks import AckLink, ResultAcks
 from goondan.agentproc.blocked_loop import LoopWatch
@@ -44,9 +44,6 @@ from goondan.schemas.bundle.structured import OutputSpec
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.traces.trace_index import IndexRow, TraceIndex
-
-if TYPE_CHECKING:
-    from goondan.agentproc.recordings.tape import Tape
 
 log = logging.getLogger("agentproc")
 
@@ -127,12 +124,11 @@ class Instance:
         self._index = TraceIndex(spec.state_dir)
         self._given = provider
         self._provider: Provider | None = None
+        #: What makes the providers that features bring, by their names in `ModelSpec.provider`.
+        self.providers: dict[str, Callable[[ModelSpec], Provider]] = {}
         self._others: dict[str, Provider] = {}  # of the models in `fallback`, by their documents
         self._redactor: Redactor | None = None
         self._said_redactor: Redactor | None = None
-        #: What records the instance, or answers it from a recording; None for most.
-        self.tape = self._make_tape(spec)
-        self.servers.tape = self.tape
         self._rule: tuple[OutputSpec, Judge] | None = None
 
     @property
@@ -141,13 +137,6 @@ class Instance:
         but not its model.
         """
         return self.live_config.current.spec
-
-    def _make_tape(self, spec: AgentSpec) -> Tape | None:
-        if not spec.record and spec.replay is None:
-            return None
-        from goondan.agentproc.recordings.tape import Tape
-
-        return Tape(spec, self.instance_key, self.store, self.redact)
 
     def points(self, in_force: InForce) -> PointStages:
         """The points of one turn, which begins with this configuration."""
@@ -199,16 +188,10 @@ class Instance:
         return found
 
     def _make_provider(self, model: ModelSpec, *, in_place: bool = False) -> Provider:
-        if self.tape is not None and model.provider == "replay":
-            from goondan.agentproc.providers.replay import replaying
-
-            return replaying(self.tape)
-        own = make_provider(model) if self._given is None or in_place else self._given
-        if self.tape is None:
-            return own
-        from goondan.agentproc.providers.replay import TapedProvider
-
-        return TapedProvider(own, self.tape, in_place)
+        make = self.providers.get(model.provider)
+        if make is not None:
+            return make(model)
+        return make_provider(model) if self._given is None or in_place else self._given
 
     def notice(self, ended: Ended) -> None:
         """Tell extensions about the answer to a question that was asked without waiting (EVENTS-11)."""
@@ -225,8 +208,6 @@ class Instance:
         self.store.close()
         self.script_log.close()
         self._index.close()
-        if self.tape is not None:
-            self.tape.close()
         for provider in (self._provider, *self._others.values()):
             if provider is not None:
                 await provider.close()

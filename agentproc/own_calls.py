@@ -101,13 +101,6 @@ class OwnCalls:
             return True
         return self._instance.tools.get(name) is not None or self._instance.catalog.runs_here(name)
 
-    def replays(self, name: str) -> bool:
-        """Whether calls of this tool run here in a replay as well. What extensions of a bundle do is unknown, so a tool
-        of theirs says so itself.
-        """
-        local = self._instance.tools.get(name)
-        return self._instance.catalog.runs_here(name) if local is None else local.in_replay
-
     def start(
         self,
         action: RunTool,

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Final, Literal, Protocol
 
 from goondan.schemas.mcp import McpAttach, McpListing, McpNews
@@ -30,13 +31,15 @@ class PostingLink(Protocol):
     def forget(self, frame_id: str) -> None: ...
 
 
-class Listings(Protocol):
-    """The recording of an agent instance (goondan.agentproc.recordings.tape.Tape)."""
+class Around(Protocol):
+    """Stands between an agent instance and its servers."""
 
     @property
-    def replayed(self) -> object | None: ...
-    def listing(self, server: str) -> McpListing | None: ...
-    def listed(self, server: str, listing: McpListing) -> None: ...
+    def answers_alone(self) -> bool:
+        """Whether it asks no server at all."""
+
+    async def listing(self, server: str, ask: Callable[[], Awaitable[McpListing]]) -> McpListing:
+        """What a server offers; `ask` asks it. Raises GoondanError."""
 
 
 class Servers:
@@ -47,8 +50,8 @@ class Servers:
         self._listeners: dict[str, Callable[[McpNews], None]] = {}
         #: Attachments that were begun before their extensions are registered.
         self._begun: dict[str, asyncio.Task[McpListing]] = {}
-        #: What records the listings, or answers with recorded ones; None for most.
-        self.tape: Listings | None = None
+        #: What a feature puts around the questions; None for most.
+        self.around: Around | None = None
 
     def begin(self, servers: Iterable[str], timeout_s: float) -> None:
         """Attach to servers at the same time. Extensions are registered one after another, and each would wait for its
@@ -75,18 +78,17 @@ class Servers:
         return await (self._ask(kind, server, timeout_s) if begun is None else begun)
 
     async def _ask(self, kind: Literal["mcp.attach", "mcp.list"], server: str, timeout_s: float) -> McpListing:
-        if self.tape is not None and (recorded := self.tape.listing(server)) is not None:
-            return recorded
+        ask = partial(self._ask_broker, kind, server, timeout_s)
+        return await (ask() if self.around is None else self.around.listing(server, ask))
+
+    async def _ask_broker(self, kind: Literal["mcp.attach", "mcp.list"], server: str, timeout_s: float) -> McpListing:
         frame = Frame(kind, payload=to_raw(McpAttach(server)), deadline_ms=int(timeout_s * 1000))
         reply = await self._post(frame, timeout_s + MARGIN_S)
-        listing = from_raw(reply.payload, McpListing)
-        if self.tape is not None:
-            self.tape.listed(server, listing)
-        return listing
+        return from_raw(reply.payload, McpListing)
 
     async def detach(self, server: str) -> None:
         """Leave a server. That nobody answers is only logged: the broker sees the end of this process."""
-        if self.tape is not None and self.tape.replayed is not None:
+        if self.around is not None and self.around.answers_alone:
             return  # it was never attached to
         try:
             await self._post(Frame("mcp.detach", payload=to_raw(McpAttach(server))), DETACH_S)

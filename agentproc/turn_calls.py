@@ -137,7 +137,7 @@ class TurnCalls:
         def ended(result: ToolResult) -> None:
             done(secrets.out_of(result))
 
-        start = self._start_inside if self._parts.hooks.call else self._start
+        start = self._start_inside if self._parts.hooks.call else self._make
         if self.stages is None or not self._instance.pipeline.has("toolCall"):
             start(action, part.args, ended)
             return
@@ -156,26 +156,7 @@ class TurnCalls:
         broken = action.broken is not None and args == part.args
         here = not broken and self._own_calls.runs(part.tool_name, args)
         call = Call(action, args, self._machine.steps, here)
-        starting(self._parts.hooks, lambda call, done: self._start(call.action, call.args, done))(call, then)
-
-    def _start(self, action: RunTool, args: Any, then: Callable[[ToolResult], None]) -> None:
-        """Make one call with these arguments, or answer it from a recording. `then` gets its result."""
-        tape = self._instance.tape
-        if tape is None or (tape.replayed is None and action.within is not None):
-            self._make(action, args, then)
-            return
-        part, step = action.part, self._machine.steps
-        runs = self._own_calls.replays(part.tool_name) and tape.runs(part.tool_name, args)
-        recorded = tape.result(step, part.tool_name, args, runs=runs)
-        if recorded is not None:
-            then(recorded)
-            return
-
-        def ended(result: ToolResult) -> None:
-            tape.called(step, part.tool_call_id, part.tool_name, args, result, runs=runs)
-            then(result)
-
-        self._make(action, args, ended)
+        starting(self._parts.hooks, lambda call, done: self._make(call.action, call.args, done))(call, then)
 
     def _make(self, action: RunTool, args: Any, then: Callable[[ToolResult], None]) -> None:
         """Make one call with these arguments. `then` gets its result."""

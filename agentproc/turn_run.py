@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -141,8 +140,6 @@ class TurnRun:
         self.notes = TurnNotes(instance.store, name, self._trace_id, frame.parent_span_id, *texts)
         workdir = frame.workdir or instance_workdir(instance.spec.state_dir, instance.spec.name, instance.instance_key)
         self.workdir = workdir
-        self._tape = tape = instance.tape
-        self._begin_tape = None if tape is None else partial(tape.begin, frame, first, workdir)
         deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
         self._epoch = frame.epoch or 0
         self._budget = TurnBudget(instance.link, instance.events, self._event_id, self._epoch) if frame.budget else None
@@ -361,8 +358,8 @@ class TurnRun:
     # --- actions
 
     def _begin(self) -> list[Action]:
-        """The first actions: of a new turn, or of a turn that an earlier incarnation left. Raises GoondanError
-        E_REPLAY_DIFFERS, and others when the recording that is repeated cannot be read.
+        """The first actions: of a new turn, or of a turn that an earlier incarnation left. Raises GoondanError as the
+        parts of features do.
         """
         instance, store = self.instance, self.instance.store
         at = instance.clock()
@@ -382,8 +379,6 @@ class TurnRun:
             with store.write():
                 self.notes.resumed(at)
             self._follow(self._config.in_force)
-            if self._begin_tape is not None:
-                self._begin_tape()
             return self.turn.handle(resume if resume.stored else self.first, at)
         instance.index_turn(at, self._trace_id, self.turn.turn_id, self._event_id)
         leftover = [row for row in store.running_turns() if row.event_key != self._event_id]
@@ -409,8 +404,6 @@ class TurnRun:
                     self._messages += 1
             self.notes.actions(actions, at, self.calls.catalog)
         self._follow(self._config.in_force)
-        if self._begin_tape is not None:
-            self._begin_tape()
         return [action for action in actions if not isinstance(action, Store)]
 
     def _follow(self, in_force: InForce) -> None:
@@ -460,8 +453,6 @@ class TurnRun:
             )
             for storing in self.parts.hooks.storing:
                 storing(end)
-            if self._tape is not None:
-                self._tape.ended(end)
         return done_frame(self._event_id, self._epoch, "failed", payload)
 
     def _perform(self, actions: Sequence[Action]) -> Frame | None:
@@ -512,8 +503,6 @@ class TurnRun:
                 instance.store.finish_turn(
                     self._event_id, name, end.status, at, steps=end.steps, answer=payload, used=used.parts
                 )
-                if self._tape is not None:
-                    self._tape.ended(end)
             for storing in self.parts.hooks.storing:
                 storing(end)
             self.notes.actions(actions, at, self.calls.catalog)

@@ -43,6 +43,14 @@ class Feature(NamedTuple):
 
 FEATURES: Final[tuple[Feature, ...]] = (
     Feature(
+        "recordings",
+        ("wire", "agent", "bundle", "command"),
+        commands={
+            "record": "Write a run to a file, to repeat it without a model.",
+            "replay": "Repeat a recorded run, and show where it differs first.",
+        },
+    ),
+    Feature(
         "approvals",
         ("broker", "command", "console"),
         commands={"approve": "Show calls that wait for a person; approve or deny them."},

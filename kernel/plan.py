@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
+from goondan.features import parts
 from goondan.kernel.bundle.approvals import policies_of
 from goondan.kernel.bundle.checked import Checked, CheckedAgent
 from goondan.kernel.bundle.feature_extensions import feature_extensions
@@ -36,7 +37,6 @@ from goondan.schemas.bundle.launch import (
     KernelPlan,
     McpServerSpec,
     ModelSpec,
-    ReplaySpec,
     SandboxSpec,
     ToolHostSpec,
     ToolSource,
@@ -73,7 +73,7 @@ def build_plan(
     registry = [item for tool in tools if not tool.brought for item in catalog_items(tool)]
     by_tool = {tool.name: [item.name for item in catalog_items(tool)] for tool in tools}
     agents = {
-        name: _agent(agent, checked, registry, by_tool, servers, state_dir, revision)
+        name: with_parts(_agent(agent, checked, registry, by_tool, servers, state_dir, revision), agent)
         for name, agent in checked.agents.items()
     }
     agents[OPERATOR_AGENT] = AgentSpec(
@@ -120,6 +120,26 @@ def build_plan(
         sharing_agents=_sharing(checked),
         parts={name: to_raw(part) for name, part in checked.parts.items()},
     )
+
+
+def with_parts(spec: AgentSpec, agent: CheckedAgent) -> AgentSpec:
+    """The specification of an agent with the parts of features: `agent_spec` of each `bundle.py`. The last row of the
+    table comes first, so a feature sees what those have that it wraps.
+    """
+    for module in reversed(parts("bundle")):
+        if hasattr(module, "agent_spec"):
+            spec = module.agent_spec(spec, agent)
+    return spec
+
+
+def replanned(plan: KernelPlan, env: Mapping[str, str]) -> KernelPlan:
+    """The plan as features change it by the environment of the kernel: `replan` of each `bundle.py`. Raises
+    GoondanError.
+    """
+    for module in reversed(parts("bundle")):
+        if hasattr(module, "replan"):
+            plan = module.replan(plan, env)
+    return plan
 
 
 def _sharing(checked: Checked) -> list[str]:
@@ -220,10 +240,7 @@ def _agent(
         swarm=checked.swarm_resource if agent.extensions else {},
         addable=[*_addable(agent, checked), *(item.name for item in brought)],
         dynamic=agent.dynamic,
-        approvals=[] if agent.model.provider == "replay" else policies_of(agent.extensions),
-        replay=ReplaySpec(recording=agent.model.recording, approvals=policies_of(agent.extensions))
-        if agent.model.provider == "replay"
-        else None,
+        approvals=policies_of(agent.extensions),
         servers=[name for name, server in checked.servers.items() if agent.name in server.agents],
         output=agent.body.output,
         tool_choice=agent.body.tool_choice,

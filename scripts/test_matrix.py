@@ -31,7 +31,13 @@ ROOT = Path(__file__).resolve().parent.parent
 #: What a login gives on most systems.
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: Some tests of every part that uses the system: jails, processes, whole commands.
-SMOKE = ["-q", "tests/containment", "tests/process/test_quickstart.py", "tests/process/test_toolhost_bash.py"]
+SMOKE = [
+    "-q",
+    "tests/containment",
+    "tests/features/recordings/process/test_replays.py",
+    "tests/process/test_quickstart.py",
+    "tests/process/test_toolhost_bash.py",
+]
 #: The bwrap that the kernel uses, and its version.
 FIND_BWRAP = (
     "from goondan.toolhost.facts.host import find_bwrap; import os; "

@@ -42,7 +42,7 @@ from goondan.kernel.broker.revising import Pieces
 from goondan.kernel.broker.tool_asks import ToolAsks
 from goondan.kernel.broker.tool_calls import ToolCalls
 from goondan.schemas.bundle.address import is_name
-from goondan.schemas.bundle.launch import AgentSpec, KernelPlan, ReplaySpec
+from goondan.schemas.bundle.launch import AgentSpec, KernelPlan
 from goondan.schemas.bundle.reach import reachable_tools
 from goondan.schemas.wire.codec import (
     DECODE_ERRORS,
@@ -66,8 +66,8 @@ from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import PROTOCOL_VERSION, Frame, Hello, Welcome
 
 _decode_control = msgspec.msgpack.Decoder(ToBroker).decode
-#: The key of the handlers of agents that are answered from a recording, in place of a class.
-REPLAYED: Final = -1
+#: The key of the handlers of confined agents, in place of a class.
+CONFINED: Final = -1
 
 
 class Router:
@@ -151,7 +151,7 @@ class Router:
             Take((AGENTS, TOOLS, CLIENTS), "bye", self._bye),
             Take((AGENTS, TOOLS), "shutdown_ack", self._shutdown_ack),
         )
-        table: dict[int | str, dict[str, Handler]] = {peer: {} for peer in (*everybody, REPLAYED)}
+        table: dict[int | str, dict[str, Handler]] = {peer: {} for peer in (*everybody, CONFINED)}
         for take in (*own, *takes):
             handler = _bounded(take)
             for peer in take.peers:
@@ -159,7 +159,7 @@ class Router:
                     raise AssertionError(f"two parts take {take.frame_type!r} of {peer!r}")
                 table[peer][take.frame_type] = handler
                 if peer == AGENTS:
-                    table[REPLAYED][take.frame_type] = self._within_replay(take, handler)
+                    table[CONFINED][take.frame_type] = self._confined(take, handler)
         return table
 
     # --- what an earlier broker has written down
@@ -375,27 +375,24 @@ class Router:
         load_checker(plan.agents)
         bus.tell_supervisor(Revised(plan.revision))
 
-    # --- agents that are answered from a recording
-
-    def _replay_of(self, agent: str | None) -> ReplaySpec | None:
-        spec = self.bus.plan.agents.get(agent or "")
-        return None if spec is None else spec.replay
+    # --- confined agents
 
     def _refuse_outside(self, connection: Connection, frame: Frame, now: float) -> NoReturn:
-        hint = "A recording is from anybody, so it may change nothing outside of its replay. See docs/replay.md."
-        raise fail("E_FORBIDDEN", f"agent {connection.claims.agent} is answered from a recording", suggestion=hint)
+        hint = "Its answers are from a file of anybody, so it may change nothing outside. See docs/replay.md."
+        raise fail("E_FORBIDDEN", f"agent {connection.claims.agent} is answered from a file", suggestion=hint)
 
-    def _within_replay(self, take: Take, handle: Handler) -> Handler:
-        """The handler for an agent that is answered from a recording."""
+    def _confined(self, take: Take, handle: Handler) -> Handler:
+        """The handler for a confined agent."""
         if take.confined == "no":
             return self._refuse_outside
         if take.confined == "yes":
             return handle
 
         def checked(connection: Connection, frame: Frame, now: float) -> None:
-            own, other = self._replay_of(connection.claims.agent), self._replay_of(frame.to)
+            agents = self.bus.plan.agents
+            own, other = agents.get(connection.claims.agent or ""), agents.get(frame.to or "")
             stays = take.confined == "inside" or (own is not None and own.own_state)
-            if not stays or (frame.to in self.bus.plan.agents and other is None):
+            if not stays or (other is not None and not other.confined):
                 self._refuse_outside(connection, frame, now)
             handle(connection, frame, now)
 
@@ -405,8 +402,9 @@ class Router:
 
     def _handlers_of(self, connection: Connection) -> dict[str, Handler]:
         """The handlers of a peer. A supervised process on the control socket has a name; the supervisor has none."""
-        if connection.cls == AGENTS and self._replay_of(connection.claims.agent) is not None:
-            return self._handlers[REPLAYED]
+        if connection.cls == AGENTS:
+            spec = self.bus.plan.agents.get(connection.claims.agent or "")
+            return self._handlers[AGENTS if spec is None or not spec.confined else CONFINED]
         if connection.cls == CONTROL and connection.claims.agent is not None:
             return self._handlers.get(connection.claims.agent, {})
         return self._handlers[connection.cls]

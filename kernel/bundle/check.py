@@ -18,13 +18,12 @@ from goondan.kernel.bundle.extension_config import check_given, check_used
 from goondan.kernel.bundle.extensions import Bundled, CheckedExtension, NoBundled, check_extension, circles, misplaced
 from goondan.kernel.bundle.feature_extensions import feature_extensions
 from goondan.kernel.bundle.installed_packages import NoPackages, Packages
-from goondan.kernel.bundle.kinds import kinds
+from goondan.kernel.bundle.kinds import kinds, providers
 from goondan.kernel.bundle.lookup import Files, Unreadable
 from goondan.kernel.bundle.models import ModelFault, check_model, endpoint_fault, resolve_model, sends_open_key
 from goondan.kernel.bundle.positions import Mapping as MappingNode
 from goondan.kernel.bundle.positions import Scalar
 from goondan.kernel.bundle.problems import Path, Position, Report, did_you_mean, shown
-from goondan.kernel.bundle.recordings import find_recording, recorded_model, repeated
 from goondan.kernel.bundle.references import (
     BadRef,
     Ref,
@@ -82,9 +81,9 @@ class Checker:
         self._broken: set[str] = set()
         self._package = ""
         self._pointed_at: list[str] = []
-        #: The recordings of Models, by the names of their documents.
-        self._recordings: dict[str, str] = {}
-        self._repeated = repeated(env)
+        #: The files that Models of features' providers name, by the names of their documents.
+        self._model_files: dict[str, str] = {}
+        self._instead = next((found for own in providers().values() if (found := own.instead(env)) is not None), None)
 
     def check(self) -> Checked:
         """Check all documents."""
@@ -246,10 +245,11 @@ class Checker:
             if body.endpoint is not None and (fault := endpoint_fault("the endpoint", body.endpoint)) is not None:
                 self._report.error("E_CONFIG_INVALID_VALUE", fault[0], document.place("spec", "endpoint"), fault[1])
             check_model(document, body, self._report)
-            recording = find_recording(document, body, self._files, self._report)
-            if recording is not None:
-                self._recordings[document.resource] = recording
-                self._pointed_at.append(recording)
+            own = providers().get(body.provider)
+            path = None if own is None else own.find_file(document, body, self._files, self._report)
+            if path is not None:
+                self._model_files[document.resource] = path
+                self._pointed_at.append(path)
 
     def _connectors(self) -> None:
         for document, _, built in self._of("Connector"):
@@ -380,16 +380,17 @@ class Checker:
 
     def _agent_model(self, agent: CheckedAgent) -> None:
         at: Path = ("spec", "modelConfig")
-        named = agent.body.model_config.model_ref if self._repeated is None else self._repeated.model
+        named = agent.body.model_config.model_ref if self._instead is None else self._instead.model_ref
         ref = read_ref(named or agent.body.model_config.model_ref, "Model", ("modelRef",))
         name = self._refer(agent.document, ref, at)
         found = self._found.get(("Model", name)) if name is not None else None
         if found is None or found[0].resource in self._broken:
             return
         document, built = found
-        if self._repeated is not None and not self._repeated.asks_models:
-            agent.model = recorded_model(self._repeated, built.spec, agent.body.model_config.params)
-            return
+        if self._instead is not None:
+            agent.model = self._instead.model(built.spec, agent.body.model_config.params)
+            if agent.model is not None:
+                return
         agent.model_document, agent.model_body = document, built.spec
         agent.model = self._model(document, built.spec, agent, agent.body.model_config.params)
         agent.fallback = list(self._fallback(document, built.spec, agent))
@@ -411,7 +412,7 @@ class Checker:
                 message = "a model is asked in place of itself"
                 hint = "Name another Model; `retry` says how long this one is asked again."
                 self._report.error("E_CONFIG_INVALID_VALUE", message, document.place(*at), hint)
-            elif built.spec.provider in ("embedded", "auto", "replay"):
+            elif built.spec.provider in ("embedded", "auto", *providers()):
                 message = f"{other.resource} names no model that could be asked in place of another"
                 hint = "Name a Model whose provider is a server's."
                 self._report.error("E_CONFIG_INVALID_VALUE", message, document.place(*at), hint)
@@ -432,8 +433,8 @@ class Checker:
             what = "the key is" if model.api_key is not None else "the headers of the Model are"
             message = f"{what} sent to {model.key_origin} over plain http: everybody on the way can read it"
             self._report.warn("W_CONFIG_OPEN_KEY", message, document.place("spec", "provider"))
-        if model.provider == "replay":
-            return msgspec.structs.replace(model, recording=self._recordings.get(document.resource, ""))
+        if model.provider in providers():
+            return msgspec.structs.replace(model, file=self._model_files.get(document.resource, ""))
         return model
 
     def _agent_prompt(self, agent: CheckedAgent) -> None:

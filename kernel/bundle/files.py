@@ -74,16 +74,6 @@ class BundleFiles:
         except UnicodeDecodeError:
             raise Unreadable("it is not UTF-8") from None
 
-    def check_recording(self, path: str) -> None:
-        """Check that a file which was found before is the recording of a run. Raises Unreadable."""
-        from goondan.schemas.system.recording_file import read_recording
-        from goondan.schemas.wire.errors import GoondanError
-
-        try:
-            read_recording(path, lambda part: False)
-        except GoondanError as error:
-            raise Unreadable(error.info.message) from None
-
     def resolve(self, path: str) -> str:
         """A path that a sandbox names: absolute, below the home directory (`~/`), or relative to the root."""
         return "/" + os.path.normpath(os.path.join(self.root, os.path.expanduser(path))).lstrip("/")

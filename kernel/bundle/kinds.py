@@ -1,7 +1,9 @@
-"""Kinds of documents that features bring: what the core asks of one. Pure.
+"""What features bring to a bundle: kinds of documents, and providers of models. Pure.
 
 The form of their documents is with that of all others (schemas/bundle/resources.py), because the exported schema has
 them all. What such documents become is a part of the plan, under the feature's name. The core passes it on unopened.
+
+A provider of a feature answers without a server, from a file that a Model names.
 
 Source: docs/design/features.md section 6.
 """
@@ -13,9 +15,12 @@ from functools import cache
 from typing import Any, Protocol
 
 from goondan.features import parts
+from goondan.kernel.bundle.lookup import Files
 from goondan.kernel.bundle.problems import Report
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.trust.powers import Power
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.bundle.resources import ModelBody
 
 
 class Kind(Protocol):
@@ -45,6 +50,35 @@ class Kind(Protocol):
         """What a bundle can do by a document, for the person who is asked for trust."""
 
 
+class Instead(Protocol):
+    """What answers every agent in place of its Model, because whoever starts the kernel wants it."""
+
+    @property
+    def model_ref(self) -> str:
+        """The Model that all agents have, as a reference; "": each has its own."""
+
+    def model(self, body: ModelBody, params: Mapping[str, Any]) -> ModelSpec | None:
+        """What answers in place of a Model; None: the Model does. `params` are the agent's own."""
+
+
+class OwnProvider(Protocol):
+    """A provider of models that needs no server."""
+
+    @property
+    def name(self) -> str:
+        """What Models have as their `provider`."""
+
+    @property
+    def text(self) -> str:
+        """What answers, in a few words for a person."""
+
+    def find_file(self, document: Document, body: ModelBody, files: Files, report: Report) -> str | None:
+        """The file that a Model names: an absolute path. None after an error."""
+
+    def instead(self, env: Mapping[str, str]) -> Instead | None:
+        """What the environment of the kernel puts in place of all Models; None: nothing."""
+
+
 @cache
 def kinds() -> Mapping[str, Kind]:
     """All such kinds by their names: `KIND` of each feature's `bundle.py` that has one."""
@@ -56,3 +90,10 @@ def secret_use(kind: str, path: tuple[str, ...]) -> str | None:
     """The use of a variable whose value goes into a secret field of a feature's kind; None for any other place."""
     known = kinds().get(kind)
     return None if known is None else next((use for at, use in known.secrets.items() if path[:2] == at), None)
+
+
+@cache
+def providers() -> Mapping[str, OwnProvider]:
+    """All such providers by their names: `PROVIDER` of each feature's `bundle.py` that has one."""
+    found: list[OwnProvider] = [module.PROVIDER for module in parts("bundle") if hasattr(module, "PROVIDER")]
+    return {provider.name: provider for provider in found}

@@ -40,9 +40,6 @@ class Files(Protocol):
     def read_text(self, path: str) -> str:
         """A text file of at most MAX_PROMPT_BYTES that was found before. Raises Unreadable."""
 
-    def check_recording(self, path: str) -> None:
-        """Check that a file which was found before is the recording of a run. Raises Unreadable."""
-
     def resolve(self, path: str) -> str:
         """A path that a sandbox names: absolute, below the home directory (`~/`), or relative to the root."""
 

@@ -27,6 +27,7 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
+from goondan.kernel.bundle.kinds import providers
 from goondan.kernel.bundle.problems import Path, Report
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.variables import check_value
@@ -102,8 +103,8 @@ def _resolve(
     merged = {**body.params, **params}
     if body.provider == "embedded":
         return ModelSpec(provider="embedded", model=body.model, params=merged)
-    if body.provider == "replay":
-        return ModelSpec(provider="replay", model=body.model, params=merged)
+    if body.provider in providers():
+        return ModelSpec(provider=body.provider, model=body.model, params=merged)
     if body.provider == "auto":
         if chosen is None or names_a_model(env):
             return _auto(body, merged, env)
@@ -165,8 +166,8 @@ def doubled_hint(endpoint: str, end: str) -> str:
 def model_text(model: ModelSpec) -> str:
     """A model in a few words for a person, with what made `auto` choose it. Says nothing of the key."""
     text = "the embedded console"
-    if model.provider == "replay":
-        text = "a recorded run"
+    if (own := providers().get(model.provider)) is not None:
+        text = own.text
     elif model.provider != "embedded":
         place = f" at {shown_endpoint(model.endpoint)}" if model.endpoint is not None else ""
         text = f"{model.provider}, {model.model or 'the first model that is listed'}{place}"

@@ -127,9 +127,9 @@ def load_bundle(options: Options, running: Sequence[Power] | None = None) -> Ope
     options.agreed_fd = None
     asking = Asking(everything=options.trust, agreed=agreed, running=running)
     opened = open_bundle(options.bundle, state_dir=options.state_dir, policy=options.policy, asking=asking)
-    from goondan.kernel.supervisor.recorded_plan import with_recordings  # opening has a use for the time of this import
+    from goondan.kernel.plan import replanned  # opening has a use for the time of this import
 
-    opened = replace(opened, plan=with_recordings(opened.plan, os.environ))
+    opened = replace(opened, plan=replanned(opened.plan, os.environ))
     if not options.allow_net:
         return opened
     return replace(opened, plan=with_network(opened.plan, options.allow_net))

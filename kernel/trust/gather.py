@@ -15,7 +15,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from goondan.kernel.bundle.checked import Checked, CheckedAgent
-from goondan.kernel.bundle.kinds import kinds
+from goondan.kernel.bundle.kinds import kinds, providers
 from goondan.kernel.bundle.models import is_http_url
 from goondan.kernel.bundle.servers import CheckedServer, server_rules
 from goondan.kernel.bundle.shape import VARIABLE, Document
@@ -222,7 +222,7 @@ def _reached(
     document: Document, body: ModelBody, params: Mapping[str, Any], model: ModelSpec | None, env: Mapping[str, str]
 ) -> Iterable[Power]:
     """What a Model reaches, with which key. `params` are those of the agent that uses it."""
-    if body.provider in ("embedded", "replay"):
+    if body.provider == "embedded" or body.provider in providers():
         return
     # Vendors take addresses of further servers in a request, which they then send parts of the conversation to.
     for named in _texts([body.params, params]):

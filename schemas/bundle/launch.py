@@ -74,8 +74,8 @@ class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     document: str = ""
     #: What it sees besides text; None: it is not known.
     sees: list[Literal["image", "pdf"]] | None = None
-    #: Of `replay`: the file of the recorded run, an absolute path.
-    recording: str = ""
+    #: The file that a provider without a server answers from: an absolute path.
+    file: str = ""
 
     def __repr__(self) -> str:
         """The text for logs and tracebacks: without the key and the values of headers."""
@@ -171,21 +171,6 @@ class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     server_digest: str = ""
 
 
-class ReplaySpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """A recorded run that an agent repeats. Its tools answer from it and never run. Nobody believes the file: what
-    the agent does is kept within the replay (docs/replay.md).
-    """
-
-    #: The file: an absolute path.
-    recording: str
-    #: Of another model's answers only the tool calls are compared with the recorded ones.
-    only_calls: bool = False
-    #: Which calls a person decided about. Nobody is asked in a replay, so none of these runs.
-    approvals: list[Policy] = []
-    #: The kernel's state is the replay's own and is gone afterwards, so the running configuration may be patched.
-    own_state: bool = False
-
-
 class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """One agent."""
 
@@ -239,10 +224,10 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     tool_choice: ToolChoice | None = None
     #: The models that are asked, in this order, when `model` gives no answer.
     fallback: list[ModelSpec] = []
-    #: The name of the run that is recorded; "": nothing is recorded.
-    record: str = ""
-    #: The recorded run that it repeats; None: it works by itself.
-    replay: ReplaySpec | None = None
+    #: Its answers are from a file that anybody can have written, so it may change nothing outside of agents like it.
+    confined: bool = False
+    #: Of a confined agent: the kernel's state is its own and is gone afterwards, so it may change that.
+    own_state: bool = False
     #: What features have of it, by their names (msgpack). There may be secrets in it.
     parts: dict[str, Raw] = {}
 

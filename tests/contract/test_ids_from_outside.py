@@ -18,8 +18,8 @@ from msgspec import Raw
 
 from goondan.agentproc.conversation import AssistantData
 from goondan.agentproc.providers.base import ModelAnswer
-from goondan.agentproc.recordings.forms import model_answer, recorded_answer
 from goondan.agentproc.turn import Begin, ModelAnswered, RunTool, Store, ToolFinished, Turn
+from goondan.features.recordings.agent.forms import model_answer, recorded_answer
 from goondan.kernel.broker.bus import RETURN_S
 from goondan.schemas.approvals import ApprovalAsk
 from goondan.schemas.bundle.address import is_given_id

@@ -22,8 +22,6 @@ CORE: Final[Mapping[str, str]] = {
     "init": "Write a new bundle to begin with.",
     "run": "Start a swarm and talk to its entry agent.",
     "send": "Send one message to a running swarm and print the answer.",
-    "record": "Write a run to a file, to repeat it without a model.",
-    "replay": "Repeat a recorded run, and show where it differs first.",
     "call": "Call one tool, or a batch of tools, in the sandbox.",
     "cancel": "Cancel a turn with all its calls, or a message that waits.",
     "instance": "List and show the instances of agents.",

@@ -9,7 +9,7 @@ from msgspec.structs import fields, replace
 
 from goondan.schemas.approval_rules import Policy
 from goondan.schemas.bundle.in_place import can_follow
-from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExtensionSpec, ModelSpec, ReplaySpec
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExtensionSpec, ModelSpec
 from goondan.schemas.bundle.structured import OutputSpec
 from goondan.schemas.wire.codec import to_raw
 
@@ -46,8 +46,8 @@ REPLACED: dict[str, Any] = {
     "request_timeout_ms": 1,
     "approvals": [Policy("x")],
     "servers": ["files"],
-    "record": "1234",
-    "replay": ReplaySpec(recording="/r.jsonl"),
+    "confined": True,
+    "own_state": True,
     "output": OutputSpec({"type": "object"}),
     "tool_choice": "required",
 }

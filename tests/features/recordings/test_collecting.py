@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from goondan.kernel.recordings import Made, make
-from goondan.kernel.replaying import Course, compare_answer, course_of, first, missing
-from goondan.schemas.recorded_texts import Difference, FoundDifference
-from goondan.schemas.recordings import (
+from goondan.features.recordings.command.record import Made, make
+from goondan.features.recordings.command.replay import Course, compare_answer, course_of, first, missing
+from goondan.features.recordings.wire import (
     Noted,
     Part,
     RecordedAnswer,
@@ -23,6 +22,7 @@ from goondan.schemas.recordings import (
     read_lines,
     whole_requests,
 )
+from goondan.features.recordings.wire.texts import Difference, FoundDifference
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import Answer
 

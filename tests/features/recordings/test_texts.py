@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.schemas.recorded_texts import (
+from goondan.features.recordings.wire import Request
+from goondan.features.recordings.wire.texts import (
     MAX_ENTRY,
     Difference,
     around,
@@ -19,7 +20,6 @@ from goondan.schemas.recorded_texts import (
     shortened,
     without_places,
 )
-from goondan.schemas.recordings import Request
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""The file of a recorded run: what came from outside, what each model answered, and what each call resulted in.
+"""A recorded run: its file, and what an agent's specification says of one.
 
-JSON Lines. The first line is a `Recording`; each other one is a `RecordedTurn`, `RecordedStep`, `RecordedCall` or
-`RecordedListing`. `gdn record` writes the file, agents and `gdn replay` read it. Nobody believes what is in it: it has
-bounds, and is read with types.
+The file has what came from outside, what each model answered, and what each call resulted in. It is JSON Lines: the
+first line is a `Recording`; each other one is a `RecordedTurn`, `RecordedStep`, `RecordedCall` or `RecordedListing`.
+`gdn record` writes the file, agents and `gdn replay` read it. Nobody believes what is in it: it has bounds, and is read
+with types.
 
 A request to a model is a list of texts, `entries`: the system prompt, each message, what extensions add; and the names
 of the tools. Requests are compared by these. A step stores only what differs from the step before: the first `shared`
@@ -13,16 +14,21 @@ Source: docs/design/turns.md section 12; docs/replay.md.
 
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more.
 
+import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Struct
 
+from goondan.schemas.approval_rules import Policy
 from goondan.schemas.models.model_windows import LEAST_WINDOW, MOST_WINDOW
 from goondan.schemas.wire.codec import MAX_DEPTH
 from goondan.schemas.wire.errors import GoondanError, fail
 
+#: The provider of a Model that answers from a recording.
+PROVIDER: Final = "replay"
 #: The version of the file's form.
 FORMAT: Final = 1
 #: The largest file that is written or read (bytes). A run of hundreds of steps with large results fits.
@@ -42,6 +48,28 @@ Tokens = Annotated[int, Meta(ge=0, le=1 << 53)]
 Code = Annotated[str, Meta(pattern="^E_[A-Z0-9_]{1,60}$")]
 #: The size of a context (tokens).
 Window = Annotated[int, Meta(ge=LEAST_WINDOW, lt=MOST_WINDOW)]
+
+
+class ReplaySpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """A recorded run that an agent repeats. Its tools answer from it and never run. Nobody believes the file: what
+    the agent does is kept within the replay (docs/replay.md).
+    """
+
+    #: The file: an absolute path.
+    recording: str
+    #: Of another model's answers only the tool calls are compared with the recorded ones.
+    only_calls: bool = False
+    #: Which calls a person decided about. Nobody is asked in a replay, so none of these runs.
+    approvals: list[Policy] = []
+
+
+class RecordingsPart(Struct, frozen=True, omit_defaults=True):
+    """The feature's part of an agent's specification."""
+
+    #: The name of the run that is recorded; "": nothing is recorded.
+    record: str = ""
+    #: The recorded run that it repeats; None: it works by itself.
+    replay: ReplaySpec | None = None
 
 
 class Recording(Struct, frozen=True, tag_field="kind", tag="recording", rename="camel", omit_defaults=True):
@@ -255,6 +283,21 @@ def read_noted(data: bytes) -> list[Noted]:
 def noted_file(run: str) -> str:
     """The name of that file, beside the instance's conversation. `run` names the recorded run."""
     return f"recording-{run}.jsonl"
+
+
+def read_recording(path: str, wanted: Callable[[Part], bool] = lambda part: True) -> tuple[Recording, list[Part]]:
+    """The first line, and the wanted parts, of the recording at `path`, which has to be a regular file. Raises
+    GoondanError E_CONFIG_NOT_FOUND, E_CONFIG_INVALID_VALUE.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
+        with open(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise fail("E_CONFIG_INVALID_VALUE", f"the recording {path} is not a regular file")
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise fail("E_CONFIG_NOT_FOUND", f"the recording {path} cannot be read: {error.strerror}") from None
+    return read_lines(data, path, wanted)
 
 
 def read_lines(data: bytes, whose: str, wanted: Callable[[Part], bool]) -> tuple[Recording, list[Part]]:

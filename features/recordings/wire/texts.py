@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from goondan.schemas.recordings import Request, shared_entries
+from goondan.features.recordings.wire import Request, shared_entries
 from goondan.schemas.text.redaction import HIDDEN
 from goondan.schemas.wire.errors import GoondanError, fail
 

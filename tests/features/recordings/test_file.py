@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from goondan.schemas import recordings
-from goondan.schemas.recordings import (
+from goondan.features.recordings import wire as recordings
+from goondan.features.recordings.wire import (
     NOTHING,
     Noted,
     Part,
@@ -29,9 +29,9 @@ from goondan.schemas.recordings import (
     parts_of,
     read_lines,
     read_noted,
+    read_recording,
     whole_requests,
 )
-from goondan.schemas.system.recording_file import read_recording
 from goondan.schemas.wire.errors import GoondanError
 
 HEAD = Recording(1, "main")

@@ -1,4 +1,4 @@
-"""Answers an agent instance from the recording of a run: its model's requests, its tools' calls, its servers' listings.
+"""The recording of a run answers an agent instance: its model's requests, its tools' calls, its servers' listings.
 
 A request has to be the recorded one, but for times, ids and folders. The first difference of an instance is written
 beside its conversation, where `gdn replay` finds it, and fails the turn with E_REPLAY_DIFFERS.
@@ -11,13 +11,14 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
-from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
-from goondan.agentproc.recordings.forms import (
+from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
+from goondan.features.recordings.agent.forms import (
     Places,
     filled_places,
     model_answer,
@@ -29,9 +30,17 @@ from goondan.agentproc.recordings.forms import (
     shown_call,
     tool_result,
 )
-from goondan.schemas.bundle.launch import ReplaySpec
-from goondan.schemas.mcp import McpListing
-from goondan.schemas.recorded_texts import (
+from goondan.features.recordings.wire import (
+    RecordedCall,
+    RecordedListing,
+    RecordedStep,
+    RecordedTurn,
+    ReplaySpec,
+    Request,
+    read_recording,
+    whole_requests,
+)
+from goondan.features.recordings.wire.texts import (
     DIFFERENCE_FILE,
     Difference,
     FoundDifference,
@@ -41,18 +50,12 @@ from goondan.schemas.recorded_texts import (
     same,
     without_places,
 )
-from goondan.schemas.recordings import (
-    RecordedCall,
-    RecordedListing,
-    RecordedStep,
-    RecordedTurn,
-    Request,
-    whole_requests,
-)
-from goondan.schemas.system.recording_file import read_recording
+from goondan.schemas.mcp import McpListing
 from goondan.schemas.wire.errors import GoondanError, tool_error
 from goondan.schemas.wire.frames import ToolResult
 
+#: The id of the one message of a question that is asked outside of the conversation (agentproc/aside.py).
+ASIDE: Final = "aside"
 #: The instance whose turns stand for those of an instance that the recording does not know.
 USUAL: Final = "default"
 
@@ -215,3 +218,39 @@ class Replayed:
             elif isinstance(part, RecordedListing):
                 self._listings[part.server, part.n] = part.listing
         self._loaded = True
+
+
+class ReplayProvider:
+    """Answers each request at once with the recorded answer, without a model and without a network."""
+
+    def __init__(self, replayed: Replayed) -> None:
+        self._replayed = replayed
+
+    @property
+    def needs_history(self) -> bool:
+        """As the recorded provider did."""
+        return not self._replayed.own
+
+    async def complete(
+        self,
+        request: ModelRequest,
+        on_delta: Callable[[TextDelta], None] | None = None,
+        on_news: Callable[[ModelNews], None] | None = None,
+    ) -> ModelAnswer:
+        """The recorded answer. Raises GoondanError E_REPLAY_DIFFERS, and the recorded error."""
+        answer = self._replayed.answer(request, aside=is_aside(request))
+        if on_delta is not None and answer.text:
+            on_delta(TextDelta(answer.text))
+        return answer
+
+    async def window(self, request: ModelRequest) -> int | None:
+        """That of the recorded model (tokens)."""
+        return self._replayed.window
+
+    async def close(self) -> None:
+        """Nothing to close."""
+
+
+def is_aside(request: ModelRequest) -> bool:
+    """Whether a question is asked outside of the conversation."""
+    return len(request.messages) == 1 and request.messages[0].id == ASIDE

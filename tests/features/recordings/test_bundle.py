@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel.bundle.loader import inspect_bundle, open_bundle
-from goondan.kernel.bundle.recordings import (
+from goondan.features.recordings.bundle import (
     CALLS_VARIABLE,
     MODEL_VARIABLE,
     PROMPT_VARIABLE,
     RECORD_VARIABLE,
     REPLAY_VARIABLE,
 )
-from goondan.kernel.supervisor.recorded_plan import with_recordings
-from goondan.schemas.bundle.launch import KernelPlan, ModelSpec, ReplaySpec
-from goondan.schemas.recordings import Recording, encode
+from goondan.features.recordings.wire import Recording, RecordingsPart, ReplaySpec, encode
+from goondan.kernel.bundle.loader import inspect_bundle, open_bundle
+from goondan.kernel.plan import replanned
+from goondan.schemas.bundle.launch import AgentSpec, KernelPlan, ModelSpec
+from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import OPERATOR_AGENT
 from tests.unit.kernel.bundle.conftest import GOOD, bundled, package
@@ -36,18 +37,25 @@ def bundle(folder: Path, text: str, recording: bytes | None = encode(Recording(1
     return str(folder / "goondan.yaml")
 
 
+def part_of(agent: AgentSpec) -> RecordingsPart | None:
+    raw = agent.parts.get("recordings")
+    return None if raw is None else from_raw(raw, RecordingsPart)
+
+
 def plan_of(folder: Path, text: str, env: dict[str, str]) -> KernelPlan:
     opened = open_bundle(bundle(folder, text), state_dir="/state", env=env, handlers=False)
-    return with_recordings(opened.plan, env)
+    return replanned(opened.plan, env)
 
 
 def test_a_model_names_a_recording_of_the_bundle(tmp_path: Path, bundled: object) -> None:
     plan = plan_of(tmp_path, REPLAYED, {})
     path = str(tmp_path / "run.jsonl")
     agent = plan.agents["helper"]
-    assert (agent.model.provider, agent.model.recording, agent.replay) == ("replay", path, ReplaySpec(recording=path))
+    assert (agent.model.provider, agent.model.file) == ("replay", path)
+    assert part_of(agent) == RecordingsPart(replay=ReplaySpec(recording=path))
+    assert (agent.confined, agent.own_state) == (True, False)
     assert path in plan.protected, "no tool writes to it"
-    assert plan.agents[OPERATOR_AGENT].replay is None
+    assert part_of(plan.agents[OPERATOR_AGENT]) is None
 
 
 @pytest.mark.parametrize(
@@ -69,9 +77,10 @@ def test_a_bad_recording_is_reported(
 def test_a_swarm_that_repeats_a_run_needs_no_key(tmp_path: Path, bundled: object) -> None:
     plan = plan_of(tmp_path, VENDOR, {REPLAY_VARIABLE: "/r.jsonl"})
     agent = plan.agents["helper"]
-    assert agent.model == ModelSpec(provider="replay", model="m", context_tokens=4096, recording="/r.jsonl")
-    assert (agent.replay, agent.approvals, agent.record) == (ReplaySpec(recording="/r.jsonl", own_state=True), [], "")
-    assert plan.agents[OPERATOR_AGENT].replay is None
+    assert agent.model == ModelSpec(provider="replay", model="m", context_tokens=4096, file="/r.jsonl")
+    assert part_of(agent) == RecordingsPart(replay=ReplaySpec(recording="/r.jsonl"))
+    assert (agent.confined, agent.own_state, agent.approvals) == (True, True, [])
+    assert part_of(plan.agents[OPERATOR_AGENT]) is None
 
 
 def test_another_model_or_prompt_is_asked_and_tools_answer_from_the_recording(tmp_path: Path, bundled: object) -> None:
@@ -80,7 +89,8 @@ def test_another_model_or_prompt_is_asked_and_tools_answer_from_the_recording(tm
     env = {REPLAY_VARIABLE: "/r.jsonl", MODEL_VARIABLE: "Model/other", CALLS_VARIABLE: "1", "OPENAI_API_KEY": "k"}
     agent = plan_of(tmp_path, VENDOR + other, {**env, PROMPT_VARIABLE: str(tmp_path / "prompt.md")}).agents["helper"]
     assert (agent.model.provider, agent.model.model, agent.system) == ("openai", "o", "Be short.")
-    assert agent.replay == ReplaySpec(recording="/r.jsonl", only_calls=True, own_state=True)
+    assert part_of(agent) == RecordingsPart(replay=ReplaySpec(recording="/r.jsonl", only_calls=True))
+    assert (agent.confined, agent.own_state) == (True, True)
 
 
 def test_a_prompt_that_is_not_there_is_bad_usage(tmp_path: Path, bundled: object) -> None:
@@ -92,4 +102,8 @@ def test_a_prompt_that_is_not_there_is_bad_usage(tmp_path: Path, bundled: object
 
 def test_a_run_is_recorded_of_every_agent_but_the_operators(tmp_path: Path, bundled: object) -> None:
     plan = plan_of(tmp_path, GOOD, {RECORD_VARIABLE: "1234"})
-    assert {name: agent.record for name, agent in plan.agents.items()} == {"helper": "1234", OPERATOR_AGENT: ""}
+    assert {name: part_of(agent) for name, agent in plan.agents.items()} == {
+        "helper": RecordingsPart(record="1234"),
+        OPERATOR_AGENT: None,
+    }
+    assert not plan.agents["helper"].confined

@@ -19,13 +19,22 @@ from goondan.agentproc.conversation import (
     UserData,
 )
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest, Usage
-from goondan.agentproc.recordings.forms import model_answer, recorded_answer, recorded_result, request_of, tool_result
-from goondan.agentproc.recordings.replayed import Replayed
 from goondan.agentproc.turn import AskedCall
-from goondan.kernel.recordings import collect, make
+from goondan.features.recordings.agent.forms import (
+    model_answer,
+    recorded_answer,
+    recorded_result,
+    request_of,
+    tool_result,
+)
+from goondan.features.recordings.agent.replayed import Replayed
+from goondan.features.recordings.agent.tape import TapedTurn
+from goondan.features.recordings.command.record import collect, make
+from goondan.features.recordings.wire import RecordingsPart, ReplaySpec
+from goondan.features.recordings.wire.texts import DIFFERENCE_FILE
 from goondan.schemas.approval_rules import read_policy
-from goondan.schemas.bundle.launch import CatalogItem, ModelSpec, ReplaySpec
-from goondan.schemas.recorded_texts import DIFFERENCE_FILE
+from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
+from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError, fail, tool_error
 from goondan.schemas.wire.frames import Blob, FilePart, Source, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
@@ -35,6 +44,12 @@ CLIENT = Source("client", "operator")
 RUN = "1234"
 SPEC = ModelSpec(provider="openai", model="m", api_key="s3cret-key")
 REPLAY = ModelSpec(provider="replay")
+RECORDS = {"recordings": to_raw(RecordingsPart(record=RUN))}
+
+
+def repeats(path: str, **changes: Any) -> dict[str, Any]:
+    """The parts of a specification that repeats this recording."""
+    return {"recordings": to_raw(RecordingsPart(replay=ReplaySpec(recording=path, **changes)))}
 
 
 def message(data: Any, *, source: str = "user", name: str | None = None) -> Message:
@@ -56,7 +71,7 @@ async def talk(make_runner: Make, link: FakeLink, script: FakeModel | None, *tex
 async def recorded(make_runner: Make, tmp_path: Path, model: FakeModel, *texts: str, **changes: Any) -> str:
     """The path of the recording of this run."""
     link = FakeLink(lambda tool, args: ok({"ran": args, "key": "s3cret-key"}))
-    runner = await talk(make_runner, link, model, *texts, record=RUN, model=SPEC, **changes)
+    runner = await talk(make_runner, link, model, *texts, parts=RECORDS, model=SPEC, **changes)
     await runner.close()
     made = make(collect(str(tmp_path), RUN), "recorded-1", "coder", lambda text: text)
     path = tmp_path / "run.jsonl"
@@ -79,7 +94,7 @@ async def test_a_recorded_run_is_repeated_without_its_model_and_without_its_tool
     path = await recorded(make, tmp_path, script(), "list", "thanks")
     assert "s3cret" not in Path(path).read_text()
     link = FakeLink(refuse)
-    await talk(make, link, None, "list", "thanks", model=REPLAY, replay=ReplaySpec(recording=path))
+    await talk(make, link, None, "list", "thanks", model=REPLAY, parts=repeats(path))
     assert [(answer.status, answer.response) for answer in link.answers()] == [
         ("completed", "one file"),
         ("completed", "bye"),
@@ -100,7 +115,7 @@ async def test_the_first_difference_fails_the_turn_and_is_written_down(
 ) -> None:
     path = await recorded(make, tmp_path, script(), "list", "thanks", system="s")
     link = FakeLink(refuse)
-    await talk(make, link, None, *said, model=REPLAY, replay=ReplaySpec(recording=path), system=system)
+    await talk(make, link, None, *said, model=REPLAY, parts=repeats(path), system=system)
     failed = next(answer for answer in link.answers() if answer.status == "failed")
     assert failed.error is not None and failed.error.code == "E_REPLAY_DIFFERS"
     assert what in failed.error.message
@@ -113,7 +128,7 @@ async def test_a_call_that_was_not_recorded_does_not_run(make: Make, tmp_path: P
     text = Path(path).read_text().replace('"tool":"bash__exec","args":{"command":"ls"}', '"tool":"bash__exec"')
     Path(path).write_text(text)
     link = FakeLink(refuse)
-    await talk(make, link, None, "list", model=REPLAY, replay=ReplaySpec(recording=path))
+    await talk(make, link, None, "list", model=REPLAY, parts=repeats(path))
     error = the_answer(link).error
     assert error is not None and error.code == "E_REPLAY_DIFFERS"
     found = json.loads((tmp_path / "instances" / "coder" / "k" / DIFFERENCE_FILE).read_bytes())["difference"]
@@ -124,7 +139,7 @@ async def test_an_error_of_the_model_is_repeated(make: Make, tmp_path: Path) -> 
     model = FakeModel(fail("E_MODEL_FAILED", "401 for s3cret-key"))
     path = await recorded(make, tmp_path, model, "list")
     link = FakeLink(refuse)
-    await talk(make, link, None, "list", model=REPLAY, replay=ReplaySpec(recording=path))
+    await talk(make, link, None, "list", model=REPLAY, parts=repeats(path))
     error = the_answer(link).error
     assert error is not None
     assert (error.code, error.message) == ("E_MODEL_FAILED", "401 for ***")
@@ -146,8 +161,8 @@ async def test_another_model_is_asked_and_its_answers_are_compared(
     path = await recorded(make, tmp_path, script(), "list", "thanks")
     link = FakeLink(refuse)
     model = FakeModel(answer, says("one file"))
-    replayed = ReplaySpec(recording=path, only_calls=only_calls)
-    await talk(make, link, model, "list", model=SPEC, replay=replayed, system="another prompt")
+    parts = repeats(path, only_calls=only_calls)
+    await talk(make, link, model, "list", model=SPEC, parts=parts, system="another prompt")
     assert (the_answer(link).status, link.calls) == (status, [])
     assert model.requests[0].system == "another prompt"
 
@@ -164,25 +179,33 @@ async def test_another_model_is_asked_and_its_answers_are_compared(
     ],
 )
 async def test_nothing_runs_in_a_replay_that_a_person_decided_about(
-    make: Make, tmp_path: Path, tool: str, runs: bool
+    make: Make, tmp_path: Path, tool: str, runs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    turns: list[TapedTurn] = []
+    begin = TapedTurn.__init__
+
+    def begun(self: TapedTurn, *given: Any) -> None:
+        begin(self, *given)
+        turns.append(self)
+
+    monkeypatch.setattr(TapedTurn, "__init__", begun)
     policy, _ = read_policy("p", {"rules": [{"tools": ["todo__drop", "agents__*"], "action": "ask"}]})
     path = await recorded(make, tmp_path, script(), "list", "thanks")
     link = FakeLink(refuse)
-    replayed = ReplaySpec(recording=path, approvals=[policy])
-    runner = await talk(make, link, None, "list", model=REPLAY, replay=replayed)
-    assert runner.instance.tape.runs(tool, {}) is runs
+    parts = repeats(path, approvals=[policy])
+    runner = await talk(make, link, None, "list", model=REPLAY, parts=parts)
+    assert turns[-1].runs(tool, {}) is runs
     cwd = {"cwd": "/home"}
-    assert runner.instance.tape.runs(tool, cwd) is (runs and tool != "agents__spawn"), "no folder is the recording's"
+    assert turns[-1].runs(tool, cwd) is (runs and tool != "agents__spawn"), "no folder is the recording's"
     call = {"tool": "bash__exec", "args": {"command": "ls"}}
     await runner.run(event_frame("op", call, kind="operator.call"))
     assert link.calls == [], "an operator has nothing run either"
-    assert not runner.instance.tape.runs(tool, {})
+    assert not turns[-1].runs(tool, {})
 
 
 async def test_what_an_operator_calls_is_no_part_of_a_recording(make: Make, tmp_path: Path) -> None:
     link = FakeLink(lambda tool, args: ok(1))
-    runner = make(link, FakeModel(says("hi")), record=RUN, model=SPEC)
+    runner = make(link, FakeModel(says("hi")), parts=RECORDS, model=SPEC)
     call = {"tool": "bash__exec", "args": {"command": "ls"}}
     await runner.run(event_frame("e1", call, kind="operator.call"))
     await runner.run(event_frame("e2", "hello", source=CLIENT))

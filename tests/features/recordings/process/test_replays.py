@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
+from goondan.features.recordings import wire as recordings
+from goondan.features.recordings.wire import RecordedStep, read_lines, whole_requests
 from goondan.kernel.broker.entities import AGENTS
-from goondan.kernel.broker.router import REPLAYED
-from goondan.schemas import recordings
-from goondan.schemas.bundle.launch import ReplaySpec
-from goondan.schemas.recordings import RecordedStep, read_lines, whole_requests
+from goondan.kernel.broker.router import CONFINED
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Frame
 from tests.kernel_fixture import sandbox
@@ -164,10 +163,9 @@ def _replaying(*, own_state: bool = False) -> World:
     """`coder` is answered from a recording and has a turn; `reviewer` is asked as always."""
     world = working()
     spec, conn = world.plan.agents["coder"], world.router.bus.mailbox.instances["coder", "k"].conn
-    replay = ReplaySpec(recording="/r", own_state=own_state)
-    world.plan.agents["coder"] = structs.replace(spec, replay=replay)
-    assert conn is not None and world.router._handlers_of(conn) is world.router._handlers[REPLAYED]
-    conn.handlers = world.router._handlers[REPLAYED]
+    world.plan.agents["coder"] = structs.replace(spec, confined=True, own_state=own_state)
+    assert conn is not None and world.router._handlers_of(conn) is world.router._handlers[CONFINED]
+    conn.handlers = world.router._handlers[CONFINED]
     return world
 
 
@@ -181,7 +179,7 @@ def _say(world: World, frame: Frame) -> list[Frame]:
 def test_each_frame_of_an_agent_is_decided_upon() -> None:
     world = World()
     assert set(world.router._handlers[AGENTS]) == INNER | JUDGED | REFUSED
-    assert set(world.router._handlers[REPLAYED]) == INNER | JUDGED | REFUSED
+    assert set(world.router._handlers[CONFINED]) == INNER | JUDGED | REFUSED
 
 
 @pytest.mark.parametrize("kind", sorted(REFUSED))

@@ -16,8 +16,8 @@ from goondan.agentproc.conversation import AssistantData, Message, ToolData, Too
 from goondan.agentproc.providers.base import ContextOverflow, ModelAnswer, ModelRequest, Usage, asked_call
 from goondan.agentproc.providers.overflow import Overflow
 from goondan.agentproc.turn import AskedCall
-from goondan.schemas.recorded_texts import comparable, same, shortened, without_places
-from goondan.schemas.recordings import RecordedAnswer, RecordedFault, RecordedModelCall, Request
+from goondan.features.recordings.wire import RecordedAnswer, RecordedFault, RecordedModelCall, Request
+from goondan.features.recordings.wire.texts import comparable, same, shortened, without_places
 from goondan.schemas.text.secret_values import in_texts
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload

@@ -1,1 +1,0 @@
-"""Recording the turns of an agent instance, and answering them from a recording."""

@@ -1,0 +1,1 @@
+"""Runs that are recorded, and repeated without a model and without tools (docs/replay.md)."""
