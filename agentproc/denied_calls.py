@@ -14,7 +14,7 @@ from goondan.schemas.bundle.address import SEPARATOR
 from goondan.schemas.bundle.effective_config import tool_of
 from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.traces.turn_notes import RefusedDetail, Refuser
-from goondan.schemas.wire.errors import CODES, GoondanError, fail
+from goondan.schemas.wire.errors import CODES, GoondanError, fail, row_of
 
 #: The code of an extension's refusal.
 REFUSED: Final = "E_EXTENSION_DENIED"
@@ -29,7 +29,6 @@ REFUSERS: Final[dict[str, Refuser]] = {
     "E_FORBIDDEN": "grant",
     "E_OAUTH_SCOPE": "grant",
     "E_CHANGESET_DENIED": "grant",
-    "E_BUDGET_SPENT": "budget",
     REFUSED: "extension",
 }
 
@@ -45,7 +44,7 @@ def refusal(
     """The refusal that an error of this code tells of, for the agent of `spec`; None: it is none. `tool` is "" for a
     turn or a step. `args`: a JSON object, or None if they are not known.
     """
-    by = REFUSERS.get(code)
+    by = REFUSERS.get(code) or row_of(code).refuser
     allow = suggestion or CODES.get(code, "")
     if by == "catalog":
         allow = _in_catalog(spec, tool)
@@ -58,7 +57,7 @@ def refusal(
         allow = rule if by == "rule" else f"answer yes when it is asked again (gdn approve), or {rule}"
     elif by == "extension":
         allow = f"the config or the code of {message.partition(_SAYS)[0]}, which decides"
-    return None if by is None else RefusedDetail(by, code, message, allow, tool)
+    return RefusedDetail(by, code, message, allow, tool) if by else None
 
 
 def unreachable(tool: str, hosts: Sequence[str]) -> RefusedDetail:

@@ -353,5 +353,8 @@ def starting(hooks: Hooks, start: Start) -> Start:
 
 @cache
 def kinds() -> tuple[type[AgentFeature], ...]:
-    """`FEATURE` of each feature's `agent.py`, in the order of the table. Raises ImportError when one is missing."""
+    """`FEATURE` of each feature's `agent.py`, in the order of the table. From now on the error codes of all features
+    are known. Raises ImportError when a file is missing.
+    """
+    parts("wire")
     return tuple(module.FEATURE for module in parts("agent"))

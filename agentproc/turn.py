@@ -45,7 +45,7 @@ from goondan.agentproc.conversation import (
     result_message,
 )
 from goondan.agentproc.verdicts import REPAIR, Judge
-from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.errors import error_payload, row_of
 from goondan.schemas.wire.frames import ErrorPayload, FilePart, ToolResult
 
 #: The key in an assistant message's metadata for a turn that resumes: tool call id -> why its arguments are unreadable.
@@ -648,7 +648,7 @@ class Turn:
         return end
 
     def _failure(self, error: ErrorPayload) -> End:
-        reason = {"E_CANCELLED": "cancelled", "E_BUDGET_SPENT": "budget"}.get(error.code, "error")
+        reason = "cancelled" if error.code == "E_CANCELLED" else row_of(error.code).finish_reason
         return End(status="failed", steps=self.steps, finish_reason=reason, error=error)
 
     def _message_id(self, position: int) -> str:

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import Final
 
+from goondan.features import parts
 from goondan.schemas.wire.errors import CODES, ENVIRONMENT
 from scripts.pages import write_or_check
 
+parts("wire")  # the codes of features
 HEAD: Final = Path(__file__).parent / "error_text" / "en.txt"
 
 

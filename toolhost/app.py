@@ -32,6 +32,7 @@ from typing import Any, Final, NamedTuple, Self
 import msgspec
 from msgspec import Struct
 
+from goondan.features import parts
 from goondan.schemas.bundle.address import path_segment
 from goondan.schemas.bundle.launch import ToolHostSpec
 from goondan.schemas.system.log_admission import Admission, suppressed_lines
@@ -157,6 +158,8 @@ _COPIES: Final = "folders"
 GC_THRESHOLDS: Final = (20_000, 20, 50)
 #: The longest time until the log reports a suppressed line (seconds).
 REPORT_S: Final = 5.0
+
+parts("wire")  # no handler speaks with an error code of a feature (calls/results.py)
 
 
 class Settings(Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Budgets as processes tell each other of them: the limits that a bundle gives.
+"""Budgets as processes tell each other of them: the limits that a bundle gives, and the error when one is spent.
 
 Source: docs/budgets.md; PROTOCOL-AGENTS.md "Budgets".
 """
@@ -10,8 +10,22 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from goondan.schemas.wire.errors import ASK, ErrorCode, add_codes
+
 #: The name of the feature: of its part of an agent's specification, and of what it keeps with an event.
 FEATURE: Final = "budgets"
+
+ERRORS: Final = add_codes(
+    {
+        "E_BUDGET_SPENT": ErrorCode(
+            "Raise the limit of the agent's Extension/budget, or ask for less; `gdn budget` shows the rest.",
+            for_models=ASK,
+            finish_reason="budget",
+            refuser="budget",
+            passed_on=True,
+        )
+    }
+)
 
 _Count = Annotated[int, Meta(ge=1, le=10**12)]
 

@@ -73,8 +73,10 @@ def resources(ctx: click.Context, kind: str) -> Iterator[tuple[str, str]]:
 
 def error_codes(ctx: click.Context) -> Iterator[tuple[str, str]]:
     """The codes of errors."""
+    from goondan.kernel.cli.commands import load_codes
     from goondan.schemas.wire.errors import CODES
 
+    load_codes()
     return ((code, "") for code in CODES)
 
 

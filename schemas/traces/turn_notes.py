@@ -67,8 +67,9 @@ MAX_TRIES: Final = 20
 #: The name of the console's provider. It has no tokens, and nobody counts its calls.
 _CONSOLE: Final = "embedded"
 
-#: Who refuses calls: the step's catalog, a rule, what a tool was granted, a budget, a person, an extension.
-Refuser = Literal["catalog", "rule", "grant", "budget", "person", "extension"]
+#: Who refuses calls, beside features (errors.ErrorCode): the step's catalog, a rule, what a tool was granted, a person,
+#: an extension.
+Refuser = Literal["catalog", "rule", "grant", "person", "extension"]
 
 TurnStatus = Literal["running", "completed", "failed", "abandoned"]
 NoteKind = Literal[
@@ -211,8 +212,8 @@ class ResultDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
 class RefusedDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
     """A call that was refused, or a turn (no tool)."""
 
-    #: Who refused it.
-    by: Refuser
+    #: Who refused it: a Refuser, or a feature.
+    by: str
     #: The code of the error.
     code: str
     #: Its message.

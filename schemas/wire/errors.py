@@ -1,7 +1,8 @@
 """Error codes, their suggestions and help pages, and the exception that carries one.
 
 One shape for a peer, a log line and a person: a stable code, a message with the numbers, a suggestion, a page.
-`docs/errors.md` has an anchor for every code of `CODES`; a test keeps the two in step.
+`docs/errors.md` has an anchor for every code of `CODES`; a test keeps the two in step. The codes of a feature are rows
+of its `wire.py`, and are known where that is loaded (`add_codes`).
 
 Source: docs/design/tools.md section 5; requirements ERROR-06, ERROR-07, RESULT-05.
 """
@@ -9,7 +10,8 @@ Source: docs/design/tools.md section 5; requirements ERROR-06, ERROR-07, RESULT-
 from __future__ import annotations
 
 import errno
-from typing import Final, TypeVar
+from collections.abc import Mapping
+from typing import Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -73,7 +75,6 @@ CODES: Final[dict[str, str]] = {
     "E_AGENT_CYCLE": "Let one agent of the cycle answer without asking the others.",
     "E_AGENT_FAILED": "Look at the agent's log, then send the event again.",
     "E_AGENT_SPAWN_FAILED": "Look at the agent's log for the reason it could not start.",
-    "E_BUDGET_SPENT": "Raise the limit of the agent's Extension/budget, or ask for less; `gdn budget` shows the rest.",
     "E_EXTENSION_DENIED": "Do without it, or ask for something else; the message has the extension's reason.",
     "E_EXTENSION_FAILED": "Correct the extension, then restart the agent; its traceback is in the agent's log.",
     "E_MIDDLEWARE": "Correct the extension that the message names; its traceback is in the agent's log.",
@@ -154,7 +155,7 @@ CODES: Final[dict[str, str]] = {
 
 #: Codes whose cause is outside of the message that failed by them: sent again unchanged, it may succeed when that is
 #: mended. So a message whose turn ends with one is kept as a dead letter. docs/error-causes.md has them.
-ENVIRONMENT: Final = frozenset(
+ENVIRONMENT: Final = set(
     """
     E_TOOL_CRASHED E_TOOL_OUTCOME_UNKNOWN E_TOOL_NAME_CONFLICT E_TOKEN_MISSING E_SANDBOX_UNAVAILABLE E_OVERLOADED
     E_TOKEN_INVALID E_PRINCIPAL_BUSY E_VERSION E_BLOB_UNAVAILABLE E_LEASE_LOST E_LINK_CLOSED E_AGENT_FAILED
@@ -171,9 +172,9 @@ ENVIRONMENT: Final = frozenset(
 
 #: What a model is told instead, where the suggestion is for the person who runs the swarm. No model can take it, and a
 #: model that knows how to widen its sandbox may talk a person into it. `gdn trace` and `gdn call` show the suggestion.
-_ASK: Final = "Go on without it, or end your turn and say what the message says: a person has to change something."
+ASK: Final = "Go on without it, or end your turn and say what the message says: a person has to change something."
 _ASK_CODES: Final = """
-E_TOKEN_MISSING E_SANDBOX_UNAVAILABLE E_BUDGET_SPENT E_EXTENSION_FAILED E_MIDDLEWARE E_MODEL_FAILED E_MODEL_QUOTA
+E_TOKEN_MISSING E_SANDBOX_UNAVAILABLE E_EXTENSION_FAILED E_MIDDLEWARE E_MODEL_FAILED E_MODEL_QUOTA
 E_MODEL_CANNOT_SEE E_CONTEXT_OVERFLOW E_OUTPUT_INVALID E_REPLAY_DIFFERS E_TURN_STALLED E_MAX_STEPS E_AGENT_FAILED
 E_AGENT_SPAWN_FAILED E_INSTANCE_BUSY E_INSTANCE_NOT_FOUND E_EVENT_NOT_FOUND E_ANSWER_GONE
 E_OAUTH_APP E_OAUTH_KEY E_OAUTH_LOGIN E_OAUTH_REFUSED E_OAUTH_SCOPE E_OAUTH_SERVER E_OAUTH_SUBJECT E_OAUTH_UNAVAILABLE
@@ -183,11 +184,54 @@ E_CONFIG_LIMIT E_PATCH_NOT_FOUND E_APPROVAL_WAITS E_RESTART_REFUSED E_RESTART_FA
 #: How advice begins that names what was probably meant. It is for both readers.
 NEAR_NAME: Final = "Did you mean"
 FOR_MODELS: Final[dict[str, str]] = {
-    **dict.fromkeys(_ASK_CODES.split(), _ASK),
+    **dict.fromkeys(_ASK_CODES.split(), ASK),
     "E_SANDBOX_DENIED": "Use a path in the workdir, or what was granted. If you need this, end your turn and say so.",
     **dict.fromkeys(("E_TOOL_NOT_IN_CATALOG", "E_TOOL_NOT_FOUND"), "Call one of the tools that you were given."),
     "E_AGENT_NOT_FOUND": "Ask one of the agents that `agents__catalog` lists.",
 }
+
+
+class ErrorCode(NamedTuple):
+    """A code of a feature."""
+
+    #: What to do about it, for a person.
+    suggestion: str
+    #: What a model is told instead (`FOR_MODELS`); None: the same.
+    for_models: str | None = None
+    #: Whether its cause is outside of the message that failed by it (`ENVIRONMENT`).
+    environment: bool = False
+    #: The `finishReason` of a turn that fails by it.
+    finish_reason: str = "error"
+    #: Who refuses a call with it, for `gdn denied`. "": the call was not refused, it failed.
+    refuser: str = ""
+    #: Whether an agent is told this code when one that it has asked fails by it. Else it is told E_AGENT_FAILED.
+    passed_on: bool = False
+
+
+_UNKNOWN: Final = ErrorCode("")
+_OF_FEATURES: Final[dict[str, ErrorCode]] = {}
+
+
+def add_codes(rows: Mapping[str, ErrorCode]) -> Mapping[str, ErrorCode]:
+    """Know the codes of a feature from now on. The same rows are returned."""
+    for code, row in rows.items():
+        _OF_FEATURES[code] = row
+        CODES[code] = row.suggestion
+        if row.for_models is not None:
+            FOR_MODELS[code] = row.for_models
+        if row.environment:
+            ENVIRONMENT.add(code)
+    return rows
+
+
+def row_of(code: str) -> ErrorCode:
+    """The row of a feature's code; an empty one for every other code."""
+    return _OF_FEATURES.get(code, _UNKNOWN)
+
+
+def refusers() -> list[str]:
+    """Who refuses calls with the codes of features."""
+    return list(dict.fromkeys(row.refuser for row in _OF_FEATURES.values() if row.refuser))
 
 
 def for_model(error: Told) -> Told:

@@ -11,7 +11,7 @@ import re
 from typing import Any, Final
 
 from goondan.schemas.wire.codec import from_raw
-from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire.errors import error_payload, row_of
 from goondan.schemas.wire.frames import OPERATOR_TYPES, TOOL_COMPLETED, Answer, ErrorPayload
 
 #: How long an answer may take when the asker does not say (milliseconds; AGENTS-12).
@@ -42,8 +42,8 @@ def correlation(event_id: str) -> str:
 
 
 def answer_error(target: str, answer: Answer | None) -> ErrorPayload | None:
-    """Why there is no answer of `target`: errors about agents and budgets as they are, every other as E_AGENT_FAILED
-    that says which. None when the turn was completed.
+    """Why there is no answer of `target`: errors about agents, and those that are passed on (errors.ErrorCode), as they
+    are, every other as E_AGENT_FAILED that says which. None when the turn was completed.
     """
     if answer is None:
         return error_payload("E_AGENT_FAILED", f"agent {target!r} sent no answer")
@@ -52,7 +52,7 @@ def answer_error(target: str, answer: Answer | None) -> ErrorPayload | None:
     error = answer.error
     if error is None:
         return error_payload("E_AGENT_FAILED", f"agent {target!r} failed")
-    if error.code.startswith("E_AGENT_") or error.code == "E_BUDGET_SPENT":
+    if error.code.startswith("E_AGENT_") or row_of(error.code).passed_on:
         return error_payload(error.code, f"agent {target!r}: {error.message}", suggestion=error.suggestion)
     text = f"agent {target!r} failed: {error.message} [{error.code}]"
     return error_payload("E_AGENT_FAILED", text, suggestion=error.suggestion)

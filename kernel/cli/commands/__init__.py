@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from goondan.features import FEATURES
+from goondan.features import FEATURES, parts
 from goondan.kernel.cli.imports import import_whole
 
 #: name -> one line of help. A command of a group has the group's name before its own. What is no group has a module:
@@ -50,6 +50,11 @@ CORE: Final[Mapping[str, str]] = {
 #: The commands that belong together in a module: name -> the module in this package. Its `COMMANDS` has them by their
 #: names.
 MODULES: Final[Mapping[str, str]] = {}
+
+
+def load_codes() -> None:
+    """Know the error codes of all features."""
+    parts("wire")
 
 
 def helps(group: str = "") -> dict[str, str]:

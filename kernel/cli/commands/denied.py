@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 
 from goondan.kernel.cli import options
+from goondan.kernel.cli.commands import load_codes
 from goondan.schemas.traces.turn_notes import RefusedDetail, Refuser
+from goondan.schemas.wire.errors import refusers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,9 +23,11 @@ if TYPE_CHECKING:
 _MAX_TEXT: Final = 400
 _REFUSED: Final = "SELECT at, turn_id, detail FROM runtime_events WHERE type = 'call.refused' ORDER BY seq DESC LIMIT ?"
 
+load_codes()  # of features, which refuse calls as well
+
 
 @click.command()
-@click.option("--by", type=click.Choice(get_args(Refuser)), help="Only what was refused by this.")
+@click.option("--by", type=click.Choice([*get_args(Refuser), *refusers()]), help="Only what was refused by this.")
 @click.option("--agent", metavar="AGENT", shell_complete=options.completed("agents"), help="Only those of this agent.")
 @click.option("-n", "number", type=click.IntRange(1, 50_000), default=50, show_default=True, help="So many at most.")
 @options.bundle

@@ -26,9 +26,11 @@ def command(code: str, as_json: bool) -> int:
     such as ENOENT.
     """
     from goondan.kernel.bundle.problems import did_you_mean
+    from goondan.kernel.cli.commands import load_codes
     from goondan.kernel.cli.output import write_result
     from goondan.schemas.wire.errors import CODES, fail, help_url, is_os_error_code
 
+    load_codes()
     name = code.strip("[] ").rpartition("/")[2].upper()
     if name not in CODES and not is_os_error_code(name):
         message = f"no error has the code {code[:80]!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -44,6 +45,22 @@ def test_a_process_does_not_start_without_its_file(file: str, monkeypatch: pytes
     monkeypatch.setitem(sys.modules, f"goondan.features.{FEATURE}.{file}", None)
     with pytest.raises(ImportError, match=FEATURE):
         LOADERS[file]()
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        "from goondan.agentproc.parts import kinds; kinds()",
+        "from goondan.kernel.broker.assemble import features; features()",
+        "import goondan.kernel.cli.commands.denied",
+        "import goondan.toolhost.app",
+    ],
+    ids=["agent", "broker", "gdn denied", "tool host"],
+)
+def test_every_process_knows_the_code(load: str) -> None:
+    """No handler can speak with it, and a turn that fails by it ends as one that has spent its budget."""
+    code = f"{load}; from goondan.schemas.wire.errors import row_of; assert row_of('E_BUDGET_SPENT').refuser"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_without_the_feature_no_agent_can_use_the_extension(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
