@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from goondan.kernel.bundle.base import BROUGHT_MANIFEST, IN_AGENTS, IN_JAILS, MANIFEST, tool_folders
-from goondan.kernel.bundle.positions import Budget, Mapping, compose
+from goondan.kernel.bundle.positions import Allowance, Mapping, compose
 from goondan.kernel.bundle.prepared import FILE, Prepared, manifest_digest
 from scripts.pages import write_or_check
 
@@ -44,7 +44,7 @@ class PreparedManifests:
             if not path.is_file():
                 continue
             data = path.read_bytes()
-            composed = compose(data.decode(), Budget())
+            composed = compose(data.decode(), Allowance())
             if len(composed.documents) == 1 and isinstance(composed.documents[0], Mapping) and not composed.faults:
                 name = os.path.relpath(path, ROOT / "goondan")
                 yield manifest_digest(data), Prepared(name, composed.documents[0])

@@ -5,7 +5,7 @@ Rules.
 - A frame's length is checked before its bytes are kept; at most one frame is kept per jail.
 - A frame that is not of the protocol, breaks a limit or comes at the wrong time is a Violation: the caller ends the
   jail. There is no second chance, because our own worker never sends such a frame.
-- Log, progress and ask frames have a budget; a worker that keeps to WORKER.md stays far below it.
+- Log, progress and ask frames have a allowance; a worker that keeps to WORKER.md stays far below it.
 - `output` is not decoded: it is walked (untrusted.check_json) and forwarded as it came.
 
 Source: docs/design/sandbox.md section 5; schemas/WORKER.md; requirement HANDLER-07.
@@ -67,15 +67,15 @@ def _walk(data: bytes) -> int:
     left = 1  # values that are missing in the innermost container, keys included
     keys = False  # whether the innermost container is a map, whose values at even `left` are keys
     outer: list[tuple[int, bool]] = []
-    budget = MAX_ELEMENTS
+    allowance = MAX_ELEMENTS
     while True:
         while left == 0:
             if not outer:
                 return at
             left, keys = outer.pop()
         left -= 1
-        budget -= 1
-        if budget < 0:
+        allowance -= 1
+        if allowance < 0:
             raise Violation(f"the output has more than {MAX_ELEMENTS} values", "E_TOOL_LIMIT")
         first = data[at]
         kind, width, size = HEADS[first]
@@ -187,7 +187,7 @@ class Channel:
             raise Violation(f"the worker sent no frame of the protocol ({_reason(error)})") from None
 
     def _spend(self, frame: WorkerFrame, size: int, now: float) -> None:
-        """Take the frame from the budget. Ready and LoadFailed come once; the caller checks that."""
+        """Take the frame from the allowance. Ready and LoadFailed come once; the caller checks that."""
         if not isinstance(frame, Log | Progress | Ask):
             return
         passed = max(0.0, now - self._news_at)

@@ -17,7 +17,7 @@ from typing import Final
 
 from goondan.kernel.bundle.files import BundleFiles, read_file
 from goondan.kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
-from goondan.kernel.bundle.positions import Budget, Fault, Mapping, compose, decode
+from goondan.kernel.bundle.positions import Allowance, Fault, Mapping, compose, decode
 from goondan.kernel.bundle.prepared import prepared_nodes
 from goondan.kernel.bundle.problems import BundleError, Position, Report
 from goondan.kernel.bundle.shape import Builder, Document, Environment
@@ -67,12 +67,12 @@ def load_manifests(
     """
     report = Report()
     tools: dict[str, CheckedTool] = {}
-    budget = Budget()
+    allowance = Allowance()
     for folder in folders:
         path = os.path.join(folder, manifest)
         if not os.path.isfile(path):
             continue
-        for document in read_manifest(path, budget, report):
+        for document in read_manifest(path, allowance, report):
             document.resource = "Tool"
             built: Tool = Builder(document, Environment(None), report).build(form)
             document.resource = f"Tool/{built.metadata.name}"
@@ -86,7 +86,7 @@ def load_manifests(
     return tools
 
 
-def read_manifest(path: str, budget: Budget, report: Report) -> list[Document]:
+def read_manifest(path: str, allowance: Allowance, report: Report) -> list[Document]:
     """The documents of one manifest; what is wrong with it is reported."""
     try:
         data = read_file(path, MAX_FILE_BYTES)
@@ -100,7 +100,7 @@ def read_manifest(path: str, budget: Budget, report: Report) -> list[Document]:
     if isinstance(text, Fault):
         report.error(text.code, text.message, Position(path, text.line, text.column))
         return []
-    composed = compose(text, budget)
+    composed = compose(text, allowance)
     for fault in composed.faults:
         report.error(fault.code, fault.message, Position(path, fault.line, fault.column, fault.path), fault.suggestion)
     return [Document(path, node) for node in composed.documents if isinstance(node, Mapping)]

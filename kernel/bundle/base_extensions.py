@@ -29,7 +29,7 @@ from goondan.kernel.bundle.base import (
 from goondan.kernel.bundle.extensions import CheckedExtension
 from goondan.kernel.bundle.feature_extensions import has_feature
 from goondan.kernel.bundle.files import BundleFiles
-from goondan.kernel.bundle.positions import Budget
+from goondan.kernel.bundle.positions import Allowance
 from goondan.kernel.bundle.problems import BundleError, Report
 from goondan.kernel.bundle.shape import Builder, Environment
 from goondan.kernel.bundle.tools import CheckedTool
@@ -110,7 +110,7 @@ def _load(folder: str) -> CheckedExtension:
     report = Report()
     path = os.path.join(folder, EXTENSION_MANIFEST)
     found: list[CheckedExtension] = []
-    for document in read_manifest(path, Budget(), report):
+    for document in read_manifest(path, Allowance(), report):
         document.resource = "Extension"
         built: BundledExtension = Builder(document, Environment(None), report).build(BundledExtension)
         document.resource = f"Extension/{built.metadata.name}"

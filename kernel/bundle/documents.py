@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from goondan.kernel.bundle.files import NOTHING, Overlay, list_documents, read_instead
 from goondan.kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
-from goondan.kernel.bundle.positions import Budget, Composed, Fault, Mapping, Node, Scalar, compose, decode
+from goondan.kernel.bundle.positions import Allowance, Composed, Fault, Mapping, Node, Scalar, compose, decode
 from goondan.kernel.bundle.problems import Position, Report
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.paths import BUNDLE_FILE
@@ -53,7 +53,7 @@ def load_documents(path: str, report: Report, instead: Overlay = NOTHING) -> Loa
     """
     folder = os.path.isdir(path)
     loaded = Loaded(path if folder else os.path.dirname(path), [], [], True)
-    budget = Budget()
+    allowance = Allowance()
     try:
         files = list(list_documents(path)) if folder else [path]
     except Unreadable as error:
@@ -61,14 +61,14 @@ def load_documents(path: str, report: Report, instead: Overlay = NOTHING) -> Loa
         loaded.complete = False
         return loaded
     for file in files:
-        _load_file(file, not folder or os.path.basename(file) == BUNDLE_FILE, loaded, budget, report, instead)
+        _load_file(file, not folder or os.path.basename(file) == BUNDLE_FILE, loaded, allowance, report, instead)
     if not loaded.documents and not report.errors:
         message = "there is no document in it" if not folder else "there is no YAML file with a Goondan document in it"
         report.error("E_CONFIG_NOT_FOUND", message, Position(path))
     return loaded
 
 
-def _load_file(file: str, strict: bool, loaded: Loaded, budget: Budget, report: Report, instead: Overlay) -> None:
+def _load_file(file: str, strict: bool, loaded: Loaded, allowance: Allowance, report: Report, instead: Overlay) -> None:
     """Read one file. `strict`: every document in it must be ours."""
     try:
         data = read_instead(file, MAX_FILE_BYTES, instead)
@@ -82,7 +82,7 @@ def _load_file(file: str, strict: bool, loaded: Loaded, budget: Budget, report: 
     strict = strict or any(group.encode() in data for group in _GROUPS)
     text = decode(data)
     # A foreign file may have any size, because its content does not count for the bundle.
-    allowed = budget if strict else Budget()
+    allowed = allowance if strict else Allowance()
     composed = Composed([], [text], complete=False) if isinstance(text, Fault) else compose(text, allowed)
     if not strict and (composed.faults or not any(_is_ours(node) for node in composed.documents)):
         report.warn("W_CONFIG_SKIPPED", "skipped: there is no Goondan document in it", Position(file))

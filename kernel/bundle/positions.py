@@ -107,7 +107,7 @@ class Fault(Struct, frozen=True):
     suggestion: str | None = None
 
 
-class Budget:
+class Allowance:
     """The rest of MAX_NODES and MAX_CHARS that a bundle may still use. Its files share it."""
 
     def __init__(self, nodes: int = MAX_NODES, chars: int = MAX_CHARS) -> None:
@@ -115,7 +115,7 @@ class Budget:
         self.chars = chars
 
     def spend(self, nodes: int, chars: int) -> bool:
-        """Take from the budget. False when it is used up."""
+        """Take from the allowance. False when it is used up."""
         self.nodes -= nodes
         self.chars -= chars
         return self.nodes >= 0 and self.chars >= 0
@@ -132,9 +132,9 @@ class Composed(Struct, frozen=True):
     complete: bool
 
 
-def compose(text: str, budget: Budget) -> Composed:
+def compose(text: str, allowance: Allowance) -> Composed:
     """Read every document of `text`. Empty documents are left out. Never raises for anything in the text."""
-    builder = _Builder(budget)
+    builder = _Builder(allowance)
     loader: Any = None
     complete = False
     try:
@@ -227,11 +227,11 @@ class _Open:
 
 
 class _Builder:
-    def __init__(self, budget: Budget) -> None:
+    def __init__(self, allowance: Allowance) -> None:
         self.documents: list[Node] = []
         self.faults: list[Fault] = []
         self.going = True
-        self._budget = budget
+        self._allowance = allowance
         self._stack: list[_Open] = []
         # anchor -> (node, nodes below it, characters below it); None while it is being read
         self._anchors: dict[str, tuple[Node, int, int] | None] = {}
@@ -330,7 +330,7 @@ class _Builder:
         self._add(node, nodes, chars)
 
     def _spend(self, nodes: int, chars: int, line: int, column: int) -> None:
-        if self.going and not self._budget.spend(nodes, chars):
+        if self.going and not self._allowance.spend(nodes, chars):
             message = f"more than {MAX_NODES} values or {MAX_CHARS} characters in one bundle, aliases written out"
             self.fault("E_CONFIG_SYNTAX", message, line, column, "Make the bundle smaller, or use fewer aliases.")
             self.going = False

@@ -97,8 +97,6 @@ def _for_what(row: Mapping[str, Any]) -> str:
         if not row["host"]:
             return f"waits for a tool host that runs {names}"
         return f"waits for {names}" if kind == "tool" else f"waits for a jail for {names}"
-    if kind == "budget":
-        return f"waits for what others may give back to the budget of {_name(row['root'])}"
     if kind == "model" and "before" in row:
         return f"waits for its model: {in_line(row['before'], row['heldMs'])}"
     if kind == "model":

@@ -28,7 +28,7 @@ from msgspec import Meta, Struct
 
 from goondan.kernel.bundle.files import read_file
 from goondan.kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
-from goondan.kernel.bundle.positions import Budget, Fault, Mapping, compose, decode
+from goondan.kernel.bundle.positions import Allowance, Fault, Mapping, compose, decode
 from goondan.kernel.bundle.problems import Position, Report
 from goondan.kernel.bundle.shape import Builder, Document, Environment
 from goondan.kernel.state_root import doubt, open_state_root
@@ -156,7 +156,7 @@ def _document(path: str, report: Report) -> Document | None:
     if isinstance(text, Fault):
         report.error(text.code, text.message, Position(path, text.line, text.column))
         return None
-    composed = compose(text, Budget())
+    composed = compose(text, Allowance())
     for fault in composed.faults:
         report.error(fault.code, fault.message, Position(path, fault.line, fault.column, fault.path), fault.suggestion)
     if not composed.documents:

@@ -221,7 +221,7 @@ def walk_again_at(now: float, cost_s: float, frozen_s: float) -> float:
     return now + max(cost_s * (1 / WALK_PART - 1), frozen_s)
 
 
-class Budget:
+class Allowance:
     """Time that may be spent: a part of all time, and some of it at once."""
 
     def __init__(self, part: float, at_once_s: float) -> None:

@@ -45,7 +45,7 @@ from typing import Final, NamedTuple
 from goondan.toolhost.limits.decide import (
     DISK_PART,
     MIB,
-    Budget,
+    Allowance,
     DiskMeter,
     Growth,
     InFlight,
@@ -177,7 +177,7 @@ class Disks:
         self._looked_at = 0.0
         # Jails that work in one folder all see its growth. It ends one of them, and does not count for the others then.
         self._charged: dict[str, float] = {}
-        self._walks = Budget(WALKS_PART, WALKS_S)
+        self._walks = Allowance(WALKS_PART, WALKS_S)
         # Walks have a thread of their own: a walk waits while a process of the jail makes a file in the folder, and
         # such a process can wait for the processor for seconds.
         self._walking: _Walk | None = None

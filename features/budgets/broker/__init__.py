@@ -307,7 +307,9 @@ class Budgets(Part, OfEvents, OfCalls):
     def waiting(self, now: float) -> Iterator[Waiting]:
         """The events whose model calls wait until others give something back."""
         for one in self._waiting.values():
-            yield Waiting("budget", one.event, one.since, {"root": one.event.root})
+            root = one.event.root
+            text = f"waits for what others may give back to the budget of {root[:_SHOWN]}"
+            yield Waiting("budget", one.event, one.since, {"root": root, "text": text})
 
     def tell(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`{op: "budget"}`: the trees that are not over, the newest first, or the last ones where all are over; with

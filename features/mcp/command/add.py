@@ -337,7 +337,7 @@ def naming(path: str, data: bytes, agent: str, extension: str) -> bytes:
     Raises GoondanError E_INIT.
     """
     text, ref = str(positions.decode(data)), f"Extension/{extension}"
-    for node in positions.compose(text, positions.Budget()).documents:
+    for node in positions.compose(text, positions.Allowance()).documents:
         spec = node.get("spec") if isinstance(node, positions.Mapping) else None
         value = positions.plain(node)
         if not isinstance(spec, positions.Mapping) or value.get("kind") != "Agent" or _name(value) != agent:
@@ -353,7 +353,7 @@ def naming(path: str, data: bytes, agent: str, extension: str) -> bytes:
         lines[line] = before + new + (", " if before.strip(" -") else f"\n{before}") + lines[line][at:]
         made = "".join(lines)
         wanted = {**value["spec"], "extensions": [ref, *value["spec"].get("extensions", ())]}
-        if {**value, "spec": wanted} in map(positions.plain, positions.compose(made, positions.Budget()).documents):
+        if {**value, "spec": wanted} in map(positions.plain, positions.compose(made, positions.Allowance()).documents):
             return made.encode()
     hint = f"Name {ref} in the spec.extensions of the agent that is to have it."
     raise fail("E_INIT", f"{path}: {ref} cannot be added to Agent/{agent[:100]}", suggestion=hint)

@@ -80,7 +80,7 @@ def is_page(url: str) -> bool:
 
 def check(value: Any, *, depth: int = MAX_DEPTH, values: int = MAX_VALUES) -> None:
     """Raise Excess when a JSON value has too many levels or too many values."""
-    budget = values
+    allowance = values
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(depth):
         if not level:
@@ -88,12 +88,12 @@ def check(value: Any, *, depth: int = MAX_DEPTH, values: int = MAX_VALUES) -> No
         below: list[Any] = []
         for item in level:
             if isinstance(item, dict):
-                budget -= 2 * len(item)
+                allowance -= 2 * len(item)
                 below.extend(item.values())
             elif isinstance(item, list):
-                budget -= len(item)
+                allowance -= len(item)
                 below.extend(item)
-            if budget < 0:
+            if allowance < 0:
                 raise Excess(f"it has more than {values} values")
         level = [item for item in below if isinstance(item, dict | list)]
     if level:

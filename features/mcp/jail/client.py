@@ -217,7 +217,7 @@ class Client:
     async def _look(self) -> McpListing:
         session, init = self.session, self._init
         capabilities = session.server_capabilities or types.ServerCapabilities()
-        budget = listing.Budget()
+        allowance = listing.Allowance()
         ttls: list[int] = []
         tools: list[McpTool] = []
         has_tools = init.tools and capabilities.tools is not None
@@ -225,23 +225,25 @@ class Client:
         has_prompts = init.prompts and capabilities.prompts is not None
         if has_tools:
             raw = [tool async for page in self._pages(session.list_tools, "tools", ttls) for tool in page.tools]
-            tools = listing.tools(map(_dumped, raw), init.longest_export, budget)
+            tools = listing.tools(map(_dumped, raw), init.longest_export, allowance)
             self._of_tasks = {it.name for it in raw if it.execution and it.execution.task_support == "required"}
         resources: list[McpResource] = []
         templates: list[McpResource] = []
         prompts: list[McpPrompt] = []
         if has_resources:
             pages = self._pages(session.list_resources, "resources", ttls)
-            resources = listing.resources([_dumped(it) async for page in pages for it in page.resources], "uri", budget)
+            resources = listing.resources(
+                [_dumped(it) async for page in pages for it in page.resources], "uri", allowance
+            )
             pages = self._pages(session.list_resource_templates, "resources", ttls)
             found = [_dumped(it) async for page in pages for it in page.resource_templates]
-            templates = listing.resources(found, "uriTemplate", budget)
+            templates = listing.resources(found, "uriTemplate", allowance)
         if has_prompts:
             pages = self._pages(session.list_prompts, "prompts", ttls)
-            prompts = listing.prompts([_dumped(it) async for page in pages for it in page.prompts], budget)
+            prompts = listing.prompts([_dumped(it) async for page in pages for it in page.prompts], allowance)
         # Servers say that they have resources and prompts when they only could: what is empty is not offered.
         tools += listing.offered(tools, resources=bool(resources or templates), prompts=bool(prompts))
-        for note in budget.told():
+        for note in allowance.told():
             self._events.log("warn", note)
         self.exports = {tool.export: tool for tool in tools}
         self._checkers.clear()

@@ -56,7 +56,7 @@ _GET: Final = {
 }
 
 
-class Budget:
+class Allowance:
     """What the lists of one server may still take, and what was left out of them."""
 
     def __init__(self, limit: int = MAX_LISTING_BYTES) -> None:
@@ -85,17 +85,17 @@ class Budget:
         return [*self.notes, f"{self._unnamed} more were left out"] if self._unnamed else self.notes
 
 
-def tools(listed: Iterable[dict[str, Any]], longest_export: int, budget: Budget) -> list[McpTool]:
+def tools(listed: Iterable[dict[str, Any]], longest_export: int, allowance: Allowance) -> list[McpTool]:
     """The tools of a server, from the maps that it lists, each with the export by which it is called."""
     kept: dict[str, McpTool] = {}
     for item in listed:
-        tool = _tool(item, budget)
+        tool = _tool(item, allowance)
         if tool is None or tool.name in kept:
             continue
         if len(kept) >= MAX_ITEMS:
-            budget.note(f"tools after the first {MAX_ITEMS} were left out")
+            allowance.note(f"tools after the first {MAX_ITEMS} were left out")
             break
-        if budget.admit(tool, f"tool {tool.name}"):
+        if allowance.admit(tool, f"tool {tool.name}"):
             kept[tool.name] = tool
     exports = export_names(kept, longest_export)
     return [msgspec.structs.replace(tool, export=exports[name]) for name, tool in kept.items()]
@@ -116,16 +116,16 @@ def offered(tools: list[McpTool], *, resources: bool, prompts: bool) -> list[Mcp
     return added
 
 
-def resources(listed: Iterable[dict[str, Any]], uri: str, budget: Budget) -> list[McpResource]:
+def resources(listed: Iterable[dict[str, Any]], uri: str, allowance: Allowance) -> list[McpResource]:
     """Resources, or templates of them; `uri` names the field with their URI."""
     kept: dict[str, McpResource] = {}
     for item in listed:
         place, name = item.get(uri), item.get("name")
         if not bounds.is_name(place, MAX_URI) or not isinstance(place, str):
-            budget.note("a resource was left out: its URI is no text of one line, or too long")
+            allowance.note("a resource was left out: its URI is no text of one line, or too long")
             continue
         if len(kept) >= MAX_ITEMS:
-            budget.note(f"resources after the first {MAX_ITEMS} were left out")
+            allowance.note(f"resources after the first {MAX_ITEMS} were left out")
             break
         resource = McpResource(
             uri=place,
@@ -133,39 +133,39 @@ def resources(listed: Iterable[dict[str, Any]], uri: str, budget: Budget) -> lis
             mime_type=bounds.line(item.get("mimeType"), MAX_MEDIA_TYPE) or None,
             description=_description(item),
         )
-        if place not in kept and budget.admit(resource, f"resource {place[:200]}"):
+        if place not in kept and allowance.admit(resource, f"resource {place[:200]}"):
             kept[place] = resource
     return list(kept.values())
 
 
-def prompts(listed: Iterable[dict[str, Any]], budget: Budget) -> list[McpPrompt]:
+def prompts(listed: Iterable[dict[str, Any]], allowance: Allowance) -> list[McpPrompt]:
     """Prompts."""
     kept: dict[str, McpPrompt] = {}
     for item in listed:
         name = item.get("name")
         if not bounds.is_name(name) or not isinstance(name, str):
-            budget.note("a prompt was left out: its name is no text of one line, or too long")
+            allowance.note("a prompt was left out: its name is no text of one line, or too long")
             continue
         if len(kept) >= MAX_ITEMS:
-            budget.note(f"prompts after the first {MAX_ITEMS} were left out")
+            allowance.note(f"prompts after the first {MAX_ITEMS} were left out")
             break
         prompt = McpPrompt(name=name, description=_description(item), arguments=_arguments(item.get("arguments")))
-        if name not in kept and budget.admit(prompt, f"prompt {name}"):
+        if name not in kept and allowance.admit(prompt, f"prompt {name}"):
             kept[name] = prompt
     return list(kept.values())
 
 
-def _tool(item: dict[str, Any], budget: Budget) -> McpTool | None:
+def _tool(item: dict[str, Any], allowance: Allowance) -> McpTool | None:
     name = item.get("name")
     if not bounds.is_name(name) or not isinstance(name, str):
-        budget.note("a tool was left out: its name is no text of one line, or too long")
+        allowance.note("a tool was left out: its name is no text of one line, or too long")
         return None
     schemas: dict[str, dict[str, Any] | None] = {}
     for field in ("inputSchema", "outputSchema"):
         schema = item.get(field)
         fault = _schema_fault(schema)
         if fault is not None:
-            budget.note(f"tool {name} was left out: its {field} {fault}")
+            allowance.note(f"tool {name} was left out: its {field} {fault}")
             return None
         schemas[field] = schema
     annotations = item.get("annotations")

@@ -60,11 +60,11 @@ def read_bundle(path: str, name: str, kind: str) -> bytes | None:
 
 def addition(path: str, before: bytes, document: bytes) -> bytes:
     """The text to append to a file in order to add a document. Raises GoondanError E_INIT."""
-    from goondan.kernel.bundle.positions import Budget, Composed, Fault, compose, decode
+    from goondan.kernel.bundle.positions import Allowance, Composed, Fault, compose, decode
 
     def documents(data: bytes) -> int:
         text = decode(data)
-        composed = Composed([], [text], complete=False) if isinstance(text, Fault) else compose(text, Budget())
+        composed = Composed([], [text], complete=False) if isinstance(text, Fault) else compose(text, Allowance())
         return len(composed.documents) if not composed.faults else -1
 
     added = (b"" if before.endswith(b"\n") else b"\n") + b"---\n" + document

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from goondan.features.mcp.bundle.document import extension_document, usable_name, yaml_text
 from goondan.features.mcp.command.importing import Imported, import_servers, plain_json, servers_of
 from goondan.features.mcp.command.packages import package_command
-from goondan.kernel.bundle.positions import Budget, compose, plain
+from goondan.kernel.bundle.positions import Allowance, compose, plain
 from goondan.schemas.bundle.address import is_resource_name
 from goondan.schemas.wire.errors import GoondanError
 
@@ -34,7 +34,7 @@ def transport(found: Imported) -> dict[str, Any]:
 
 
 def read_again(text: str) -> Any:
-    composed = compose(text, Budget())
+    composed = compose(text, Allowance())
     assert not composed.faults
     return plain(composed.documents[0])
 

@@ -6,7 +6,7 @@ import pytest
 
 from goondan.features.mcp.bundle.trial import bundle_text, grants, program_folder, refusals
 from goondan.features.mcp.command import idle_row, render
-from goondan.kernel.bundle.positions import Budget, compose, plain
+from goondan.kernel.bundle.positions import Allowance, compose, plain
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_the_bundle_has_the_command_as_it_is() -> None:
     documents = [
         plain(document)
         for document in compose(
-            bundle_text({"type": "stdio", "command": command, "env": {"X": "${X}"}}, {}), Budget()
+            bundle_text({"type": "stdio", "command": command, "env": {"X": "${X}"}}, {}), Allowance()
         ).documents
     ]
     config = documents[1]["spec"]["config"]

@@ -13,7 +13,7 @@ from goondan.features.mcp.command.packages import (
     program_of,
 )
 from goondan.features.mcp.command.registries import hosts_of, npm_settings, pip_settings, reachable
-from goondan.kernel.bundle.positions import Budget, compose, plain
+from goondan.kernel.bundle.positions import Allowance, compose, plain
 
 
 def command(text: str) -> PackageCommand:
@@ -83,9 +83,9 @@ def test_the_installer_is_asked_for_what_was_asked_for(text: str, package: str) 
 
 
 def test_the_bundle_grants_what_is_named_and_nothing_else() -> None:
-    (document,) = compose(bundle_text('/a "b"', ["h.example:443"], ["/opt/x", "/opt/x"]), Budget()).documents
+    (document,) = compose(bundle_text('/a "b"', ["h.example:443"], ["/opt/x", "/opt/x"]), Allowance()).documents
     sandbox = plain(document)["spec"]["sandbox"]
     assert sandbox["network"] == {"allow": ["h.example:443"]}
     assert sandbox["filesystem"] == {"write": ['/a "b"'], "read": ["/opt/x"]}
-    (offline,) = compose(bundle_text("/a", [], []), Budget()).documents
+    (offline,) = compose(bundle_text("/a", [], []), Allowance()).documents
     assert plain(offline)["spec"]["sandbox"]["network"] == "none"

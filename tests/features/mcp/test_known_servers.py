@@ -10,7 +10,7 @@ import pytest
 from goondan.features.mcp import command
 from goondan.features.mcp.command.add import known_server, naming
 from goondan.features.mcp.command.packages import package_command
-from goondan.kernel.bundle.positions import Budget, compose, plain
+from goondan.kernel.bundle.positions import Allowance, compose, plain
 from goondan.schemas.wire.errors import GoondanError
 
 KNOWN = json.loads(Path(command.__file__).with_name("known_servers.json").read_bytes())
@@ -53,7 +53,7 @@ def test_one_name_is_added_and_the_rest_stays_as_it_is_written(before: str, afte
     other = "kind: Agent\nmetadata: {name: other}\nspec: {tools: [b]}\n---\n"
     made = naming("f", (other + HEAD + before).encode(), "main", "x").decode()
     assert made == other + HEAD + after
-    assert [plain(one)["kind"] for one in compose(made, Budget()).documents] == ["Agent", "Agent"]
+    assert [plain(one)["kind"] for one in compose(made, Allowance()).documents] == ["Agent", "Agent"]
 
 
 @pytest.mark.parametrize(

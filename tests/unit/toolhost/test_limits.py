@@ -14,7 +14,7 @@ from goondan.toolhost.limits.decide import (
     MOVED_S,
     ORDINARY,
     SLOW_WEIGHT,
-    Budget,
+    Allowance,
     CpuMeter,
     DiskMeter,
     Growth,
@@ -180,21 +180,21 @@ def test_no_more_is_charged_than_was_used(steps: list[tuple[float, set[str]]]) -
 
 
 def test_time_is_spent_up_to_a_part_and_some_at_once() -> None:
-    budget, now, spent = Budget(0.5, 0.1), 100.0, 0.0
+    allowance, now, spent = Allowance(0.5, 0.1), 100.0, 0.0
     while now < 110.0:
-        if budget.allowed(now):
-            budget.spend(now, now + 0.03)
+        if allowance.allowed(now):
+            allowance.spend(now, now + 0.03)
             spent += 0.03
             now += 0.03
         else:
             now += 0.001
     assert 0.5 * 10 < spent < 0.5 * 10 + 0.1 + 0.03
-    budget = Budget(0.5, 0.1)
-    budget.spend(100.0, 100.09)
-    assert budget.allowed(100.09)
-    budget.spend(100.09, 100.3)
-    assert not budget.allowed(100.31)
-    assert budget.allowed(100.6)
+    allowance = Allowance(0.5, 0.1)
+    allowance.spend(100.0, 100.09)
+    assert allowance.allowed(100.09)
+    allowance.spend(100.09, 100.3)
+    assert not allowance.allowed(100.31)
+    assert allowance.allowed(100.6)
 
 
 def test_who_is_frozen_waits_the_longer_the_less_it_has_to_be_done_with() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from goondan.kernel.bundle.check import Checker
 from goondan.kernel.bundle.files import BundleFiles
-from goondan.kernel.bundle.positions import Budget, Mapping, compose
+from goondan.kernel.bundle.positions import Allowance, Mapping, compose
 from goondan.kernel.bundle.problems import Report
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.tools import CheckedTool
@@ -67,7 +67,7 @@ def test_a_mutated_bundle_gives_structured_problems(
     (root / "tools").mkdir(exist_ok=True)
     (root / "tools" / "words.py").touch()
     text = "\n---\n".join(json.dumps(document) for document in bundle)
-    composed = compose(text, Budget())
+    composed = compose(text, Allowance())
     documents = [Document("f", node, from_file=True) for node in composed.documents if isinstance(node, Mapping)]
     report = Report()
     checked = Checker(documents, package, BundleFiles(str(root)), {}, report).check()

@@ -17,7 +17,7 @@ from goondan.kernel.bundle.base import (
     read_manifest,
     tool_folders,
 )
-from goondan.kernel.bundle.positions import Budget, compose
+from goondan.kernel.bundle.positions import Allowance, compose
 from goondan.kernel.bundle.prepared import prepared_nodes
 from goondan.kernel.bundle.problems import BundleError, Report
 
@@ -56,13 +56,13 @@ def test_no_start_reads_the_yaml_of_a_bundled_tool(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("path", manifests(), ids=lambda path: path.parent.name)
 def test_what_was_prepared_is_what_the_yaml_says(path: Path) -> None:
-    assert [prepared_nodes(path.read_bytes())] == compose(path.read_text(), Budget()).documents
+    assert [prepared_nodes(path.read_bytes())] == compose(path.read_text(), Allowance()).documents
 
 
 def test_a_manifest_that_has_changed_since_is_read(tmp_path: Path) -> None:
     changed = tmp_path / MANIFEST
     changed.write_text(manifests()[0].read_text().replace("kind: Tool", "kind: Another"))
-    (document,) = read_manifest(str(changed), Budget(), Report())
+    (document,) = read_manifest(str(changed), Allowance(), Report())
     assert document.text("kind") == "'Another'"
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
-from goondan.kernel.bundle.positions import Budget, Mapping, compose
+from goondan.kernel.bundle.positions import Allowance, Mapping, compose
 from goondan.kernel.bundle.problems import Report
 from goondan.kernel.bundle.shape import Builder, Document, Environment
 from goondan.schemas.bundle import resources
@@ -34,7 +34,7 @@ class Outer(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
 
 def build(text: str, env: dict[str, str] | None = None) -> tuple[Outer, list[tuple[str, str]]]:
     report = Report()
-    node = compose(text, Budget()).documents[0]
+    node = compose(text, Allowance()).documents[0]
     assert isinstance(node, Mapping)
     built = Builder(Document("f", node, from_file=True), Environment(env), report).build(Outer)
     return built, [(p.code, p.path) for p in report.errors]
@@ -112,7 +112,7 @@ _FIELDS = ["itemsHere", "mode", "ratio", "flag", "extra", "labels", "word", "net
 @given(st.dictionaries(st.sampled_from(_FIELDS), _VALUES, max_size=5))
 def test_the_verdict_and_the_value_are_those_of_msgspec(value: dict[str, Any]) -> None:
     report = Report()
-    node = compose(msgspec.json.encode(value).decode(), Budget()).documents[0]
+    node = compose(msgspec.json.encode(value).decode(), Allowance()).documents[0]
     assert isinstance(node, Mapping)
     built = Builder(Document("f", node), Environment(None), report).build(Outer)
     given_fields = {key: item for key, item in value.items() if item is not None or key in ("itemsHere", "nope")}
@@ -137,7 +137,7 @@ def _without_null_sizes(value: Any) -> Any:
 
 @pytest.mark.parametrize("kind", resources.DOCUMENTS.values(), ids=lambda kind: kind.__name__)
 def test_every_kind_can_be_stood_in_for(kind: type[Any]) -> None:
-    node = compose("x: 1", Budget()).documents[0]
+    node = compose("x: 1", Allowance()).documents[0]
     assert isinstance(node, Mapping)
     report = Report()
     assert isinstance(Builder(Document("f", node, from_file=True), Environment({}), report).build(kind), kind)
@@ -147,7 +147,7 @@ def test_every_kind_can_be_stood_in_for(kind: type[Any]) -> None:
 def test_only_what_was_read_from_a_file_is_expanded() -> None:
     """A document that reaches a running swarm in another way must not read the user's environment."""
     report = Report()
-    (node,) = compose('itemsHere: ["${SECRET}"]\n', Budget()).documents
+    (node,) = compose('itemsHere: ["${SECRET}"]\n', Allowance()).documents
     assert isinstance(node, Mapping)
     for from_file, expected in ((True, ["s3cret"]), (False, ["${SECRET}"])):
         document = Document("f", node, from_file=from_file)

@@ -15,7 +15,7 @@ from goondan.kernel.bundle.lookup import MAX_FILE_BYTES
 from goondan.kernel.bundle.positions import (
     MAX_FAULTS,
     MAX_NODES,
-    Budget,
+    Allowance,
     Composed,
     Fault,
     Mapping,
@@ -32,7 +32,7 @@ from goondan.schemas.wire.codec import MAX_DEPTH
 
 def read(text: str | bytes) -> Composed:
     decoded = decode(text.encode() if isinstance(text, str) else text)
-    return Composed([], [decoded], complete=False) if isinstance(decoded, Fault) else compose(decoded, Budget())
+    return Composed([], [decoded], complete=False) if isinstance(decoded, Fault) else compose(decoded, Allowance())
 
 
 def only(text: str) -> Any:
@@ -134,10 +134,10 @@ def test_an_exploding_alias_costs_nothing(text: str) -> None:
 
 
 def test_the_budget_is_one_for_all_files() -> None:
-    budget = Budget()
+    allowance = Allowance()
     text = "a: [" + "1," * (MAX_NODES // 2) + "]"
-    assert compose(text, budget).faults == []
-    assert [f.code for f in compose(text, budget).faults] == ["E_CONFIG_SYNTAX"]
+    assert compose(text, allowance).faults == []
+    assert [f.code for f in compose(text, allowance).faults] == ["E_CONFIG_SYNTAX"]
 
 
 @pytest.mark.parametrize(
