@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -15,13 +14,11 @@ from goondan.agentproc.context.estimate import FIRST_SURELY
 from goondan.agentproc.providers.base import Usage
 from goondan.agentproc.providers.connection import Client, Connection, Patience, Response
 from goondan.agentproc.providers.vendor import Fault
-from goondan.features.approvals.command.text import MAX_FILE_BYTES, MAX_FILES, item_lines, with_files
 from goondan.kernel.bundle.models import ModelFault, endpoint_fault, resolve_model
 from goondan.kernel.cli.console.screen import shown
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import ModelBody
 from goondan.schemas.wire.frames import Answer
-from tests.containment.test_what_a_person_approves import ITEM
 from tests.features.budgets.test_agent import VENDOR, Broker
 from tests.process.test_model_connection import Reader, Writer, body, serving
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says
@@ -157,34 +154,3 @@ async def test_an_answer_in_a_pipe_has_no_escape_sequences_unless_they_are_wante
 
     await shown(ask, follow, raw=raw)
     assert capsys.readouterr().out == (f"{text}\n" if raw else "a\\x1b]0;pwned\\x07\tb\n\\x9b31mc\n")
-
-
-# --- files that an approved command names ---------------------------------------------------------------------------
-
-
-def test_the_small_files_that_a_call_names_are_shown_with_their_digests(tmp_path: Path) -> None:
-    work, outside = tmp_path / "w", tmp_path / "secret"
-    (work / "sub").mkdir(parents=True)
-    outside.write_text("secret")
-    (work / "run.py").write_text("print(1)")
-    (work / "sub" / "가.sh").write_text("true")
-    (work / "large").write_bytes(b"x" * (MAX_FILE_BYTES + 1))
-    (work / "link").symlink_to(outside)
-    os.mkfifo(work / "pipe")
-    command = f"python run.py && sh './sub/가.sh' <large link pipe . sub nothing ../secret {outside}\nrun.py\x00"
-    item = {**ITEM, "workdir": str(work), "args": {"command": command, "more": [{"in": "sub/가.sh"}]}}
-    found = with_files(item)["files"]
-    assert sorted(found) == ["./sub/가.sh", "run.py", "sub/가.sh"]
-    before = next(line for line in item_lines(with_files(item)) if "run.py" in line and "sha256:" in line)
-    assert found["run.py"] in before
-    (work / "run.py").write_text("print(2)")
-    assert with_files(item)["files"]["run.py"] != found["run.py"], "another file is told from it"
-
-
-def test_names_without_end_cost_little(tmp_path: Path) -> None:
-    for at in range(MAX_FILES + 5):
-        (tmp_path / f"f{at}").write_text("x")
-    names = " ".join(f"f{at}" for at in range(100_000))
-    item = {**ITEM, "workdir": str(tmp_path), "args": {"command": names}}
-    assert len(with_files(item)["files"]) == MAX_FILES
-    assert with_files({**item, "workdir": None})["files"] == {}

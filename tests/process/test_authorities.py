@@ -7,6 +7,7 @@ import os
 import ssl
 import subprocess
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,6 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.providers.route import tls_context as of_agents
-from goondan.features.mcp.jail.connections import certificates
-from goondan.features.oauth.process.http import _make
 from goondan.kernel.model_server.asking import _opener
 from goondan.schemas.bundle.launch import McpServerSpec, ToolSpec
 from tests.containment.test_server_secrets import Web
@@ -35,15 +34,17 @@ def of_gdn() -> ssl.SSLContext:
 
 
 def of_oauth() -> ssl.SSLContext:
-    client: Any = _make(trust_env=False)
+    client: Any = import_module("goondan.features.oauth.process.http")._make(trust_env=False)
     context: ssl.SSLContext = client._transport._pool._ssl_context
     return context
 
 
 def of_workers() -> ssl.SSLContext:
+    certificates: Any = import_module("goondan.features.mcp.jail.connections").certificates
     certificates.cache_clear()
     try:
-        return certificates()
+        context: ssl.SSLContext = certificates()
+        return context
     finally:
         certificates.cache_clear()
 
@@ -72,7 +73,15 @@ async def accepts(context: ssl.SSLContext) -> bool:
         return True
 
 
-@pytest.mark.parametrize("made", [of_agents, of_gdn, of_oauth, of_workers])
+@pytest.mark.parametrize(
+    "made",
+    [
+        of_agents,
+        of_gdn,
+        pytest.param(of_oauth, marks=pytest.mark.feature("oauth")),
+        pytest.param(of_workers, marks=pytest.mark.feature("mcp")),
+    ],
+)
 async def test_an_authority_is_trusted_by_all_that_the_system_or_the_environment_names(
     made: Callable[[], ssl.SSLContext], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

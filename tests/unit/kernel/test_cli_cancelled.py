@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from goondan.features.approvals.console import Asked
 from goondan.kernel.cli.session import Session
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.frames import Frame
@@ -40,7 +39,10 @@ async def test_of_a_welcome() -> None:
     await link.close(0)
 
 
+@pytest.mark.feature("approvals")
 async def test_of_news() -> None:
+    from goondan.features.approvals.console import Asked
+
     class Waiting:
         def on(self, frame_type: str, call: Callable[[], None]) -> None:
             self.news = call

@@ -1,11 +1,13 @@
 """What a person agrees to: nothing of it hides, no text of it looks like the kernel's word, and a yes covers only what
-was shown. With texts of hostile models, tools, MCP servers and bundles.
+was shown. With texts of hostile models, tools and MCP servers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,8 @@ from click.testing import CliRunner
 from goondan.features.approvals import command as commands
 from goondan.features.approvals.command.text import (
     MARK,
+    MAX_FILE_BYTES,
+    MAX_FILES,
     MAX_LINES,
     OUTSIDE,
     answered_lines,
@@ -22,11 +26,9 @@ from goondan.features.approvals.command.text import (
     item_lines,
     list_lines,
     whole_digest,
+    with_files,
 )
 from goondan.features.approvals.console import Asked
-from goondan.kernel.cli.trust_screen import BROKEN, screen
-from goondan.kernel.trust.judge import Judgement
-from goondan.kernel.trust.powers import Endpoint, Folder, Variable
 from goondan.schemas.wire.errors import GoondanError
 
 ITEM: dict[str, Any] = {
@@ -196,18 +198,32 @@ def test_the_commands_want_the_digest_of_the_whole(
         assert CliRunner().invoke(commands.approve, [*command, "--whole", right]).exit_code == 0
 
 
-# --- the screen of a bundle -----------------------------------------------------------------------------------------
+# --- files that an approved command names ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("columns", [30, 50, 80])
-def test_no_row_of_the_trust_screen_wraps_into_another_one(columns: int) -> None:
-    forged = "AWS_KEY, as the key of a model"
-    folders = [Folder("t", "read", "/x" * 12 + " " * at + forged) for at in range(8)]
-    powers: list[Any] = [*folders, Variable("HOME", "key k"), Endpoint("https://b\u0430nk.example:443", "KEY")]
-    judgement = Judgement(powers=powers, missing=powers, changed=[], reason="not trusted")
-    lines = screen(judgement, "/home/" + "b" * 90, columns=columns)
-    rows = [line for line in lines if line.startswith("  ") and not line.endswith(":")]
-    assert all(len(row) <= columns for row in rows), "the terminal breaks none of them"
-    begun = [row.strip() for row in rows if not row.lstrip().startswith(BROKEN)]
-    assert len(begun) == 1 + len(powers)
-    assert [row[:15] for row in begun[1:]] == ["HOME, as the ke", *["reads /x/x/x/x/"] * 8, r"https://b\u0430"]
+def test_the_small_files_that_a_call_names_are_shown_with_their_digests(tmp_path: Path) -> None:
+    work, outside = tmp_path / "w", tmp_path / "secret"
+    (work / "sub").mkdir(parents=True)
+    outside.write_text("secret")
+    (work / "run.py").write_text("print(1)")
+    (work / "sub" / "가.sh").write_text("true")
+    (work / "large").write_bytes(b"x" * (MAX_FILE_BYTES + 1))
+    (work / "link").symlink_to(outside)
+    os.mkfifo(work / "pipe")
+    command = f"python run.py && sh './sub/가.sh' <large link pipe . sub nothing ../secret {outside}\nrun.py\x00"
+    item = {**ITEM, "workdir": str(work), "args": {"command": command, "more": [{"in": "sub/가.sh"}]}}
+    found = with_files(item)["files"]
+    assert sorted(found) == ["./sub/가.sh", "run.py", "sub/가.sh"]
+    before = next(line for line in item_lines(with_files(item)) if "run.py" in line and "sha256:" in line)
+    assert found["run.py"] in before
+    (work / "run.py").write_text("print(2)")
+    assert with_files(item)["files"]["run.py"] != found["run.py"], "another file is told from it"
+
+
+def test_names_without_end_cost_little(tmp_path: Path) -> None:
+    for at in range(MAX_FILES + 5):
+        (tmp_path / f"f{at}").write_text("x")
+    names = " ".join(f"f{at}" for at in range(100_000))
+    item = {**ITEM, "workdir": str(tmp_path), "args": {"command": names}}
+    assert len(with_files(item)["files"]) == MAX_FILES
+    assert with_files({**item, "workdir": None})["files"] == {}

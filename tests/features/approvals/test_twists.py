@@ -41,7 +41,6 @@ def ran(host: Peer) -> int:
     return len(host.take("tool.call"))
 
 
-@pytest.mark.feature("approvals")
 @pytest.mark.parametrize(("first", "second"), [("yes", "no"), ("no", "yes"), ("yes", "yes"), ("no", "no")])
 def test_answered_twice(first: str, second: str) -> None:
     """The first answer counts, and the second is told that it is too late, or the same."""
@@ -57,7 +56,6 @@ def test_answered_twice(first: str, second: str) -> None:
     assert ran(host) == (first == "yes")
 
 
-@pytest.mark.feature("approvals")
 @pytest.mark.parametrize(
     "wrong",
     [None, "", "t1", "t1/c2", "T1/C1", "t1/c1 ", "*", "../t1/c1", 5, True, ["t1/c1"], {"id": "t1/c1"}, "x" * 100_000],
@@ -71,7 +69,6 @@ def test_an_answer_to_nothing(wrong: Any) -> None:
     assert ran(host) == 0
 
 
-@pytest.mark.feature("approvals")
 @pytest.mark.parametrize("wrong", [None, "", "YES", "maybe", "approve", True, 1, [], {"yes": True}, "yes\n"])
 def test_an_answer_that_is_none(wrong: Any) -> None:
     """No rubbish is a yes."""
@@ -84,7 +81,6 @@ def test_an_answer_that_is_none(wrong: Any) -> None:
     assert decide(client)["state"] == "approved"
 
 
-@pytest.mark.feature("approvals")
 @pytest.mark.parametrize("reason", [5, ["x"], {"a": 1}, "x" * 200_000, "\ud83d", "a\x00b\x1b[31m", "거절", ""])
 def test_reasons_of_every_kind(reason: Any) -> None:
     _, client, agent, host = waiting()
@@ -113,7 +109,6 @@ OTHERS: list[Any] = [
 ]
 
 
-@pytest.mark.feature("approvals")
 @pytest.mark.parametrize("other", OTHERS)
 def test_approved_and_then_another_call(other: Any) -> None:
     """What was approved are these arguments, to the last character; the approval is still there for them."""
@@ -125,7 +120,6 @@ def test_approved_and_then_another_call(other: Any) -> None:
     assert ran(host) == 1
 
 
-@pytest.mark.feature("approvals")
 def test_numbers_that_python_takes_for_the_same() -> None:
     for approved, made in (({"n": 1}, {"n": True}), ({"n": 0}, {"n": False}), ({"n": "1"}, {"n": 1})):
         _, client, agent, host = waiting(args=approved)
@@ -134,7 +128,6 @@ def test_numbers_that_python_takes_for_the_same() -> None:
         assert ran(host) == 0
 
 
-@pytest.mark.feature("approvals")
 @pytest.mark.parametrize("step", ["asked", "answered", "made"])
 @pytest.mark.parametrize("decision", ["yes", "no"])
 def test_the_broker_dies_at_each_step(step: str, decision: str) -> None:
@@ -167,7 +160,6 @@ def test_the_broker_dies_at_each_step(step: str, decision: str) -> None:
         assert code_of(told) == "E_APPROVAL_DENIED"
 
 
-@pytest.mark.feature("approvals")
 def test_an_expiry_to_the_second_and_over_a_death() -> None:
     for late in (False, True):
         bench, client, agent, host = waiting()
@@ -185,7 +177,6 @@ def test_an_expiry_to_the_second_and_over_a_death() -> None:
         assert answered.get("uid") is None, "nobody has decided it"
 
 
-@pytest.mark.feature("approvals")
 def test_two_calls_of_a_turn_are_two_items() -> None:
     _, client, agent, host = waiting()
     other = {"command": "rm -rf dist"}
@@ -201,7 +192,6 @@ def test_two_calls_of_a_turn_are_two_items() -> None:
     assert ran(host) == 0
 
 
-@pytest.mark.feature("approvals")
 def test_an_approval_is_nobody_elses() -> None:
     """Another agent, another instance, the same agent in its next turn: each is asked about anew, or refused."""
     bench, client, agent, host = waiting()
@@ -224,7 +214,6 @@ def test_an_approval_is_nobody_elses() -> None:
     assert ran(host) == 1
 
 
-@pytest.mark.feature("approvals")
 @pytest.mark.parametrize("operator", [True, False])
 def test_only_the_operators_token_answers(operator: bool) -> None:
     bench, client, agent, host = waiting()
@@ -240,7 +229,6 @@ def test_only_the_operators_token_answers(operator: bool) -> None:
     assert ran(host) == operator
 
 
-@pytest.mark.feature("approvals")
 def test_a_uid_in_the_answer_counts_for_nothing() -> None:
     _, client, _, _ = waiting()
     decide(client, "yes", uid=0, by="root")
@@ -248,7 +236,6 @@ def test_a_uid_in_the_answer_counts_for_nothing() -> None:
     assert answered["uid"] == 1000
 
 
-@pytest.mark.feature("approvals")
 def test_a_turn_that_is_over_takes_its_items_with_it() -> None:
     bench, client, agent, host = waiting()
     agent.say(Frame("ack", stage="done", event_id="e1", epoch=bench.instance("coder").epoch, payload=answer()))
@@ -258,7 +245,6 @@ def test_a_turn_that_is_over_takes_its_items_with_it() -> None:
     assert "waits" not in state(bench.client())
 
 
-@pytest.mark.feature("approvals")
 def test_arguments_that_nobody_can_be_shown() -> None:
     """More than 256 KiB: denied where a rule would ask, and run where it would not."""
     bench = Bench(ASK)
@@ -271,7 +257,6 @@ def test_arguments_that_nobody_can_be_shown() -> None:
     assert state(client) == []
 
 
-@pytest.mark.feature("approvals")
 def test_a_message_behind_a_call_that_waits_comes_after_it() -> None:
     bench, client, agent, host = waiting()
     bench.ask(client, "e2")

@@ -152,7 +152,6 @@ SUBJECTS: list[tuple[Any, str | None]] = [
 ]
 
 
-@pytest.mark.feature("oauth")
 def test_whose_token_it_is_says_the_event_and_nobody_else() -> None:
     made, wrong = Asking(), []
     made.end("e1")
@@ -172,7 +171,6 @@ def test_whose_token_it_is_says_the_event_and_nobody_else() -> None:
     assert wrong == []
 
 
-@pytest.mark.feature("oauth")
 def test_an_app_of_its_own_has_its_own_subject() -> None:
     made = Asking({"subject": "ann"})
     assert made.ask({"app": "machine"}) is None
@@ -198,7 +196,6 @@ SCOPES: list[tuple[Any, bool]] = [
 ]
 
 
-@pytest.mark.feature("oauth")
 def test_scopes_that_are_none_are_ordered_of_nobody() -> None:
     """Which of them the app has, the process with tokens judges (tests/features/oauth/process/test_oauth_broker.py)."""
     made, wrong = Asking({"subject": "ann"}), []
@@ -210,7 +207,6 @@ def test_scopes_that_are_none_are_ordered_of_nobody() -> None:
     assert wrong == []
 
 
-@pytest.mark.feature("oauth")
 def test_rubbish_in_the_frame() -> None:
     made = Asking({"subject": "ann"})
     rubbish: list[Any] = [None, 5, [], "calendar", {}, *({"app": app} for app in (5, None, "", "nobody", "x" * 9999))]
@@ -222,7 +218,6 @@ def test_rubbish_in_the_frame() -> None:
     assert made.ask({"app": "calendar"}) is None
 
 
-@pytest.mark.feature("oauth")
 def test_between_turns_and_in_the_next_turn() -> None:
     """A turn of ann's ends while her token is fetched; what comes then is not the next turn's."""
     made = Asking({"subject": "ann"})
@@ -239,7 +234,6 @@ def test_between_turns_and_in_the_next_turn() -> None:
     assert told == [], "ann's answer is not the answer to bob's question"
 
 
-@pytest.mark.feature("oauth")
 def test_the_holder_is_another_one_in_the_middle() -> None:
     """Its orders are carried out by the next process, each answered once; the first one's late word is nobody's."""
     made = Asking({"subject": "ann"})
@@ -254,7 +248,6 @@ def test_the_holder_is_another_one_in_the_middle() -> None:
     assert order.type == again.type
 
 
-@pytest.mark.feature("oauth")
 def test_news_reach_who_asked_and_no_other_kind_of_peer_tells_them() -> None:
     made = Asking({"subject": "ann"})
     news = to_raw(GrantedNews("calendar", "ann", ["cal.read"], [("coder", "k"), ("coder", "gone"), ("nobody", "k")]))
