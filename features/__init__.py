@@ -69,6 +69,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     Feature(
         "doctor",
         ("command",),
+        needs=("model_servers",),
         commands={"doctor": "Check this machine, the sandbox and the bundle, and say how to mend what is wrong."},
     ),
     Feature("edits", ("agent",)),
@@ -90,6 +91,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
         ("bundle", "broker", "command", "process"),
         commands={"auth": "Agree to what extensions may do with OAuth; list or revoke it."},
     ),
+    Feature("model_servers", ("api", "bundle")),
     Feature("restart", ("broker",)),
     Feature(
         "try_out",

@@ -1,4 +1,4 @@
-"""What features bring to a bundle: kinds of documents, and providers of models. Pure.
+"""What features bring to a bundle: kinds of documents, providers of models, and model servers of this machine. Pure.
 
 The form of their documents is with that of all others (schemas/bundle/resources.py), because the exported schema has
 them all. What such documents become is a part of the plan, under the feature's name. The core passes it on unopened.
@@ -10,7 +10,7 @@ Source: docs/design/features.md section 6.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any, Protocol
 
@@ -77,6 +77,31 @@ class OwnProvider(Protocol):
 
     def instead(self, env: Mapping[str, str]) -> Instead | None:
         """What the environment of the kernel puts in place of all Models; None: nothing."""
+
+
+class LocalModels:
+    """What a feature knows of the model servers of this machine. This class knows of none: it is used when no feature
+    does.
+    """
+
+    def chosen(self, state_root: str, bundle: str) -> str | None:
+        """The endpoint that agents use whose bundle leaves the model to the environment. None: a person chose none."""
+        return None
+
+    def offer(self, state_root: str, bundle: str) -> None:
+        """Offer one to the person at the terminal, if there is one. Raises GoondanError E_STATE."""
+
+    def before_start(self, bundle: str, state_dir: str, policy: str | None) -> Callable[[str | None], str | None]:
+        """A person starts a swarm at a terminal. Returns what tells a line about the server of the model that the
+        kernel names, or None.
+        """
+        return lambda model: None
+
+
+def local_models() -> LocalModels:
+    """`LOCAL_MODELS` of the one feature that has it. Two would choose two servers."""
+    found: list[LocalModels] = [module.LOCAL_MODELS for module in parts("bundle") if hasattr(module, "LOCAL_MODELS")]
+    return found[0] if found else LocalModels()
 
 
 @cache

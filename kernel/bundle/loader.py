@@ -107,11 +107,11 @@ def inspect_bundle(
         from goondan.kernel.bundle.files import BundleFiles
         from goondan.kernel.bundle.grant_context import gather
         from goondan.kernel.bundle.granting import grant
+        from goondan.kernel.bundle.kinds import local_models
         from goondan.kernel.bundle.models import without_key
         from goondan.kernel.bundle.packages import PackageFolders
         from goondan.kernel.bundle.variables import EnvironmentRedactor, wanted_variables
         from goondan.kernel.grants.policy_file import POLICY_FILE
-        from goondan.kernel.model_server import choice
         from goondan.kernel.trust.asking import Asking
         from goondan.kernel.trust.look import look
 
@@ -129,7 +129,7 @@ def inspect_bundle(
             complete=loaded.complete,
             packages=packages,
             base_extensions=BaseExtensions(),
-            chosen_server=None if root is None else choice.endpoint(root, path),
+            chosen_server=None if root is None else local_models().chosen(root, path),
         )
         checked = checker.check()
         sources += [document for package in packages.found() for document in package.documents]

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from goondan import features
 from goondan.features import FEATURES, Feature, parts
 from goondan.kernel.broker.assemble import refuse_unclaimed
+from goondan.kernel.bundle import kinds
 from goondan.schemas.bundle.launch import KernelPlan, ToolHostSpec
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError
@@ -73,6 +74,16 @@ def test_a_file_that_is_missing_stops_the_process(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ImportError, match="no_such_feature"):
         parts("broker")
     assert parts("agent") == []
+
+
+def test_without_a_feature_that_knows_of_model_servers_none_is_chosen_or_offered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kinds, "parts", lambda file: [ModuleType("one"), ModuleType("another")])
+    models = kinds.local_models()
+    assert models.chosen("/s", "/b") is None
+    models.offer("/s", "/b")
+    assert models.before_start("/b", "/s", None)("openai, m") is None
 
 
 def test_a_plan_with_a_part_for_a_feature_that_is_not_there_is_refused_by_name() -> None:

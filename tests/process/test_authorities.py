@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.providers.route import tls_context as of_agents
-from goondan.kernel.model_server.asking import _opener
+from goondan.features.model_servers.api.finding import _opener
 from goondan.schemas.bundle.launch import McpServerSpec, ToolSpec
 from tests.containment.test_server_secrets import Web
 from tests.mcp_fixture import Asker

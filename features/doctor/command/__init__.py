@@ -16,13 +16,13 @@ import click
 
 from goondan.features.doctor.command.findings import Finding, judge
 from goondan.features.doctor.command.gathering import gather_facts
+from goondan.features.model_servers.api import choice
+from goondan.features.model_servers.api.offering import offer
 from goondan.kernel import paths
 from goondan.kernel.cli import options
-from goondan.kernel.cli.model_server import offer
 from goondan.kernel.cli.output import write_result
 from goondan.kernel.cli.state import checked_root
 from goondan.kernel.cli.terminal import Style, printable, style_of
-from goondan.kernel.model_server import choice
 from goondan.schemas.wire.errors import GoondanError
 
 

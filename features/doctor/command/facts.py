@@ -11,8 +11,8 @@ from typing import Literal
 
 from msgspec import Struct
 
+from goondan.features.model_servers.api.listing import Learned
 from goondan.kernel.bundle.problems import Problem
-from goondan.kernel.model_server.listing import Learned
 from goondan.schemas.wire.frames import ErrorPayload
 from goondan.schemas.worker.tiers import Tier
 from goondan.schemas.worker.tool_host_reports import Obstacle

@@ -33,7 +33,7 @@ from goondan.features.doctor.command.facts import (
     Variable,
     Versions,
 )
-from goondan.kernel.model_server.listing import line_of
+from goondan.features.model_servers.api.listing import line_of
 from goondan.schemas.system.users import VARIABLE
 from goondan.schemas.worker.tiers import STRONGEST
 

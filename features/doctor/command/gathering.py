@@ -45,14 +45,14 @@ from goondan.features.doctor.command.facts import (
     Variable,
     Versions,
 )
+from goondan.features.model_servers.api import choice
+from goondan.features.model_servers.api.finding import Asking
 from goondan.kernel import lock, paths, rundir, state_root
 from goondan.kernel.bundle import javascript
 from goondan.kernel.bundle.problems import BundleError
 from goondan.kernel.bundle.variables import wanted_variables
 from goondan.kernel.cli.attach import BundleTarget, by_hand
 from goondan.kernel.import_path import entries_of_current_folder
-from goondan.kernel.model_server import choice
-from goondan.kernel.model_server.asking import Asking
 from goondan.kernel.spawn import command
 from goondan.kernel.supervisor_client import SupervisorClient
 from goondan.schemas.bundle.launch import ModelSpec

@@ -83,11 +83,11 @@ def command(folder: str, template: str, force: bool, as_json: bool) -> int:
 
 def _offer_server(folder: str) -> None:
     """Ask about a model server that runs here: the new bundle takes the model of the environment."""
-    from goondan.kernel.cli.model_server import offer
+    from goondan.kernel.bundle.kinds import local_models
 
     with suppress(GoondanError):  # the bundle is written; the first run asks again
         path = find_bundle(os.path.join(folder, BUNDLE_FILE))
-        offer(root_of(state_dir(path)), path)
+        local_models().offer(root_of(state_dir(path)), path)
 
 
 def _repository(folder: str, made: list[str]) -> str:

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from goondan.kernel.cli.console.screen import Screen
     from goondan.kernel.cli.interrupts import Interrupts
     from goondan.kernel.cli.lines import Line, LineReader
-    from goondan.kernel.cli.model_server import ModelLook
     from goondan.kernel.cli.session import Listener, Session
     from goondan.schemas.wire.frames import Answer, ErrorPayload, FilePart
     from goondan.schemas.wire.runtime_events import RuntimeEvent
@@ -177,12 +176,11 @@ def _model_of(place: BundleTarget) -> str | None:
 def _talk(place: BundleTarget, wishes: _Wishes) -> int:
     import asyncio
 
-    look: ModelLook | None = None
+    about_server: Callable[[str | None], str | None] = lambda model: None
     if is_terminal(sys.stdin) and is_terminal(sys.stderr):
-        from goondan.kernel.cli.model_server import ModelLook, offer_before_start
+        from goondan.kernel.bundle.kinds import local_models
 
-        offer_before_start(place)
-        look = ModelLook(place)
+        about_server = local_models().before_start(place.bundle, place.state_dir, place.policy)
     kernel, joined = join_or_start(place)
     if kernel.place.watch:
         from goondan.kernel.cli.console.watching import tell_news
@@ -190,7 +188,7 @@ def _talk(place: BundleTarget, wishes: _Wishes) -> int:
         tell_news(kernel.place.state_dir)
     if joined and not wishes.as_json:
         write("joined the swarm that runs already; it goes on when you leave", stream=sys.stderr)
-    talk = _Talk(kernel, wishes, look)
+    talk = _Talk(kernel, wishes, about_server)
     try:
         asyncio.run(talk.run())
     finally:
@@ -206,9 +204,10 @@ class _Talk:
     _questions: Questions
     _commands: Commands
 
-    def __init__(self, kernel: Kernel, wishes: _Wishes, look: ModelLook | None) -> None:
+    def __init__(self, kernel: Kernel, wishes: _Wishes, about_server: Callable[[str | None], str | None]) -> None:
         self._kernel = kernel
-        self._look = look
+        #: What is known of the server of this model.
+        self._about_server = about_server
         self._wishes = wishes
         self._as_json = wishes.as_json
         #: The input has ended, and the first line without an answer waits for a person.
@@ -328,7 +327,7 @@ class _Talk:
         write(f"{self._kernel.entry_agent or 'the swarm'} is ready; {prompt.hint}", stream=sys.stderr)
         if self._kernel.model is not None:
             write(f"it talks to {self._kernel.model}", stream=sys.stderr)
-        learned = None if self._look is None else self._look.line(self._kernel.model)
+        learned = self._about_server(self._kernel.model)
         if learned is not None:
             write(learned, stream=sys.stderr)
         await self._tell_instance()

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct
 
+from goondan.features.model_servers.api.finding import belongs_to_others
 from goondan.kernel.bundle.files import read_file
 from goondan.kernel.bundle.lookup import Unreadable
-from goondan.kernel.model_server.finding import belongs_to_others
 from goondan.kernel.state_root import open_state_root
 from goondan.kernel.trust.records import why_not_believed
 from goondan.schemas.models.origins import is_open, origin_of

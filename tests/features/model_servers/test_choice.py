@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from goondan.features.model_servers.api import choice, finding, offering
+from goondan.features.model_servers.api.finding import FoundServer
+from goondan.features.model_servers.api.listeners import Listener
 from goondan.kernel.bundle.models import model_text, resolve_model
-from goondan.kernel.cli import consent
-from goondan.kernel.cli import model_server as offering
-from goondan.kernel.model_server import choice, finding
-from goondan.kernel.model_server.finding import FoundServer
-from goondan.kernel.model_server.listeners import Listener
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import ModelBody
 from goondan.schemas.wire.errors import GoondanError
@@ -110,12 +108,12 @@ def test_a_server_is_used_only_after_a_yes(
         asked.append(question)
         return said
 
-    monkeypatch.setattr(finding, "find", find)
-    monkeypatch.setattr(consent, "confirmed", confirmed)
-    monkeypatch.setattr(consent, "can_ask", lambda: False)
+    monkeypatch.setattr(offering, "find", find)
+    monkeypatch.setattr(offering, "confirmed", confirmed)
+    monkeypatch.setattr(offering, "can_ask", lambda: False)
     offering.offer(root, BUNDLE)
     assert asked == []  # nobody to ask, so nobody looks
-    monkeypatch.setattr(consent, "can_ask", lambda: True)
+    monkeypatch.setattr(offering, "can_ask", lambda: True)
     offering.offer(root, BUNDLE)
     assert len(asked) == 2
     assert f"{HERE} (the usual port of Ollama), with q\\x1b and 2 more." in capsys.readouterr().err

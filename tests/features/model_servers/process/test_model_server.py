@@ -5,9 +5,8 @@ from __future__ import annotations
 import socket
 from urllib.parse import urlsplit
 
-from goondan.kernel.model_server.asking import Asking
-from goondan.kernel.model_server.finding import find, own_ports
-from goondan.kernel.model_server.listing import line_of
+from goondan.features.model_servers.api.finding import Asking, find, own_ports
+from goondan.features.model_servers.api.listing import line_of
 from goondan.schemas.bundle.launch import ModelSpec
 from tests.process.model_servers import KEY, seen, server
 

@@ -8,16 +8,23 @@ Source: docs/design/commands.md section 10.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-if TYPE_CHECKING:
-    from goondan.kernel.bundle.loader import Inspected
-    from goondan.kernel.cli.attach import BundleTarget
-    from goondan.kernel.model_server.finding import FoundServer
-    from goondan.schemas.bundle.launch import ModelSpec
+from goondan.features.model_servers.api import choice
+from goondan.features.model_servers.api.finding import Asking, FoundServer, find
+from goondan.features.model_servers.api.listing import line_of
+from goondan.kernel import lock
+from goondan.kernel.bundle.loader import Inspected, inspect_bundle
+from goondan.kernel.bundle.models import model_text, names_a_model
+from goondan.kernel.cli.consent import can_ask, confirmed
+from goondan.kernel.cli.output import write
+from goondan.kernel.cli.terminal import printable
+from goondan.kernel.paths import root_of
+from goondan.schemas.wire.errors import GoondanError
 
 #: How long the server may take for its answer (seconds); it has the time in which the swarm starts.
 ASK_S: Final = 2.0
@@ -30,8 +37,8 @@ class ModelLook:
     line. A bundle to which nobody has agreed yet is not looked at further.
     """
 
-    def __init__(self, place: BundleTarget) -> None:
-        self._place = place
+    def __init__(self, bundle: str, state_dir: str, policy: str | None) -> None:
+        self._place = bundle, state_dir, policy
         self._line: str | None = None
         self._text: str | None = None
         self._thread = threading.Thread(target=self._run, name="model look", daemon=True)
@@ -47,70 +54,49 @@ class ModelLook:
             self._look()
 
     def _look(self) -> None:
-        from goondan.kernel.bundle.models import model_text
-        from goondan.kernel.model_server.asking import Asking
-        from goondan.kernel.model_server.listing import line_of
-
-        inspected = _inspect(self._place)
-        model = _entry_model(inspected) if inspected.judgement.trusted else None
+        inspected = _inspect(*self._place)
+        entry = inspected.checked.agents.get(inspected.checked.entry_agent or "")
+        model = entry.model if entry is not None and inspected.judgement.trusted else None
         learned = None if model is None else Asking(model, ASK_S).wait(ASK_S)
         if model is not None and learned is not None:
             self._text = model_text(model)
             self._line = f"its server: {line_of(learned, model.api_key is not None)}"
 
 
-def offer_before_start(place: BundleTarget) -> None:
+def offer_before_start(bundle: str, state_dir: str, policy: str | None) -> None:
     """Before a swarm starts: offer a server of this machine, if agents would get the console for want of a model, and
     the person has not declined it before.
     """
-    from goondan.kernel import lock
-    from goondan.kernel.cli.consent import can_ask
-    from goondan.kernel.model_server import choice
-    from goondan.kernel.paths import root_of
-    from goondan.schemas.wire.errors import GoondanError
-
     if not can_ask():
         return
-    root = root_of(place.state_dir)
+    root = root_of(state_dir)
     try:
-        if lock.is_held(place.state_dir):
+        if lock.is_held(state_dir):
             return
-        found = _offered(root, place.bundle, set(choice.read(root, place.bundle).declined))
+        found = _offered(root, bundle, set(choice.read(root, bundle).declined))
         if found and any(
-            agent.model is not None and agent.model.chosen_by == "" for agent in _inspect(place).checked.agents.values()
+            agent.model is not None and agent.model.chosen_by == ""
+            for agent in _inspect(bundle, state_dir, policy).checked.agents.values()
         ):
-            _ask(root, place.bundle, found[0])
+            _ask(root, bundle, found[0])
     except GoondanError:
         return  # the start says it
 
 
 def offer(root: str, bundle: str) -> None:
     """Offer a server of this machine, also one that was declined before. Raises GoondanError E_STATE."""
-    from goondan.kernel.cli.consent import can_ask
-
     if can_ask() and (found := _offered(root, bundle, set())):
         _ask(root, bundle, found[0])
 
 
 def _offered(root: str, bundle: str, declined: set[str]) -> list[FoundServer]:
     """The servers that can be offered; none where a model is named or chosen already."""
-    import os
-
-    from goondan.kernel.bundle.models import names_a_model
-    from goondan.kernel.model_server import choice
-    from goondan.kernel.model_server.finding import find
-
     if names_a_model(os.environ) or choice.read(root, bundle).endpoint is not None:
         return []
     return [server for server in find() if server.endpoint not in declined]
 
 
 def _ask(root: str, bundle: str, server: FoundServer) -> None:
-    from goondan.kernel.cli.consent import confirmed
-    from goondan.kernel.cli.output import write
-    from goondan.kernel.cli.terminal import printable
-    from goondan.kernel.model_server import choice
-
     others = f" and {server.models - 1} more" if server.models > 1 else ""
     asked = (
         f"A model server answers on this machine: {server.endpoint} (the usual port of {server.usual}), with "
@@ -124,12 +110,5 @@ def _ask(root: str, bundle: str, server: FoundServer) -> None:
         choice.decline(root, bundle, server.endpoint)
 
 
-def _inspect(place: BundleTarget) -> Inspected:
-    from goondan.kernel.bundle.loader import inspect_bundle
-
-    return inspect_bundle(place.bundle, state_dir=place.state_dir, handlers=False, policy=place.policy)
-
-
-def _entry_model(inspected: Inspected) -> ModelSpec | None:
-    entry = inspected.checked.agents.get(inspected.checked.entry_agent or "")
-    return None if entry is None else entry.model
+def _inspect(bundle: str, state_dir: str, policy: str | None) -> Inspected:
+    return inspect_bundle(bundle, state_dir=state_dir, handlers=False, policy=policy)

@@ -1,5 +1,0 @@
-"""Model servers, as far as commands look at them: one question to a server, and servers on this machine.
-
-`listing.py` and `listeners.py` decide, `asking.py` and `finding.py` look, `choice.py` keeps what a person has chosen.
-How models are asked for answers is the agents' business (agentproc/providers/).
-"""
