@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.providers.route import tls_context as of_agents
-from goondan.features.model_servers.api.finding import _opener
 from goondan.schemas.bundle.launch import McpServerSpec, ToolSpec
 from tests.containment.test_server_secrets import Web
 from tests.mcp_fixture import Asker
@@ -27,7 +26,7 @@ HASHED = "b9eddd39.0"
 
 
 def of_gdn() -> ssl.SSLContext:
-    opener: Any = _opener(here=False)
+    opener: Any = import_module("goondan.features.model_servers.api.finding")._opener(here=False)
     contexts = [context for one in opener.handlers if (context := getattr(one, "_context", None)) is not None]
     assert isinstance(contexts[0], ssl.SSLContext)
     return contexts[0]
@@ -77,7 +76,7 @@ async def accepts(context: ssl.SSLContext) -> bool:
     "made",
     [
         of_agents,
-        of_gdn,
+        pytest.param(of_gdn, marks=pytest.mark.feature("model_servers")),
         pytest.param(of_oauth, marks=pytest.mark.feature("oauth")),
         pytest.param(of_workers, marks=pytest.mark.feature("mcp")),
     ],
@@ -103,6 +102,7 @@ async def test_an_authority_is_trusted_by_all_that_the_system_or_the_environment
     assert await accepts(made())
 
 
+@pytest.mark.feature("mcp")
 async def test_a_worker_behind_its_walls_has_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, short_tmp: Path
 ) -> None:
