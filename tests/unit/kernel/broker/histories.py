@@ -31,9 +31,9 @@ from tests.unit.kernel.broker.world import World
 #: What features have in histories: `parts_of(number)` gives what the specification of `coder` has of theirs, and
 #: `check(world)` says what must hold at the end.
 OF_FEATURES: Final = [
-    import_module(f"tests.features.{feature.name}.histories")
+    import_module(f"tests.features.{feature.name}.in_histories")
     for feature in FEATURES
-    if (Path(__file__).parents[3] / "features" / feature.name / "histories.py").is_file()
+    if (Path(__file__).parents[3] / "features" / feature.name / "in_histories.py").is_file()
 ]
 NAMES: Final = (
     "up",
