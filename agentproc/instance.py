@@ -18,11 +18,9 @@ from goondan.agentproc.calls import CallLink, ToolCaller
 from goondan.agentproc.catalog import Catalog
 from goondan.agentproc.completions import Ended
 from goondan.agentproc.context_memory import ContextMemory
-from goondan.agentproc.extensions.bundle_changes import BundleChanges
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.extensions.loaded import Extensions, InstancePaths
-from goondan.agentproc.extensions.oauth import AccessTokens
 from goondan.agentproc.extensions.patience import Watch
 from goondan.agentproc.extensions.pipeline import Pipeline
 from goondan.agentproc.extensions.point_stages import PointStages
@@ -93,7 +91,6 @@ class Instance:
         self.files = InstanceFiles(files, durable=spec.durability == "power", max_bytes=spec.conversation_mb << 20)
         self.place = InstancePaths(spec.name, instance_key, files, spec.state_dir)
         self.secrets = secrets or KnownSecrets()
-        self.tokens = AccessTokens(link, self.events, self.secrets)
         #: What is asked of MCP servers outside of calls.
         self.servers = Servers(link)
         self.live_config = LiveConfig(spec, instance_key, link, self.secrets.redact)
@@ -108,8 +105,6 @@ class Instance:
             self.events,
             self.place,
             self.live_config,
-            self.tokens,
-            bundle_changes=BundleChanges(link, self.workspaces.mounted),
             workdir=lambda: self.workspaces.workdir,
             servers=self.servers,
         )

@@ -61,6 +61,7 @@ class TurnRunner:
     def __init__(self, instance: Instance, features: Sequence[type[AgentFeature]] | None = None) -> None:
         self.instance = instance
         self._features = Features(instance, kinds() if features is None else features)
+        instance.extensions.brought = self._features.api
         self._blocked = instance.loop_watch.take() if instance.spec.extensions else None
         self._run: TurnRun | None = None
         self._lease: Lease | None = None
@@ -77,7 +78,6 @@ class TurnRunner:
             "tool.cancel": self.cancel,
             "tool.completed": self.completed,
             "tool.ask": self.asked,
-            "oauth.granted": instance.tokens.granted,
             "mcp.news": instance.servers.news,
             "config.changed": lambda frame: instance.live_config.take(frame.payload),
             "approval.news": self.decided,

@@ -206,6 +206,13 @@ class AgentFeature:
         """Events of operators that it answers without a turn, by their types. Asked once."""
         return {}
 
+    @property
+    def api(self) -> Mapping[str, object]:
+        """Members of the `api` of extensions that it brings, by their names. `API` of its `bundle.py` has what each has
+        itself. Asked once.
+        """
+        return {}
+
     def applies(self, spec: AgentSpec, event: Frame) -> bool:
         """Whether a turn of this event needs a part of it. Asked when the turn begins or is taken up again, and at each
         step whose configuration is another than that of the step before.
@@ -255,6 +262,9 @@ class Features:
         self.takes = {name: take for feature in found for name, take in feature.takes.items()}
         #: What answers events without a turn, by their types.
         self.events = {name: answer for feature in found for name, answer in feature.events.items()}
+
+        #: The members of the `api` of extensions that they bring, by their names.
+        self.api = {name: member for feature in found for name, member in feature.api.items()}
 
     def refuse_unclaimed(self, spec: AgentSpec) -> None:
         """Refuse a specification with a part that no feature claims: a rule of the bundle would be left out in silence.

@@ -60,7 +60,11 @@ FEATURES: Final[tuple[Feature, ...]] = (
         ("command",),
         commands={"certify": "Try whether a program keeps the rules of a client or of a worker."},
     ),
-    Feature("changesets", ("broker",)),
+    Feature(
+        "changesets",
+        ("wire", "bundle", "broker", "agent", "command", "process"),
+        commands={"changeset": "List what agents have changed in the bundle; show it, or take it back."},
+    ),
     Feature(
         "dead_letters",
         ("broker", "command"),
@@ -88,7 +92,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     ),
     Feature(
         "oauth",
-        ("bundle", "broker", "command", "process"),
+        ("wire", "bundle", "broker", "agent", "command", "process"),
         commands={"auth": "Agree to what extensions may do with OAuth; list or revoke it."},
     ),
     Feature("model_servers", ("api", "bundle")),

@@ -12,7 +12,8 @@ One JSON object a line in, one a line out, any number on a connection. Operation
   bundle is read again. If it may not run, nothing stops. `"fresh":true`: all conversations begin again.
 - `{"op":"restart","agent":NAME}` -> `{"ok":true,"restarted":N}` when the N processes of that agent are gone, each at
   the end of its step. Instances with work are started again. The bundle is not read.
-- `{"op":"changeset.revert","changeset":ID}` -> `{"ok":true,"committed":…}`: the result of taking it back.
+- `{"op":"feature","feature":NAME,"question":…}` -> `{"ok":true,"answer":…}`: what the feature's client of the conductor
+  answers (restarting/conductor.py).
 - `{"op":"news","after":N}` -> `{"ok":true,"news":[…],"told":M}`: the news of a watched bundle after the first N lines,
   as soon as there is any.
 
@@ -32,7 +33,6 @@ from typing import Any, Final
 import msgspec
 
 from goondan.kernel import lock, rundir
-from goondan.schemas.changesets import CommittedChangeset
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import ErrorPayload
 from goondan.schemas.worker.tool_host_reports import WorkerNews
@@ -86,8 +86,10 @@ class Request(msgspec.Struct, rename="camel", omit_defaults=True):
     fresh: bool = False
     #: See the operation `news`.
     after: int = 0
-    #: The changeset that is to be taken back.
-    changeset: str | None = None
+    #: The feature that is asked.
+    feature: str | None = None
+    #: What it is asked.
+    question: Any = None
 
 
 class Reply(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -117,8 +119,8 @@ class Reply(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):
     news: list[str] | None = None
     #: How many such lines there were in all.
     told: int = 0
-    #: What became of a changeset that was to be taken back.
-    committed: CommittedChangeset | None = None
+    #: What a feature answers.
+    answer: Any = None
     #: The folder that the bundle's code runs from, if others can write to its own folder.
     private_copy: str | None = None
     #: The state of the workspace.

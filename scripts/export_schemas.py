@@ -20,11 +20,12 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from goondan.schemas import approvals, budgets, changesets, live_config, mcp, oauth
+from goondan.features import parts
+from goondan.schemas import approvals, budgets, live_config, mcp
 from goondan.schemas.bundle import launch, resources
 from goondan.schemas.wire import frames, model_gate, runtime_events, tool_asks
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES
-from goondan.schemas.worker import receipts, worker_frames
+from goondan.schemas.worker import logins, receipts, worker_frames
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 #: Where the committed files are.
@@ -69,19 +70,11 @@ _PAYLOADS: Final = (
     model_gate.HeldPermit,
     model_gate.GateChanged,
     model_gate.PlaceInLine,
-    changesets.OpenChangeset,
-    changesets.OpenedChangeset,
-    changesets.CommitChangeset,
-    changesets.CommittedChangeset,
     live_config.ConfigProposal,
     live_config.ConfigOutcome,
     live_config.LiveChanges,
-    oauth.TokenRequest,
-    oauth.TokenReady,
-    oauth.AuthorizationRequired,
-    oauth.Granted,
-    oauth.ServerWish,
-    oauth.ServerReply,
+    logins.ServerWish,
+    logins.ServerReply,
     approvals.ApprovalAsk,
     approvals.ApprovalState,
     approvals.ApprovalItem,
@@ -90,6 +83,7 @@ _PAYLOADS: Final = (
     mcp.McpAttach,
     mcp.McpListing,
     mcp.McpNews,
+    *(payload for module in parts("wire") for payload in getattr(module, "EXPORTED", ())),
 )
 _SPECS: Final = (launch.AgentSpec, launch.ToolHostSpec)
 _WORKER: Final = (*get_args(worker_frames.HostFrame), *get_args(worker_frames.WorkerFrame))

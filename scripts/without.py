@@ -70,6 +70,7 @@ WRITERS: Final = (
     ("scripts.error_docs",),
     ("scripts.typescript_types",),
     ("scripts.prepare_manifests",),
+    ("tests.contract.vectors.generate",),
 )
 
 

@@ -38,7 +38,12 @@ REQUIREMENTS = Path(__file__).parent / "requirements.yaml"
 #: end such a run names the longest: tests/time_spent.py.
 LONG = (
     *("chaos/", "containment/test_totals", "process/test_setup", "process/test_trust", "process/test_agent_processes"),
-    *("process/test_kernel_run", "process/test_changeset_engine", "process/test_restart", "process/test_walkthrough"),
+    *(
+        "process/test_kernel_run",
+        "features/changesets/process/test_changeset_engine",
+        "process/test_restart",
+        "process/test_walkthrough",
+    ),
     *("process/test_agents_tool", "process/test_cli_tool", "process/test_kernel_commands", "process/test_live"),
     *("features/mcp/process/test_mcp_serve", "process/test_code_mode"),
 )

@@ -10,15 +10,14 @@ DYNAMIC-01, DYNAMIC-02, DYNAMIC-04, COMPAT-03, EVENTS-01 to EVENTS-06, OAUTH-01,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final, NoReturn
 
 from goondan.agentproc.denied_calls import refused_by
-from goondan.agentproc.extensions.bundle_changes import BundleChanges, SwarmBundleApi
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools, Folder, Handler, ServedTool
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.extensions.events import Handler as EventHandler
-from goondan.agentproc.extensions.oauth import AccessTokens, OAuthApi
 from goondan.agentproc.extensions.pipeline import Middleware, Pipeline
 from goondan.agentproc.extensions.results import MAX_MESSAGE
 from goondan.agentproc.extensions.scopes import Resource
@@ -28,6 +27,8 @@ from goondan.agentproc.servers import Servers
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.mcp import McpListing, McpNews
 from goondan.schemas.wire.errors import cut_message, fail
+
+_NONE: Final[Mapping[str, object]] = MappingProxyType({})
 
 
 class ConsoleLogger:
@@ -221,11 +222,10 @@ class ExtensionApi:
     """One extension's view of its agent."""
 
     __slots__ = (
+        "_brought",
         "_name",
         "_server",
         "_state",
-        "_swarm_bundle",
-        "_tokens",
         "_workdir",
         "agent_name",
         "events",
@@ -253,13 +253,12 @@ class ExtensionApi:
         *,
         agent: str,
         instance_key: str,
-        bundle_changes: BundleChanges,
         workdir: Callable[[], str] = str,
-        tokens: AccessTokens | None = None,
+        brought: Mapping[str, object] = _NONE,
         servers: Servers | None = None,
     ) -> None:
-        """`workdir` gives the folder that the running turn works in. `tokens` is None when nobody can give access
-        tokens here, `servers` when there are no MCP servers.
+        """`workdir` gives the folder that the running turn works in. `brought` are the members that features
+        bring, by their names. `servers` is None when there are no MCP servers.
         """
         self._name = spec.name
         self.extension = Resource(spec.resource)
@@ -274,8 +273,7 @@ class ExtensionApi:
         self.agent_name = agent
         self.instance_key = instance_key
         self._state = state
-        self._tokens = tokens
-        self._swarm_bundle = SwarmBundleApi(bundle_changes)
+        self._brought = brought
         self._workdir = workdir
         self._server = (
             ServerApi(servers, tools, spec.name, spec.server) if servers is not None and spec.server else None
@@ -297,17 +295,11 @@ class ExtensionApi:
         """The folder that the running turn works in, or the last one; "" before the first turn."""
         return self._workdir()
 
-    @property
-    def swarm_bundle(self) -> SwarmBundleApi:
-        """Changesets: proposals to change the bundle."""
-        return self._swarm_bundle
-
-    @property
-    def oauth(self) -> OAuthApi:
-        """Access tokens (oauth.py). Raises GoondanError E_OAUTH_UNAVAILABLE where there is no kernel to ask."""
-        if self._tokens is None:
-            raise fail("E_OAUTH_UNAVAILABLE", "there is no kernel here that holds tokens")
-        return OAuthApi(self._tokens)
+    def __getattr__(self, name: str) -> Any:
+        """A member that a feature brings."""
+        if not name.startswith("_") and name in self._brought:
+            return self._brought[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     @property
     def mcp(self) -> ServerApi:

@@ -20,18 +20,16 @@ import inspect
 import logging
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Final
 
 from msgspec import Struct, structs
 
 from goondan.agentproc.extensions.api import ExtensionApi
-from goondan.agentproc.extensions.bundle_changes import BundleChanges
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.extensions.modules import import_entry
-from goondan.agentproc.extensions.oauth import AccessTokens
 from goondan.agentproc.extensions.patience import is_ending
 from goondan.agentproc.extensions.pipeline import Pipeline
 from goondan.agentproc.extensions.state import ExtState, StoredState
@@ -81,21 +79,19 @@ class Extensions:
         events: EventBus,
         place: InstancePaths,
         live_config: LiveConfig,
-        tokens: AccessTokens | None = None,
         *,
-        bundle_changes: BundleChanges,
         workdir: Callable[[], str],
         servers: Servers | None = None,
     ) -> None:
         """`workdir` gives the folder that the running turn works in. `servers` None: there are no MCP servers."""
+        #: The members of their `api` that features bring, by their names.
+        self.brought: Mapping[str, object] = {}
         self._servers = servers
-        self._bundle_changes = bundle_changes
         self._workdir = workdir
         self._pipeline = pipeline
         self._tools = tools
         self._events = events
         self._place = place
-        self._tokens = tokens
         self._live_config = live_config
         self._shared: dict[str, Any] = {}
         self._loaded: dict[str, _Loaded] = {}
@@ -196,8 +192,7 @@ class Extensions:
                 self._live_config,
                 agent=place.agent,
                 instance_key=place.instance_key,
-                tokens=self._tokens,
-                bundle_changes=self._bundle_changes,
+                brought=self.brought,
                 workdir=self._workdir,
                 servers=self._servers,
             )

@@ -20,6 +20,7 @@ import copy
 import logging
 import traceback
 from collections.abc import Callable
+from contextvars import ContextVar
 from inspect import isawaitable, iscoroutinefunction
 from typing import Any, Final
 
@@ -31,7 +32,6 @@ from goondan.agentproc.conversation import Message, error_result
 from goondan.agentproc.denied_calls import REFUSED
 from goondan.agentproc.extensions.api import ConsoleLogger
 from goondan.agentproc.extensions.asking import Agents
-from goondan.agentproc.extensions.bundle_changes import current_call
 from goondan.agentproc.extensions.dynamic_tools import DynamicTool, Handler
 from goondan.agentproc.extensions.patience import is_ending
 from goondan.agentproc.extensions.results import bad_output, output_of, tool_error_of
@@ -44,6 +44,9 @@ from goondan.schemas.wire.frames import ToolError, ToolResult
 #: The largest output of a call (bytes of its encoding): the default of tools in jails. The whole output goes into the
 #: conversation, and to the model with every later request.
 MAX_OUTPUT: Final = Limits().output_mb << 20
+
+#: The tool call in which a handler runs: `<turnId>/<toolCallId>`.
+current_call: ContextVar[str] = ContextVar("current_call", default="")
 
 log = logging.getLogger("agentproc")
 

@@ -19,19 +19,25 @@ from typing import Final
 
 from msgspec import Struct
 
-from goondan.kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
-from goondan.kernel.broker.entities import AGENTS, Connection
-from goondan.kernel.broker.parts import LISTS_BYTES, Core, Part, Take
-from goondan.schemas.bundle.address import is_name
-from goondan.schemas.changesets import ChangesetWish, CommitChangeset, OpenChangeset
-from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.control import (
+from goondan.features.changesets.wire import (
+    FEATURE,
     ChangesetAnswered,
     ChangesetAsked,
     ChangesetsHeld,
     ChangesetsOver,
+    ChangesetWish,
+    CommitChangeset,
+    OpenChangeset,
+    ToSupervisor,
     WhichChangesets,
+    decode_to_broker,
 )
+from goondan.kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
+from goondan.kernel.broker.entities import AGENTS, Connection
+from goondan.kernel.broker.parts import LISTS_BYTES, Core, Part, Take
+from goondan.schemas.bundle.address import is_name
+from goondan.schemas.wire.codec import DECODE_ERRORS, from_raw, to_raw
+from goondan.schemas.wire.control import ForFeature
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import OPERATOR_AGENT, Frame, Hello
 
@@ -70,7 +76,7 @@ class Changesets(Part):
             Take((AGENTS,), "changeset.open", self.ask, LISTS_BYTES, confined="no"),
             Take((AGENTS,), "changeset.commit", self.ask, LISTS_BYTES, confined="no"),
         )
-        self.hears = {ChangesetAnswered: self.answered, ChangesetsHeld: self.held}
+        self.hears = {FEATURE: self.heard}
 
     def ask(self, connection: Connection, frame: Frame, now: float) -> None:
         """`changeset.open` and `changeset.commit` from an agent."""
@@ -108,11 +114,22 @@ class Changesets(Part):
             message = "no supervisor runs here that could change the bundle"
             raise fail("E_CHANGESET_IO", message, suggestion="Start the kernel with `gdn run`.")
         self._waiting[wish.request] = Question(wish, [(connection, frame)])
-        bus.tell_supervisor(ChangesetAsked(wish))
+        self._tell(ChangesetAsked(wish))
 
     # --- the supervisor's word
 
-    def answered(self, message: ChangesetAnswered, now: float) -> None:
+    def heard(self, message: ForFeature, now: float) -> None:
+        """A message of the supervisor's half."""
+        try:
+            told = decode_to_broker(message.payload)
+        except DECODE_ERRORS as error:
+            raise fail("E_FRAME_INVALID", f"no message about changesets: {error}") from None
+        if isinstance(told, ChangesetsHeld):
+            self._held = {one.changeset_id: one.event_id for one in told.held}
+        else:
+            self._answered(told)
+
+    def _answered(self, message: ChangesetAnswered) -> None:
         """The supervisor has answered a question."""
         done = message.done
         question = self._waiting.pop(done.request, None)
@@ -130,17 +147,13 @@ class Changesets(Part):
                 info = done.error or error_payload("E_CHANGESET_IO", "the kernel gave no answer")
                 self._bus.error(connection.cls, connection.ident, info, frame)
 
-    def held(self, message: ChangesetsHeld, now: float) -> None:
-        """The supervisor names all worktrees."""
-        self._held = {one.changeset_id: one.event_id for one in message.held}
-
     def here(self, peer: Connection, hello: Hello, now: float) -> None:
         """A supervisor has connected: send it the open questions again, because it may have missed them."""
         if peer is not self._bus.control:
             return
-        self._bus.tell_supervisor(WhichChangesets())
+        self._tell(WhichChangesets())
         for question in self._waiting.values():
-            self._bus.tell_supervisor(ChangesetAsked(question.wish))
+            self._tell(ChangesetAsked(question.wish))
 
     # --- when
 
@@ -154,7 +167,10 @@ class Changesets(Part):
         if over:
             for changeset_id in over:
                 del self._held[changeset_id]
-            self._bus.tell_supervisor(ChangesetsOver(over))
+            self._tell(ChangesetsOver(over))
+
+    def _tell(self, message: ToSupervisor) -> None:
+        self._bus.tell_supervisor(ForFeature(FEATURE, to_raw(message)))
 
 
 def _join(known: Question, connection: Connection, frame: Frame) -> None:

@@ -19,15 +19,9 @@ from typing import Any, Final, TypeGuard
 
 from msgspec import Raw, Struct
 
-from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
-from goondan.kernel.broker.entities import AGENTS, CONTROL, TOOLS, Connection, Event
-from goondan.kernel.broker.parts import LISTS_BYTES, Core, Op, Part, Take
-from goondan.kernel.broker.presence import agent_address
-from goondan.schemas.bundle.launch import KernelPlan
-from goondan.schemas.oauth import (
+from goondan.features.oauth.wire import (
     APP_SUBJECT,
     LOCAL_SUBJECT,
-    MAX_DOCUMENT,
     MAX_SCOPES,
     OAUTH,
     REF_PREFIX,
@@ -39,7 +33,6 @@ from goondan.schemas.oauth import (
     Order,
     RevokeOrder,
     ServerOrder,
-    ServerWish,
     TokenOrder,
     TokenRequest,
     TokensSpec,
@@ -47,10 +40,16 @@ from goondan.schemas.oauth import (
     is_scope,
     is_subject,
 )
+from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
+from goondan.kernel.broker.entities import AGENTS, CONTROL, TOOLS, Connection, Event
+from goondan.kernel.broker.parts import LISTS_BYTES, Core, Op, Part, Take
+from goondan.kernel.broker.presence import agent_address
+from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
 from goondan.schemas.wire.control import ProgramWanted
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import Frame, Hello
+from goondan.schemas.worker.logins import MAX_DOCUMENT, ServerWish
 
 #: How long an order may take (seconds): longer than the two requests of 20 s each that it can need, and than a restart
 #: of the process in between.

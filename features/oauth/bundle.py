@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from goondan.features.oauth.wire import OAuthAppSpec, is_scope
 from goondan.kernel.bundle.problems import Path, Report
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.variables import check_value, variables_of
 from goondan.kernel.trust.powers import Power, TokenServer
 from goondan.schemas.bundle.resources import OAuthAppBody, ValueLike, ValueSource
 from goondan.schemas.models.origins import is_open, origin_of
-from goondan.schemas.oauth import OAuthAppSpec, is_redirect, is_scope
+from goondan.schemas.worker.logins import is_redirect
 
 #: Fields with URLs that requests go to, or people.
 _URLS: Final = {
@@ -152,3 +153,7 @@ def _value(value: ValueLike, env: Mapping[str, str], faults: list[str]) -> str:
     if not found:
         faults.append(what)
     return found.strip()
+
+
+#: What extensions have of it (kinds.api_members).
+API: Final = {"oauth": frozenset(("get_access_token",))}

@@ -96,8 +96,9 @@ class Part:
     takes: Sequence[Take] = ()
     #: Questions that it answers.
     ops: Sequence[Op] = ()
-    #: Words of the supervisor that it hears, by their types (schemas/wire/control.py).
-    hears: Mapping[type[Struct], Callable[[Any, float], None]] = {}
+    #: Messages of the supervisor that it hears, by their types (schemas/wire/control.py); those of its feature's half
+    #: there (ForFeature) by the name of the feature.
+    hears: Mapping[type[Struct] | str, Callable[[Any, float], None]] = {}
 
     #: Its records in the journal.
     records: Sequence[Record] = ()

@@ -58,6 +58,7 @@ from goondan.schemas.wire.codec import (
     without_nil,
 )
 from goondan.schemas.wire.control import (
+    ForFeature,
     Revise,
     Revised,
     ToBroker,
@@ -131,7 +132,7 @@ class Router:
         self._heres = tuple(part.here for part in self.parts if type(part).here is not Part.here)
         self._answers = HostHooks(self.parts).answered
         self._gones = tuple(part.gone for part in self.parts if type(part).gone is not Part.gone)
-        self._hears: dict[type[Struct], list[Callable[[Any, float], None]]] = {}
+        self._hears: dict[type[Struct] | str, list[Callable[[Any, float], None]]] = {}
         for part in self.parts:
             for message, hear in part.hears.items():
                 self._hears.setdefault(message, []).append(hear)
@@ -335,7 +336,8 @@ class Router:
                 return
         except DECODE_ERRORS as error:
             raise GoondanError(error_payload("E_FRAME_INVALID", f"no control message: {error}")) from None
-        for hear in self._hears.get(type(message), ()):
+        of = message.feature if isinstance(message, ForFeature) else type(message)
+        for hear in self._hears.get(of, ()):
             hear(message, now)
         self._processes.control_event(message, now)
         if self._deletions.active:  # a deletion may have waited for this news

@@ -26,6 +26,7 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec import Struct
 
+from goondan.kernel.bundle.kinds import api_members
 from goondan.kernel.bundle.lookup import Files, Unreadable
 from goondan.kernel.bundle.problems import Path, Report, did_you_mean
 from goondan.kernel.bundle.shape import Document
@@ -33,7 +34,6 @@ from goondan.kernel.bundle.tools import CheckedTool
 from goondan.kernel.bundle.variables import names_any
 from goondan.schemas.bundle import resources
 from goondan.schemas.bundle.address import is_resource_name
-from goondan.schemas.bundle.extension_api import API_MEMBERS
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.bundle.resources import API_V1, BASE_PACKAGE
 
@@ -281,12 +281,12 @@ def _assigned(body: list[ast.stmt]) -> set[str]:
 
 def _look(node: ast.Attribute, api: str) -> Unknown | None:
     if isinstance(node.value, ast.Name) and node.value.id == api:
-        if node.attr not in API_MEMBERS and not node.attr.startswith("__"):
-            return Unknown(f"{api}.{node.attr}", node.lineno, did_you_mean(_snake(node.attr), API_MEMBERS))
+        if node.attr not in api_members() and not node.attr.startswith("__"):
+            return Unknown(f"{api}.{node.attr}", node.lineno, did_you_mean(_snake(node.attr), api_members()))
         return None
     inner = node.value
     if isinstance(inner, ast.Attribute) and isinstance(inner.value, ast.Name) and inner.value.id == api:
-        members = API_MEMBERS.get(inner.attr)
+        members = api_members().get(inner.attr)
         if members is not None and node.attr not in members and not node.attr.startswith("__"):
             return Unknown(f"{api}.{inner.attr}.{node.attr}", node.lineno, did_you_mean(_snake(node.attr), members))
     return None

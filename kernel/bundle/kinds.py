@@ -1,4 +1,4 @@
-"""What features bring to a bundle: kinds of documents, providers of models, and model servers of this machine. Pure.
+"""What features bring to bundles: kinds of documents, providers of models, model servers, what they do with files.
 
 The form of their documents is with that of all others (schemas/bundle/resources.py), because the exported schema has
 them all. What such documents become is a part of the plan, under the feature's name. The core passes it on unopened.
@@ -10,15 +10,16 @@ Source: docs/design/features.md section 6.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from goondan.features import parts
 from goondan.kernel.bundle.lookup import Files
 from goondan.kernel.bundle.problems import Report
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.trust.powers import Power
+from goondan.schemas.bundle.extension_api import API_MEMBERS
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import ModelBody
 
@@ -122,3 +123,39 @@ def providers() -> Mapping[str, OwnProvider]:
     """All such providers by their names: `PROVIDER` of each feature's `bundle.py` that has one."""
     found: list[OwnProvider] = [module.PROVIDER for module in parts("bundle") if hasattr(module, "PROVIDER")]
     return {provider.name: provider for provider in found}
+
+
+def before_reading(state_dir: str) -> None:
+    """The files of a bundle are about to be read: `before_reading` of each feature's `bundle.py` that has one completes
+    or undoes what it had begun with them. `state_dir` is the state of the workspace. Raises GoondanError.
+    """
+    for module in parts("bundle"):
+        if hasattr(module, "before_reading"):
+            module.before_reading(state_dir)
+
+
+class Begun(NamedTuple):
+    """What a feature has done for a new bundle."""
+
+    #: What it has begun, as `gdn init --json` has it.
+    name: str
+    #: What became of it, likewise.
+    outcome: str
+    #: The same as a line for a person.
+    line: str
+
+
+def begin(folder: str, names: Sequence[str]) -> Iterator[Begun]:
+    """A new bundle was written to `folder` (absolute), these files: `begin` of each feature's `bundle.py` that has one
+    does the rest.
+    """
+    for module in parts("bundle"):
+        if hasattr(module, "begin"):
+            yield module.begin(folder, names)
+
+
+@cache
+def api_members() -> Mapping[str, frozenset[str] | None]:
+    """Members of the `api` of extensions: those of the core, and `API` of each feature's `bundle.py` that has it."""
+    brought: list[Mapping[str, frozenset[str]]] = [module.API for module in parts("bundle") if hasattr(module, "API")]
+    return {**API_MEMBERS, **{name: members for one in brought for name, members in one.items()}}

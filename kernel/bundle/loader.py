@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 PACKAGES: Final = "packages"
 #: `kind: Tool` as people write it, in block and flow style.
 _TOOL_KIND: Final = re.compile(rb"""\bkind["']?\s*:\s*["']?Tool\b""")
-#: There while a changeset is being committed: the bundle's files are half of it (kernel/changesets/applying.py).
-UNFINISHED_CHANGESET: Final = "changesets/intent.json"
 #: Hexadecimal digits of a revision.
 REVISION_CHARS: Final = 32
 
@@ -92,14 +90,14 @@ def inspect_bundle(
     BundleError only when a manifest of the bundled package is broken.
     """
     report = Report()
-    if state_dir is not None and os.path.lexists(os.path.join(state_dir, UNFINISHED_CHANGESET)):
-        from goondan.kernel.changesets.recovery import settle
-
-        settle(state_dir)
     with Inspector(state_dir) as inspector:
         if handlers and _may_hold_tools(path):
             inspector.start_early()
         # The rest is imported and done while that program starts: on two processors the time of one.
+        from goondan.kernel.bundle.kinds import before_reading
+
+        if state_dir is not None:
+            before_reading(state_dir)
         from goondan.kernel.bundle.base import base_tools
         from goondan.kernel.bundle.base_extensions import BaseExtensions
         from goondan.kernel.bundle.check import Checker

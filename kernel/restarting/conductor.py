@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, Protocol
 
 import msgspec
+from msgspec import Raw
 
+from goondan.features import parts
 from goondan.kernel.bundle.loader import OpenedBundle
-from goondan.kernel.changesets.desk import Desk
 from goondan.kernel.restarting.difference import Difference, difference
 from goondan.kernel.restarting.looks import Looks
 from goondan.kernel.restarting.revision import Revision
@@ -24,13 +25,13 @@ from goondan.kernel.restarting.watching import News, Watched, Watcher
 from goondan.kernel.supervisor.agents import Agents
 from goondan.kernel.supervisor.ending import RESTART_GRACE_S
 from goondan.kernel.supervisor.roster import LEAVE_LIMIT_S
+from goondan.kernel.trust.powers import Power
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.control import (
     AboutBundle,
     BeginAnew,
-    ChangesetAsked,
-    ChangesetsOver,
+    ForFeature,
     RestartAgents,
     RestartAsked,
     RestartChecked,
@@ -39,7 +40,6 @@ from goondan.schemas.wire.control import (
     Revise,
     Revised,
     ToBroker,
-    WhichChangesets,
 )
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import OPERATOR_AGENT
@@ -82,6 +82,24 @@ class Restartable(Protocol):
         """Another revision runs now. Processes that start from now on belong to it."""
 
 
+class Client(Protocol):
+    """What of a feature changes the bundle of a kernel that runs, and has the conductor take over what became of it."""
+
+    def heard(self, payload: Raw) -> None:
+        """A message of the feature's half in the broker (control.ForFeature)."""
+
+    async def ask(self, question: Any) -> Any:
+        """Answer a question of the feature's command. Both are plain values. Raises GoondanError."""
+
+    def close(self) -> None:
+        """The kernel ends, or restarts: begin nothing any more."""
+
+
+def clients() -> Mapping[str, Callable[[Conductor], Client]]:
+    """What makes each client, by the names of the features: `make_client` of their `process`."""
+    return {module.FEATURE: module.make_client for module in parts("process") if hasattr(module, "make_client")}
+
+
 class Conductor:
     """Restarts one kernel. `opened` is the bundle that runs, `bundle` its path. `extra` are further files that count
     for it.
@@ -91,9 +109,8 @@ class Conductor:
         self, kernel: Restartable, looks: Looks, agents: Agents, opened: OpenedBundle, bundle: str, extra: list[str]
     ) -> None:
         self.news = News()
-        self.changesets = Desk(looks, kernel.answer, self._take_over, lambda: self._opened.powers)
+        self.looks = looks
         self._kernel = kernel
-        self._looks = looks
         self._agents = agents
         self._opened = opened
         self._bundle = bundle
@@ -106,6 +123,7 @@ class Conductor:
         self._changing = asyncio.Lock()
         self._watcher: Watcher | None = None
         self._refused = ""  # what was said last about a bundle that does not run
+        self._clients = {name: make(self) for name, make in clients().items()}
 
     async def restart(self, reason: str, *, fresh: bool) -> None:
         """Begin to restart, if the bundle may run. Raises GoondanError: E_RESTART_REFUSED, E_KERNEL_NOT_RUNNING, and
@@ -146,10 +164,10 @@ class Conductor:
 
     def heard(self, message: AboutBundle) -> None:
         """A word of the broker."""
-        if isinstance(message, ChangesetAsked | ChangesetsOver | WhichChangesets):
-            if isinstance(message, WhichChangesets):  # what every broker asks first
-                self._broker_here()
-            self.changesets.heard(message)
+        if isinstance(message, ForFeature):
+            client = self._clients.get(message.feature)
+            if client is not None:
+                client.heard(message.payload)
         elif isinstance(message, RestartAsked):
             self.asked(message)
         elif isinstance(message, RestartDue):
@@ -159,6 +177,22 @@ class Conductor:
             waiting = self._answers.get(said)
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
+
+    @property
+    def powers(self) -> list[Power]:
+        """The powers of the revision that runs."""
+        return self._opened.powers
+
+    def tell(self, feature: str, payload: Raw) -> None:
+        """Send a message to a feature's half in the broker."""
+        self._kernel.answer(ForFeature(feature, payload))
+
+    async def ask(self, feature: str, question: Any) -> Any:
+        """A command's question to a feature's client. Raises GoondanError."""
+        client = self._clients.get(feature)
+        if client is None:
+            raise fail("E_USAGE", f"no feature {feature[:40]!r} answers commands here")
+        return await client.ask(question)
 
     def asked(self, message: RestartAsked) -> None:
         """An agent asks for a restart: read the bundle, and report why it cannot be done."""
@@ -170,8 +204,9 @@ class Conductor:
 
     def close(self, *, for_good: bool) -> None:
         """No restart begins any more. `for_good`: the next program begins none either."""
-        self.changesets.close()
-        self._looks.close()
+        for client in self._clients.values():
+            client.close()
+        self.looks.close()
         if for_good:
             self.news.close()
         for task in self._tasks:
@@ -218,11 +253,11 @@ class Conductor:
             return
         self._refused = ""
         try:
-            await self._take_over(revision)
+            await self.take_over(revision)
         except GoondanError as error:
             self.news.say(f"the changed bundle was not taken over: {error}")
 
-    async def _take_over(self, revision: Revision) -> None:
+    async def take_over(self, revision: Revision) -> None:
         """Another revision takes the place of the one that runs, as far as they differ. Raises GoondanError when it
         could not.
         """
@@ -304,7 +339,7 @@ class Conductor:
         if launches:
             self._kernel.answer(RestartAgents(agents, None, "config_change", launches))
 
-    def _broker_here(self) -> None:
+    def broker_here(self) -> None:
         """A broker has connected. It has not got the messages to the broker before it."""
         self._broker_came.set()
         agents = list(self._opened.plan.agents)
@@ -314,7 +349,7 @@ class Conductor:
     async def _look(self) -> Revision:
         """The bundle as it is now, if it may run in the place of what does."""
         self._may_restart()
-        return await self._looks.look(self._opened.powers)
+        return await self.looks.look(self._opened.powers)
 
     def _begin(self, revision: Revision, reason: str) -> None:
         self._may_restart()

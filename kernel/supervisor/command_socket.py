@@ -251,8 +251,8 @@ class SupervisorSocket:
             if request.op == "news":
                 lines, told = await kernel.conducting.news.after(request.after)
                 return Reply(ok=True, news=lines, told=told)
-            if request.op == "changeset.revert" and request.changeset is not None:
-                return Reply(ok=True, committed=await kernel.conducting.changesets.revert(request.changeset))
+            if request.op == "feature" and request.feature is not None:
+                return Reply(ok=True, answer=await kernel.conducting.ask(request.feature, request.question))
             if request.op == "restart" and request.agent is not None:
                 many = await kernel.conducting.restart_agent(request.agent, fresh=request.fresh)
                 return Reply(ok=True, restarted=many)

@@ -29,7 +29,7 @@ _decode = msgspec.msgpack.Decoder(ToSupervisor).decode
 
 class ControlLink:
     """The connection. `on_message` gets the messages of the broker, `inventory` is called at every welcome, and
-    `on_first` at the first one.
+    `on_welcome` after it.
     """
 
     def __init__(
@@ -39,13 +39,13 @@ class ControlLink:
         *,
         on_message: Callable[[ToSupervisor], None],
         inventory: Callable[[], Inventory],
-        on_first: Callable[[], None],
+        on_welcome: Callable[[], None],
     ) -> None:
         self._endpoint = endpoint
         self._token = token
         self._on_message = on_message
         self._inventory = inventory
-        self._on_first: Callable[[], None] | None = on_first
+        self._on_welcome = on_welcome
         self._link: Link | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -97,9 +97,7 @@ class ControlLink:
 
     def _welcomed(self, welcome: Welcome) -> None:
         self.tell(self._inventory())
-        if self._on_first is not None:
-            first, self._on_first = self._on_first, None
-            first()
+        self._on_welcome()
 
     def _frame(self, frame: Frame) -> None:
         if frame.type != "runtime.event":

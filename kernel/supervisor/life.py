@@ -417,6 +417,11 @@ class Supervisor:
         """Handle a message of the broker about the bundle."""
         self.conducting.heard(message)
 
+    def broker_here(self) -> None:
+        """A broker has connected."""
+        if self._conductor is not None:
+            self._conductor.broker_here()
+
     async def restarted(self) -> None:
         """Wait for the end of the restart with which this program began. Raises GoondanError when it has failed."""
         await self.when_ready()

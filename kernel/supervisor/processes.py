@@ -64,6 +64,9 @@ class ProcessesOwner(Protocol):
     def about_bundle(self, message: AboutBundle) -> None:
         """Handle a message of the broker about the bundle."""
 
+    def broker_here(self) -> None:
+        """A broker has connected. It has not got the messages to the broker before it."""
+
 
 class Processes:
     """The processes of one kernel. `ready` is set when all processes that must run are ready. Otherwise it is set to
@@ -131,7 +134,7 @@ class Processes:
             self.launches.token(Claims("control")),
             on_message=self._broker_said,
             inventory=self.agents.roster.inventory,
-            on_first=self._control_up,
+            on_welcome=self._control_up,
         )
 
     # --- the end
@@ -235,6 +238,7 @@ class Processes:
     def _control_up(self) -> None:
         self._welcomed = True
         self._maybe_ready()
+        self._kernel.broker_here()
 
     def _maybe_ready(self) -> None:
         if self._welcomed and self._services.proven and not self.ready.done():

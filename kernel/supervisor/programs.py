@@ -31,5 +31,5 @@ class Program(NamedTuple):
 @cache
 def programs() -> Mapping[str, Program]:
     """All such programs by their names."""
-    found: list[Program] = [module.PROGRAM for module in parts("process")]
+    found: list[Program] = [module.PROGRAM for module in parts("process") if hasattr(module, "PROGRAM")]
     return {program.name: program for program in found}

@@ -1,6 +1,7 @@
 """The members of the `api` that an extension's `register` gets: what a check of its source may know.
 
-The agent makes the object (agentproc/extensions/api.py); a test holds the two together.
+The agent makes the object (agentproc/extensions/api.py); a test holds the two together. What features bring is in their
+`bundle.py` (`API`).
 
 Source: docs/extensions.md; requirement EXT-09.
 """
@@ -21,11 +22,9 @@ API_MEMBERS: Final[Mapping[str, frozenset[str] | None]] = {
     "instance_key": None,
     "live_config": frozenset(("propose_patch",)),
     "logger": frozenset(("debug", "error", "info", "log", "warn", "warning")),
-    "oauth": frozenset(("get_access_token",)),
     "pipeline": frozenset(("register",)),
     "pipelines": frozenset(("mutate", "wrap")),
     "state": frozenset(("get", "read", "set", "update")),
-    "swarm_bundle": frozenset(("commit_changeset", "open_changeset")),
     "tools": frozenset(("bring", "register", "unregister")),
     "workdir": None,
 }

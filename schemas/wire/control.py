@@ -9,9 +9,8 @@ Source: docs/design/processes.md section 4.
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
 # every program that starts.
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
-from goondan.schemas.changesets import ChangesetDone, ChangesetWish, HeldChangeset
 from goondan.schemas.wire.frames import ErrorPayload, ShutdownReason
 
 
@@ -35,6 +34,15 @@ class Running(Struct, frozen=True, rename="camel"):
     launch: int
     #: It has loaded what it needs.
     ready: bool = True
+
+
+class ForFeature(Struct, frozen=True, tag="for_feature", tag_field="kind"):
+    """A message between the halves of a feature in the broker and in the supervisor, both ways."""
+
+    #: The name of the feature.
+    feature: str
+    #: The message, as the feature's `wire` has it.
+    payload: Raw
 
 
 # --- broker to supervisor -------------------------------------------------------------------------------------------
@@ -102,24 +110,6 @@ class Revised(Struct, frozen=True, tag="revised", tag_field="kind", rename="came
 
     #: The revision.
     revision: str
-
-
-class ChangesetAsked(Struct, frozen=True, tag="changeset_asked", tag_field="kind", rename="camel"):
-    """A turn wants a changeset, or a commit of one. The same request may come again: it is the same wish."""
-
-    #: What is wanted.
-    wish: ChangesetWish
-
-
-class ChangesetsOver(Struct, frozen=True, tag="changesets_over", tag_field="kind", rename="camel"):
-    """Nobody can go on with these changesets: their events have ended."""
-
-    #: The changesets.
-    changeset_ids: list[str]
-
-
-class WhichChangesets(Struct, frozen=True, tag="which_changesets", tag_field="kind", rename="camel"):
-    """Say which changesets are open (ChangesetsHeld)."""
 
 
 # --- supervisor to broker -------------------------------------------------------------------------------------------
@@ -228,22 +218,8 @@ class Revise(Struct, frozen=True, tag="revise", tag_field="kind", rename="camel"
     data: bytes
 
 
-class ChangesetAnswered(Struct, frozen=True, tag="changeset_answered", tag_field="kind", rename="camel"):
-    """The answer to ChangesetAsked. What it says is in force is so already."""
-
-    #: What was done.
-    done: ChangesetDone
-
-
-class ChangesetsHeld(Struct, frozen=True, tag="changesets_held", tag_field="kind", rename="camel"):
-    """The answer to WhichChangesets: every changeset that is open."""
-
-    #: The open changesets.
-    held: list[HeldChangeset]
-
-
 #: What is about the bundle: the conductor's of the supervisor.
-AboutBundle = RestartAsked | RestartDue | BegunAnew | Revised | ChangesetAsked | ChangesetsOver | WhichChangesets
+AboutBundle = RestartAsked | RestartDue | BegunAnew | Revised | ForFeature
 ToSupervisor = Wanted | Retire | Kill | AboutBundle | ProgramWanted
 ToBroker = (
     Inventory
@@ -256,6 +232,5 @@ ToBroker = (
     | BeginAnew
     | RestartAgents
     | Revise
-    | ChangesetAnswered
-    | ChangesetsHeld
+    | ForFeature
 )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from msgspec import Raw, Struct, field
 
 from goondan.schemas.mcp import McpListing, McpServerInit, NewsKind
-from goondan.schemas.oauth import ServerOp, ServerReply
+from goondan.schemas.worker.logins import ServerOp, ServerReply
 
 if TYPE_CHECKING:
     OptionalRaw = Raw | None

@@ -23,9 +23,11 @@ from typing import Any, Final
 import pytest
 
 from goondan.schemas.wire.errors import GoondanError
+from tests.features.changesets.process.changeset_bundles import DOCUMENTS, Changing, git
 from tests.kernel_fixture import Sandbox, sandbox, wait_until
-from tests.process.changeset_bundles import DOCUMENTS, Changing, git
 from tests.process.scripted_model import scripted_model
+
+pytestmark = pytest.mark.feature("changesets")
 
 CHAOS: Final = int(os.environ.get("GOONDAN_CHAOS_KILLS", "0"))
 #: Proposals: fifty at once is what must hold.

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 JAILED = ("toolhost/base/", "toolhost/inside/")
 
 
-#: Starts it as docs/decisions/067 says; tests/process/test_changeset_engine.py attacks it.
-THE_ONE = "kernel/changesets/git.py"
+#: Starts it as docs/decisions/067 says; tests/features/changesets/process/test_changeset_engine.py attacks it.
+THE_ONE = "features/changesets/bundle/git.py"
 
 
 def trusted() -> Iterator[Path]:

@@ -39,7 +39,7 @@ EXTENSIONS: dict[str, list[str]] = {
         "test_a_v09_tool_waits_in_the_registry_until_step_middleware_shows_it",
     ],
     "7.3 events": [f"{EXAMPLES}::test_the_events"],
-    "8.3 a changeset": ["tests/process/test_changesets.py::test_the_documented_example"],
+    "8.3 a changeset": ["tests/features/changesets/process/test_changesets.py::test_the_documented_example"],
     "9.1 state of an extension": [f"{EXAMPLES}::test_the_statistics"],
     "9.2 shared state": [f"{EXAMPLES}::test_what_extensions_share"],
     "9.3 state in a file": [f"{EXAMPLES}::test_state_that_an_extension_keeps_in_a_file"],

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from goondan.schemas import approvals, budgets, changesets, live_config, mcp, oauth
+from goondan.schemas import approvals, budgets, live_config, mcp
 from goondan.schemas.wire import frames, model_gate, runtime_events, tool_asks
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, check_reference
 from goondan.schemas.wire.blobs import describe as describe_payload
@@ -18,12 +18,14 @@ from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import FRAME_TYPES, AckStage, Frame
 from tests.contract.vectors import generate
 from tests.contract.vectors.generate import FILE, describe, from_json, to_json
+from tests.contract.vectors.good import of_features
 
 FILE_CONTENT: dict[str, Any] = json.loads(FILE.read_text(encoding="utf-8"))
 VALID: list[dict[str, Any]] = FILE_CONTENT["valid"]
 BAD: list[dict[str, Any]] = FILE_CONTENT["bad"]
 KINDS: dict[str, Any] = {
     "any": Any,
+    **{kind.__name__: kind for module in of_features() for kind in module.KINDS},
     "AgentEvent": frames.AgentEvent,
     "AgentsList": frames.AgentsList,
     "AgentsSpawn": frames.AgentsSpawn,
@@ -39,10 +41,6 @@ KINDS: dict[str, Any] = {
     "PermitGranted": model_gate.PermitGranted,
     "PermitOver": model_gate.PermitOver,
     "PlaceInLine": model_gate.PlaceInLine,
-    "CommitChangeset": changesets.CommitChangeset,
-    "CommittedChangeset": changesets.CommittedChangeset,
-    "OpenChangeset": changesets.OpenChangeset,
-    "OpenedChangeset": changesets.OpenedChangeset,
     "ConfigOutcome": live_config.ConfigOutcome,
     "ConfigProposal": live_config.ConfigProposal,
     "LiveChanges": live_config.LiveChanges,
@@ -59,13 +57,6 @@ KINDS: dict[str, Any] = {
     "Welcome": frames.Welcome,
     "ToolAnswer": tool_asks.ToolAnswer,
     "ToolAsk": tool_asks.ToolAsk,
-    "TokenRequest": oauth.TokenRequest,
-    "TokenOrder": oauth.TokenOrder,
-    "TokenReady": oauth.TokenReady,
-    "AuthorizationRequired": oauth.AuthorizationRequired,
-    "Granted": oauth.Granted,
-    "ServerReply": oauth.ServerReply,
-    "ServerWish": oauth.ServerWish,
     "McpAttach": mcp.McpAttach,
     "McpListing": mcp.McpListing,
     "McpNews": mcp.McpNews,

@@ -8,7 +8,6 @@ import time
 from msgspec import Raw, structs
 
 from goondan.schemas.bundle.launch import KernelPlan
-from goondan.schemas.oauth import OAuthAppSpec
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame
 from tests.process import bare_broker as bare
@@ -36,9 +35,7 @@ def plan(state_dir: str) -> KernelPlan:
         )
         for name, spec in base.agents.items()
     }
-    return structs.replace(
-        base, agents=agents, parts={"oauth": to_raw({"app": OAuthAppSpec(name="app", scopes=["read"])})}
-    )
+    return structs.replace(base, agents=agents, parts={"oauth": to_raw({"app": {"name": "app", "scopes": ["read"]}})})
 
 
 def own_frame(broker: Broker) -> tuple[bare.Raw, Frame]:

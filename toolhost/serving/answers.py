@@ -30,7 +30,6 @@ from msgspec import Raw
 
 from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, ToolSpec
 from goondan.schemas.mcp import McpListing
-from goondan.schemas.oauth import MAX_DOCUMENT, ServerReply, ServerWish
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail, tool_error
@@ -46,6 +45,7 @@ from goondan.schemas.wire.frames import (
 )
 from goondan.schemas.wire.runtime_events import ToolProgress
 from goondan.schemas.wire.spans import call_span
+from goondan.schemas.worker.logins import MAX_DOCUMENT, ServerReply, ServerWish
 from goondan.schemas.worker.tool_host_reports import LogLine
 from goondan.schemas.worker.worker_frames import Answer, Ask, LoginAnswer, LoginAsk, Progress, WorkerError
 from goondan.toolhost.calls.asks import Asker, Reply, ended, refusal, value_of

@@ -21,11 +21,11 @@ from typing import Final
 import msgspec
 
 from goondan.schemas.mcp import CONNECT_S, McpListing, McpNews, NewsKind
-from goondan.schemas.oauth import SERVER_APP
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import tool_error
 from goondan.schemas.wire.frames import AttachedServer, Frame, ToolError
+from goondan.schemas.worker.logins import SERVER_APP
 from goondan.schemas.worker.tool_host_reports import ServerPhase, ServerState, WorkerNews
 from goondan.schemas.worker.worker_frames import List, LoginAnswer, LoginAsk, News
 from goondan.toolhost.calls.call_registry import Call, Listing

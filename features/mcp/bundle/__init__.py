@@ -38,10 +38,10 @@ from goondan.schemas.bundle.address import is_resource_name
 from goondan.schemas.bundle.launch import McpServerSpec, SandboxSpec, ToolSpec
 from goondan.schemas.mcp import McpOAuth
 from goondan.schemas.models.origins import origin_of
-from goondan.schemas.oauth import is_redirect
 from goondan.schemas.worker.grantable import SYSTEM, within
 from goondan.schemas.worker.hosts import BadHost, Rule, parse_login_rule, parse_rule, write_network
 from goondan.schemas.worker.hosts import network as make_network
+from goondan.schemas.worker.logins import is_redirect
 
 #: The feature whose worker speaks with such servers.
 _FEATURE: Final = "mcp"

@@ -30,8 +30,8 @@ from pydantic import BaseModel, ValidationError
 
 from goondan.features.mcp.jail.results import Failure
 from goondan.schemas.mcp import McpOAuth
-from goondan.schemas.oauth import MAX_DOCUMENT, ServerOp, ServerReply
 from goondan.schemas.text.redaction import redact
+from goondan.schemas.worker.logins import MAX_DOCUMENT, ServerOp, ServerReply
 
 #: The name that people read when they are asked whether they agree.
 CLIENT_NAME: Final = "Goondan"

@@ -33,9 +33,9 @@ from goondan.features.mcp.jail.login import Login
 from goondan.features.mcp.jail.results import Failure, error_of
 from goondan.features.mcp.jail.stdio import CLOSED_HERE, Stdio
 from goondan.schemas.mcp import McpListing, McpOAuth, McpServerInit, NewsKind
-from goondan.schemas.oauth import ServerOp, ServerReply
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.text.secret_values import in_texts
+from goondan.schemas.worker.logins import ServerOp, ServerReply
 from goondan.schemas.worker.worker_frames import (
     WORKER_PROTOCOL,
     Answer,

@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 from typing import Final
 
+from goondan.features.oauth.wire import OAUTH
 from goondan.kernel.paths import key_file
 from goondan.kernel.spawn import AGENT_ENVIRONMENT
 from goondan.kernel.supervisor.programs import Program
-from goondan.schemas.oauth import OAUTH
 
 #: The name of the file of the key.
 KEY_NAME: Final = "oauth.key"

@@ -20,8 +20,8 @@ import msgspec
 from goondan.features.oauth.process import KEY_NAME
 from goondan.features.oauth.process.authority import Authority
 from goondan.features.oauth.process.vault import Vault, read_or_make
+from goondan.features.oauth.wire import GrantedNews, Order, TokensSpec
 from goondan.kernel.paths import key_file, root_of
-from goondan.schemas.oauth import GrantedNews, Order, TokensSpec
 from goondan.schemas.system.secrecy import close_memory
 from goondan.schemas.system.startup import (
     close_to_others,

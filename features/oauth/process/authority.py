@@ -28,9 +28,8 @@ from goondan.features.oauth.process.protocol import Endpoints, ServerRefused
 from goondan.features.oauth.process.redirects import Redirects
 from goondan.features.oauth.process.servers import Servers
 from goondan.features.oauth.process.vault import Vault
-from goondan.schemas.oauth import (
+from goondan.features.oauth.wire import (
     LOCAL_SUBJECT,
-    SERVER_APP,
     AuthorizationRequired,
     GrantedNews,
     ListOrder,
@@ -46,6 +45,7 @@ from goondan.schemas.oauth import (
 from goondan.schemas.text.times import rfc3339_seconds
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.worker.logins import SERVER_APP
 
 #: How long the document of an issuer is used (seconds). Endpoints move seldom, and never without notice.
 METADATA_S: Final = 3600.0

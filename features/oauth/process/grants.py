@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from goondan.features.oauth.process.protocol import Tokens
-from goondan.schemas.oauth import OAuthAppSpec
+from goondan.features.oauth.wire import OAuthAppSpec
 
 #: A token that ends sooner than this is replaced (seconds), because using it takes time. For short-lived tokens it is
 #: half of their life.

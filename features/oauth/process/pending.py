@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from goondan.schemas.oauth import OAuthAppSpec
+from goondan.features.oauth.wire import OAuthAppSpec
 from goondan.schemas.wire.errors import GoondanError, fail
 
 #: The most open authorizations. More are refused. Each stands for a person who was asked.

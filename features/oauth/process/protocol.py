@@ -18,8 +18,8 @@ from urllib.parse import parse_qsl, quote_plus, urlencode, urlsplit, urlunsplit
 
 import msgspec
 
+from goondan.features.oauth.wire import OAuthAppSpec, is_scope
 from goondan.schemas.models.origins import is_open, origin_of
-from goondan.schemas.oauth import OAuthAppSpec, is_scope
 from goondan.schemas.text.redaction import redact
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError, fail

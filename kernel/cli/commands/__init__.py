@@ -31,7 +31,6 @@ CORE: Final[Mapping[str, str]] = {
     "turns": "List the last messages of people, and what became of them.",
     "denied": "List the calls that were refused, and what would allow them.",
     "config": "Show, propose and revert patches of agents that run.",
-    "changeset": "List what agents have changed in the bundle; show it, or take it back.",
     "restart": "Restart a running swarm in place; its conversations and messages stay.",
     "stop": "Stop a running swarm.",
     "tool": "List, show, make and test tools.",

@@ -35,15 +35,8 @@ TEMPLATES: Final[dict[str, list[tuple[str, str]]]] = {
     ],
 }
 
+
 #: What was done about the repository -> the line that says so.
-_REPOSITORY: Final[dict[str, str]] = {
-    "made": "made a git repository of it, with a first commit",
-    "there": "it is in a git repository already: commit it there, so that agents can propose changes",
-    "no git": "no git is installed: without a repository agents cannot propose changes of the bundle",
-    "failed": "no git repository could be made of it: without one agents cannot propose changes of the bundle",
-}
-
-
 @click.command()
 @click.argument("folder", metavar="[DIR]", default=".", shell_complete=options.completed_path("dir"))
 @click.option(
@@ -57,6 +50,7 @@ def command(folder: str, template: str, force: bool, as_json: bool) -> int:
 
     It needs no key: `provider: auto` takes the model that the environment names, else a built-in console.
     """
+    from goondan.kernel.bundle.kinds import begin
     from goondan.kernel.cli.output import write, write_json
     from goondan.kernel.cli.placing import Placing
 
@@ -64,17 +58,18 @@ def command(folder: str, template: str, force: bool, as_json: bool) -> int:
     with Placing(folder) as placing:
         made = placing.write(template_files(template), replace=force)
     _trust(folder)
-    repository = _repository(folder, made)
+    begun = list(begin(os.path.abspath(folder), made))
     steps = next_steps(folder, template)
     if as_json:
-        about = {"folder": os.path.abspath(folder), "template": template, "files": made, "repository": repository}
+        about = {"folder": os.path.abspath(folder), "template": template, "files": made}
+        about |= {one.name: one.outcome for one in begun}
         write_json({**about, "next": steps})
         return 0
     from goondan.kernel.cli.terminal import printable
 
     width = max(len(step["command"]) for step in steps)
     lines = [f"wrote {printable(os.path.join(folder, name))}" for name in made]
-    lines.append(_REPOSITORY[repository])
+    lines += [one.line for one in begun]
     lines += ["", "Next:", *(f"  {printable(step['command']):<{width}}   {step['what']}".rstrip() for step in steps)]
     write(*lines)
     _offer_server(folder)
@@ -88,15 +83,6 @@ def _offer_server(folder: str) -> None:
     with suppress(GoondanError):  # the bundle is written; the first run asks again
         path = find_bundle(os.path.join(folder, BUNDLE_FILE))
         local_models().offer(root_of(state_dir(path)), path)
-
-
-def _repository(folder: str, made: list[str]) -> str:
-    """Make a git repository of the new files, so that agents can propose changes. Returns a key of _REPOSITORY. When a
-    repository is there already, the person commits the files.
-    """
-    from goondan.kernel.changesets.starting import begin_repository
-
-    return begin_repository(os.path.abspath(folder), made)
 
 
 def _trust(folder: str) -> None:

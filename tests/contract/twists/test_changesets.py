@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.changesets.engine import Engine
-from goondan.kernel.changesets.recovery import locked
-from goondan.schemas.changesets import CommittedChangeset, OpenedChangeset
+from goondan.features.changesets.bundle.recovery import locked
+from goondan.features.changesets.process.engine import Engine
+from goondan.features.changesets.wire import CommittedChangeset, OpenedChangeset
 from goondan.schemas.wire.errors import GoondanError
-from tests.process.changeset_bundles import Bundles, git
+from tests.features.changesets.process.changeset_bundles import Bundles, git
+
+pytestmark = pytest.mark.feature("changesets")
 
 PROMPT = "prompts/system.md"
 YAML = "goondan.yaml"

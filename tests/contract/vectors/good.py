@@ -5,10 +5,14 @@ Source: docs/design/wire.md section 1.
 
 from __future__ import annotations
 
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from msgspec import Raw
 
+from goondan.features import FEATURES
 from goondan.schemas.approvals import ApprovalAsk, ApprovalState
 from goondan.schemas.budgets import BudgetGranted, BudgetLeft, BudgetReserve, BudgetSettle
 from goondan.schemas.wire.blobs import describe as describe_payload
@@ -43,14 +47,19 @@ from goondan.schemas.wire.frames import (
 )
 from goondan.schemas.wire.runtime_events import RuntimeEvent
 from tests.contract.vectors.bad import FILE_NAME, TIME, nested
-from tests.contract.vectors.changesets import changeset_frames
 from tests.contract.vectors.gates import gate_frames
 from tests.contract.vectors.live_config import live_config_frames
 from tests.contract.vectors.mcp import mcp_frames
-from tests.contract.vectors.oauth import oauth_frames
 from tests.contract.vectors.tool_asks import tool_ask_frames
 
+ROOT: Final = Path(__file__).resolve().parents[3]
 _SIGNED: Final = "b2Zm.aW4="
+
+
+def of_features() -> list[ModuleType]:
+    """Recorded frames of features: `vectors.py` beside their tests, with `frames` and the KINDS of their payloads."""
+    there = [row.name for row in FEATURES if (ROOT / "tests" / "features" / row.name / "vectors.py").exists()]
+    return [import_module(f"tests.features.{name}.vectors") for name in there]
 
 
 def good_frames() -> list[tuple[str, Frame, str | None]]:
@@ -355,10 +364,9 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
             "RestartRequest",
         ),
         *live_config_frames(),
-        *oauth_frames(),
+        *(one for module in of_features() for one in module.frames()),
         *tool_ask_frames(),
         *mcp_frames(),
-        *changeset_frames(),
         *gate_frames(),
         (
             "budget.reserve",

@@ -5,24 +5,26 @@ from __future__ import annotations
 import pytest
 
 from goondan.features.changesets.broker import MAX_ASKERS, Changesets
-from goondan.kernel.broker.bus import RETURN_S
-from goondan.kernel.broker.parts import LISTS_BYTES
-from goondan.schemas.changesets import (
+from goondan.features.changesets.wire import (
+    FEATURE,
+    ChangesetAnswered,
+    ChangesetAsked,
     ChangesetDone,
+    ChangesetsHeld,
+    ChangesetsOver,
     CommitChangeset,
     CommittedChangeset,
     HeldChangeset,
     OpenChangeset,
     OpenedChangeset,
-)
-from goondan.schemas.wire.codec import encode, from_raw, to_raw
-from goondan.schemas.wire.control import (
-    ChangesetAnswered,
-    ChangesetAsked,
-    ChangesetsHeld,
-    ChangesetsOver,
+    ToBroker,
     WhichChangesets,
+    decode_to_supervisor,
 )
+from goondan.kernel.broker.bus import RETURN_S
+from goondan.kernel.broker.parts import LISTS_BYTES
+from goondan.schemas.wire.codec import encode, from_raw, to_raw
+from goondan.schemas.wire.control import ForFeature
 from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import ErrorPayload, Frame, Hello
 from tests.unit.kernel.broker.test_acting import tell, working
@@ -47,18 +49,20 @@ def heard(world: World) -> list[object]:
     for actor in world.actors():
         while world.pump_down(actor):
             pass
-    return world.supervisor.changesets
+    return [decode_to_supervisor(one.payload) for one in world.supervisor.for_features if one.feature == FEATURE]
 
 
 def asked(world: World) -> list[ChangesetAsked]:
     return [message for message in heard(world) if isinstance(message, ChangesetAsked)]
 
 
-def say(world: World, message: object) -> list[Frame]:
-    """A word of the supervisor; what the agent gets."""
+def say(world: World, message: ToBroker) -> list[Frame]:
+    """A message of the supervisor's half; what the agent gets."""
     control, agent = world.router.bus.control, world.router.bus.mailbox.instances["coder", "k"].conn
     assert control is not None and agent is not None
-    world.router.receive(control, encode(Frame("runtime.event", id="s", payload=to_raw(message))), world.now)
+    world.router.receive(
+        control, encode(Frame("runtime.event", id="s", payload=to_raw(ForFeature(FEATURE, to_raw(message))))), world.now
+    )
     return tell(world, Frame("pong", id="p"), agent)
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from goondan.features.oauth.process import grants
 from goondan.features.oauth.process.grants import Fetch, Grant, Login, Refresh, Use, judge
 from goondan.features.oauth.process.protocol import Tokens
-from goondan.schemas.oauth import OAuthAppSpec
+from goondan.features.oauth.wire import OAuthAppSpec
 
 APP = OAuthAppSpec(name="cal", client_id="c", issuer="https://login.example", scopes=["a", "b"])
 TOKENS = Tokens("at", "Bearer", 600.0, "rt", None)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from goondan.features.oauth.process import protocol
 from goondan.features.oauth.process.protocol import ServerRefused
 from goondan.features.oauth.process.redirects import read_request
-from goondan.schemas.oauth import OAuthAppSpec, is_scope, is_subject
+from goondan.features.oauth.wire import OAuthAppSpec, is_scope, is_subject
 from goondan.schemas.wire.errors import GoondanError
 
 APP = OAuthAppSpec(name="a", client_id="an id", client_secret="s/e:c", issuer="https://login.example")

@@ -10,18 +10,20 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from goondan.agentproc.extensions.oauth import read_request
+from goondan.features.oauth.agent import read_request
 from goondan.features.oauth.process import grants
 from goondan.features.oauth.process.grants import Login, Use, judge
 from goondan.features.oauth.process.protocol import Tokens
+from goondan.features.oauth.wire import GrantedNews, OAuthAppSpec
 from goondan.kernel.broker.entities import CONTROL
 from goondan.schemas.bundle.launch import ExtensionSpec
-from goondan.schemas.oauth import GrantedNews, OAuthAppSpec
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Frame
 from goondan.schemas.wire.tokens import Claims
 from tests.unit.kernel.broker.approving import Bench, Peer, answer, code_of
+
+pytestmark = pytest.mark.feature("oauth")
 
 REF = "OAuthApp/calendar"
 APP = OAuthAppSpec(name="calendar", client_id="c", token_url="https://l.example/t", scopes=["cal.read", "cal.write"])

@@ -35,7 +35,9 @@ from goondan.agentproc.parts import (
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from goondan.agentproc.tool_asks import Asked
 from goondan.agentproc.turn import End
+from goondan.kernel.bundle.kinds import api_members
 from goondan.schemas.approvals import WAITS
+from goondan.schemas.bundle.extension_api import API_MEMBERS
 from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.live_config import LiveChanges
 from goondan.schemas.wire.codec import from_raw, to_raw
@@ -432,3 +434,12 @@ async def test_a_feature_takes_frames_and_answers_events_without_a_turn_and_is_c
     assert noted == ["any.news", "operator.undo", "closed"]
     assert [frame.stage for frame in link.posted if frame.stage != "renew"] == ["done", "failed"]
     assert code_of(link.answers()[-1]) == "E_FEATURE_MISSING"
+
+
+async def test_extensions_have_the_members_that_bundles_may_name(make: Make) -> None:
+    runner = make(FakeLink(), FakeModel())
+    brought = runner.instance.extensions.brought
+    assert brought.keys() == api_members().keys() - API_MEMBERS.keys()
+    for name, member in brought.items():
+        assert {one for one in dir(member) if not one.startswith("_")} == api_members()[name]
+    assert not hasattr(api_of(runner), "nothing")

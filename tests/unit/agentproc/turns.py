@@ -9,7 +9,6 @@ from typing import Any
 
 from goondan.agentproc.conversation import Message, ToolData
 from goondan.agentproc.extensions.api import ExtensionApi
-from goondan.agentproc.extensions.bundle_changes import BundleChanges
 from goondan.agentproc.extensions.state import ExtState, StoredState
 from goondan.agentproc.instance import Instance
 from goondan.agentproc.loop import TurnRunner
@@ -68,8 +67,7 @@ def api_of(runner: TurnRunner, name: str = "ext", **changes: Any) -> ExtensionAp
         runner.instance.live_config,
         agent=place.agent,
         instance_key=place.instance_key,
-        tokens=runner.instance.tokens,
-        bundle_changes=BundleChanges(runner.instance.link, runner.instance.workspaces.mounted),
+        brought=runner.instance.extensions.brought,
         workdir=lambda: runner.instance.workspaces.workdir,
     )
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.oauth import MAX_DOCUMENT, ServerReply, ServerWish
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import Frame
+from goondan.schemas.worker.logins import MAX_DOCUMENT, ServerReply, ServerWish
 from goondan.schemas.worker.worker_frames import LoginAnswer, LoginAsk
 from goondan.toolhost.serving.answers import MAX_OPEN, MAX_URL, Logins
 from goondan.toolhost.untrusted import Violation

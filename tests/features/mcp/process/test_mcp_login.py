@@ -22,8 +22,8 @@ import pytest
 from goondan.features.mcp.jail.login import Login
 from goondan.features.mcp.jail.results import Failure
 from goondan.schemas.mcp import McpOAuth
-from goondan.schemas.oauth import ServerOp, ServerReply
 from goondan.schemas.wire.errors import fail
+from goondan.schemas.worker.logins import ServerOp, ServerReply
 from goondan.schemas.worker.worker_frames import LoadFailed
 from tests.features.mcp.process.mcp_worker_host import hosted, pass_time, tunnels
 

@@ -22,9 +22,9 @@ import pytest
 from goondan.features.oauth.broker import apps_of
 from goondan.features.oauth.process.grants import Grant
 from goondan.features.oauth.process.vault import Vault, read_or_make
+from goondan.features.oauth.wire import Granted, GrantedNews, OAuthAppSpec, TokenRequest
 from goondan.kernel.spawn import memory_file
 from goondan.schemas.bundle.launch import ExtensionSpec, KernelPlan
-from goondan.schemas.oauth import Granted, GrantedNews, OAuthAppSpec, TokenRequest
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.control import Revise
 from goondan.schemas.wire.errors import GoondanError

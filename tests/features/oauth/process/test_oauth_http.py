@@ -14,7 +14,7 @@ from goondan.features.oauth.process.grants import Grant
 from goondan.features.oauth.process.http import MAX_BODY, Http
 from goondan.features.oauth.process.redirects import Redirects
 from goondan.features.oauth.process.vault import Vault
-from goondan.schemas.oauth import OAuthAppSpec, TokenOrder
+from goondan.features.oauth.wire import OAuthAppSpec, TokenOrder
 from goondan.schemas.wire.errors import GoondanError
 
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -15,7 +15,7 @@ import pytest
 
 from goondan.features.oauth.process.authority import Authority
 from goondan.features.oauth.process.vault import Vault, read_or_make
-from goondan.schemas.oauth import (
+from goondan.features.oauth.wire import (
     AuthorizationRequired,
     GrantedNews,
     ListOrder,

@@ -13,10 +13,10 @@ import msgspec
 import pytest
 
 from goondan.schemas.bundle.launch import KernelPlan, McpServerSpec, ToolSpec
-from goondan.schemas.oauth import MAX_DOCUMENT, ServerReply, ServerWish
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import ErrorPayload, Frame
+from goondan.schemas.worker.logins import MAX_DOCUMENT, ServerReply, ServerWish
 from tests.features.oauth.process.test_oauth_broker import TokenServer, World
 from tests.process.bare_broker import Raw, bare_broker, plan
 

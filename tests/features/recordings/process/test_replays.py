@@ -16,7 +16,6 @@ from goondan.kernel.broker.router import CONFINED
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Frame
 from tests.kernel_fixture import sandbox
-from tests.process.changeset_bundles import FILES, Checkout
 from tests.unit.kernel.broker.test_acting import code, out, request, tell, working
 from tests.unit.kernel.broker.world import World
 
@@ -108,7 +107,10 @@ def _recording(path: Path, calls: list[tuple[str, dict[str, Any]]]) -> None:
     path.write_text("\n".join(map(json.dumps, lines)))
 
 
+@pytest.mark.feature("changesets")
 def test_a_recording_of_a_stranger_acts_on_nothing() -> None:
+    from tests.features.changesets.process.changeset_bundles import FILES, Checkout
+
     with sandbox(BUNDLE) as kernel:
         code = EXTENSION.replace("PLACE", str(kernel.home))
         files = {**FILES, "goondan.yaml": BUNDLE, "extensions/prompts.py": code}

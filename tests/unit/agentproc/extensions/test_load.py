@@ -9,13 +9,10 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.extensions import loaded as load_module
-from goondan.agentproc.extensions.bundle_changes import BundleChanges
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.extensions.loaded import Extensions, InstancePaths
-from goondan.agentproc.extensions.patience import Watch
 from goondan.agentproc.extensions.pipeline import Pipeline
-from goondan.agentproc.extensions.workspaces import Workspaces
 from goondan.agentproc.live_config import LiveConfig
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.wire.errors import GoondanError
@@ -38,8 +35,7 @@ def load(folder: Path, *codes: str, config: dict[str, Any] | None = None) -> tup
         place = InstancePaths("a", "k", str(folder / "instance"), str(folder / "state"))
         events = EventBus()
         live = LiveConfig(make_spec(place.state_dir), "k", FakeLink())
-        changes = BundleChanges(FakeLink(), Workspaces(pipeline, events, Watch()).mounted)
-        await Extensions(pipeline, tools, events, place, live, bundle_changes=changes, workdir=str).reconcile(specs)
+        await Extensions(pipeline, tools, events, place, live, workdir=str).reconcile(specs)
 
     asyncio.run(run())
     return pipeline, tools

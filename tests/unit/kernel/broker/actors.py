@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from goondan.kernel.broker.entities import AGENTS, CLIENTS, CONTROL, TOOLS
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.control import (
-    ChangesetAsked,
-    ChangesetsOver,
     Exited,
+    ForFeature,
     Inventory,
     Principal,
     Ready,
@@ -21,7 +20,6 @@ from goondan.schemas.wire.control import (
     Running,
     ToSupervisor,
     Wanted,
-    WhichChangesets,
 )
 from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import (
@@ -502,8 +500,8 @@ class Supervisor(Actor):
         self.restarts: list[RestartAsked | RestartDue] = []
         #: Processes that it was told to follow to their ends, in order.
         self.retired: list[Retire] = []
-        #: What it heard about changesets, in order.
-        self.changesets: list[object] = []
+        #: What its halves of features heard, in order.
+        self.for_features: list[ForFeature] = []
 
     def on_welcome(self) -> None:
         running = [Running(Principal("agent", a.name, a.key), a.launch) for a in self.world.agents.values()]
@@ -518,8 +516,8 @@ class Supervisor(Actor):
         message = msgspec.msgpack.decode(frame.payload, type=ToSupervisor)
         if isinstance(message, RestartAsked | RestartDue):
             self.restarts.append(message)
-        elif isinstance(message, ChangesetAsked | ChangesetsOver | WhichChangesets):
-            self.changesets.append(message)
+        elif isinstance(message, ForFeature):
+            self.for_features.append(message)
         elif isinstance(message, Wanted):
             self.wanted = set(message.principals) if message.full else self.wanted | set(message.principals)
         elif isinstance(message, Retire):

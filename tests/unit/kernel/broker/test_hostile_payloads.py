@@ -13,8 +13,6 @@ from goondan.schemas.approval_rules import MAX_EXPIRY_S
 from goondan.schemas.approvals import MAX_ARGS_BYTES, ApprovalAsk
 from goondan.schemas.bundle.effective_config import digest_of
 from goondan.schemas.bundle.launch import CatalogItem, ToolSource
-from goondan.schemas.changesets import OpenChangeset
-from goondan.schemas.oauth import OAuthAppSpec
 from goondan.schemas.wire.codec import MAX_FRAME_BYTES, encode_value, from_raw, to_raw
 from goondan.schemas.wire.frames import Frame
 from tests.process.hostile_payloads import ASKED_BY_AGENTS, ASKED_BY_OPERATORS, payload
@@ -46,7 +44,7 @@ class Attacked:
             )
             for name in ("coder", "reviewer")
         }
-        apps = {"app": OAuthAppSpec(name="app", scopes=["read"])}
+        apps = {"app": {"name": "app", "scopes": ["read"]}}
         bench.plan = structs.replace(bench.plan, agents={**bench.plan.agents, **agents}, parts={"oauth": to_raw(apps)})
         bench.router = bench._router()
         bench.now += 100  # the broker is not new any more
@@ -231,7 +229,7 @@ def test_one_instance_takes_no_place_of_all_questions_about_changesets(monkeypat
     supervisor = object()
     monkeypatch.setattr(world.bus, "control", supervisor)
     monkeypatch.setattr(world.bus, "tell_supervisor", lambda message: None)
-    asked = bytes(to_raw(OpenChangeset("why")))
+    asked = bytes(to_raw({"reason": "why"}))
     codes = [
         code_of(world.send(world.coder, world.frame(world.coder, "changeset.open", asked, call_id=f"c{number}")))
         for number in range(MAX_WAITING_EACH + 5)

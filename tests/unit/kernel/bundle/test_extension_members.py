@@ -10,8 +10,6 @@ import pytest
 
 from goondan.agentproc.extensions import api as api_module
 from goondan.agentproc.extensions.api import ConsoleLogger, ExtensionApi
-from goondan.agentproc.extensions.bundle_changes import SwarmBundleApi
-from goondan.agentproc.extensions.oauth import OAuthApi
 from goondan.agentproc.extensions.state import InstanceApi, StoredState
 from goondan.kernel.bundle.extensions import unknown_members
 from goondan.schemas.bundle.extension_api import API_MEMBERS
@@ -23,10 +21,8 @@ CLASSES: dict[str, Any] = {
     "live_config": api_module.LiveConfigApi,
     "logger": ConsoleLogger,
     "pipeline": api_module.PipelineApi,
-    "oauth": OAuthApi,
     "pipelines": api_module.PipelinesApi,
     "state": StoredState,
-    "swarm_bundle": SwarmBundleApi,
     "tools": api_module.ToolsApi,
 }
 
@@ -39,7 +35,7 @@ def public(kind: type) -> set[str]:
 def test_the_list_is_what_the_agent_gives() -> None:
     # `api.mcp` is there for the bundled extension of this name alone.
     assert public(ExtensionApi) - {"mcp"} == set(API_MEMBERS)
-    documented = {"extension", "pipelines", "tools", "events", "swarm_bundle", "live_config", "oauth", "ext_state"}
+    documented = {"extension", "pipelines", "tools", "events", "live_config", "ext_state"}
     assert documented | {"instance", "logger"} <= set(API_MEMBERS)
     for member, kind in CLASSES.items():
         assert public(kind) == set(API_MEMBERS[member] or ()), member
@@ -64,8 +60,12 @@ def found(code: str) -> list[tuple[str, int]]:
         ("def register(api):\n  def inner(api):\n    api.anything", []),
         ("def register(api):\n  api = wrap(api)\n  api.anything", []),
         ("def register(api):\n  if True:\n    api.one\n  api.one\n  api.two", [("api.one", 3), ("api.two", 5)]),
-        ("def register(api):\n  api.oauth.get_access_token({})", []),
-        ("def register(api):\n  api.oauth.getAccessToken({})", [("api.oauth.getAccessToken", 2)]),
+        pytest.param("def register(api):\n  api.oauth.get_access_token({})", [], marks=pytest.mark.feature("oauth")),
+        pytest.param(
+            "def register(api):\n  api.oauth.getAccessToken({})",
+            [("api.oauth.getAccessToken", 2)],
+            marks=pytest.mark.feature("oauth"),
+        ),
         ("def register(api):\n  api.__class__\n  api.extension.spec.anything\n  api.instance.shared['x']", []),
         ("def other(api):\n  api.anything\nregister = other", []),
         ("def register(): pass", []),
@@ -84,6 +84,7 @@ def test_the_closest_member_is_suggested() -> None:
     assert told["api.tools.add"] is None
 
 
+@pytest.mark.feature("changesets")
 def test_validate_warns_and_names_the_line(look: Look) -> None:
     extension = "apiVersion: goondan.ai/v1\nkind: Extension\nmetadata: {name: log}\nspec: {entry: ext/log.py}\n---\n"
     uses = GOOD.replace("  tools:\n", "  extensions: [Extension/log]\n  tools:\n", 1)

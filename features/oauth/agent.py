@@ -1,4 +1,4 @@
-"""`api.oauth`: access tokens for extensions.
+"""`api.oauth` in an agent: access tokens for extensions.
 
 The agent keeps no tokens. It asks the kernel, which knows on whose behalf the turn acts. The token goes only to the
 extension that asked. From then on it is removed from this process's log, traces and errors. When a person has granted a
@@ -14,8 +14,10 @@ from collections.abc import Mapping
 from typing import Any, Final, Protocol
 
 from goondan.agentproc.extensions.events import EventBus
+from goondan.agentproc.instance import Instance
 from goondan.agentproc.known_secrets import KnownSecrets
-from goondan.schemas.oauth import GRANTED_EVENT, REF_PREFIX, Granted, TokenReady, TokenRequest
+from goondan.agentproc.parts import AgentFeature, TakeFrame
+from goondan.features.oauth.wire import GRANTED_EVENT, REF_PREFIX, Granted, TokenReady, TokenRequest
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Frame
@@ -31,6 +33,30 @@ class PostingLink(Protocol):
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
     def forget(self, frame_id: str) -> None: ...
+
+
+class OAuth(AgentFeature):
+    """`api.oauth` in the process of an agent instance. No turn has a part of it."""
+
+    name = "oauth"
+
+    def __init__(self, instance: Instance) -> None:
+        super().__init__(instance)
+        self._tokens = AccessTokens(instance.link, instance.events, instance.secrets)
+
+    @property
+    def takes(self) -> Mapping[str, TakeFrame]:
+        """`oauth.granted`."""
+        return {"oauth.granted": self._tokens.granted}
+
+    @property
+    def api(self) -> Mapping[str, object]:
+        """`api.oauth`."""
+        return {"oauth": OAuthApi(self._tokens)}
+
+
+#: See agentproc/parts.py.
+FEATURE: Final = OAuth
 
 
 class AccessTokens:

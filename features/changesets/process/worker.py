@@ -1,4 +1,4 @@
-"""`python -m goondan.kernel.changesets.worker`: does the git work of a kernel's changesets, one task after another.
+"""`python -m goondan.features.changesets.process.worker`: does the git work of a kernel's changesets, task by task.
 
 A process of its own, started when there is something to do: neither the broker nor the supervisor waits for a disk, and
 agents need not see the repository. Tasks and answers pass over a socket, each with its length before it. If an earlier
@@ -20,15 +20,15 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from goondan.kernel.changesets.bundles import refusal
-from goondan.kernel.changesets.engine import Engine, not_committed
-from goondan.kernel.changesets.recovery import locked
+from goondan.features.changesets.bundle.recovery import locked
+from goondan.features.changesets.process.engine import Engine, not_committed
+from goondan.features.changesets.process.proposed import refusal
+from goondan.features.changesets.wire import ChangesetDone, ChangesetWish, CommittedChangeset, HeldChangeset
 from goondan.kernel.restarting.reader import Task as Reading
 from goondan.kernel.restarting.reader import read
 from goondan.kernel.restarting.revision import Revision, RevisionRefused
 from goondan.kernel.supervisor.options import Options
 from goondan.kernel.trust.powers import Power
-from goondan.schemas.changesets import ChangesetDone, ChangesetWish, CommittedChangeset, HeldChangeset
 from goondan.schemas.system.secrecy import close_memory
 from goondan.schemas.system.startup import close_to_others, die_with_parent, set_process_name
 from goondan.schemas.wire.errors import GoondanError
@@ -155,7 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
     """0 when nobody wants anything any more."""
     close_memory()
     close_to_others()
-    parser = argparse.ArgumentParser(prog="python -m goondan.kernel.changesets.worker")
+    parser = argparse.ArgumentParser(prog="python -m goondan.features.changesets.process.worker")
     parser.add_argument(
         "--options-fd", type=int, required=True, help="descriptor of the supervisor's options (msgpack)"
     )

@@ -3,43 +3,95 @@
 A task whose worker is killed is given to the next one: that completes or undoes what was begun, and finds what was
 done.
 
+What finishes a changeset comes before what begins one. When all openings came first, the worktree that was made first
+would wait for all others to be made before it is committed. Then everything that is under way is lost, all at once,
+whenever the kernel is killed. With commits first, a changeset is through soon after it was opened, however many wait.
+No opening waits for ever: there are no more commits than were opened.
+
 Source: docs/decisions/067.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec import Raw
 
-from goondan.kernel.changesets.line import ASKING, FINISHING, OPENING, REMOVING, WorkerLine
-from goondan.kernel.log_bounds import open_log
-from goondan.kernel.spawn import command, memory_file, start_program
-from goondan.schemas.changesets import ChangesetDone, ChangesetError, ChangesetWish, CommittedChangeset
-from goondan.schemas.wire.control import (
+from goondan.features.changesets.wire import (
+    FEATURE,
     ChangesetAnswered,
     ChangesetAsked,
+    ChangesetDone,
+    ChangesetError,
     ChangesetsHeld,
     ChangesetsOver,
+    ChangesetWish,
+    CommittedChangeset,
     ToBroker,
-    WhichChangesets,
+    decode_to_supervisor,
 )
+from goondan.kernel.log_bounds import open_log
+from goondan.kernel.spawn import command, memory_file, start_program
+from goondan.schemas.wire.codec import DECODE_ERRORS, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import ErrorPayload
 
 if TYPE_CHECKING:
-    from goondan.kernel.changesets.worker import Answer, Task
-    from goondan.kernel.restarting.looks import Looks
-    from goondan.kernel.restarting.revision import Revision
+    from goondan.features.changesets.process.worker import Answer, Task
+    from goondan.kernel.restarting.conductor import Conductor
     from goondan.kernel.supervisor.reaping import Child, Exit
-    from goondan.kernel.trust.powers import Power
+
+#: Commits and reverts, what a broker has to know, openings, and worktrees that may go. A smaller number comes first.
+FINISHING: Final = 0
+ASKING: Final = 1
+OPENING: Final = 2
+REMOVING: Final = 3
+
+
+class WorkerQueue:
+    """Those who wait for the worker. Of one kind, who came first is first."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._numbers = count()
+        self._busy = False
+
+    @asynccontextmanager
+    async def turn(self, kind: int) -> AsyncIterator[None]:
+        """Alone with the worker."""
+        if self._busy:
+            came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._waiting, (kind, next(self._numbers), came))
+            try:
+                await came
+            except asyncio.CancelledError:
+                if came.done() and not came.cancelled():
+                    self._next()  # it was its turn already
+                raise
+        self._busy = True
+        try:
+            yield
+        finally:
+            self._next()
+
+    def _next(self) -> None:
+        while self._waiting:
+            _, _, came = heapq.heappop(self._waiting)
+            if not came.done():
+                came.set_result(None)
+                return
+        self._busy = False
+
 
 #: How long a task may take (seconds): each git command has a limit of its own, and a commit has some twenty.
 TASK_S: Final = 120.0
@@ -75,23 +127,13 @@ class Tries:
             raise fail("E_CHANGESET_IO", f"no changeset worker has started within {START_S:g} s")
 
 
-class Desk:
-    """Where changesets are asked for. `looks` has the bundle read; `tell` reaches the broker, `take_over` makes another
-    revision the one that runs, and `powers` are those of the one that does.
-    """
+class Changesets:
+    """The changesets of one kernel: a client of its conductor."""
 
-    def __init__(
-        self,
-        looks: Looks,
-        tell: Callable[[ToBroker], None],
-        take_over: Callable[[Revision], Awaitable[None]],
-        powers: Callable[[], list[Power]],
-    ) -> None:
-        self._looks = looks
-        self._tell = tell
-        self._take_over = take_over
-        self._powers = powers
-        self._line = WorkerLine()
+    def __init__(self, conductor: Conductor) -> None:
+        self._conductor = conductor
+        self._looks = conductor.looks
+        self._queue = WorkerQueue()
         self._asked: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._channel: socket.socket | None = None
@@ -99,8 +141,13 @@ class Desk:
         self._idle: asyncio.TimerHandle | None = None
         self._closed = False
 
-    def heard(self, message: ChangesetAsked | ChangesetsOver | WhichChangesets) -> None:
-        """A word of the broker."""
+    def heard(self, payload: Raw) -> None:
+        """A message of the broker's half."""
+        try:
+            message = decode_to_supervisor(payload)
+        except DECODE_ERRORS as error:
+            _log.error("the broker sent no message about changesets: %s", error)
+            return
         if isinstance(message, ChangesetAsked):
             if message.wish.request not in self._asked:  # a broker after the one that asked asks again
                 self._asked.add(message.wish.request)
@@ -110,14 +157,18 @@ class Desk:
         else:
             self._soon(self._say_held())
 
-    async def revert(self, changeset_id: str) -> CommittedChangeset:
-        """Take a commit back. Raises GoondanError."""
-        from goondan.kernel.changesets.worker import Task
+    async def ask(self, question: Any) -> Any:
+        """Take the commit of a changeset back; `question` is its id. Answers with a CommittedChangeset. Raises
+        GoondanError.
+        """
+        if not isinstance(question, str):
+            raise fail("E_USAGE", "a changeset that is to be taken back has an id")
+        from goondan.features.changesets.process.worker import Task
 
-        answer = await self._done(FINISHING, lambda: Task(revert=changeset_id, powers=self._powers()))
+        answer = await self._done(FINISHING, lambda: Task(revert=question, powers=self._conductor.powers))
         if answer.committed is None:
             raise AssertionError("a revert is answered with what was committed")
-        return answer.committed
+        return msgspec.to_builtins(answer.committed)
 
     def close(self) -> None:
         """End what still runs: the next kernel completes or undoes it."""
@@ -128,12 +179,15 @@ class Desk:
 
     # --- inside
 
+    def _tell(self, message: ToBroker) -> None:
+        self._conductor.tell(FEATURE, to_raw(message))
+
     async def _serve(self, wish: ChangesetWish) -> None:
-        from goondan.kernel.changesets.worker import Task
+        from goondan.features.changesets.process.worker import Task
 
         try:
             kind = OPENING if wish.commit is None else FINISHING
-            answer = await self._done(kind, lambda: Task(wish=wish, powers=self._powers()))
+            answer = await self._done(kind, lambda: Task(wish=wish, powers=self._conductor.powers))
             done = answer.done or ChangesetDone(request=wish.request)
         except GoondanError as error:
             done = _failed(wish, error.info)
@@ -141,7 +195,7 @@ class Desk:
         self._tell(ChangesetAnswered(done))
 
     async def _remove(self, changeset_ids: list[str]) -> None:
-        from goondan.kernel.changesets.worker import Task
+        from goondan.features.changesets.process.worker import Task
 
         try:
             await self._done(REMOVING, lambda: Task(remove=changeset_ids))
@@ -150,12 +204,12 @@ class Desk:
 
     async def _say_held(self) -> None:
         """Without a folder of changesets there are no changesets, and nobody has to look."""
-        from goondan.kernel.changesets.records import FOLDER
+        from goondan.features.changesets.bundle.entries import FOLDER
 
         if not os.path.isdir(os.path.join(self._looks.options.state_dir, FOLDER)):
             self._tell(ChangesetsHeld([]))
             return
-        from goondan.kernel.changesets.worker import Task
+        from goondan.features.changesets.process.worker import Task
 
         try:
             self._tell(ChangesetsHeld((await self._done(ASKING, Task)).held))
@@ -164,21 +218,21 @@ class Desk:
 
     async def _done(self, kind: int, task: Callable[[], Task]) -> Answer:
         """Have a task done, and what it has committed taken over; `kind` says who is next. Raises GoondanError."""
-        async with self._line.turn(kind), self._looks.turn:
+        async with self._queue.turn(kind), self._looks.turn:
             tries = Tries(self._looks.loop.time())
             while (answer := await self._ask(task(), tries)) is None:
                 _log.warning("the changeset worker was ended in the middle of a task")
             if answer.revision is not None:
                 try:
-                    await self._take_over(answer.revision)
+                    await self._conductor.take_over(answer.revision)
                 except GoondanError as error:  # the commit is there, and the next start has it
                     _log.error("what a changeset has committed was not taken over: %s", error)
             return answer
 
     async def _ask(self, task: Task, tries: Tries) -> Answer | None:
         """One task; None when the worker ended, and another one may try. Raises GoondanError."""
-        from goondan.kernel.changesets.worker import LENGTH
-        from goondan.kernel.changesets.worker import Answer as Given
+        from goondan.features.changesets.process.worker import LENGTH
+        from goondan.features.changesets.process.worker import Answer as Given
 
         if self._closed:
             raise fail("E_CHANGESET_IO", "the kernel is stopping")
@@ -218,7 +272,7 @@ class Desk:
             given.append(log)
             arguments = ["--options-fd", str(options_fd), "--channel-fd", str(channel_fd)]
             pid = start_program(
-                command("goondan.kernel.changesets.worker", [*arguments, "--parent-pid", str(os.getpid())]),
+                command("goondan.features.changesets.process.worker", [*arguments, "--parent-pid", str(os.getpid())]),
                 env=os.environ,  # the bundle may name any variable
                 output_fd=log,
                 pass_fds=[options_fd, channel_fd],

@@ -9,8 +9,16 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from goondan.kernel.changesets.allowed import FileChange, Places, Written, refused_documents, refused_files
-from goondan.kernel.changesets.paths import fold, twins, why_refused
+from goondan.features.changesets.process.allowed import (
+    FileChange,
+    Places,
+    Written,
+    fold,
+    refused_documents,
+    refused_files,
+    twins,
+    why_refused,
+)
 
 AGENT: dict[str, Any] = {
     "apiVersion": "goondan.ai/v1",

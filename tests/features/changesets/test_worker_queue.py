@@ -5,18 +5,18 @@ from __future__ import annotations
 import asyncio
 import random
 
-from goondan.kernel.changesets.line import ASKING, FINISHING, OPENING, REMOVING, WorkerLine
+from goondan.features.changesets.process.supervised import ASKING, FINISHING, OPENING, REMOVING, WorkerQueue
 
 
-async def waiting(line: WorkerLine, kind: int, name: str, done: list[str], work: int = 1) -> None:
-    async with line.turn(kind):
+async def waiting(queue: WorkerQueue, kind: int, name: str, done: list[str], work: int = 1) -> None:
+    async with queue.turn(kind):
         done.append(name)
         for _ in range(work):
             await asyncio.sleep(0)
 
 
 async def test_what_finishes_comes_before_what_begins_and_each_kind_in_its_order() -> None:
-    line, done = WorkerLine(), list[str]()
+    queue, done = WorkerQueue(), list[str]()
     kinds = {
         "first": OPENING,
         "r": REMOVING,
@@ -26,17 +26,17 @@ async def test_what_finishes_comes_before_what_begins_and_each_kind_in_its_order
         "c1": FINISHING,
         "c2": FINISHING,
     }
-    await asyncio.gather(*(waiting(line, kind, name, done) for name, kind in kinds.items()))
+    await asyncio.gather(*(waiting(queue, kind, name, done) for name, kind in kinds.items()))
     assert done == ["first", "c1", "c2", "h", "o1", "o2", "r"]
 
 
 async def test_a_commit_that_comes_later_passes_openings_that_wait() -> None:
     """Ten at once: each is committed right after it was opened, and not when all are open."""
-    line, done = WorkerLine(), list[str]()
+    queue, done = WorkerQueue(), list[str]()
 
     async def proposal(number: int) -> None:
-        await waiting(line, OPENING, f"o{number}", done)
-        await waiting(line, FINISHING, f"c{number}", done)
+        await waiting(queue, OPENING, f"o{number}", done)
+        await waiting(queue, FINISHING, f"c{number}", done)
 
     await asyncio.gather(*(proposal(number) for number in range(10)))
     # While one is opened, the one before it is ready to be committed.
@@ -47,11 +47,11 @@ class Inside:
     """How many have their turn at once, and how often there was one."""
 
     def __init__(self) -> None:
-        self.line = WorkerLine()
+        self.queue = WorkerQueue()
         self.now = self.most = self.done = 0
 
     async def one(self, kind: int) -> None:
-        async with self.line.turn(kind):
+        async with self.queue.turn(kind):
             self.now += 1
             self.most = max(self.most, self.now)
             try:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.features.changesets.process.changeset_bundles import DOCUMENTS, Changing
 from tests.kernel_fixture import sandbox, wait_until
-from tests.process.changeset_bundles import DOCUMENTS, Changing
 
 #: The example of the specification (v0.9, 8.3), line by line.
 UPDATE_PROMPT = """\

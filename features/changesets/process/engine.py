@@ -18,20 +18,13 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from goondan.kernel.bundle.loader import inspect_bundle
-from goondan.kernel.changesets.applying import Application, Intent, Step
-from goondan.kernel.changesets.bundles import bundle_files, check, invalid
-from goondan.kernel.changesets.entries import LINK, REGULAR, SUBMODULE, TreeEntry
-from goondan.kernel.changesets.git import Author, Store, io_error
-from goondan.kernel.changesets.paths import within_prefix
-from goondan.kernel.changesets.proposed import Proposed, denied, read_worktree
-from goondan.kernel.changesets.records import FOLDER, WORKTREES, Record, Records
-from goondan.kernel.changesets.recovery import PRIVATE, finish, note_committed
-from goondan.kernel.changesets.repository import Head, Repository, conflict, named
-from goondan.kernel.paths import root_of
-from goondan.kernel.supervisor.options import Options
-from goondan.kernel.trust.powers import Power
-from goondan.schemas.changesets import (
+from goondan.features.changesets.bundle.applying import Application, Intent, Step
+from goondan.features.changesets.bundle.entries import FOLDER, LINK, REGULAR, SUBMODULE, TreeEntry, within_prefix
+from goondan.features.changesets.bundle.git import Author, Store, io_error
+from goondan.features.changesets.bundle.recovery import PRIVATE, WORKTREES, Record, Records, finish, note_committed
+from goondan.features.changesets.bundle.repository import Head, Repository, conflict, named
+from goondan.features.changesets.process.proposed import Proposed, bundle_files, check, denied, invalid, read_worktree
+from goondan.features.changesets.wire import (
     ID_DIGITS,
     MAX_MESSAGE,
     MAX_REASON,
@@ -41,6 +34,10 @@ from goondan.schemas.changesets import (
     HeldChangeset,
     OpenedChangeset,
 )
+from goondan.kernel.bundle.loader import inspect_bundle
+from goondan.kernel.paths import root_of
+from goondan.kernel.supervisor.options import Options
+from goondan.kernel.trust.powers import Power
 from goondan.schemas.system.trees import remove_tree
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.text.visible import visible_line

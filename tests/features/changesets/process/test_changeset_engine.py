@@ -12,14 +12,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from goondan.features.changesets.bundle.git import References
+from goondan.features.changesets.process import engine as engine_module
+from goondan.features.changesets.process.engine import Engine
+from goondan.features.changesets.wire import OpenedChangeset
 from goondan.kernel.bundle.loader import inspect_bundle
-from goondan.kernel.changesets import engine as engine_module
-from goondan.kernel.changesets.engine import Engine
-from goondan.kernel.changesets.git import References
-from goondan.schemas.changesets import OpenedChangeset
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.workdirs import WriteExposure
-from tests.process.changeset_bundles import DOCUMENTS, Bundles, git
+from tests.features.changesets.process.changeset_bundles import DOCUMENTS, Bundles, git
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from goondan.schemas.changesets import (
+from goondan.features.changesets.wire import (
     ChangesetError,
     ChangesetHint,
     ChangesetSummary,
@@ -14,8 +14,10 @@ from goondan.schemas.changesets import (
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import Frame
 
+KINDS = (OpenChangeset, OpenedChangeset, CommitChangeset, CommittedChangeset)
 
-def changeset_frames() -> list[tuple[str, Frame, str | None]]:
+
+def frames() -> list[tuple[str, Frame, str | None]]:
     """Name, frame, and what its payload is."""
     base, new = "git:140f487f94865269b646935e71265ad254f459ee", "git:b0288f0a878bfa130fa8a76b42fc2c38270d1b62"
     opened = OpenedChangeset(

@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from goondan.kernel.changesets.entries import TreeEntry
+from goondan.features.changesets.bundle.entries import TreeEntry
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError, fail
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.kernel.changesets.desk import MAX_TRIES, START_S, Tries
+from goondan.features.changesets.process.supervised import MAX_TRIES, START_S, Tries
 from goondan.schemas.wire.errors import GoondanError
 
 

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from goondan.schemas.oauth import (
-    AuthorizationRequired,
-    Granted,
-    ServerReply,
-    ServerWish,
-    TokenOrder,
-    TokenReady,
-    TokenRequest,
-)
+from goondan.features.oauth.wire import AuthorizationRequired, Granted, TokenOrder, TokenReady, TokenRequest
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import Frame
+from goondan.schemas.worker.logins import ServerReply, ServerWish
 from tests.contract.vectors.bad import TIME
 
+KINDS = (TokenRequest, TokenOrder, TokenReady, AuthorizationRequired, Granted, ServerWish, ServerReply)
 
-def oauth_frames() -> list[tuple[str, Frame, str | None]]:
+
+def frames() -> list[tuple[str, Frame, str | None]]:
     """Name, frame and payload kind of everything that our own encoder writes."""
     scopes = ["calendar.read"]
     page = "https://login.example.com/authorize?state=1"

@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from contextvars import ContextVar
 from typing import Any, Final, Protocol
 from uuid import uuid4
 
 import msgspec
 
-from goondan.schemas.changesets import (
+from goondan.agentproc.extensions.local_calls import current_call
+from goondan.agentproc.parts import AgentFeature
+from goondan.features.changesets.wire import (
     MAX_MESSAGE,
     MAX_REASON,
     CommitChangeset,
@@ -35,8 +36,6 @@ ANSWER_MS: Final = 180_000
 #: How many characters of a changeset's id are sent. A valid id is shorter.
 _MAX_ID: Final = 100
 
-#: The tool call in which a handler runs: `<turnId>/<toolCallId>`.
-current_call: ContextVar[str] = ContextVar("current_call", default="")
 
 #: Called when a worktree is there, with its path and the changeset's id.
 Mounted = Callable[[str, str], Awaitable[None]]
@@ -46,6 +45,22 @@ class PostingLink(Protocol):
     """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
+
+
+class Changesets(AgentFeature):
+    """`api.swarm_bundle` in the process of an agent instance. No turn has a part of it."""
+
+    name = "changesets"
+
+    @property
+    def api(self) -> Mapping[str, object]:
+        """`api.swarm_bundle`."""
+        instance = self.instance
+        return {"swarm_bundle": SwarmBundleApi(BundleChanges(instance.link, instance.workspaces.mounted))}
+
+
+#: See agentproc/parts.py.
+FEATURE: Final = Changesets
 
 
 class BundleChanges:

@@ -1,23 +1,24 @@
-"""The repository of a bundle: where it is, what is checked out, and whether somebody else is at work in it.
+"""The repository of a bundle: where it is, what is checked out, and whether somebody else is at work in it; and a new
+one for a new bundle.
 
 It is looked for from the bundle's folder upwards, by names and owners alone; git is asked only when the place is known.
 
-Source: docs/decisions/067.
+Source: docs/decisions/067; docs/changesets.md.
 """
 
 from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
 
-from goondan.kernel.changesets.entries import LINK, REGULAR, TreeEntry
-from goondan.kernel.changesets.git import References, Store, io_error
-from goondan.kernel.changesets.paths import within_prefix
+from goondan.features.changesets.bundle.entries import EXECUTABLE, LINK, REGULAR, TreeEntry, within_prefix
+from goondan.features.changesets.bundle.git import KERNEL, References, Store, installed, io_error, run
 from goondan.schemas.wire.errors import GoondanError, fail
 
 #: Of a file `.git` or `commondir` (bytes).
@@ -168,3 +169,51 @@ def named(paths: Iterable[str], limit: int = 5) -> str:
     listed = list(paths)
     more = f" and {len(listed) - limit} more" if len(listed) > limit else ""
     return ", ".join(listed[:limit]) + more
+
+
+#: The branch of a new repository.
+BRANCH = "main"
+
+
+def begin_repository(folder: str, names: Iterable[str]) -> str:
+    """Make a repository in `folder` (absolute), and commit the files of these names. `made`; `there`: the folder is in
+    one already, which is left alone; `no git`; `failed`.
+    """
+    root = os.path.realpath(folder)
+    if _is_in_repository(root):
+        return "there"
+    if not installed():
+        return "no git"
+    try:
+        _begin(root, list(names))
+    except (GoondanError, OSError):
+        return "failed"
+    return "made"
+
+
+def _is_in_repository(root: str) -> bool:
+    """Whether a folder is in a repository, whoever it belongs to."""
+    here = root
+    while True:
+        if os.path.lexists(os.path.join(here, ".git")):
+            return True
+        above = os.path.dirname(here)
+        if above == here:
+            return False
+        here = above
+
+
+def _begin(root: str, names: list[str]) -> None:
+    git_dir = os.path.join(root, ".git")
+    run(git_dir, ["init", "--quiet", "--template=", f"--initial-branch={BRANCH}", root])
+    refs = References(find(root)[1])
+    layout = refs.layout()
+    with tempfile.TemporaryDirectory() as private:
+        store = Store(os.path.join(private, "private"), layout.objects, layout.object_format)
+        entries: dict[str, TreeEntry | None] = {}
+        for name in names:
+            with open(os.path.join(root, name), "rb") as source:
+                mode = EXECUTABLE if os.stat(source.fileno()).st_mode & 0o100 else REGULAR
+                entries[name] = TreeEntry(mode, store.write_blob(source.read()))
+        tree = store.new_tree(entries, layout.index)
+        refs.begin(f"refs/heads/{BRANCH}", store.first_commit(tree, "A new bundle, from gdn init", KERNEL))

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.extensions.oauth import ANSWER_S, read_request
 from goondan.agentproc.known_secrets import REMEMBERED, HidingFormatter, KnownSecrets
 from goondan.agentproc.loop import TurnRunner
-from goondan.schemas.oauth import AuthorizationRequired, Granted, TokenReady, TokenRequest
+from goondan.features.oauth.agent import ANSWER_S, read_request
+from goondan.features.oauth.wire import AuthorizationRequired, Granted, TokenReady, TokenRequest
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import Frame
@@ -84,7 +84,7 @@ async def test_what_the_kernel_refuses_is_raised_with_its_code(make: Make) -> No
 
 async def test_who_gives_up_is_forgotten(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     link, runner = started(make, None)
-    monkeypatch.setattr("goondan.agentproc.extensions.oauth.ANSWER_S", 0.01)
+    monkeypatch.setattr("goondan.features.oauth.agent.ANSWER_S", 0.01)
     with pytest.raises(GoondanError) as refused:
         await api_of(runner).oauth.get_access_token(REQUEST)
     assert refused.value.code == "E_OAUTH_UNAVAILABLE"
@@ -112,8 +112,8 @@ async def test_extensions_hear_that_somebody_has_agreed(make: Make) -> None:
     heard: list[Any] = []
     api_of(runner).events.once("auth.granted", heard.append)
     frame = Frame("oauth.granted", payload=to_raw(Granted("OAuthApp/cal", "ann", ["a"])))
-    runner.instance.tokens.granted(frame)
-    runner.instance.tokens.granted(frame)
+    runner.takes["oauth.granted"](frame)
+    runner.takes["oauth.granted"](frame)
     assert heard == [{"type": "auth.granted", "oauthAppRef": "OAuthApp/cal", "subject": "ann", "scopes": ["a"]}]
 
 
@@ -173,7 +173,7 @@ def test_the_latest_secrets_are_remembered() -> None:
 @pytest.mark.requirement("OAUTH-01")
 async def test_the_example_of_the_page_works(make: Make) -> None:
     """What docs/oauth.md shows, run as it stands."""
-    text = (Path(__file__).parents[4] / "docs" / "oauth.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "docs" / "oauth.md").read_text(encoding="utf-8")
     code = next(part.partition("```")[0] for part in text.split("```python\n")[1:] if "def register" in part)
 
     async def fetch(token: str) -> dict[str, str]:

@@ -13,6 +13,8 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from goondan.schemas.worker.logins import ServerOp
+
 Flow = Literal["authorizationCode", "deviceCode", "clientCredentials"]
 
 #: The name of the process that holds tokens: in its token, in `gdn ps`, and of its log.
@@ -23,10 +25,6 @@ REF_PREFIX: Final = "OAuthApp/"
 APP_SUBJECT: Final = "app"
 #: The subject of turns that began with a message of an operator who named nobody: the person who runs the kernel.
 LOCAL_SUBJECT: Final = "local"
-#: What stands before the prefix of an MCP server where apps are named. No OAuthApp has a colon in its name.
-SERVER_APP: Final = "mcp:"
-#: Bytes of what the worker of one MCP server saves: two tokens and what a registration gave.
-MAX_DOCUMENT: Final = 64 << 10
 #: The event that extensions hear when somebody has agreed.
 GRANTED_EVENT: Final = "auth.granted"
 #: Characters of a subject, and of a scope: ids of directories and URLs are shorter.
@@ -44,20 +42,6 @@ def is_scope(text: str) -> bool:
 def is_subject(text: str) -> bool:
     """Whether a text can name a subject: 1 to 256 characters, all of them visible or blanks."""
     return 0 < len(text) <= MAX_SUBJECT and text.isprintable()
-
-
-def is_redirect(uri: str) -> bool:
-    """Whether the process that holds tokens can listen there: http to 127.0.0.1 or localhost, with nothing behind the
-    path (features/oauth/process/redirects.py).
-    """
-    from goondan.schemas.models.origins import origin_of  # it needs ipaddress, and most processes ask for no redirect
-
-    origin = origin_of(uri)
-    if origin is None or not all("!" <= letter <= "~" for letter in uri) or any(sign in uri for sign in "?#@"):
-        return False
-    scheme, _, rest = origin.partition("://")
-    host, _, port = rest.rpartition(":")
-    return scheme == "http" and host in ("127.0.0.1", "localhost") and port != "0"
 
 
 class OAuthAppSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
@@ -216,33 +200,6 @@ class RevokeOrder(Struct, frozen=True, rename="camel", tag="revoke", tag_field="
     subject: str
 
 
-# --- the tokens of MCP servers --------------------------------------------------------------------------------------
-
-
-#: `load`, `save`: the document that a server's worker keeps between its lives. `redirect`: the address to which a
-#: person's browser comes back. `authorize`: a person is to be sent to a page. `wait`: the browser has come back.
-ServerOp = Literal["load", "save", "redirect", "authorize", "wait"]
-
-
-class ServerWish(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """Payload of `oauth.server`, from a tool host for the worker of an MCP server that is reached over HTTP."""
-
-    #: What is asked for.
-    op: ServerOp
-    #: The server's prefix.
-    server: str
-    #: The agent whose own config of the server counts. None: the server as the bundle has it.
-    agent: str | None = None
-    #: Of `save`: tokens and registrations, as the worker wrote them. A secret. None: forget them.
-    document: str | None = None
-    #: Of `authorize`: the page. Of `redirect`: the address that was used before.
-    url: str | None = None
-
-    def __repr__(self) -> str:
-        """The text for logs and tracebacks: without the document, and without a page, which has a state in it."""
-        return f"ServerWish(op={self.op!r}, server={self.server!r}, agent={self.agent!r})"
-
-
 class ServerOrder(
     Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True, tag="server", tag_field="order"
 ):
@@ -264,29 +221,6 @@ class ServerOrder(
         return f"ServerOrder(op={self.op!r}, server={self.server!r})"
 
 
-class ServerReply(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """The `reply` to `oauth.server`."""
-
-    #: Of `load`: what was saved. None: nothing.
-    document: str | None = None
-    #: Of `redirect`: the address.
-    redirect_uri: str | None = None
-    #: Of `authorize`: what agents and operators are told, without the page.
-    message: str | None = None
-    #: Of `authorize`: until when the person can agree: RFC 3339 in UTC.
-    expires_at: str | None = None
-    #: Of `wait`: the code that the browser brought. A secret.
-    code: str | None = None
-    #: Of `wait`: the state that came with the code. A secret.
-    state: str | None = None
-    #: Of `wait`: the issuer that the redirect names.
-    issuer: str | None = None
-
-    def __repr__(self) -> str:
-        """The text for logs and tracebacks: without secrets."""
-        return f"ServerReply(redirect_uri={self.redirect_uri!r}, expires_at={self.expires_at!r})"
-
-
 Order = TokenOrder | LoginOrder | WaitOrder | ListOrder | RevokeOrder | ServerOrder
 
 
@@ -301,3 +235,7 @@ class GrantedNews(Struct, frozen=True, rename="camel"):
     scopes: list[str]
     #: The instances that have asked: agent and instance key of each.
     instances: list[tuple[str, str]]
+
+
+#: What agents and the tool host see, for the exported schema.
+EXPORTED: Final = (TokenRequest, TokenReady, AuthorizationRequired, Granted)

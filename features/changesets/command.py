@@ -9,26 +9,27 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from goondan.features.changesets.wire import FEATURE
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import locate
 from goondan.kernel.cli.output import write, write_json, write_result
 from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
-    from goondan.kernel.changesets.engine import Engine
-    from goondan.kernel.changesets.records import Record
-    from goondan.schemas.changesets import CommittedChangeset
+    from goondan.features.changesets.bundle.recovery import Record
+    from goondan.features.changesets.process.engine import Engine
+    from goondan.features.changesets.wire import CommittedChangeset
 
 #: How long a running kernel may take to revert a commit (seconds). Changesets of agents come first.
 _PATIENCE_S: Final = 180.0
 
 
 @click.group()
-def command() -> None:
+def changeset() -> None:
     """List what agents have changed in the bundle, show it, or take it back."""
 
 
-@command.command(name="list")
+@changeset.command(name="list")
 @options.bundle
 @options.as_json
 def list_(bundle: str | None, as_json: bool) -> int:
@@ -43,7 +44,7 @@ def list_(bundle: str | None, as_json: bool) -> int:
     return 0
 
 
-@command.command()
+@changeset.command()
 @click.argument("changeset_id")
 @options.bundle
 @options.as_json
@@ -61,7 +62,7 @@ def diff(changeset_id: str, bundle: str | None, as_json: bool) -> int:
     return 0
 
 
-@command.command()
+@changeset.command()
 @click.argument("changeset_id")
 @options.bundle
 @options.as_json
@@ -79,19 +80,22 @@ def revert(changeset_id: str, bundle: str | None, as_json: bool) -> int:
 
 def _revert(bundle: str | None, changeset_id: str) -> CommittedChangeset:
     """Revert in the kernel, if one runs, so that its agents get the change. Otherwise revert here."""
-    from goondan.kernel.changesets.engine import not_committed
-    from goondan.kernel.changesets.recovery import locked
+    import msgspec
+
+    from goondan.features.changesets.bundle.recovery import locked
+    from goondan.features.changesets.process.engine import not_committed
+    from goondan.features.changesets.wire import CommittedChangeset
     from goondan.kernel.supervisor_client import SupervisorClient
 
     client = SupervisorClient.connect(locate(bundle).state_dir)
     if client is not None:
         try:
-            answer = client.ask("changeset.revert", _PATIENCE_S, changeset=changeset_id).committed
+            answer = client.ask("feature", _PATIENCE_S, feature=FEATURE, question=changeset_id).answer
         finally:
             client.close()
         if answer is None:
             raise fail("E_KERNEL_LOST", "the supervisor gave no answer")
-        return answer
+        return msgspec.convert(answer, CommittedChangeset)
     engine = _engine(bundle)
     with locked(engine.folder, wait=True):
         engine.recover()
@@ -106,7 +110,7 @@ def _revert(bundle: str | None, changeset_id: str) -> CommittedChangeset:
 def _engine(bundle: str | None) -> Engine:
     import os
 
-    from goondan.kernel.changesets.engine import Engine
+    from goondan.features.changesets.process.engine import Engine
     from goondan.kernel.supervisor.options import Options
 
     place = locate(bundle)
@@ -142,3 +146,6 @@ def _line(record: Record) -> str:
     commit = record.commit[:12] if record.commit else "-"
     when = (record.ended_at or record.opened_at)[:19].replace("T", " ")
     return f"{record.changeset_id}  {record.state:<9}  {commit:<12}  {when}  {who}  {one_line(record.reason, 100)}"
+
+
+COMMANDS: Final = {"changeset": changeset}

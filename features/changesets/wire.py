@@ -1,6 +1,7 @@
-"""Payloads about changesets, between agents and the kernel, and between the broker and its supervisor.
+"""Payloads about changesets: between agents and the broker, and between the broker and the supervisor
+(control.ForFeature).
 
-Source: requirements BUNDLE-02 to BUNDLE-07; docs/changesets.md.
+Source: requirements BUNDLE-02 to BUNDLE-07; docs/changesets.md; docs/decisions/067.
 """
 
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
@@ -9,9 +10,12 @@ Source: requirements BUNDLE-02 to BUNDLE-07; docs/changesets.md.
 from typing import Final, Literal
 
 from msgspec import Struct
+from msgspec.msgpack import Decoder
 
 from goondan.schemas.wire.frames import ErrorPayload
 
+#: The name of this feature.
+FEATURE: Final = "changesets"
 #: Of a reason and of a message (characters); more is cut.
 MAX_REASON: Final = 500
 MAX_MESSAGE: Final = 10_000
@@ -133,3 +137,44 @@ class HeldChangeset(Struct, frozen=True, rename="camel"):
     changeset_id: str
     #: The event whose turn may go on with it.
     event_id: str
+
+
+class ChangesetAsked(Struct, frozen=True, tag="changeset_asked", tag_field="kind", rename="camel"):
+    """A turn wants a changeset, or a commit of one. The same request may come again: it is the same wish."""
+
+    #: What is wanted.
+    wish: ChangesetWish
+
+
+class ChangesetsOver(Struct, frozen=True, tag="changesets_over", tag_field="kind", rename="camel"):
+    """Nobody can go on with these changesets: their events have ended."""
+
+    #: The changesets.
+    changeset_ids: list[str]
+
+
+class WhichChangesets(Struct, frozen=True, tag="which_changesets", tag_field="kind", rename="camel"):
+    """Say which changesets are open (ChangesetsHeld)."""
+
+
+class ChangesetAnswered(Struct, frozen=True, tag="changeset_answered", tag_field="kind", rename="camel"):
+    """The answer to ChangesetAsked. What it says is in force is so already."""
+
+    #: What was done.
+    done: ChangesetDone
+
+
+class ChangesetsHeld(Struct, frozen=True, tag="changesets_held", tag_field="kind", rename="camel"):
+    """The answer to WhichChangesets: every changeset that is open."""
+
+    #: The open changesets.
+    held: list[HeldChangeset]
+
+
+ToSupervisor = ChangesetAsked | ChangesetsOver | WhichChangesets
+ToBroker = ChangesetAnswered | ChangesetsHeld
+
+decode_to_supervisor: Final = Decoder(ToSupervisor).decode
+decode_to_broker: Final = Decoder(ToBroker).decode
+#: What agents see, for the exported schema.
+EXPORTED: Final = (OpenChangeset, OpenedChangeset, CommitChangeset, CommittedChangeset)

@@ -8,10 +8,10 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from goondan.kernel.changesets.engine import Engine
-from goondan.kernel.changesets.recovery import locked
+from goondan.features.changesets.bundle.recovery import locked
+from goondan.features.changesets.process.engine import Engine
+from goondan.features.changesets.wire import CommittedChangeset, OpenedChangeset
 from goondan.kernel.supervisor.options import Options
-from goondan.schemas.changesets import CommittedChangeset, OpenedChangeset
 from tests.kernel_fixture import Sandbox
 
 DOCUMENTS = """\
