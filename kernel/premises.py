@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from goondan.kernel import lock, paths, rundir
-from goondan.kernel.restarting.held import Held
+from goondan.kernel.revisions.held import Held
 from goondan.schemas.system.directories import Directory
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire.errors import GoondanError

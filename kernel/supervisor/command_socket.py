@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 import msgspec
 
 from goondan.kernel import rundir
-from goondan.kernel.restarting.held import Waiting
+from goondan.kernel.revisions.held import Waiting
 from goondan.kernel.supervisor_client import PEER, ProcessInfo, Reply, Request
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.worker.tool_host_reports import WorkerNews
 
 if TYPE_CHECKING:
-    from goondan.kernel.restarting.conductor import Conductor
+    from goondan.kernel.revisions.conductor import Conductor
 
 #: The longest request (bytes). Requests have a few bytes.
 MAX_REQUEST: Final = 4096

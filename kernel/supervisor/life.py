@@ -19,7 +19,7 @@ from goondan.kernel import lock, paths, rundir
 from goondan.kernel.bundle.loader import OpenedBundle
 from goondan.kernel.log_bounds import bound_logs
 from goondan.kernel.premises import Premises
-from goondan.kernel.restarting.held import SIGNALS
+from goondan.kernel.revisions.held import SIGNALS
 from goondan.kernel.spawn import report_start_failure
 from goondan.kernel.state_root import open_state_root
 from goondan.kernel.supervisor.command_socket import SupervisorSocket
@@ -40,9 +40,9 @@ from goondan.schemas.worker.tool_host_reports import WorkerNews
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from goondan.kernel.restarting.conductor import Conductor
-    from goondan.kernel.restarting.handover import Handover
-    from goondan.kernel.restarting.revision import Revision
+    from goondan.kernel.revisions.conductor import Conductor
+    from goondan.kernel.revisions.handover import Handover
+    from goondan.kernel.revisions.reader import Revision
     from goondan.kernel.trust.powers import Power
 
 #: How often agents are compared with the wanted set, and logs with their bound (seconds). This finds what events
@@ -252,13 +252,12 @@ class Supervisor:
 
     def _make_conductor(self, processes: Processes, opened: OpenedBundle) -> Conductor:
         # Imported now, while processes start. Not later: a restart must not meet the files of an update.
-        from goondan.kernel.restarting.conductor import Conductor
-        from goondan.kernel.restarting.looks import Looks
+        from goondan.kernel.revisions.conductor import BundleReader, Conductor
 
         options = self._options
-        looks = Looks(self._loop, processes.reaper, options, self._log_path("supervisor"))
+        reader = BundleReader(self._loop, processes.reaper, options, self._log_path("supervisor"))
         besides = watched_besides(paths.root_of(options.state_dir), options.bundle, options.policy)
-        return Conductor(self, looks, processes.agents, opened, options.bundle, besides)
+        return Conductor(self, reader, processes.agents, opened, options.bundle, besides)
 
     def _started(self, ready: asyncio.Future[None]) -> None:
         """Handle the end of the start: every process is ready, or one never will be."""
@@ -295,7 +294,7 @@ class Supervisor:
 
     async def _hand_over(self, premises: Premises, revision: Revision, opened: OpenedBundle) -> None:
         """Collect what the next program needs. Every process but this one has ended."""
-        from goondan.kernel.restarting.handover import Handover
+        from goondan.kernel.revisions.handover import Handover
 
         listener_fd, waiting = await self._socket.hand_over()
         self.handover = Handover(

@@ -289,7 +289,7 @@ def test_without_a_kernel_there_is_nothing_to_restart() -> None:
 REFUSES = """
 import sys
 from goondan.kernel.supervisor import __main__ as supervisor
-from goondan.kernel.restarting import handover
+from goondan.kernel.revisions import handover
 execute, times = handover.execute, []
 
 def refuse(*arguments):

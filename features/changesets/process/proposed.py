@@ -35,7 +35,7 @@ from goondan.kernel.bundle.files import NOTHING
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
 from goondan.kernel.bundle.positions import plain
 from goondan.kernel.bundle.problems import Report
-from goondan.kernel.restarting.revision import RevisionRefused
+from goondan.kernel.revisions.reader import RevisionRefused
 from goondan.kernel.supervisor.options import Options
 from goondan.kernel.trust.asking import Asking
 from goondan.kernel.trust.judge import untrusted

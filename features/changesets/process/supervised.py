@@ -48,7 +48,7 @@ from goondan.schemas.wire.frames import ErrorPayload
 
 if TYPE_CHECKING:
     from goondan.features.changesets.process.worker import Answer, Task
-    from goondan.kernel.restarting.conductor import Conductor
+    from goondan.kernel.revisions.conductor import Conductor
     from goondan.kernel.supervisor.reaping import Child, Exit
 
 #: Commits and reverts, what a broker has to know, openings, and worktrees that may go. A smaller number comes first.
@@ -132,7 +132,7 @@ class Changesets:
 
     def __init__(self, conductor: Conductor) -> None:
         self._conductor = conductor
-        self._looks = conductor.looks
+        self._reader = conductor.reader
         self._queue = WorkerQueue()
         self._asked: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -206,7 +206,7 @@ class Changesets:
         """Without a folder of changesets there are no changesets, and nobody has to look."""
         from goondan.features.changesets.bundle.entries import FOLDER
 
-        if not os.path.isdir(os.path.join(self._looks.options.state_dir, FOLDER)):
+        if not os.path.isdir(os.path.join(self._reader.options.state_dir, FOLDER)):
             self._tell(ChangesetsHeld([]))
             return
         from goondan.features.changesets.process.worker import Task
@@ -218,8 +218,8 @@ class Changesets:
 
     async def _done(self, kind: int, task: Callable[[], Task]) -> Answer:
         """Have a task done, and what it has committed taken over; `kind` says who is next. Raises GoondanError."""
-        async with self._queue.turn(kind), self._looks.turn:
-            tries = Tries(self._looks.loop.time())
+        async with self._queue.turn(kind), self._reader.turn:
+            tries = Tries(self._reader.loop.time())
             while (answer := await self._ask(task(), tries)) is None:
                 _log.warning("the changeset worker was ended in the middle of a task")
             if answer.revision is not None:
@@ -240,7 +240,7 @@ class Changesets:
             self._idle.cancel()
         channel = self._channel or self._start()
         data = msgspec.msgpack.encode(task)
-        loop, begun = self._looks.loop, False
+        loop, begun = self._reader.loop, False
         try:
             async with asyncio.timeout(TASK_S):
                 await loop.sock_sendall(channel, LENGTH.pack(len(data)) + data)
@@ -262,13 +262,13 @@ class Changesets:
 
     def _start(self) -> socket.socket:
         """A worker. Raises GoondanError E_CHANGESET_IO."""
-        looks = self._looks
+        reader = self._reader
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        given = [memory_file("options", msgspec.msgpack.encode(looks.options)), theirs.detach()]
+        given = [memory_file("options", msgspec.msgpack.encode(reader.options)), theirs.detach()]
         options_fd, channel_fd = given
         try:
-            log = open_log(looks.log_path)
+            log = open_log(reader.log_path)
             given.append(log)
             arguments = ["--options-fd", str(options_fd), "--channel-fd", str(channel_fd)]
             pid = start_program(
@@ -283,7 +283,7 @@ class Changesets:
         finally:
             for fd in given:
                 os.close(fd)
-        child = looks.reaper.watch(pid, lambda seen: self._ended(pid, seen), leads_group=True)
+        child = reader.reaper.watch(pid, lambda seen: self._ended(pid, seen), leads_group=True)
         if child is None:
             raise AssertionError(f"the changeset worker, pid {pid}, cannot be watched")
         self._child, self._channel = child, ours
@@ -310,7 +310,7 @@ class Changesets:
         if self._closed:
             work.close()
             return
-        task = self._looks.loop.create_task(work)
+        task = self._reader.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -24,9 +24,8 @@ from goondan.features.changesets.bundle.recovery import locked
 from goondan.features.changesets.process.engine import Engine, not_committed
 from goondan.features.changesets.process.proposed import refusal
 from goondan.features.changesets.wire import ChangesetDone, ChangesetWish, CommittedChangeset, HeldChangeset
-from goondan.kernel.restarting.reader import Task as Reading
-from goondan.kernel.restarting.reader import read
-from goondan.kernel.restarting.revision import Revision, RevisionRefused
+from goondan.kernel.revisions.reader import Revision, RevisionRefused, read
+from goondan.kernel.revisions.reader import Task as Reading
 from goondan.kernel.supervisor.options import Options
 from goondan.kernel.trust.powers import Power
 from goondan.schemas.system.secrecy import close_memory

@@ -6,7 +6,7 @@ import pytest
 
 from goondan.kernel.bundle.grant_context import hidden_folders
 from goondan.kernel.plan import build_plan
-from goondan.kernel.restarting.difference import difference
+from goondan.kernel.revisions.difference import difference
 from goondan.schemas.worker.logins import is_redirect
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.restarting.conductor import Conductor
-from goondan.kernel.restarting.looks import Looks
+from goondan.kernel.revisions.conductor import BundleReader, Conductor
 from goondan.kernel.supervisor.ending import Ending
 from goondan.kernel.supervisor.reaping import Exit
 from goondan.schemas.wire.control import BeginAnew
@@ -72,13 +71,13 @@ async def test_of_a_reader_of_the_bundle(tmp_path: Path, monkeypatch: pytest.Mon
         def kill(self) -> None:
             self.killed += 1
 
-    monkeypatch.setattr("goondan.kernel.restarting.looks.start_program", lambda *_, **__: 1)
+    monkeypatch.setattr("goondan.kernel.revisions.conductor.start_program", lambda *_, **__: 1)
     reaper: Any = Reaper()
     options: Any = None
-    looks = Looks(asyncio.get_running_loop(), reaper, options, str(tmp_path / "log"))
+    reader = BundleReader(asyncio.get_running_loop(), reaper, options, str(tmp_path / "log"))
     result = os.memfd_create("result")
     try:
-        waiting = asyncio.ensure_future(looks._read([], result))
+        waiting = asyncio.ensure_future(reader._read([], result))
         await asyncio.sleep(0)
         reaper.ended(Exit("exit 0", clean=True))
         await cancelled(waiting)

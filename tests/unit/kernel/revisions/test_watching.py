@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from goondan.kernel.restarting.difference import Difference, difference
-from goondan.kernel.restarting.watching import KEPT, REST_S, News, Rest, Watched, marks_of
+from goondan.kernel.revisions.difference import Difference, difference
+from goondan.kernel.revisions.watching import KEPT, REST_S, News, Rest, Watched, marks_of
 from goondan.schemas.bundle.launch import (
     AgentSpec,
     CatalogItem,

@@ -1,8 +1,9 @@
 """Restarts of a kernel, from the request until processes are ended: of the whole kernel, of one agent's processes, or
 of what a change of a watched bundle affects.
 
-A person asks for a restart, or an agent through the broker, or a file has changed. In each case the bundle is read
-first. A bundle that may not run stops nothing.
+A person asks for a restart, or an agent through the broker, or a file has changed, or a feature has changed the bundle.
+In each case the bundle is read first, by a process of its own (reader.py), one reading at a time. A bundle that may not
+run stops nothing.
 """
 
 from __future__ import annotations
@@ -18,16 +19,20 @@ from msgspec import Raw
 
 from goondan.features import parts
 from goondan.kernel.bundle.loader import OpenedBundle
-from goondan.kernel.restarting.difference import Difference, difference
-from goondan.kernel.restarting.looks import Looks
-from goondan.kernel.restarting.revision import Revision
-from goondan.kernel.restarting.watching import News, Watched, Watcher
+from goondan.kernel.log_bounds import open_log
+from goondan.kernel.revisions.difference import Difference, difference
+from goondan.kernel.revisions.reader import Revision, RevisionRefused, Task, decode
+from goondan.kernel.revisions.watching import News, Watched, Watcher
+from goondan.kernel.spawn import command, memory_file, start_failure, start_program
 from goondan.kernel.supervisor.agents import Agents
 from goondan.kernel.supervisor.ending import RESTART_GRACE_S
+from goondan.kernel.supervisor.options import Options
+from goondan.kernel.supervisor.reaping import Child, Exit, Reaper
 from goondan.kernel.supervisor.roster import LEAVE_LIMIT_S
 from goondan.kernel.trust.powers import Power
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.wire.control import (
     AboutBundle,
     BeginAnew,
@@ -43,6 +48,85 @@ from goondan.schemas.wire.control import (
 )
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import OPERATOR_AGENT
+
+#: Reading a bundle takes well under a second, and longer for one with many modules on a busy machine. One that takes
+#: more is given up (seconds).
+LOOK_S: Final = 30.0
+
+
+class BundleReader:
+    """Has the bundle of the running kernel read again. `log_path` is the supervisor's own log, and that of the program
+    that reads.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, reaper: Reaper, options: Options, log_path: str) -> None:
+        self.loop = loop
+        self.reaper = reaper
+        self.options = options
+        self.log_path = log_path
+        #: Held while the bundle is read, or changed by a changeset.
+        self.turn = asyncio.Lock()
+        self._child: Child | None = None
+
+    async def look(self, running: list[Power]) -> Revision:
+        """The bundle as it is now; `running` are the powers of what runs.
+
+        Raises GoondanError: why it may not run, or why that cannot be found out; nothing has changed then.
+        """
+        async with self.turn:
+            result = os.memfd_create("revision")
+            try:
+                seen = await self._read(running, result)
+                with open(os.dup(result), "rb") as source:
+                    source.seek(0)
+                    data = source.read()
+            finally:
+                os.close(result)
+        try:
+            found = decode(data)
+        except DECODE_ERRORS:
+            raise GoondanError(start_failure("the reader of the bundle", seen.cause, self.log_path)) from None
+        if isinstance(found, RevisionRefused):
+            raise found.exception()
+        return found
+
+    def close(self) -> None:
+        """End a look that still runs."""
+        if self._child is not None:
+            self._child.kill()
+
+    async def _read(self, running: list[Power], result: int) -> Exit:
+        task = memory_file("task", msgspec.msgpack.encode(Task(self.options, running)))
+        given = [task]
+        ended: asyncio.Future[Exit] = self.loop.create_future()
+        try:
+            log = open_log(self.log_path)
+            given.append(log)
+            arguments = ["--task-fd", str(task), "--result-fd", str(result), "--parent-pid", str(os.getpid())]
+            pid = start_program(
+                command("goondan.kernel.revisions.reader", arguments),
+                env=os.environ,  # the bundle may name any variable
+                output_fd=log,
+                pass_fds=[task, result],
+            )
+        except OSError as error:
+            raise fail("E_INTERNAL", f"the reader of the bundle could not be started: {error}") from None
+        finally:
+            for fd in given:
+                os.close(fd)
+        child = self._child = self.reaper.watch(pid, ended.set_result, leads_group=True)
+        if child is None:
+            raise AssertionError(f"the reader, pid {pid}, cannot be watched")
+        try:
+            async with asyncio.timeout(LOOK_S):  # not wait_for, see Ending.run
+                return await asyncio.shield(ended)
+        except TimeoutError:
+            raise fail("E_KERNEL_SLOW", f"the bundle was not read within {LOOK_S:g} s") from None
+        finally:
+            if not ended.done():
+                child.kill()
+            self._child = None
+
 
 #: How long the broker may take to say that it has what it was told (seconds): a journal waits for the disk.
 ANSWER_S: Final = 5.0
@@ -106,10 +190,16 @@ class Conductor:
     """
 
     def __init__(
-        self, kernel: Restartable, looks: Looks, agents: Agents, opened: OpenedBundle, bundle: str, extra: list[str]
+        self,
+        kernel: Restartable,
+        reader: BundleReader,
+        agents: Agents,
+        opened: OpenedBundle,
+        bundle: str,
+        extra: list[str],
     ) -> None:
         self.news = News()
-        self.looks = looks
+        self.reader = reader
         self._kernel = kernel
         self._agents = agents
         self._opened = opened
@@ -206,7 +296,7 @@ class Conductor:
         """No restart begins any more. `for_good`: the next program begins none either."""
         for client in self._clients.values():
             client.close()
-        self.looks.close()
+        self.reader.close()
         if for_good:
             self.news.close()
         for task in self._tasks:
@@ -349,7 +439,7 @@ class Conductor:
     async def _look(self) -> Revision:
         """The bundle as it is now, if it may run in the place of what does."""
         self._may_restart()
-        return await self.looks.look(self._opened.powers)
+        return await self.reader.look(self._opened.powers)
 
     def _begin(self, revision: Revision, reason: str) -> None:
         self._may_restart()

@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from goondan.kernel.bundle.loader import OpenedBundle
-from goondan.kernel.restarting.held import SIGNALS, Held, Waiting
+from goondan.kernel.revisions.held import SIGNALS, Held, Waiting
 from goondan.kernel.spawn import command, memory_file
 from goondan.kernel.trust.powers import Power
 from goondan.schemas.bundle.launch import KernelPlan

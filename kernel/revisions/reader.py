@@ -1,4 +1,5 @@
-"""`python -m goondan.kernel.restarting.reader`: reads the bundle of a kernel that runs, in a process of its own.
+"""`python -m goondan.kernel.revisions.reader`: reads the bundle of a kernel that runs, in a process of its own. The
+result is what may take the place of the revision that runs, or why nothing may.
 
 So the kernel goes on serving meanwhile, whatever the bundle is. A restart begins with the same program: if the
 installation is broken, this process fails and nothing has been stopped.
@@ -9,15 +10,62 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from typing import Any
 
 import msgspec
+from msgspec import Struct
 
-from goondan.kernel.restarting.revision import Found, Revision, RevisionRefused, encode
 from goondan.kernel.supervisor.options import Options, load_bundle
 from goondan.kernel.trust.powers import Power
 from goondan.schemas.system.secrecy import close_memory
 from goondan.schemas.system.startup import close_to_others, die_with_parent, set_process_name
 from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import ErrorPayload
+
+
+class Revision(Struct, frozen=True, tag="revision", kw_only=True):
+    """A bundle that may run."""
+
+    #: Names its content.
+    revision: str
+    #: msgpack of its KernelPlan.
+    plan: bytes
+    #: What it asks for beyond its jails.
+    powers: list[Power]
+    #: See goondan.kernel.bundle.loader.OpenedBundle.
+    files: list[str] = []
+    #: See goondan.kernel.bundle.loader.OpenedBundle.
+    trees: list[str] = []
+
+
+class RevisionRefused(Struct, frozen=True, tag="refused", kw_only=True):
+    """A bundle that may not run."""
+
+    #: Why it may not run.
+    error: ErrorPayload
+    #: Every problem, as `gdn validate --json` has it.
+    problems: list[Any] = []
+    #: How many problems more there are.
+    dropped: int = 0
+
+    def exception(self) -> GoondanError:
+        """As a program raises it."""
+        return GoondanError(self.error)
+
+
+Found = Revision | RevisionRefused
+
+_decoder: msgspec.msgpack.Decoder[Found] = msgspec.msgpack.Decoder(Found)
+
+
+def encode(found: Found) -> bytes:
+    """For the program that asked."""
+    return msgspec.msgpack.encode(found)
+
+
+def decode(data: bytes) -> Found:
+    """Raises msgspec.DecodeError and its kin."""
+    return _decoder.decode(data)
 
 
 class Task(msgspec.Struct):
@@ -50,7 +98,7 @@ def main(arguments: list[str] | None = None) -> int:
     """0 when the result was written, whatever it says."""
     close_memory()
     close_to_others()
-    parser = argparse.ArgumentParser(prog="python -m goondan.kernel.restarting.reader")
+    parser = argparse.ArgumentParser(prog="python -m goondan.kernel.revisions.reader")
     parser.add_argument("--task-fd", type=int, required=True, help="descriptor of the task (msgpack)")
     parser.add_argument("--result-fd", type=int, required=True, help="descriptor that the result is written to")
     parser.add_argument("--parent-pid", type=int, required=True, help="end when this process ends")

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from goondan.kernel.lock import KernelRecord
-from goondan.kernel.restarting import handover as handovers
-from goondan.kernel.restarting.handover import Handover
-from goondan.kernel.restarting.held import Held, Waiting
+from goondan.kernel.revisions import handover as handovers
+from goondan.kernel.revisions.handover import Handover
+from goondan.kernel.revisions.held import Held, Waiting
 from goondan.kernel.spawn import memory_file
 from goondan.kernel.supervisor.options import Options, resuming
 from goondan.kernel.trust.powers import OwnModel
@@ -76,8 +76,8 @@ def test_signals_wait_for_the_next_program() -> None:
     program = f"""
 import os, signal, sys
 sys.path.insert(0, {str(os.getcwd())!r})
-from goondan.kernel.restarting import handover
-from tests.unit.kernel.restarting.test_handover import handed
+from goondan.kernel.revisions import handover
+from tests.unit.kernel.revisions.test_handover import handed
 handover.command = lambda module, arguments: [sys.executable, "-c", {_NEXT!r}, *arguments]
 fds = [os.memfd_create("x") for _ in range(6)]
 execve = os.execve
