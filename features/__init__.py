@@ -98,6 +98,11 @@ FEATURES: Final[tuple[Feature, ...]] = (
     Feature("model_servers", ("api", "bundle")),
     Feature("restart", ("broker",)),
     Feature(
+        "skills",
+        ("bundle", "command"),
+        commands={"grant skill": "Show what a skill asks for and gets, or pin its content."},
+    ),
+    Feature(
         "try_out",
         ("command", "program"),
         commands={

@@ -17,10 +17,6 @@ from goondan.schemas.text.visible import visible_line
 
 #: The file that makes a folder a skill.
 SKILL_FILE: Final = "SKILL.md"
-#: The largest content of a skill that can be pinned: a person has to have looked at it. Scripts and references of a
-#: skill are some hundred files; more is a package, which is installed.
-MAX_SKILL_FILES: Final = 4096
-MAX_SKILL_BYTES: Final = 64 << 20
 #: The longest name of a skill, and the longest description (characters), as the public format has them.
 MAX_NAME: Final = 64
 MAX_DESCRIPTION: Final = 1024

@@ -10,43 +10,48 @@ Source: docs/design/tools.md section 14; requirements SKILL-02, SKILL-04.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from goondan.kernel.bundle.extensions import CheckedExtension
+from goondan.kernel.bundle.feature_extensions import NamedFolders
 from goondan.kernel.bundle.lookup import Files
 from goondan.kernel.bundle.problems import Path, Report
 from goondan.kernel.bundle.shape import Document
 from goondan.schemas.bundle.launch import ExtensionSpec
 
 
-class SkillDirs(Struct, frozen=True):
-    """One agent's use of the extension."""
+class SkillFolders:
+    """The bundled extension `skills`, under whatever name a bundle has it (kernel/bundle/feature_extensions.py)."""
 
-    #: The extension's specification, with absolute paths in its config.
-    spec: ExtensionSpec
-    #: The existing directories outside of workdirs, as absolute paths.
-    granted: list[str]
+    extension: Final = "skills"
+
+    def check(self, config: Mapping[str, Any], document: Document, at: Path, report: Report) -> None:
+        """Report directories that lead out of the repository."""
+        check_skill_dirs(config, document, at, report)
+
+    def resolve(self, spec: ExtensionSpec, files: Files) -> NamedFolders:
+        """The directories that a config names, and whether it names none."""
+        return skill_dirs(spec, files)
 
 
-def takes_skills(extension: CheckedExtension) -> bool:
-    """Whether it is the extension `skills`, under whatever name."""
-    return any(tool.takes_folder for tool in extension.tools)
+FOLDERS: Final = SkillFolders()
 
 
-def skill_dirs(spec: ExtensionSpec, files: Files) -> SkillDirs:
+def skill_dirs(spec: ExtensionSpec, files: Files) -> NamedFolders:
     """The directories that a config names, which fits the extension's schema."""
+    said = unseen_skills(spec)
+    warning = None if said is None else ("W_CONFIG_SKILLS", said)
     discovery = _discovery(spec.config)
     named = [path for path in discovery.get("skillDirs") or [] if isinstance(path, str)]
     if not named:
-        return SkillDirs(spec, [])
+        return NamedFolders(spec, [], warning)
     places = [files.resolve(path) for path in named]
     config = {**spec.config, "discovery": {**discovery, "skillDirs": places}}
     resource = {**spec.resource, "spec": {**spec.resource["spec"], "config": config}}
     granted = [place for place in places if files.is_folder(place)]
-    return SkillDirs(replace(spec, config=config, resource=resource), granted)
+    return NamedFolders(replace(spec, config=config, resource=resource), granted, warning)
 
 
 def unseen_skills(spec: ExtensionSpec) -> str | None:
@@ -57,7 +62,7 @@ def unseen_skills(spec: ExtensionSpec) -> str | None:
     return f"Extension/{spec.name} names no directory of skills: it finds only those {where}"
 
 
-def check_skill_dirs(config: dict[str, Any], document: Document, at: Path, report: Report) -> None:
+def check_skill_dirs(config: Mapping[str, Any], document: Document, at: Path, report: Report) -> None:
     """Report directories that lead out of the repository. `at` is the place of the config in the document."""
     for index, path in enumerate(_discovery(config).get("repoSkillDirs") or []):
         if not isinstance(path, str) or not (path.startswith(("/", "~")) or ".." in path.split("/")):
@@ -68,6 +73,6 @@ def check_skill_dirs(config: dict[str, Any], document: Document, at: Path, repor
         report.error("E_CONFIG_INVALID_VALUE", message, place, "Name it in discovery.skillDirs.")
 
 
-def _discovery(config: dict[str, Any]) -> dict[str, Any]:
+def _discovery(config: Mapping[str, Any]) -> dict[str, Any]:
     discovery = config.get("discovery")
     return discovery if isinstance(discovery, dict) else {}

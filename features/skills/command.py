@@ -6,7 +6,7 @@ Source: docs/design/tools.md section 14.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -17,7 +17,8 @@ from goondan.kernel.cli.output import write_json
 from goondan.kernel.paths import state_root
 from goondan.schemas.bundle.launch import SandboxSpec
 from goondan.schemas.bundle.resources import FilesystemPart, NetworkAllow, SandboxPart
-from goondan.schemas.skills import MAX_SKILL_BYTES, MAX_SKILL_FILES, SKILL_FILE, SkillText, read_skill_text
+from goondan.schemas.skills import SKILL_FILE, SkillText, read_skill_text
+from goondan.schemas.system.digests import MAX_PINNED_BYTES, MAX_PINNED_FILES
 from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 @click.option("--read", multiple=True, metavar="PATH", help="With --pin: a file or folder to read.")
 @click.option("--write", multiple=True, metavar="PATH", help="With --pin: a folder to write to.")
 @options.as_json
-def command(
+def skill(
     folder: str,
     pins: bool,
     unpin: bool,
@@ -58,7 +59,7 @@ def command(
     path = os.path.realpath(os.path.expanduser(folder))
     told = _read(path)
     try:
-        digest = pin(path, max_files=MAX_SKILL_FILES, max_bytes=MAX_SKILL_BYTES)
+        digest = pin(path, max_files=MAX_PINNED_FILES, max_bytes=MAX_PINNED_BYTES)
     except Unreadable as error:
         raise fail("E_USAGE", f"the skill cannot be pinned: {error}") from None
     policy, accepted, pinned = _decisions()
@@ -162,3 +163,6 @@ def _gets(pinned: PinnedSkill | None) -> list[str] | None:
     if pinned is None:
         return None
     return requested(widen(SandboxSpec(), resolve_part(pinned.sandbox, BundleFiles("/"))))
+
+
+COMMANDS: Final = {"grant skill": skill}

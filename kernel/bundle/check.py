@@ -16,7 +16,7 @@ import msgspec
 from goondan.kernel.bundle.checked import Checked, CheckedAgent, CheckedFallback, Declared
 from goondan.kernel.bundle.extension_config import check_given, check_used
 from goondan.kernel.bundle.extensions import Bundled, CheckedExtension, NoBundled, check_extension, circles, misplaced
-from goondan.kernel.bundle.feature_extensions import feature_extensions
+from goondan.kernel.bundle.feature_extensions import feature_extensions, folder_rules_of
 from goondan.kernel.bundle.installed_packages import NoPackages, Packages
 from goondan.kernel.bundle.kinds import kinds, providers
 from goondan.kernel.bundle.lookup import Files, Unreadable
@@ -35,7 +35,6 @@ from goondan.kernel.bundle.references import (
 )
 from goondan.kernel.bundle.servers import ServerUse, server_rules, server_rules_of
 from goondan.kernel.bundle.shape import Builder, Document, Environment
-from goondan.kernel.bundle.skills import check_skill_dirs, skill_dirs, takes_skills, unseen_skills
 from goondan.kernel.bundle.tools import CheckedTool, check_output, check_tool
 from goondan.kernel.bundle.variables import check_value, names_any
 from goondan.kernel.grants.merge import join_paths
@@ -216,9 +215,9 @@ class Checker:
             extension = extensions[name] = CheckedExtension(document, name, built)
             check_extension(extension, self._files, self._report, self._base_extensions)
             check_given(extension, self._report)
-            if takes_skills(extension):
-                config = extension.resource.spec.config or {}
-                check_skill_dirs(config, document, ("spec", "config"), self._report)
+            folders = folder_rules_of(extension.entry, extension.bundled)
+            if folders is not None:
+                folders.check(extension.resource.spec.config or {}, document, ("spec", "config"), self._report)
             if self._base_extensions.find(name) is not None and not extension.bundled:
                 message = f"{document.resource} replaces the bundled extension of that name"
                 self._report.warn("W_CONFIG_SHADOWED", message, document.place("metadata", "name"))
@@ -514,13 +513,14 @@ class Checker:
                 check_used(extension, own, document, at, self._report)
                 named = own is not None and names_any(document.node, "spec", "extensions")
                 spec = extension.spec(own, named=named)
-                if takes_skills(extension):
-                    found = skill_dirs(spec, self._files)
-                    spec, agent.skill_dirs = found.spec, [*agent.skill_dirs, *found.granted]
+                folders = folder_rules_of(extension.entry, extension.bundled)
+                if folders is not None:
+                    found = folders.resolve(spec, self._files)
+                    spec, agent.named_folders = found.spec, [*agent.named_folders, *found.granted]
                     if own is not None:
-                        check_skill_dirs(own, document, (*at, "config"), self._report)
-                    if (unseen := unseen_skills(spec)) is not None:
-                        self._report.warn("W_CONFIG_SKILLS", unseen, document.place(*at))
+                        folders.check(own, document, (*at, "config"), self._report)
+                    if found.warning is not None:
+                        self._report.warn(*found.warning, document.place(*at))
                 agent.extensions.append(spec)
                 if server_rules_of(extension.entry, extension.bundled) is not None:
                     given = own if own is not None else extension.resource.spec.config
@@ -542,7 +542,7 @@ class Checker:
                 self._brought[tool.name] = tool
                 agent.brought.append(tool.name)
             if tool.takes_folder:
-                read = join_paths([*tool.sandbox.filesystem.read, *agent.skill_dirs])
+                read = join_paths([*tool.sandbox.filesystem.read, *agent.named_folders])
                 tool.sandbox = msgspec.structs.replace(tool.sandbox, filesystem=Filesystem(read=read))
 
     def _misplaced(self, agent: CheckedAgent, extensions: Mapping[str, CheckedExtension]) -> None:

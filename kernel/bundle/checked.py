@@ -59,8 +59,8 @@ class CheckedAgent(Struct):
     brought: list[str] = []
     #: The configs of its servers.
     servers: list[ServerUse] = []
-    #: Directories of skills outside of workdirs that its extensions name, as absolute paths.
-    skill_dirs: list[str] = []
+    #: Folders outside of workdirs that its extensions name for their Tools, as absolute paths.
+    named_folders: list[str] = []
 
 
 class Declared(Struct):

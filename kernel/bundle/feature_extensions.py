@@ -17,9 +17,13 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from goondan.features import FEATURES, parts
 from goondan.kernel.bundle.checked import CheckedAgent
-from goondan.kernel.bundle.problems import Report
+from goondan.kernel.bundle.lookup import Files
+from goondan.kernel.bundle.problems import Path, Report
+from goondan.kernel.bundle.shape import Document
 from goondan.schemas.bundle.launch import ExtensionSpec
 
 
@@ -42,6 +46,39 @@ class FeatureExtension(Protocol):
 
     def part(self, extensions: Sequence[ExtensionSpec]) -> Any | None:
         """The part of the specification of an agent that has these extensions. None: it has no such extension."""
+
+
+class NamedFolders(Struct, frozen=True):
+    """What becomes of an agent's use of an extension whose config names folders."""
+
+    #: The specification of the extension, with absolute paths in its config.
+    spec: ExtensionSpec
+    #: The existing folders outside of workdirs, as absolute paths. The Tool that the extension brings may read them.
+    granted: list[str]
+    #: What is odd about the config, as a code and a sentence; None: nothing.
+    warning: tuple[str, str] | None = None
+
+
+class FolderRules(Protocol):
+    """A bundled extension whose config names folders that its Tool works in."""
+
+    @property
+    def extension(self) -> str:
+        """The name of the extension: `NAME` of `@goondan/base/NAME`."""
+
+    def check(self, config: Mapping[str, Any], document: Document, at: Path, report: Report) -> None:
+        """Report what is wrong with the folders that a config names. `at` is its place in the document."""
+
+    def resolve(self, spec: ExtensionSpec, files: Files) -> NamedFolders:
+        """What becomes of a config that fits the extension's schema."""
+
+
+def folder_rules_of(entry: str, bundled: bool) -> FolderRules | None:
+    """The rules for the folders of an extension with this entry: `FOLDERS` of a feature's `bundle.py`. None: its config
+    names none.
+    """
+    found: list[FolderRules] = [module.FOLDERS for module in parts("bundle") if hasattr(module, "FOLDERS")]
+    return next((rules for rules in found if is_bundled(rules.extension, entry, bundled)), None)
 
 
 @cache

@@ -286,7 +286,7 @@ def _grant_folders(agent: CheckedAgent, tools: Mapping[str, CheckedTool], contex
         left = tool.narrowed.get(agent.name, tool.granted or tool.sandbox)
         given = [rule.sandbox for rule in context.rules if _is_for(rule, tool, context)]
         named = [path for part in given for path in resolve_part(part, files).read or []]
-        read = meet_paths(left.filesystem.read, [*agent.skill_dirs, *named])
+        read = meet_paths(left.filesystem.read, [*agent.named_folders, *named])
         own = replace(left, filesystem=replace(left.filesystem, read=read))
         if own != tool.granted:
             tool.narrowed = {**tool.narrowed, agent.name: own}

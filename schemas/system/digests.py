@@ -28,6 +28,12 @@ class NoDigest(Exception):
     """The folder has no digest: it cannot be read, or holds too much, or something that is no file."""
 
 
+#: The largest content of a folder that a person can pin, because they have to have looked at it (a skill). Scripts and
+#: references are some hundred files; more is a package, which is installed.
+MAX_PINNED_FILES: Final = 4096
+MAX_PINNED_BYTES: Final = 64 << 20
+
+
 def folder_digest(root: str, *, max_files: int, max_bytes: int, copy_to: str | None = None) -> str:
     """`sha256:` and the digest of everything below the folder `root`, which may be named through links.
 

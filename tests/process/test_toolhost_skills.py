@@ -14,8 +14,7 @@ from msgspec.structs import replace
 from goondan.kernel.bundle.base_extensions import brought_tools
 from goondan.kernel.plan import tool_spec
 from goondan.schemas.bundle.launch import Filesystem, FolderGrants, SandboxSpec, ToolSpec
-from goondan.schemas.skills import MAX_SKILL_BYTES, MAX_SKILL_FILES
-from goondan.schemas.system.digests import folder_digest
+from goondan.schemas.system.digests import MAX_PINNED_BYTES, MAX_PINNED_FILES, folder_digest
 from goondan.toolhost.facts.folders import FolderCopies, folder_of_call
 from tests.toolhost_fixture import bench
 
@@ -79,7 +78,7 @@ def ok(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def digest_of(folder: Path) -> str:
-    return folder_digest(str(folder), max_files=MAX_SKILL_FILES, max_bytes=MAX_SKILL_BYTES)
+    return folder_digest(str(folder), max_files=MAX_PINNED_FILES, max_bytes=MAX_PINNED_BYTES)
 
 
 @pytest.mark.requirement("SKILL-13", "SKILL-14")

@@ -34,8 +34,7 @@ import msgspec
 
 from goondan.schemas.bundle.address import is_path
 from goondan.schemas.bundle.launch import Filesystem, ToolSpec
-from goondan.schemas.skills import MAX_SKILL_BYTES, MAX_SKILL_FILES
-from goondan.schemas.system.digests import NoDigest, folder_digest
+from goondan.schemas.system.digests import MAX_PINNED_BYTES, MAX_PINNED_FILES, NoDigest, folder_digest
 from goondan.schemas.system.trees import remove_tree
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.grantable import within
@@ -68,7 +67,7 @@ class FolderCopies:
         place = mkdtemp(dir=self._top)
         os.chmod(place, _COPY_MODE)  # it is shown to the user of a jail
         try:
-            found = folder_digest(folder, max_files=MAX_SKILL_FILES, max_bytes=MAX_SKILL_BYTES, copy_to=place)
+            found = folder_digest(folder, max_files=MAX_PINNED_FILES, max_bytes=MAX_PINNED_BYTES, copy_to=place)
         except NoDigest:
             found = ""
         if found != digest:
@@ -136,7 +135,7 @@ def folder_of_call(
 def _digest(folder: str) -> str:
     """The digest of a folder; "" when it has none, so that nothing is pinned for it."""
     try:
-        return folder_digest(folder, max_files=MAX_SKILL_FILES, max_bytes=MAX_SKILL_BYTES)
+        return folder_digest(folder, max_files=MAX_PINNED_FILES, max_bytes=MAX_PINNED_BYTES)
     except NoDigest:
         return ""
 

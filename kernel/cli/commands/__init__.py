@@ -42,13 +42,22 @@ CORE: Final[Mapping[str, str]] = {
     "validate": "Check a bundle and report everything that is wrong with it.",
     "trust": "Show what a bundle can do, and trust it; list or revoke what is trusted.",
     "grant": "Show what tools ask for; accept or revoke the requests of packaged tools.",
+    "grant list": "Show every tool that asks for more than the defaults, and what it gets.",
+    "grant accept": "Grant a packaged TOOL (PACKAGE/NAME) what it requests, for exactly the code that is there now.",
+    "grant revoke": "Take back what was accepted for TOOL.",
+    "grant files": "Show files of the bundle that a tool may have written; accept them.",
     "completion": "Print the script that completes gdn's commands in a shell.",
     "schema": "Write the contract as JSON Schema files.",
 }
 
 #: The commands that belong together in a module: name -> the module in this package. Its `COMMANDS` has them by their
 #: names.
-MODULES: Final[Mapping[str, str]] = {}
+MODULES: Final[Mapping[str, str]] = {
+    "grant list": "grant",
+    "grant accept": "grant",
+    "grant revoke": "grant",
+    "grant files": "grant",
+}
 
 
 def load_codes() -> None:

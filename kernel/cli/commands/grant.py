@@ -1,4 +1,4 @@
-"""`gdn grant list|accept|revoke|files|skill`: the requests of tools, their grants, and the decisions of the operator.
+"""`gdn grant list|accept|revoke|files`: the requests of tools, their grants, and the decisions of the operator.
 
 Source: docs/design/sandbox.md section 1.
 """
@@ -6,12 +6,11 @@ Source: docs/design/sandbox.md section 1.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from goondan.kernel.cli import options
-from goondan.kernel.cli.commands import grant_skill
 from goondan.kernel.cli.output import write, write_json, write_result
 from goondan.kernel.cli.state import state_of
 from goondan.kernel.paths import find_bundle, root_of
@@ -23,15 +22,7 @@ if TYPE_CHECKING:
     from goondan.kernel.grants.policy_file import PinnedSkill
 
 
-@click.group()
-def command() -> None:
-    """Show what tools ask for, and accept or revoke the requests of packaged tools."""
-
-
-command.add_command(grant_skill.command)
-
-
-@command.command(name="list")
+@click.command(name="list")
 @options.bundle
 @options.policy
 @options.as_json
@@ -51,7 +42,7 @@ def list_(bundle: str | None, policy: str | None, as_json: bool) -> int:
     return 0
 
 
-@command.command()
+@click.command()
 @click.argument("tool")
 @options.bundle
 @options.as_json
@@ -83,7 +74,7 @@ def accept(tool: str, bundle: str | None, as_json: bool) -> int:
     return 0
 
 
-@command.command()
+@click.command()
 @click.argument("tool")
 @options.bundle
 @options.as_json
@@ -103,7 +94,7 @@ def revoke(tool: str, bundle: str | None, as_json: bool) -> int:
     return 0
 
 
-@command.command()
+@click.command()
 @click.option("--accept", is_flag=True, help="Accept what is in them now.")
 @options.bundle
 @options.policy
@@ -199,3 +190,6 @@ def _packaged(inspected: Inspected, tool: str) -> CheckedTool:
         message = f"the bundle uses no packaged tool {tool[:100]!r}"
         raise fail("E_USAGE", message, suggestion=f"Packaged tools of this bundle: {known}.")
     return packaged[tool]
+
+
+COMMANDS: Final = {"grant list": list_, "grant accept": accept, "grant revoke": revoke, "grant files": files}

@@ -441,5 +441,5 @@ async def test_extensions_have_the_members_that_bundles_may_name(make: Make) -> 
     brought = runner.instance.extensions.brought
     assert brought.keys() == api_members().keys() - API_MEMBERS.keys()
     for name, member in brought.items():
-        assert {one for one in dir(member) if not one.startswith("_")} == api_members()[name]
+        assert {one for one in dir(member) if not one.startswith("_")} == set(api_members()[name] or ())
     assert not hasattr(api_of(runner), "nothing")
