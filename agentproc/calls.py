@@ -16,12 +16,11 @@ import msgspec
 from msgspec import Raw, Struct
 
 from goondan.agentproc.catalog import Allowed, StepCatalog
-from goondan.schemas.approvals import WAITS
 from goondan.schemas.bundle.arguments import invalid_arguments
 from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, CatalogItem
 from goondan.schemas.wire.blobs import MAX_ARGS_BYTES, too_large
 from goondan.schemas.wire.codec import check_depth, check_json, encode_value, from_raw
-from goondan.schemas.wire.errors import GoondanError, cut_message, tool_error
+from goondan.schemas.wire.errors import GoondanError, cut_message, row_of, tool_error
 from goondan.schemas.wire.frames import Frame, ToolCallPayload, ToolError, ToolResult
 from goondan.schemas.wire.spans import call_span
 
@@ -274,7 +273,7 @@ class ToolCaller:
             if error is not None:
                 self._finish(call_id, call, error)
             return
-        elif error.info.code == WAITS and call.waits is not None:
+        elif row_of(error.info.code).waits and call.waits is not None:
             call.sent = False
             call.waits(call_id)
             return

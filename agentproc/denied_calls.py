@@ -6,10 +6,8 @@ Source: docs/design/traces.md section 5.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-from goondan.schemas.approval_rules import UNREADABLE, decide
-from goondan.schemas.approvals import DENIED
 from goondan.schemas.bundle.address import SEPARATOR
 from goondan.schemas.bundle.effective_config import tool_of
 from goondan.schemas.bundle.launch import AgentSpec
@@ -23,8 +21,6 @@ _SAYS: Final = " refused it: "
 #: The code of a refusal -> who refuses with it.
 REFUSERS: Final[dict[str, Refuser]] = {
     "E_TOOL_NOT_IN_CATALOG": "catalog",
-    DENIED: "rule",
-    "E_APPROVAL_MISMATCH": "person",
     "E_SANDBOX_DENIED": "grant",
     "E_FORBIDDEN": "grant",
     "E_OAUTH_SCOPE": "grant",
@@ -38,23 +34,14 @@ def refused_by(extension: str, reason: str) -> GoondanError:
     return fail(REFUSED, f"Extension/{extension}{_SAYS}{reason}")
 
 
-def refusal(
-    spec: AgentSpec, tool: str, args: Any, code: str, message: str, suggestion: str | None
-) -> RefusedDetail | None:
+def refusal(spec: AgentSpec, tool: str, code: str, message: str, suggestion: str | None) -> RefusedDetail | None:
     """The refusal that an error of this code tells of, for the agent of `spec`; None: it is none. `tool` is "" for a
-    turn or a step. `args`: a JSON object, or None if they are not known.
+    turn or a step.
     """
     by = REFUSERS.get(code) or row_of(code).refuser
     allow = suggestion or CODES.get(code, "")
     if by == "catalog":
         allow = _in_catalog(spec, tool)
-    elif by == "rule":
-        decision = decide(spec.approvals, tool, UNREADABLE if args is None else args)
-        policy, _, number = decision.rule.rpartition("/")
-        by = "rule" if decision.action == "deny" else "person"
-        place = f"before number {number}" if number.isdecimal() else "as the last one"
-        rule = f'Extension/{policy or "approval"}: a rule {place}: {{tools: ["{tool}"], action: allow}}'
-        allow = rule if by == "rule" else f"answer yes when it is asked again (gdn approve), or {rule}"
     elif by == "extension":
         allow = f"the config or the code of {message.partition(_SAYS)[0]}, which decides"
     return RefusedDetail(by, code, message, allow, tool) if by else None

@@ -80,7 +80,6 @@ class TurnRunner:
             "tool.ask": self.asked,
             "mcp.news": instance.servers.news,
             "config.changed": lambda frame: instance.live_config.take(frame.payload),
-            "approval.news": self.decided,
             "clock": self.set_clock,
             **self._features.takes,
         }
@@ -141,11 +140,6 @@ class TurnRunner:
             take(frame)
         elif self._run is not None and self.holds(frame):
             self._run.parts.take(frame)
-
-    def decided(self, frame: Frame) -> None:
-        """`approval.news`: a person has decided about calls of the running turn."""
-        if self._run is not None and self.holds(frame):
-            self._run.decided(frame.calls or [])
 
     def set_clock(self, frame: Frame) -> None:
         """`clock` of the running turn: its time stands still, or goes on."""

@@ -137,6 +137,7 @@ class TurnNotes:
         self._called: dict[str, Any] = {}  # the arguments of calls that this incarnation makes, or has noted
         self._model_ends: list[ModelDetail] = []  # not stored yet; extensions may ask the model several times in a step
         self._receipts: dict[str, Raw] = {}  # of calls whose results are not stored yet
+        self._refusals: dict[str, tuple[str, str]] = {}  # of calls whose results are not noted yet
         self._endings: list[Ending] = []
         #: What the turn's model calls have used.
         self.usage = TurnUsage()
@@ -164,7 +165,7 @@ class TurnNotes:
         else:
             error = end.error or _UNKNOWN
             self._end("turn.failed", at, self._span, self._parent, 0, error)
-            found = refusal(self._spec(), "", None, error.code, error.message, error.suggestion)
+            found = refusal(self._spec(), "", error.code, error.message, error.suggestion)
             if found is not None:
                 self._note("call.refused", at, self._refused(found))
 
@@ -230,10 +231,13 @@ class TurnNotes:
         self._note_call(kind, at, tool_call_id, encode_detail(detail), parent)
         found = None
         if error is not None:
-            found = refusal(self._spec(), tool, args, error.code or "", error.message, error.suggestion)
+            found = refusal(self._spec(), tool, error.code or "", error.message, error.suggestion)
         elif receipt is not None and receipt.call.denied:
             found = unreachable(tool, receipt.call.denied)
+        known = self._refusals.pop(tool_call_id, None)
         if found is not None:
+            if known is not None:
+                found = structs.replace(found, by=known[0], allow=known[1])
             refused = structs.replace(found, tool_call_id=tool_call_id, args=self._kept(args, SHORT_CHARS))
             self._note_call("call.refused", at, tool_call_id, self._refused(refused), parent)
 
@@ -256,6 +260,10 @@ class TurnNotes:
         the result.
         """
         self._receipts[tool_call_id] = receipt
+
+    def refused(self, tool_call_id: str, by: str, allow: str) -> None:
+        """Remember who has refused a call, and what would allow it: whoever knows it better than its code says it."""
+        self._refusals[tool_call_id] = by, allow
 
     def model_ended(
         self,

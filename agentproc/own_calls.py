@@ -1,7 +1,6 @@
 """Calls of one turn that run in the agent's process: of tools that extensions registered, and of bundled tools.
 
-Two checks come before both kinds of call: a person, if a rule asks for one, and then the turn's budget. The broker
-makes both checks for calls that go to a tool host.
+The turn's budget is checked before both kinds of call. The broker checks it for calls that go to a tool host.
 
 Most turns have no such call and ask no other agent. So the parts for both are made at their first use.
 """
@@ -12,7 +11,6 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
-from goondan.agentproc.approvals import Approvals
 from goondan.agentproc.base_calls import GET_RESULT, BaseCalls
 from goondan.agentproc.budget import TurnBudget
 from goondan.agentproc.calls import CallContext
@@ -39,7 +37,6 @@ class OwnCalls:
         turn_id: str,
         workdir: str,
         deadline: float | None,
-        approvals: Approvals,
         budget: TurnBudget | None,
         *,
         stepped: Callable[[], None],
@@ -50,7 +47,6 @@ class OwnCalls:
         self._turn_id = turn_id
         self._workdir = workdir
         self._deadline = deadline
-        self._approvals = approvals
         self._budget = budget
         self._stepped = stepped
         self._lost = lost
@@ -108,20 +104,8 @@ class OwnCalls:
         catalog: StepCatalog,
         context: CallContext,
         then: Callable[[ToolResult], None],
-        within: str | None = None,
     ) -> None:
-        """Make this call with these arguments when it may run. `then` gets its result. `within` is the callId of the
-        script that makes the call; None for a call of the model.
-        """
-        part = action.part
-        run = partial(self._count, action, args, catalog, context, then)
-        self._approvals.admit(
-            catalog, part.tool_name, args, part.tool_call_id, context, run=run, done=then, within=within
-        )
-
-    def _count(
-        self, action: RunTool, args: Any, catalog: StepCatalog, context: CallContext, then: Callable[[ToolResult], None]
-    ) -> None:
+        """Make this call with these arguments when it may run. `then` gets its result."""
         part, run = action.part, partial(self._run, action, args, catalog, context, then)
         if self._budget is not None and isinstance(catalog.check(part.tool_name, args), Allowed):
             self._budget.count(part.tool_call_id, f"{self._turn_id}/{part.tool_call_id}", run, then)
@@ -154,7 +138,6 @@ class OwnCalls:
 
     def drop(self, tool_call_id: str) -> None:
         """Forget this call: its result is not wanted any more."""
-        self._approvals.drop(tool_call_id)
         if self._budget is not None:
             self._budget.drop(tool_call_id)
         for calls in self._begun():
@@ -166,7 +149,6 @@ class OwnCalls:
             self.asking.close()
         for calls in self._begun():
             calls.close()
-        self._approvals.close()
 
     def _begun(self) -> list[LocalCalls | BaseCalls]:
         return [self.__dict__[name] for name in ("_local", "_base") if name in self.__dict__]

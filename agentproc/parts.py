@@ -90,6 +90,9 @@ class CallsOfTurn(Protocol):
     def inner_ended(self, script: str, part: ToolCallPart, result: ToolResult) -> None:
         """Note the result of that call."""
 
+    def may_repeat(self, call_id: str) -> None:
+        """The server of this call has not begun with it: if the server is lost, the call is made again."""
+
     def cancel_unseen(self, call_ids: Sequence[str]) -> None:
         """Cancel calls that an earlier incarnation has made."""
 

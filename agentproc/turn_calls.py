@@ -15,12 +15,10 @@ from typing import Any
 
 from msgspec import structs
 
-from goondan.agentproc.approvals import Approvals
 from goondan.agentproc.calls import CallContext
 from goondan.agentproc.catalog import StepCatalog
 from goondan.agentproc.context import reading
 from goondan.agentproc.conversation import REASONING, Message, ToolCallPart, encode_message, error_result
-from goondan.agentproc.elicitations import Elicitations
 from goondan.agentproc.extensions.stages import Stages
 from goondan.agentproc.instance import Instance
 from goondan.agentproc.notes import TurnNotes, results_of
@@ -39,7 +37,6 @@ from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import OperatorTool, ToolResult
 from goondan.schemas.wire.spans import call_span, step_span
-from goondan.schemas.wire.tool_asks import ELICIT
 
 log = logging.getLogger("agentproc")
 
@@ -55,7 +52,6 @@ class TurnCalls:
         instance: Instance,
         machine: Turn,
         context: CallContext,
-        approvals: Approvals,
         notes: TurnNotes,
         own_calls: OwnCalls,
         shown: TurnContext,
@@ -67,7 +63,6 @@ class TurnCalls:
     ) -> None:
         self._instance = instance
         self._machine = machine
-        self._approvals = approvals
         self._notes = notes
         self._own_calls = own_calls
         self._shown = shown
@@ -86,10 +81,6 @@ class TurnCalls:
         #: What calls of this turn ask of it.
         self.asks = ToolAsks(instance.link, instance.caller.is_open)
         self._scripts = ScriptCalls(self, self.asks, instance.script_log)
-        caller = instance.caller
-        #: What MCP servers ask people within calls of this turn.
-        self.elicitations = Elicitations(instance.link, lambda: self.context, caller.tool_of, self._may_repeat)
-        self.asks.handle(ELICIT, self.elicitations.take)
         #: Tool call id -> callId under which the tool host gave the result.
         self._answered: dict[str, str] = {}
         self._shown_message = ""
@@ -171,7 +162,7 @@ class TurnCalls:
         if part.tool_name == reading.NAME and part.tool_name not in self.catalog:
             then(self._shown.read(args))
         elif self._own_calls.runs(part.tool_name, args):
-            self._own_calls.start(action, args, self.catalog, self.context, then, within)
+            self._own_calls.start(action, args, self.catalog, self.context, then)
         elif (gone := self._of_lost_server(action)) is not None:
             then(gone)
         elif (unknown := self._scripts.begin(action)) is not None:
@@ -185,7 +176,7 @@ class TurnCalls:
         error = None if action.again or name not in self.catalog else self._instance.tools.served.refusal(name)
         return None if error is None else error_result(error)
 
-    def _may_repeat(self, call_id: str) -> None:
+    def may_repeat(self, call_id: str) -> None:
         """The server has not begun with this call: if it is lost, the agent attaches again and makes the call again."""
         server = (self._instance.caller.tool_of(call_id) or "").partition(SEPARATOR)[0]
         self._instance.caller.may_repeat(call_id, lambda: self._instance.servers.ask("mcp.attach", server, CONNECT_S))
@@ -222,7 +213,7 @@ class TurnCalls:
             message=encoded,
             first_sent_ms=self.first_sent.get(message.id) if action.again else None,
             parent_span_id=step_span(self.turn_id, self._machine.steps) if within is None else call_span(within),
-            waits=lambda call_id: self._wait(part.tool_call_id, partial(instance.caller.go_on, call_id), within),
+            waits=lambda call_id: self._parts.wait(part.tool_call_id, within, partial(instance.caller.go_on, call_id)),
             within=within,
             step=self._machine.steps,
         )
@@ -231,11 +222,6 @@ class TurnCalls:
                 self._shown_message = ""  # nobody has seen it yet
             self._over(part.tool_call_id, refused)
             then(refused)
-
-    def _wait(self, tool_call_id: str, again: Callable[[], None], within: str | None) -> None:
-        """The broker lets a call wait; `again` makes it again."""
-        self._approvals.wait(tool_call_id, again, within)
-        self._parts.wait(tool_call_id, within, again)
 
     def drop(self, action: DropCalls) -> None:
         """Give calls up, with all that they have asked."""
@@ -258,7 +244,6 @@ class TurnCalls:
     def _over(self, tool_call_id: str, result: ToolResult | None) -> None:
         """A call has its result, or is given up: what it has asked is, too."""
         self.asks.drop(f"{self.turn_id}/{tool_call_id}")
-        self.elicitations.over(f"{self.turn_id}/{tool_call_id}")
         self._scripts.end(tool_call_id, result)
 
     def use(self, catalog: StepCatalog) -> None:
@@ -277,7 +262,6 @@ class TurnCalls:
         """Forget all calls: the turn is left."""
         self._own_calls.close()
         self.asks.close()
-        self.elicitations.close()
 
     # --- the calls of scripts
 

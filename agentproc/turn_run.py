@@ -23,7 +23,6 @@ import msgspec
 from msgspec import structs
 
 from goondan.agentproc.answers import answer_payload, done_frame, failed, turn_id
-from goondan.agentproc.approvals import Approvals
 from goondan.agentproc.budget import TurnBudget
 from goondan.agentproc.calls import CallContext
 from goondan.agentproc.completions import Ended, end_of
@@ -146,10 +145,15 @@ class TurnRun:
         self.live = live = LiveFeed(
             instance.link, self._loop, frame, name, again=row is not None, redact=instance.redact_said
         )
-        self._approvals = Approvals(instance, name, self.notes, wake=self.rouse, told=live.waits, lost=self.abandon)
-        before = self._approvals, self._budget
         own = OwnCalls(
-            instance, name, workdir, deadline, *before, stepped=self._stepped, lost=self.abandon, end_of=self._end_of
+            instance,
+            name,
+            workdir,
+            deadline,
+            self._budget,
+            stepped=self._stepped,
+            lost=self.abandon,
+            end_of=self._end_of,
         )
         self._own_calls = own
         self._context = shown = TurnContext(instance.context, self._transcript)
@@ -160,7 +164,6 @@ class TurnRun:
             instance,
             self.turn,
             context,
-            self._approvals,
             self.notes,
             own,
             shown,
@@ -270,8 +273,6 @@ class TurnRun:
                 return self._end_with(error.info, "the conversation is full")
             if ended is not None:
                 return ended
-            if not self._inputs and self._approvals.parks(self.turn.open_calls):
-                return self._park()
             for parks in self.parts.hooks.parks:
                 if not self._inputs and parks(self.turn.open_calls):
                     return self._park()
@@ -306,11 +307,6 @@ class TurnRun:
     def progress(self, frame: Frame) -> None:
         """Pass on the progress of one of the turn's calls."""
         self.live.progress(frame)
-
-    def decided(self, call_ids: list[str]) -> None:
-        """A person has decided about these calls."""
-        self._approvals.news(call_ids)
-        self.calls.elicitations.news(call_ids)
 
     def set_clock(self, frame: Frame) -> None:
         """Stop the turn's clock because a person is asked, or start it again with the time that the frame gives."""

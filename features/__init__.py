@@ -49,10 +49,11 @@ FEATURES: Final[tuple[Feature, ...]] = (
             "record": "Write a run to a file, to repeat it without a model.",
             "replay": "Repeat a recorded run, and show where it differs first.",
         },
+        needs=("approvals",),
     ),
     Feature(
         "approvals",
-        ("broker", "command", "console"),
+        ("wire", "bundle", "broker", "agent", "command", "console"),
         commands={"approve": "Show calls that wait for a person; approve or deny them."},
     ),
     Feature(

@@ -23,7 +23,6 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from goondan.features import parts
-from goondan.kernel.bundle.approvals import policies_of
 from goondan.kernel.bundle.checked import Checked, CheckedAgent
 from goondan.kernel.bundle.feature_extensions import feature_extensions
 from goondan.kernel.bundle.servers import CheckedServer, server_rules, server_rules_of
@@ -240,7 +239,6 @@ def _agent(
         swarm=checked.swarm_resource if agent.extensions else {},
         addable=[*_addable(agent, checked), *(item.name for item in brought)],
         dynamic=agent.dynamic,
-        approvals=policies_of(agent.extensions),
         servers=[name for name, server in checked.servers.items() if agent.name in server.agents],
         output=agent.body.output,
         tool_choice=agent.body.tool_choice,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from goondan.features.approvals.command.text import COLUMNS, command_lines, is_long, item_lines, with_files
 from goondan.kernel.cli.console.questions import Questions
 from goondan.kernel.cli.output import columns_of, write
+from goondan.schemas.approvals import WAITS
 from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Asked(Questions):
     def stopped(self, event_id: str) -> GoondanError:
         """The error of a command that does not wait for a person."""
         message = f"the message {event_id} waits for a person; it is kept, and goes on at the next start"
-        return fail("E_APPROVAL_WAITS", message)
+        return fail(WAITS, message)
 
     def new(self) -> list[dict[str, Any]]:
         """The items that nobody was shown yet. From now on they count as shown."""

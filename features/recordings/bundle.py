@@ -118,7 +118,7 @@ def agent_spec(spec: AgentSpec, agent: CheckedAgent) -> AgentSpec:
     """
     if spec.model.provider != REPLAY:
         return spec
-    return _with_part(spec, replay=ReplaySpec(recording=spec.model.file, approvals=spec.approvals))
+    return _with_part(spec, replay=ReplaySpec(recording=spec.model.file))
 
 
 def replan(plan: KernelPlan, env: Mapping[str, str]) -> KernelPlan:
@@ -142,16 +142,13 @@ def _repeating(spec: AgentSpec, repeat: Repeated | None, run: str) -> AgentSpec:
     before = None if raw is None else from_raw(raw, RecordingsPart).replay
     if repeat is None:
         return _with_part(spec, replay=before, record=run)
-    asked = spec.approvals if before is None else before.approvals
-    replay = ReplaySpec(recording=repeat.recording, only_calls=repeat.only_calls, approvals=asked)
+    replay = ReplaySpec(recording=repeat.recording, only_calls=repeat.only_calls)
     return replace(_with_part(spec, replay=replay, record=run), own_state=True)
 
 
 def _with_part(spec: AgentSpec, *, replay: ReplaySpec | None, record: str = "") -> AgentSpec:
     parts = {**spec.parts, NAME: to_raw(RecordingsPart(record=record, replay=replay))}
-    if replay is None:
-        return replace(spec, parts=parts)
-    return replace(spec, parts=parts, confined=True, approvals=[])
+    return replace(spec, parts=parts, confined=replay is not None)
 
 
 def _prompt(path: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from goondan.kernel.bundle.approvals import describe_faults, is_approval
 from goondan.kernel.bundle.extensions import CheckedExtension
 from goondan.kernel.bundle.feature_extensions import feature_extensions, is_bundled
 from goondan.kernel.bundle.problems import Path, Report, did_you_mean
@@ -43,8 +42,6 @@ def check_used(
 def _issues(extension: CheckedExtension, config: dict[str, Any], report: Report) -> list[str]:
     try:
         issues = check_config(extension.schema, config)
-        if not issues and is_approval(extension.entry, extension.bundled):
-            return describe_faults(config)
         for known in feature_extensions() if not issues else ():
             if is_bundled(known.extension, extension.entry, extension.bundled):
                 return known.faults(config)

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec
 
 #: What a process takes over at its next step. Everything else of a specification is read when a process, or a turn,
-#: begins: the model and its connection, the file of the conversation, approvals.
+#: begins: the model and its connection, the file of the conversation.
 _TAKEN: Final = (
     "system", "max_steps_per_turn", "registry", "catalog", "allow_registry", "addable", "dynamic", "extensions",
     "resource", "swarm", "revision", "parts",

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from msgspec import Meta, Raw, Struct, field, structs
 
-from goondan.schemas.approval_rules import Policy
 from goondan.schemas.bundle.structured import OutputSpec, ToolChoice
 from goondan.schemas.mcp import McpOAuth
 from goondan.schemas.models.model_limits import ModelLimits, ModelRetry
@@ -214,8 +213,6 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     addable: list[str] = []
     #: Names of tools that `spec.tools` names and an extension registers.
     dynamic: list[str] = []
-    #: Which of its calls a person decides about.
-    approvals: list[Policy] = []
     #: The prefixes of the MCP servers that it may attach to. It may call all of their tools.
     servers: list[str] = []
     #: The form of its answers; None: any text.

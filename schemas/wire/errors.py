@@ -67,11 +67,6 @@ CODES: Final[dict[str, str]] = {
     "E_INSTANCE_DELETED": "Send it again if it is still wanted: that starts a new instance without history.",
     "E_AGENT_TIMEOUT": "Give it more time.",
     "E_ANSWER_GONE": "`gdn trace EVENT_ID` shows what its turn did; ask anew with another event id.",
-    "E_APPROVAL_WAITS": "A person answers with `gdn approve`; the turn goes on by itself then.",
-    "E_APPROVAL_DENIED": "Do without the call, or ask for something else.",
-    "E_APPROVAL_MISMATCH": "Make the call anew: a person is asked about the new one.",
-    "E_APPROVAL_NOT_FOUND": "`gdn approve list` shows what waits.",
-    "E_APPROVAL_DECIDED": "`gdn approve list --all` shows how it was decided.",
     "E_AGENT_CYCLE": "Let one agent of the cycle answer without asking the others.",
     "E_AGENT_FAILED": "Look at the agent's log, then send the event again.",
     "E_AGENT_SPAWN_FAILED": "Look at the agent's log for the reason it could not start.",
@@ -179,7 +174,7 @@ E_MODEL_CANNOT_SEE E_CONTEXT_OVERFLOW E_OUTPUT_INVALID E_REPLAY_DIFFERS E_TURN_S
 E_AGENT_SPAWN_FAILED E_INSTANCE_BUSY E_INSTANCE_NOT_FOUND E_EVENT_NOT_FOUND E_ANSWER_GONE
 E_OAUTH_APP E_OAUTH_KEY E_OAUTH_LOGIN E_OAUTH_REFUSED E_OAUTH_SCOPE E_OAUTH_SERVER E_OAUTH_SUBJECT E_OAUTH_UNAVAILABLE
 E_MCP_CONNECT E_MCP_GONE E_MCP_INPUT E_MCP_PROTOCOL E_DISK_FULL E_STORE_FULL E_STATE E_INTERNAL E_CONFIG_WIDENING
-E_CONFIG_LIMIT E_PATCH_NOT_FOUND E_APPROVAL_WAITS E_RESTART_REFUSED E_RESTART_FAILED E_FEATURE_MISSING
+E_CONFIG_LIMIT E_PATCH_NOT_FOUND E_RESTART_REFUSED E_RESTART_FAILED E_FEATURE_MISSING
 """
 #: How advice begins that names what was probably meant. It is for both readers.
 NEAR_NAME: Final = "Did you mean"
@@ -206,6 +201,8 @@ class ErrorCode(NamedTuple):
     refuser: str = ""
     #: Whether an agent is told this code when one that it has asked fails by it. Else it is told E_AGENT_FAILED.
     passed_on: bool = False
+    #: Whether the broker answers a call with it that waits. The call is made again when the broker says so.
+    waits: bool = False
 
 
 _UNKNOWN: Final = ErrorCode("")

@@ -20,7 +20,6 @@ from goondan.agentproc.instance import Instance
 from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.store import ConversationStore
 from goondan.kernel.bundle.loader import open_bundle
-from goondan.schemas.approval_rules import decide
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec
 from goondan.schemas.wire.codec import from_raw
@@ -273,11 +272,14 @@ async def test_points(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 # --- docs/approvals.md ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("approvals")
 def test_the_rules_of_the_page_decide_as_it_says(tmp_path: Path) -> None:
+    from goondan.features.approvals.wire import decide, policies_of
+
     agent = planned(tmp_path, HEAD + examples("approvals")[0][1])
 
     def judged(tool: str, **args: Any) -> tuple[str, str | None]:
-        decision = decide(agent.approvals, tool, args)
+        decision = decide(policies_of(agent.parts), tool, args)
         return decision.action, decision.reason
 
     assert judged("bash__exec", command="git push --force origin") == ("deny", "not here")
@@ -285,7 +287,7 @@ def test_the_rules_of_the_page_decide_as_it_says(tmp_path: Path) -> None:
     assert judged("bash__exec", command="git status; rm -rf .")[0] == judged("bash__exec", command="ls")[0] == "ask"
     assert judged("file-system__write", path="x")[0] == "ask"
     assert judged("file-system__read", path="x")[0] == "allow"
-    assert decide(agent.approvals, "bash__exec", {"command": "ls"}).expires_s == 12 * 3600
+    assert decide(policies_of(agent.parts), "bash__exec", {"command": "ls"}).expires_s == 12 * 3600
 
 
 @pytest.mark.feature("approvals")

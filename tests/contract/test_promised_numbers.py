@@ -10,8 +10,6 @@ import pytest
 from goondan.agentproc.calls import MAX_REPEATS
 from goondan.kernel.broker.journal import retention
 from goondan.kernel.broker.mailbox import MAX_ATTEMPTS
-from goondan.schemas.approval_rules import DEFAULT_EXPIRY_S, MAX_EXPIRY_S
-from goondan.schemas.approvals import MAX_ARGS_BYTES
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.bundle.policies import SwarmPolicy
 
@@ -28,6 +26,8 @@ def page(name: str) -> str:
 @pytest.mark.feature("approvals")
 def test_approvals() -> None:
     from goondan.features.approvals.broker import decisions, items
+    from goondan.features.approvals.wire import DEFAULT_EXPIRY_S, MAX_EXPIRY_S
+    from goondan.schemas.approvals import MAX_ARGS_BYTES
 
     text = page("approvals")
     assert f"`{DEFAULT_EXPIRY_S // 86_400}d`" in text

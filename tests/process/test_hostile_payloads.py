@@ -13,7 +13,7 @@ from goondan.schemas.wire.frames import AgentEvent, Frame
 from tests.process import bare_broker as bare
 from tests.process.bare_broker import Broker, bare_broker
 from tests.process.hostile_payloads import ASKED_BY_AGENTS, ASKED_BY_OPERATORS, payload
-from tests.unit.kernel.broker.approving import ASK, policy
+from tests.unit.kernel.broker.approving import ASK, rules
 from tests.unit.kernel.broker.test_live_config import EXTENSIONS
 
 FRAMES = 1200
@@ -30,8 +30,7 @@ def plan(state_dir: str) -> KernelPlan:
         name: structs.replace(
             spec,
             extensions=EXTENSIONS,
-            approvals=[policy(ASK)],
-            parts={"budgets": to_raw({"tokens": 10**9, "wallSeconds": 999})},
+            parts={**rules(ASK), "budgets": to_raw({"tokens": 10**9, "wallSeconds": 999})},
         )
         for name, spec in base.agents.items()
     }

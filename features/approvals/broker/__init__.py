@@ -30,6 +30,7 @@ from goondan.features.approvals.broker.item import (
 )
 from goondan.features.approvals.broker.items import Items, reply
 from goondan.features.approvals.broker.operators import Operators
+from goondan.features.approvals.wire import UNREADABLE, Decision, Policy, concerns, decide, policies_of
 from goondan.kernel.broker.acting import open_script
 from goondan.kernel.broker.bus import MAX_ID
 from goondan.kernel.broker.calls import Call
@@ -37,7 +38,6 @@ from goondan.kernel.broker.entities import AGENTS, Connection, Event
 from goondan.kernel.broker.parts import SHORT_BYTES, UTF8_BYTES, Core, OfCalls, Part, Take
 from goondan.kernel.broker.refused_calls import refuse_call
 from goondan.kernel.broker.workdirs import Workdir
-from goondan.schemas.approval_rules import UNREADABLE, Decision, Policy, concerns, decide
 from goondan.schemas.approvals import DENIED, MAX_ARGS_BYTES, MAX_MESSAGE, ApprovalState
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import encode_value, to_raw
@@ -72,7 +72,7 @@ class GatedCalls(Part, OfCalls):
     def revise(self, plan: KernelPlan) -> None:
         """Use the rules of this plan's agents from now on."""
         agents = plan.agents
-        self.policies = {name: spec.approvals for name, spec in agents.items() if spec.approvals}
+        self.policies = {name: found for name, spec in agents.items() if (found := policies_of(spec.parts))}
         self._aliases = {
             (name, item.name): item.aliases for name in self.policies for item in agents[name].registry if item.aliases
         }

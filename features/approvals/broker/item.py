@@ -15,11 +15,11 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Raw, Struct
 
+from goondan.features.approvals.wire import UNREADABLE, Decision
 from goondan.kernel.broker.entities import Connection, Event
 from goondan.kernel.broker.journal.interface import Item as Writes
 from goondan.kernel.broker.journal.interface import Put, Retire
 from goondan.kernel.broker.journal.records import Deadline, encode
-from goondan.schemas.approval_rules import UNREADABLE, Decision
 from goondan.schemas.approvals import MAX_ARGS_BYTES, MAX_MESSAGE, ApprovalAsk, ApprovalDecided, Kind
 from goondan.schemas.bundle.aliases import rename_aliases
 from goondan.schemas.wire.codec import check_depth, check_json, encode_value, from_raw
@@ -177,7 +177,7 @@ class Group(NamedTuple):
     script: tuple[str, str, str]
     #: Full name of the tool.
     tool: str
-    #: The rule that wants a person to decide (goondan.schemas.approval_rules.Decision.rule).
+    #: The rule that wants a person to decide (goondan.features.approvals.wire.Decision.rule).
     rule: str
 
 

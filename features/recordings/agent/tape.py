@@ -13,7 +13,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from goondan.agentproc.instance import Instance
 from goondan.agentproc.parts import Ask, Call, Done, OnNews, Start, TurnCore, TurnPart
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from goondan.agentproc.turn import Begin, End
+from goondan.features.approvals.wire import decide, policies_of
 from goondan.features.recordings.agent.forms import Places, recorded_answer, recorded_fault, recorded_result, request_of
 from goondan.features.recordings.agent.replayed import Replayed, ReplayProvider, is_aside
 from goondan.features.recordings.wire import (
@@ -48,7 +49,6 @@ from goondan.features.recordings.wire import (
     parts_of,
 )
 from goondan.features.recordings.wire.texts import STATE, WORKDIR, comparable, without_places
-from goondan.schemas.approval_rules import Policy, decide
 from goondan.schemas.bundle.address import SEPARATOR
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.mcp import McpListing
@@ -137,7 +137,7 @@ class Tape:
         #: What answers in place of the model and the tools; None while a run is recorded.
         self.replayed = None if part.replay is None else Replayed(part.replay, self.agent, self.instance_key, folder)
         #: Which calls a person decided about in the recorded run.
-        self.approvals: Sequence[Policy] = () if part.replay is None else part.replay.approvals
+        self.policies = policies_of(spec.parts)
         #: The last request of the conversation that was written.
         self.before = NOTHING
         self._listings: Counter[str] = Counter()
@@ -331,7 +331,7 @@ class TapedTurn(TurnPart):
             return False
         if tool == "agents__spawn" and isinstance(args, dict) and args.get("cwd") is not None:
             return False
-        return resource in _ASKING or decide(self._tape.approvals, tool, args).action == "allow"
+        return resource in _ASKING or decide(self._tape.policies, tool, args).action == "allow"
 
     def _recorded(self, replayed: Replayed, call: Call, runs: bool) -> ToolResult | None:
         """The recorded result of a call. None: the call is to be made, because the tool `runs` in a replay as well."""

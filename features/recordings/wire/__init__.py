@@ -22,7 +22,6 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from goondan.schemas.approval_rules import Policy
 from goondan.schemas.models.model_windows import LEAST_WINDOW, MOST_WINDOW
 from goondan.schemas.wire.codec import MAX_DEPTH
 from goondan.schemas.wire.errors import GoondanError, fail
@@ -59,8 +58,6 @@ class ReplaySpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     recording: str
     #: Of another model's answers only the tool calls are compared with the recorded ones.
     only_calls: bool = False
-    #: Which calls a person decided about. Nobody is asked in a replay, so none of these runs.
-    approvals: list[Policy] = []
 
 
 class RecordingsPart(Struct, frozen=True, omit_defaults=True):

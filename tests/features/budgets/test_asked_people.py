@@ -71,7 +71,8 @@ def test_a_crash_while_people_are_asked_counts_nothing_twice() -> None:
 def budgeted() -> tuple[Bench, Peer, Peer, Peer]:
     """A gated agent with a minute, whose call waits for a person after 10 s."""
     bench = Bench(ASK)
-    gated = structs.replace(bench.plan.agents["coder"], parts={"budgets": to_raw(BudgetLimits(wall_seconds=60))})
+    coder = bench.plan.agents["coder"]
+    gated = structs.replace(coder, parts={**coder.parts, "budgets": to_raw(BudgetLimits(wall_seconds=60))})
     bench.plan = structs.replace(bench.plan, agents={**bench.plan.agents, "coder": gated})
     bench.router = bench._router()
     client, host = bench.client(), bench.host()

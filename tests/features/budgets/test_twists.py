@@ -24,7 +24,8 @@ class Spending:
 
     def __init__(self, **limits: Any) -> None:
         self.bench = Bench(ALLOW)
-        spec = structs.replace(self.bench.plan.agents["coder"], parts={"budgets": to_raw(BudgetLimits(**limits))})
+        coder = self.bench.plan.agents["coder"]
+        spec = structs.replace(coder, parts={**coder.parts, "budgets": to_raw(BudgetLimits(**limits))})
         self.bench.plan = structs.replace(self.bench.plan, agents={**self.bench.plan.agents, "coder": spec})
         self.bench.router = self.bench._router()
         self.client, self.host = self.bench.client(), self.bench.host()

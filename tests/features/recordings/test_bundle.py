@@ -79,7 +79,7 @@ def test_a_swarm_that_repeats_a_run_needs_no_key(tmp_path: Path, bundled: object
     agent = plan.agents["helper"]
     assert agent.model == ModelSpec(provider="replay", model="m", context_tokens=4096, file="/r.jsonl")
     assert part_of(agent) == RecordingsPart(replay=ReplaySpec(recording="/r.jsonl"))
-    assert (agent.confined, agent.own_state, agent.approvals) == (True, True, [])
+    assert (agent.confined, agent.own_state) == (True, True)
     assert part_of(plan.agents[OPERATOR_AGENT]) is None
 
 

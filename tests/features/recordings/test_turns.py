@@ -20,6 +20,7 @@ from goondan.agentproc.conversation import (
 )
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest, Usage
 from goondan.agentproc.turn import AskedCall
+from goondan.features.approvals.wire import read_policy
 from goondan.features.recordings.agent.forms import (
     model_answer,
     recorded_answer,
@@ -32,7 +33,6 @@ from goondan.features.recordings.agent.tape import TapedTurn
 from goondan.features.recordings.command.record import collect, make
 from goondan.features.recordings.wire import RecordingsPart, ReplaySpec
 from goondan.features.recordings.wire.texts import DIFFERENCE_FILE
-from goondan.schemas.approval_rules import read_policy
 from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError, fail, tool_error
@@ -192,7 +192,7 @@ async def test_nothing_runs_in_a_replay_that_a_person_decided_about(
     policy, _ = read_policy("p", {"rules": [{"tools": ["todo__drop", "agents__*"], "action": "ask"}]})
     path = await recorded(make, tmp_path, script(), "list", "thanks")
     link = FakeLink(refuse)
-    parts = repeats(path, approvals=[policy])
+    parts = {**repeats(path), "approvals": to_raw([policy])}
     runner = await talk(make, link, None, "list", model=REPLAY, parts=parts)
     assert turns[-1].runs(tool, {}) is runs
     cwd = {"cwd": "/home"}

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from goondan.agentproc.denied_calls import REFUSERS, refusal, refused_by, unreachable
-from goondan.schemas.approval_rules import Condition, Policy, Rule
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
 from goondan.schemas.traces.turn_notes import RefusedDetail
 from goondan.schemas.wire.errors import CODES, row_of
 
-RULES = [
-    Rule(["bash__*"], "deny", [Condition(["command"], "startsWith", "rm")]),
-    Rule(["bash__*"], "ask", [Condition(["command"], "startsWith", "mv")]),
-]
 SPEC = AgentSpec(
     name="coder",
     model=ModelSpec(provider="embedded"),
@@ -24,12 +18,11 @@ SPEC = AgentSpec(
     catalog=["bash__exec"],
     state_dir="/s",
     revision="r",
-    approvals=[Policy("careful", RULES), Policy("last", default="deny")],
 )
 
 
-def found(code: str, tool: str = "bash__exec", args: Any = None, said: str = "no", hint: str | None = None) -> Any:
-    return refusal(SPEC, tool, args, code, said, hint)
+def found(code: str, tool: str = "bash__exec", said: str = "no", hint: str | None = None) -> Any:
+    return refusal(SPEC, tool, code, said, hint)
 
 
 def test_each_code_of_a_refusal_has_somebody_who_refuses_and_a_line() -> None:
@@ -55,19 +48,6 @@ def test_each_code_of_a_refusal_has_somebody_who_refuses_and_a_line() -> None:
 def test_the_catalog(tool: str, line: str) -> None:
     told = found("E_TOOL_NOT_IN_CATALOG", tool)
     assert (told.by, told.allow) == ("catalog", line)
-
-
-def test_a_rule_is_named_with_the_line_that_goes_before_it_and_a_person_is_told_from_a_rule() -> None:
-    line = '{tools: ["bash__exec"], action: allow}'
-    told = found("E_APPROVAL_DENIED", args={"command": "rm x"})
-    assert (told.by, told.allow) == ("rule", f"Extension/careful: a rule before number 0: {line}")
-    told = found("E_APPROVAL_DENIED", args={"command": "ls"})
-    assert (told.by, told.allow) == ("rule", f"Extension/last: a rule as the last one: {line}")
-    asks = msgspec.structs.replace(SPEC, approvals=SPEC.approvals[:1])
-    person = refusal(asks, "bash__exec", {"command": "mv x"}, "E_APPROVAL_DENIED", "no", None)
-    assert person is not None
-    assert person.by == "person"
-    assert person.allow.startswith("answer yes when it is asked again (gdn approve), or Extension/careful: ")
 
 
 def test_grants_and_budgets_say_it_themselves_and_an_extension_is_named() -> None:

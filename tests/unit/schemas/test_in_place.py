@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from msgspec.structs import fields, replace
 
-from goondan.schemas.approval_rules import Policy
 from goondan.schemas.bundle.in_place import can_follow
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExtensionSpec, ModelSpec
 from goondan.schemas.bundle.structured import OutputSpec
@@ -44,7 +43,6 @@ REPLACED: dict[str, Any] = {
     "conversation_mb": 1,
     "traces": "whole",
     "request_timeout_ms": 1,
-    "approvals": [Policy("x")],
     "servers": ["files"],
     "confined": True,
     "own_state": True,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from msgspec import structs
+from msgspec import Raw, structs
 
+from goondan.features import FEATURES
 from goondan.kernel.broker.assemble import features
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.epochs import Epochs
@@ -14,7 +15,6 @@ from goondan.kernel.broker.folders import Moved
 from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.ledger import Ledger
 from goondan.kernel.broker.router import Router
-from goondan.schemas.approval_rules import Policy, read_policy
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, Hello, Lease, ReplyTo, ToolCallPayload
@@ -39,10 +39,18 @@ class NoFolders:
         return []
 
 
-def policy(config: dict[str, Any]) -> Policy:
+def policy(config: dict[str, Any]) -> Any:
+    from goondan.features.approvals.wire import read_policy
+
     found, problems = read_policy("approval", config)
     assert not problems
     return found
+
+
+def rules(config: dict[str, Any]) -> dict[str, Raw]:
+    """The part of an agent's specification. In a tree without the feature nothing is gated."""
+    there = any(feature.name == "approvals" for feature in FEATURES)
+    return {"approvals": to_raw([policy(config)])} if there else {}
 
 
 class Peer:
@@ -115,7 +123,8 @@ class Bench:
         self.now, self.idents, self.incarnations = 1000.0, 0, 0
         self.journal = MemoryJournal()
         base = plan()
-        gated = {name: structs.replace(base.agents["coder"], name=name, approvals=[policy(config)]) for name in agents}
+        parts = rules(config)
+        gated = {name: structs.replace(base.agents["coder"], name=name, parts=parts) for name in agents}
         self.plan: KernelPlan = structs.replace(base, agents={**base.agents, **gated})
         self.peers: dict[tuple[int, bytes], Peer] = {}
         self.full = False

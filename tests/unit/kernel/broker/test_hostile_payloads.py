@@ -9,8 +9,6 @@ import pytest
 from msgspec import Raw, structs
 
 from goondan.kernel.broker.bus import Bus
-from goondan.schemas.approval_rules import MAX_EXPIRY_S
-from goondan.schemas.approvals import MAX_ARGS_BYTES, ApprovalAsk
 from goondan.schemas.bundle.effective_config import digest_of
 from goondan.schemas.bundle.launch import CatalogItem, ToolSource
 from goondan.schemas.wire.codec import MAX_FRAME_BYTES, encode_value, from_raw, to_raw
@@ -40,7 +38,7 @@ class Attacked:
                 registry=registry,
                 catalog=["bash__exec"],
                 extensions=[first, *EXTENSIONS[1:]],
-                parts={"budgets": to_raw({"tokens": 10**9})},
+                parts={**bench.plan.agents[name].parts, "budgets": to_raw({"tokens": 10**9})},
             )
             for name in ("coder", "reviewer")
         }
@@ -138,6 +136,8 @@ def test_an_op_that_is_no_text_is_named(op: Any) -> None:
 @pytest.mark.feature("approvals")
 @pytest.mark.parametrize("seconds", [1e308, 2.0**63, float(2**64 - 1), 1e12])
 def test_a_question_that_never_expires_blinds_no_operator(seconds: float) -> None:
+    from goondan.features.approvals.wire import MAX_EXPIRY_S
+
     world = Attacked()
     asked = to_raw({"kind": "question", "args": {}, "message": "m", "expiresS": seconds})
     (answer,) = world.send(world.coder, world.frame(world.coder, "approval.ask", bytes(asked), call_id="q", tool="t"))
@@ -157,6 +157,8 @@ def test_a_question_expires_after_a_number_of_seconds(seconds: float) -> None:
 
 @pytest.mark.feature("approvals")
 def test_a_list_of_what_waits_fits_a_frame_whatever_agents_ask() -> None:
+    from goondan.schemas.approvals import MAX_ARGS_BYTES
+
     world = Attacked()
     schema = {"type": "object", "description": "x" * (MAX_ARGS_BYTES - 1000)}
     for number in range(8):
@@ -277,6 +279,7 @@ def test_what_the_broker_opens_is_not_looked_through_when_it_is_too_long(kind: s
 @pytest.mark.feature("approvals", "budgets")
 def test_nobody_reaches_what_another_instance_has_asked_or_reserved() -> None:
     from goondan.features.budgets.broker import Budgets
+    from goondan.schemas.approvals import ApprovalAsk
 
     world = Attacked()
     asked = bytes(to_raw(ApprovalAsk(kind="question", args=to_raw({}), message="whose?")))

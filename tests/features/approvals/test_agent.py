@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
-from goondan.agentproc.approvals import Approvals
 from goondan.agentproc.calls import CallContext
 from goondan.agentproc.catalog import Catalog
-from goondan.schemas.approval_rules import read_policy
+from goondan.agentproc.conversation import ToolCallPart
+from goondan.agentproc.parts import Call
+from goondan.features.approvals.agent import WaitingCalls, who_refused
+from goondan.features.approvals.wire import Condition, Policy, Rule, read_policy
 from goondan.schemas.approvals import ApprovalAsk, ApprovalState
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
 from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.errors import GoondanError, fail, tool_error
 from goondan.schemas.wire.frames import Frame, ToolResult
 
 RULES = {"rules": [{"tools": ["deploy"], "action": "ask", "when": {"args.where": {"equals": "production"}}}]}
@@ -35,23 +40,27 @@ class Turn:
             catalog=["deploy", "look"],
             state_dir="/s",
             revision="r",
-            approvals=[policy],
+            parts={"approvals": to_raw([policy])},
         )
-        self.link = self.store = self
+        self.link = self.store = self.instance = self.notes = self.live = self.calls = self
+        self.context, self.turn_id = CallContext("t1", "e1", 7), "t1"
         self.asked: list[tuple[Frame, asyncio.Future[Frame]]] = []
         self.noted: list[str] = []
         self.ran: list[str] = []
         self.results: list[ToolResult] = []
         self.woken = self.lost = 0
+        self.refusals: list[tuple[str, str]] = []
         self.catalog = Catalog.of(self.spec).for_step()
-        self.approvals = Approvals(
-            self,  # type: ignore[arg-type]
-            "t1",
-            self,  # type: ignore[arg-type]
-            wake=lambda: setattr(self, "woken", self.woken + 1),
-            told=lambda tool_call_id: None,
-            lost=lambda: setattr(self, "lost", self.lost + 1),
-        )
+        self.approvals = WaitingCalls(self)  # type: ignore[arg-type]
+
+    def rouse(self) -> None:
+        self.woken += 1
+
+    def abandon(self) -> None:
+        self.lost += 1
+
+    def refused(self, tool_call_id: str, by: str, allow: str) -> None:
+        self.refusals.append((tool_call_id, by))
 
     def clock(self) -> str:
         return "now"
@@ -60,8 +69,9 @@ class Turn:
     def write(self) -> Any:
         yield
 
-    def waits(self, tool_call_id: str, at: str, within: str | None) -> None:
-        self.noted.append(tool_call_id)
+    def waits(self, tool_call_id: str, at: str = "", within: str | None = None) -> None:
+        if at:
+            self.noted.append(tool_call_id)
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]:
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
@@ -71,12 +81,14 @@ class Turn:
     def forget(self, frame_id: str) -> None:
         self.asked[-1][1].cancel()
 
-    def call(self, name: str, where: str, tool_call_id: str = "c1") -> None:
-        context = CallContext("t1", "e1", 7)
-        run = lambda: self.ran.append(tool_call_id)
-        self.approvals.admit(
-            self.catalog, name, {"where": where}, tool_call_id, context, run=run, done=self.results.append
-        )
+    def call(self, name: str, where: str, tool_call_id: str = "c1", *, here: bool = True) -> None:
+        action: Any = SimpleNamespace(part=ToolCallPart(tool_call_id, name, {"where": where}), within=None)
+        call = Call(action, {"where": where}, 1, here)
+        self.approvals.call(call, self.results.append, self.start)
+
+    def start(self, call: Call, done: Callable[[ToolResult], None]) -> None:
+        self.ran.append(call.id)
+        self.done = done
 
     async def reply(self, state: ApprovalState | GoondanError) -> None:
         _, future = self.asked.pop(0)
@@ -108,9 +120,9 @@ async def test_a_call_that_waits_parks_the_turn_and_is_made_anew() -> None:
     assert (turn.noted, turn.woken) == (["c1"], 1)
     assert turn.approvals.parks(["c1"])
     assert not turn.approvals.parks(["c1", "c2"]), "another call of the step still runs"
-    turn.approvals.news(["t1/c10", "t2/c1"])
+    turn.approvals.news(Frame("approval.news", calls=["t1/c10", "t2/c1"]))
     assert turn.approvals.parks(["c1"]), "news of others"
-    turn.approvals.news(["t1/c1"])
+    turn.approvals.news(Frame("approval.news", calls=["t1/c1"]))
     assert not turn.approvals.parks(["c1"])
     await turn.reply(ApprovalState(state="run"))
     assert turn.ran == ["c1"]
@@ -144,5 +156,40 @@ async def test_a_call_that_is_dropped_waits_for_nobody() -> None:
     turn.asked.pop(0)
     await turn.reply(ApprovalState(state="waits"))
     turn.approvals.close()
-    turn.approvals.news(["t1/c2"])
+    turn.approvals.news(Frame("approval.news", calls=["t1/c2"]))
     assert not turn.asked
+
+
+async def test_a_rule_that_comes_in_the_middle_of_a_turn_holds_from_then_on() -> None:
+    turn = Turn()
+    turn.call("look", "anywhere")
+    policy, _ = read_policy("approval", {"default": "ask"})
+    turn.spec = structs.replace(turn.spec, parts={"approvals": to_raw([policy])})
+    turn.call("look", "anywhere", "c2")
+    assert (turn.ran, len(turn.asked)) == (["c1"], 1)
+
+
+async def test_who_has_refused_a_call_is_noted_also_of_calls_at_a_tool_host() -> None:
+    turn = Turn()
+    turn.call("deploy", "production")
+    await turn.reply(ApprovalState(state="denied", reason="no"))
+    turn.call("deploy", "production", "c2", here=False)
+    assert turn.ran == ["c2"], "the broker asks about it"
+    turn.done(ToolResult(status="error", error=tool_error("E_APPROVAL_DENIED", "no", name="BusError")))
+    assert turn.refusals == [("c1", "person"), ("c2", "person")]
+
+
+def test_a_rule_is_named_with_the_line_that_goes_before_it_and_a_person_is_told_from_a_rule() -> None:
+    rules = [
+        Rule(["bash__*"], "deny", [Condition(["command"], "startsWith", "rm")]),
+        Rule(["bash__*"], "ask", [Condition(["command"], "startsWith", "mv")]),
+    ]
+    policies = [Policy("careful", rules), Policy("last", default="deny")]
+    line = '{tools: ["bash__exec"], action: allow}'
+    first = who_refused(policies, "bash__exec", {"command": "rm x"})
+    assert first == ("rule", f"Extension/careful: a rule before number 0: {line}")
+    last = who_refused(policies, "bash__exec", {"command": "ls"})
+    assert last == ("rule", f"Extension/last: a rule as the last one: {line}")
+    by, allow = who_refused(policies[:1], "bash__exec", {"command": "mv x"})
+    assert by == "person"
+    assert allow.startswith("answer yes when it is asked again (gdn approve), or Extension/careful: ")

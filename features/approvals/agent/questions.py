@@ -1,4 +1,4 @@
-"""What MCP servers ask people within a call: each question is an item that an operator answers (`gdn approve answer`).
+"""What servers ask people within a call: each question is an item that an operator answers (`gdn approve answer`).
 
 Rules.
 - The broker keeps the item, checks the answer against the question's schema, and stops the clocks meanwhile. The item
@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec import structs
 
-from goondan.agentproc.calls import CallContext
+from goondan.agentproc.parts import TurnCore
 from goondan.agentproc.tool_asks import Asked
 from goondan.schemas.approvals import MAX_MESSAGE, ApprovalAsk, ApprovalState
 from goondan.schemas.mcp import McpElicit, McpElicited
@@ -36,39 +36,22 @@ _AGAIN: Final = re.compile(r"~[0-9]+\Z")
 _NOTHING: Final = {"type": "object", "maxProperties": 0}
 
 
-class PostingLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
+class Questions:
+    """The questions of the calls of one turn."""
 
-    def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
-
-
-class Elicitations:
-    """The questions of the calls of one turn. `context` gives the turn's event and epoch. `tool_of` gives the full name
-    of the tool of a call. `may_repeat` says that a call may be made again although its outcome is unknown.
-    """
-
-    def __init__(
-        self,
-        link: PostingLink,
-        context: Callable[[], CallContext],
-        tool_of: Callable[[str], str | None],
-        may_repeat: Callable[[str], None],
-    ) -> None:
-        self._link = link
-        self._context = context
-        self._tool_of = tool_of
-        self._may_repeat = may_repeat
+    def __init__(self, turn: TurnCore) -> None:
+        self._turn = turn
         #: The id of the item -> the question, and what was asked for it.
         self._open: dict[str, tuple[Asked, ApprovalAsk, str]] = {}
 
     def take(self, asked: Asked) -> None:
         """A server asks. Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN."""
         question: McpElicit = asked.read(McpElicit)
-        tool = self._tool_of(asked.call_id)
+        tool = self._turn.instance.caller.tool_of(asked.call_id)
         if tool is None:
             raise GoondanError(error_payload("E_CALL_ENDED", "the call has ended"))
         if question.again:
-            self._may_repeat(asked.call_id)
+            self._turn.calls.may_repeat(asked.call_id)
         name = item_name(asked.call_id, asked.number)
         self._open[name] = (asked, ask_of(tool, question), tool)
         self._ask(name)
@@ -102,10 +85,10 @@ class Elicitations:
         future.add_done_callback(partial(self._answered, name, asked))
 
     def _post(self, name: str, ask: ApprovalAsk, tool: str) -> asyncio.Future[Frame]:
-        context = self._context()
+        context = self._turn.calls.context
         frame = Frame("approval.ask", tool=tool, call_id=name, event_id=context.event_id, epoch=context.epoch)
         frame.payload = to_raw(ask)
-        return self._link.post(frame)
+        return self._turn.instance.link.post(frame)
 
     def _answered(self, name: str, asked: Asked, future: asyncio.Future[Frame]) -> None:
         known = self._open.get(name)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.approval_rules import decide, read_policy
+from goondan.features.approvals.wire import decide, read_policy
 
 MISSING: Any = object()
 

@@ -19,9 +19,27 @@ from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
+from goondan.schemas.approvals import DENIED, WAITS
 from goondan.schemas.text.same_json import same_json
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.errors import ASK, ErrorCode, add_codes
+
+#: The name of the feature, and of its part of an agent's specification: the policies of the agent.
+FEATURE: Final = "approvals"
+
+ERRORS: Final = add_codes(
+    {
+        WAITS: ErrorCode(
+            "A person answers with `gdn approve`; the turn goes on by itself then.", for_models=ASK, waits=True
+        ),
+        DENIED: ErrorCode("Do without the call, or ask for something else.", refuser="rule"),
+        "E_APPROVAL_MISMATCH": ErrorCode("Make the call anew: a person is asked about the new one.", refuser="person"),
+        "E_APPROVAL_NOT_FOUND": ErrorCode("`gdn approve list` shows what waits."),
+        "E_APPROVAL_DECIDED": ErrorCode("`gdn approve list --all` shows how it was decided."),
+    }
+)
 
 Action = Literal["allow", "ask", "deny"]
 ACTIONS: Final[tuple[Action, ...]] = ("allow", "ask", "deny")
@@ -110,6 +128,12 @@ class Problem(Struct, frozen=True):
 #: Arguments that nobody here can read.
 UNREADABLE: Final = object()
 _RUN: Final = Decision("allow")
+
+
+def policies_of(parts: Mapping[str, Raw]) -> list[Policy]:
+    """The policies among the parts of an agent's specification; [] without any. Raises GoondanError E_FRAME_INVALID."""
+    found = parts.get(FEATURE)
+    return [] if found is None else from_raw(found, list[Policy])
 
 
 # --- deciding -------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.schemas.approval_rules import (
+from goondan.features.approvals.wire import (
     DEFAULT_EXPIRY_S,
     MAX_STARS,
     UNREADABLE,

@@ -10,8 +10,8 @@ from msgspec import Raw
 
 from goondan.agentproc.calls import CallContext, ToolCaller
 from goondan.agentproc.catalog import Catalog
-from goondan.agentproc.elicitations import Elicitations, item_name
 from goondan.agentproc.tool_asks import ToolAsks
+from goondan.features.approvals.agent.questions import Questions, item_name
 from goondan.schemas.approvals import ApprovalAsk, ApprovalState
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
 from goondan.schemas.mcp import McpElicit
@@ -49,7 +49,8 @@ class Turn:
         self.context = CallContext("t1", "e1", 7)
         self.attached = 0
         self.refuses = False
-        self.elicitations = Elicitations(self.link, lambda: self.context, self.caller.tool_of, self.may_repeat)
+        self.instance = self.calls = self
+        self.elicitations = Questions(self)  # type: ignore[arg-type]
         self.asks = ToolAsks(self.link, self.caller.is_open)
         self.asks.handle("elicit", self.elicitations.take)
         spec = AgentSpec(

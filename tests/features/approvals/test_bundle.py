@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.kernel.bundle.approvals import policies_of
+from goondan.features.approvals.bundle import EXTENSION
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 WITH = GOOD.replace("  tools:\n", "  extensions:\n    - {use}\n  tools:\n", 1)
@@ -26,7 +26,7 @@ def test_the_rules_of_an_agent_are_those_of_its_extensions(look: Look) -> None:
     use = "{ref: Extension/approval, config: {rules: [" + rule + "]}}\n    - Extension/guard\n    - Extension/logging"
     seen = look(OWN + WITH.replace("{use}", use))
     assert seen.errors == []
-    own, guard = policies_of(seen.checked.agents["helper"].extensions)
+    own, guard = EXTENSION.part(seen.checked.agents["helper"].extensions) or []
     assert (own.name, guard.name, guard.default, guard.rules) == ("approval", "guard", "ask", [])
     (found,) = own.rules
     assert (found.tools, found.action, found.expires_s) == (["bash__*"], "ask", 900.0)
@@ -55,4 +55,4 @@ def test_an_extension_of_that_name_that_is_the_bundles_own_has_no_rules(look: Lo
     files = {"ext/a.py": "def register(api): ..."}
     seen = look(document + using("{rules: [{tools: [x], action: ask}]}"), files=files)
     assert seen.errors == []
-    assert policies_of(seen.checked.agents["helper"].extensions) == []
+    assert EXTENSION.part(seen.checked.agents["helper"].extensions) is None

@@ -1,0 +1,42 @@
+"""The rules of an agent's `approval` extensions: what is wrong with them, and what the broker and the agent get. Pure.
+
+Source: docs/approvals.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from goondan.features.approvals.wire import FEATURE, Policy, read_policy
+from goondan.kernel.bundle.checked import CheckedAgent
+from goondan.kernel.bundle.feature_extensions import is_bundled
+from goondan.kernel.bundle.problems import Report
+from goondan.schemas.bundle.launch import ExtensionSpec
+
+
+class ApprovalExtension:
+    """The bundled extension `approval`, under whatever names a bundle has it (kernel/bundle/feature_extensions.py)."""
+
+    feature: Final = FEATURE
+    extension: Final = "approval"
+
+    def faults(self, config: Mapping[str, Any]) -> list[str]:
+        """The faults of rules that fit the schema of the config. They are worded as the schema's issues are."""
+        return [
+            "config"
+            + "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in fault.path)
+            + f": {fault.message}"
+            for fault in read_policy("", config)[1]
+        ]
+
+    def check(self, agents: Sequence[CheckedAgent], report: Report) -> None:
+        """Nothing can be wrong between agents."""
+
+    def part(self, extensions: Sequence[ExtensionSpec]) -> list[Policy] | None:
+        """The policies of one agent, one for each such extension; None when it has none."""
+        found = [one for one in extensions if is_bundled(self.extension, one.entry, one.bundled)]
+        return [read_policy(one.name, one.config)[0] for one in found] or None
+
+
+EXTENSION: Final = ApprovalExtension()

@@ -1,0 +1,76 @@
+"""A bundle with rules never runs without them because something of this feature is missing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec import structs
+
+from goondan import features
+from goondan.agentproc import parts as agent_parts
+from goondan.features import FEATURES
+from goondan.kernel.broker import assemble
+from goondan.kernel.bundle import feature_extensions
+from goondan.kernel.cli.commands import command_of
+from goondan.kernel.cli.console.questions import questions
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.errors import GoondanError
+from tests.features.approvals.test_bundle import OWN, using
+from tests.unit.kernel.broker.approving import ASK, policy
+from tests.unit.kernel.broker.swarm import plan
+from tests.unit.kernel.bundle.conftest import Look
+
+RULES = {"approvals": to_raw([policy(ASK)])}
+WITHOUT = tuple(feature for feature in FEATURES if feature.name != "approvals")
+
+
+@pytest.mark.parametrize(
+    ("file", "load"),
+    [
+        ("broker", assemble.features),
+        ("bundle", feature_extensions.feature_extensions.__wrapped__),
+        ("agent", agent_parts.kinds.__wrapped__),
+        ("console", lambda: questions(SimpleNamespace(on=lambda kind, call: None))),  # type: ignore[arg-type]
+        ("command", lambda: command_of("approve")),
+    ],
+)
+async def test_a_missing_file_stops_the_process_that_loads_it(
+    monkeypatch: pytest.MonkeyPatch, file: str, load: Callable[[], Any]
+) -> None:
+    load()
+    monkeypatch.setitem(sys.modules, f"goondan.features.approvals.{file}", None)
+    with pytest.raises(ImportError):
+        load()
+
+
+def test_without_its_row_the_broker_refuses_a_plan_with_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    base = plan()
+    ruled = structs.replace(base, agents={"coder": structs.replace(base.agents["coder"], parts=RULES)})
+    assemble.refuse_unclaimed(ruled)
+    monkeypatch.setattr(assemble, "FEATURES", WITHOUT)
+    assemble.refuse_unclaimed(base)
+    with pytest.raises(GoondanError, match="approvals") as refused:
+        assemble.refuse_unclaimed(ruled)
+    assert refused.value.code == "E_CONFIG_UNSUPPORTED"
+
+
+def test_without_its_row_a_bundle_with_rules_is_no_bundle(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feature_extensions, "FEATURES", WITHOUT)
+    for bundle in (using("{default: ask}"), OWN + using("{}").replace("Extension/approval", "Extension/guard")):
+        (error,) = look(bundle).errors
+        assert error.code == "E_CONFIG_UNSUPPORTED"
+        assert "it needs the feature approvals" in error.message
+
+
+def test_without_its_row_an_agent_refuses_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(features, "FEATURES", WITHOUT)
+    instance: Any = SimpleNamespace(spec=plan().agents["coder"])
+    known = agent_parts.Features(instance, agent_parts.kinds.__wrapped__())
+    spec = structs.replace(plan().agents["coder"], parts=RULES)
+    with pytest.raises(GoondanError, match="approvals") as refused:
+        known.refuse_unclaimed(spec)
+    assert refused.value.code == "E_FEATURE_MISSING"
