@@ -1,23 +1,175 @@
-"""Reading the messages of an instance's conversation, while its agent writes them. Nothing is changed.
+"""The conversation files of a workspace: found, and read while agents write them. Nothing is changed.
 
-Messages are shown as they are stored (agentproc/conversation.py), whatever fields a version of it has.
+Files are opened read-only and for one short read each; SQLite's WAL lets agents write meanwhile, and a file that
+nobody has open is left as it was. One that is being made, or has gone, is empty. Messages are shown as they are stored
+(agentproc/conversation.py), whatever fields a version of it has.
 
-Source: docs/design/turns.md section 4.
+Source: docs/design/turns.md section 4; docs/design/traces.md.
 """
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
 
-from goondan.kernel.trace_files import place_of, read_file
+from goondan.schemas.bundle.address import instance_dir, path_segment, segment_key
+from goondan.schemas.text.times import rfc3339
+from goondan.schemas.traces.turn_notes import CONVERSATION_FILE, CONVERSATION_FORMAT
 from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.frames import OPERATOR_AGENT
 from goondan.schemas.wire.usage import ROWS, Usage, part_of, read_used, total_of
+
+_T = TypeVar("_T")
+
+#: How long a read waits for a file that is being recovered or replaced (seconds).
+BUSY_S: Final = 2.0
+
+
+class ConversationFile(Struct, frozen=True):
+    """One conversation file."""
+
+    #: Where it is.
+    path: str
+    #: The agent.
+    agent: str
+    #: Its instance. None: the key is too long to stand in a path.
+    instance_key: str | None
+    #: When it was last written (seconds since 1970).
+    written: float = 0.0
+
+
+def place_of(state_dir: str, agent: str, instance_key: str) -> ConversationFile:
+    """The file of an instance, which need not be there."""
+    return ConversationFile(f"{instance_dir(state_dir, agent, instance_key)}/{CONVERSATION_FILE}", agent, instance_key)
+
+
+def conversation_files(state_dir: str, agent: str | None, instance: str | None) -> Iterator[ConversationFile]:
+    """The conversation files of a workspace, in no order; of one agent, or one instance key, if given."""
+    root = Path(state_dir, "instances")
+    for agent_dir in _children(root) if agent is None else [root / path_segment(agent)]:
+        for folder in _children(agent_dir) if instance is None else [agent_dir / path_segment(instance)]:
+            path = folder / CONVERSATION_FILE
+            try:
+                written = path.stat().st_mtime
+            except OSError:
+                continue
+            with suppress(OSError):  # a file that is closed has no log
+                written = max(written, os.stat(f"{path}-wal").st_mtime)
+            yield ConversationFile(
+                str(path), segment_key(agent_dir.name) or agent_dir.name, segment_key(folder.name), written
+            )
+
+
+def _children(folder: Path) -> Iterator[Path]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield Path(entry.path)
+
+
+def read_file(place: ConversationFile, read: Callable[[sqlite3.Connection], _T]) -> _T | None:
+    """What `read` finds in the file, in one short read transaction. None when there is no file, or it is being made.
+    Raises GoondanError E_STATE.
+    """
+    before = _untouched(place.path)
+    try:
+        if before is None:
+            return _query(place, read, "mode=ro")
+        # Nobody has it open. Opened in the usual way it would get a log and an index, which a reader cannot remove.
+        try:
+            found = _query(place, read, "mode=ro&immutable=1")
+        except sqlite3.Error:
+            if _untouched(place.path) == before:
+                raise
+        else:
+            if _untouched(place.path) == before:
+                return found
+        return _query(place, read, "mode=ro")  # an agent opened it meanwhile
+    except sqlite3.Error as error:
+        if not os.path.exists(place.path):
+            return None  # the instance was deleted, or in this moment
+        raise fail("E_STATE", f"{place.path}: {error}") from None
+
+
+def _untouched(path: str) -> tuple[int, int] | None:
+    """What tells whether a closed file stays as it is; None for one that somebody has open."""
+    try:
+        state = os.stat(path)
+        return None if os.path.exists(path + "-wal") else (state.st_mtime_ns, state.st_size)
+    except OSError:
+        return None
+
+
+def _query(place: ConversationFile, read: Callable[[sqlite3.Connection], _T], options: str) -> _T | None:
+    uri = f"{Path(place.path).as_uri()}?{options}"
+    with closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as db:
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        if version == 0:
+            return None  # it is being made
+        if version != CONVERSATION_FORMAT:
+            message = f"{place.path} has format {version}, this version reads {CONVERSATION_FORMAT}"
+            raise fail("E_STATE", message)
+        db.execute("BEGIN")  # one moment for all reads
+        return read(db)
+
+
+class Instance(Struct, frozen=True):
+    """One instance."""
+
+    #: The agent.
+    agent: str
+    #: Its key. None: it is long, and the folder's name holds only a part of it.
+    instance_key: str | None
+    #: Its folder.
+    folder: str
+    #: The size of its conversation, without the workdir.
+    bytes: int
+    #: When it was last written (seconds since 1970).
+    written: float
+
+    def document(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "agent": self.agent,
+            "instanceKey": self.instance_key,
+            "folder": self.folder,
+            "bytes": self.bytes,
+            "written": rfc3339(self.written),
+        }
+
+
+def instances(state_dir: str, agent: str | None = None, key: str | None = None) -> list[Instance]:
+    """Those that have had an event, the one that was written last first; of one agent, or one key, if given.
+
+    Those of `gdn call` are an agent of their own, which is left out unless it is named.
+    """
+    found = [
+        Instance(
+            agent=place.agent,
+            instance_key=key if key is not None else place.instance_key,
+            folder=os.path.dirname(place.path),
+            bytes=_size(place.path) + _size(f"{place.path}-wal"),
+            written=place.written,
+        )
+        for place in conversation_files(state_dir, agent, key)
+        if agent is not None or place.agent != OPERATOR_AGENT
+    ]
+    return sorted(found, key=lambda one: -one.written)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:  # it has gone, or there is none
+        return 0
 
 
 class Overview(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):

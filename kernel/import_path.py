@@ -5,6 +5,10 @@ and not into the current folder, PYTHONPATH or the user's site-packages, whose .
 either. Our own packages are found by start.py, from where it lies. Packages of others that we need may lie elsewhere:
 in the user's site-packages, or in a folder that PYTHONPATH named. A parent has found it, and tells its children in
 which folders; they look there last.
+
+`main` is the entry point of the `gdn` of an installed wheel: it puts the module path in order before it imports
+anything else. pip writes that script, and its interpreter is not isolated. What it has imported by then cannot be taken
+back; see docs/decisions/044.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
-from typing import Final
+from typing import Final, NoReturn
 
 #: The modules of the packages that pyproject.toml asks for.
 NEEDED: Final = (
@@ -60,3 +64,11 @@ def entries_of_current_folder(
 
 def _without(path: Sequence[str], unwanted: set[str]) -> list[str]:
     return [entry for entry in path if os.path.abspath(entry) not in unwanted]
+
+
+def main() -> NoReturn:
+    """Run the command that was given. Ends the process."""
+    leave_current_folder()
+    from goondan.kernel.cli import main as run
+
+    run()

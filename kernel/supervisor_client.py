@@ -1,5 +1,6 @@
-"""`supervisor.sock`, the commands' half and the messages of both. The supervisor's half is
-supervisor/command_socket.py.
+"""`supervisor.sock`, the commands' half and the messages of both; and all kernels of this user that run.
+
+The supervisor's half is supervisor/command_socket.py.
 
 One JSON object a line in, one a line out, any number on a connection. Operations:
 - `{"op":"ps"}` -> `{"ok":true,"processes":[…],"privateCopy":…,"stateDir":…}`.
@@ -20,6 +21,10 @@ One JSON object a line in, one a line out, any number on a connection. Operation
 Connections outlive a restart in place, and a kernel that they hold stays held.
 
 No event loop is needed here, so `ps` and `stop` start quickly.
+
+Kernels are found by the workspaces of the usual state root, and by the sockets of supervisors that the system lists.
+
+Source: docs/design/commands.md section 4.
 """
 
 from __future__ import annotations
@@ -28,11 +33,14 @@ import os
 import socket
 import struct
 import time
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
-from goondan.kernel import lock, rundir
+from goondan.kernel import lock, paths, rundir
+from goondan.kernel.lock import KernelRecord
+from goondan.kernel.rundir import SUPERVISOR_SOCKET
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import ErrorPayload
 from goondan.schemas.worker.tool_host_reports import WorkerNews
@@ -205,3 +213,42 @@ class SupervisorClient:
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
+
+
+#: How long a supervisor may take to answer (seconds): one that hangs keeps nobody from seeing the others.
+OTHERS_ANSWER_S: Final = 1.0
+
+
+def kernels() -> list[KernelRecord]:
+    """Their records, in the order of their bundles. One that does not answer, or whose state others can change, is
+    left out.
+    """
+    workspaces = os.path.join(paths.state_root(), "workspaces")
+    states: set[str] = set()
+    with suppress(OSError):
+        states.update(os.path.join(workspaces, name) for name in os.listdir(workspaces))
+    with suppress(OSError), open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as table:
+        for line in table:
+            folder, _, name = line.rstrip("\n").rpartition("/")
+            if name == SUPERVISOR_SOCKET and "/" in folder:
+                with suppress(GoondanError, OSError):
+                    states.update(_state_in(folder[folder.index("/") :]))
+    found = []
+    for state_dir in states:
+        with suppress(GoondanError):
+            record = lock.read_record(state_dir)
+            if record is not None and lock.is_held(state_dir):
+                found.append(record)
+    return sorted(found, key=lambda record: (record.bundle, record.pid))
+
+
+def _state_in(run_dir: str) -> list[str]:
+    """The state of the kernel in this runtime directory, if there is one of ours. Raises GoondanError."""
+    client = SupervisorClient.at(run_dir)
+    if client is None:
+        return []
+    try:
+        state_dir = client.ask("ps", OTHERS_ANSWER_S).state_dir
+    finally:
+        client.close()
+    return [] if state_dir is None else [state_dir]

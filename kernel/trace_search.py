@@ -1,27 +1,33 @@
-"""Finding turns and traces in a workspace: by the index that agents write (schemas/traces/trace_index.py), or in files.
+"""Finding turns and traces in a workspace: by the index that agents write (schemas/traces/trace_index.py), or in the
+conversation files, and reading them there.
 
 A turn that the index has forgotten is looked for in every file of a workspace that has few; beside many instances only
 if that is wished, since it takes long.
 
-Source: docs/design/traces.md section 3.
+Source: docs/design/traces.md section 3; schemas/traces/turn_notes.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import Final
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
 
 from goondan.kernel import lock
+from goondan.kernel.conversations import ConversationFile, conversation_files, place_of, read_file
 from goondan.kernel.paths import is_utf8
-from goondan.kernel.trace import Trace
-from goondan.kernel.trace_files import ConversationFile, Which, conversation_files, place_of, read_turns
-from goondan.kernel.trace_tree import TraceTree, find, grow, tree_of
+from goondan.kernel.trace import Note, Trace, said_in, tell
+from goondan.kernel.trace_tree import TraceTree, find, grow, moment, tree_of
 from goondan.schemas.traces import trace_index
 from goondan.schemas.traces.trace_index import IndexRow
+from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import OPERATOR_AGENT
+from goondan.schemas.wire.frames import OPERATOR_AGENT, AgentEvent, Answer
 from goondan.schemas.wire.questions import ANSWER_SUFFIX, correlation, handoff_correlation
 from goondan.schemas.wire.spans import is_trace_id
 
@@ -188,3 +194,127 @@ def _running_since(state_dir: str) -> str | None:
 
 def _of(agent: str | None, instance: str | None) -> str:
     return "" if agent is None and instance is None else f" of {agent or 'any agent'}/{instance or 'any instance'}"
+
+
+#: Notes of one turn that are read: more than maxStepsPerTurn steps with a hundred calls each.
+MAX_NOTES: Final = 20_000
+
+
+_LAST: Final = "SELECT seq FROM turns ORDER BY started_at DESC, seq DESC LIMIT 1"
+
+
+_NAMED: Final = "SELECT seq FROM turns WHERE turn_id = ?1 OR event_key = ?1 ORDER BY started_at DESC, seq DESC LIMIT 1"
+
+
+_TURN: Final = (
+    "SELECT turn_id, event_key, attempt, status, started_at, ended_at, answer, trace_id, parent_span_id, waited_ms, "
+    "first_note FROM turns WHERE seq = ?"
+)
+
+
+_NOTES: Final = "SELECT type, at, detail, turn_id FROM runtime_events WHERE seq >= ? ORDER BY seq LIMIT ?"
+
+
+#: The digits of a position stand between `.` and `.:`.
+_MESSAGES: Final = (
+    "SELECT message FROM base WHERE id > ?1 AND id < ?2 AND length(message) <= ?4 "
+    "UNION ALL SELECT message FROM events WHERE turn_id = ?3 AND length(message) <= ?4"
+)
+
+
+#: The largest message that is read for what a trace shows of it (bytes). It is decoded whole.
+MAX_MESSAGE_BYTES: Final = 1 << 20
+
+
+class Which(Struct, frozen=True, kw_only=True):
+    """The turns that are read from a file. Without any of the three it is the turn that began last."""
+
+    #: The turns of these events.
+    events: Sequence[str] = ()
+    #: The turns with this id, or whose event has this id.
+    name: str | None = None
+    #: The turns of this trace.
+    trace: str | None = None
+
+
+def read_turns(place: ConversationFile, which: Which, since: str | None) -> list[Trace]:
+    """Turns of one file. `since` is when the kernel that runs was started, None when none runs: a turn of which nothing
+    was heard since then has ended with an earlier one. Raises GoondanError E_STATE.
+    """
+    return read_file(place, lambda db: _turns(db, place, which, since)) or []
+
+
+def _turns(db: sqlite3.Connection, place: ConversationFile, which: Which, since: str | None) -> list[Trace]:
+    return [_turn(db, place, seq, since) for seq in _chosen(db, which)]
+
+
+def _chosen(db: sqlite3.Connection, which: Which) -> list[int]:
+    """The rows of the turns that are wanted."""
+    if which.events:
+        found = [db.execute("SELECT seq FROM turns WHERE event_key = ?", (event,)).fetchone() for event in which.events]
+        return [row[0] for row in found if row is not None]
+    if which.trace is not None:
+        return [seq for (seq,) in db.execute("SELECT seq FROM turns WHERE trace_id = ? ORDER BY seq", (which.trace,))]
+    rows = db.execute(_LAST) if which.name is None else db.execute(_NAMED, (which.name,))
+    return [seq for (seq,) in rows]
+
+
+def _turn(db: sqlite3.Connection, place: ConversationFile, seq: int, since: str | None) -> Trace:
+    row = db.execute(_TURN, (seq,)).fetchone()
+    turn_id, event_id, attempt, status, started_at, ended_at, answer, trace_id, parent, waited_ms, first_note = row
+    said = _answer(answer)
+    found = {
+        "turnId": turn_id,
+        "eventId": event_id,
+        "agent": place.agent,
+        "instanceKey": place.instance_key,
+        "attempt": attempt,
+        "status": status,
+        "startedAt": started_at,
+        "endedAt": ended_at,
+        "finishReason": None if said is None else said.finish_reason,
+        "error": None if said is None else said.error,
+        "traceId": trace_id,
+        "parentSpanId": parent,
+        "waits": None if waited_ms is None else {"queueMs": waited_ms},
+        "steps": [],
+    }
+    try:
+        trace = msgspec.convert(found, Trace)  # SQLite keeps values of any type in any column
+    except msgspec.ValidationError as error:
+        raise fail("E_STATE", f"{place.path}: a turn cannot be read: {error}") from None
+    notes = _notes(db, turn_id, first_note)
+    over = _is_over(notes[-1].at if notes else started_at, since)
+    return tell(trace, notes, said_in(_messages(db, turn_id)), interrupted=over)
+
+
+def _messages(db: sqlite3.Connection, turn_id: str) -> Iterator[Any]:
+    """The messages of a turn that are still in the conversation, as they are stored; none of the largest."""
+    of_turn = (f"{turn_id}.", f"{turn_id}.:", turn_id, MAX_MESSAGE_BYTES)
+    for (data,) in db.execute(_MESSAGES, of_turn):
+        with suppress(*DECODE_ERRORS):
+            yield msgspec.msgpack.decode(data)
+
+
+def _notes(db: sqlite3.Connection, turn_id: str, first_note: int) -> list[Note]:
+    found = []
+    for kind, at, detail, whose in db.execute(_NOTES, (first_note, MAX_NOTES)):
+        if whose != turn_id:
+            break  # an instance has one turn at a time
+        if isinstance(kind, str) and isinstance(at, str):
+            found.append(Note(kind, at, detail if isinstance(detail, str) else None))
+    return found
+
+
+def _is_over(last_at: str, since: str | None) -> bool:
+    """Whether what was last heard of a turn was heard before the kernel that runs began."""
+    heard, began = moment(last_at), moment(since)
+    return since is None or (heard is not None and began is not None and heard < began)
+
+
+def _answer(data: bytes | None) -> Answer | None:
+    """How the turn ended, as its agent said; None when it says nothing that can be read."""
+    try:
+        return None if data is None else msgspec.msgpack.decode(data, type=AgentEvent).answer
+    except DECODE_ERRORS:
+        return None

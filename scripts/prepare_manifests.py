@@ -14,9 +14,17 @@ from typing import Final
 
 import msgspec
 
-from goondan.kernel.bundle.base import BROUGHT_MANIFEST, IN_AGENTS, IN_JAILS, MANIFEST, tool_folders
+from goondan.kernel.bundle.documents import (
+    BROUGHT_MANIFEST,
+    IN_AGENTS,
+    IN_JAILS,
+    MANIFEST,
+    PREPARED_FILE,
+    Prepared,
+    manifest_digest,
+    tool_folders,
+)
 from goondan.kernel.bundle.positions import Allowance, Mapping, compose
-from goondan.kernel.bundle.prepared import FILE, Prepared, manifest_digest
 from scripts.pages import write_or_check
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -25,7 +33,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 class PreparedManifests:
     """The file. It is no page, and nothing of it is translated."""
 
-    path = ROOT / "kernel" / "bundle" / FILE
+    path = ROOT / "kernel" / "bundle" / PREPARED_FILE
 
     def text(self) -> str:
         """What it should be."""

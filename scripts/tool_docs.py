@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.bundle.parameters import Parameter, parameter_rows
 from goondan.kernel.bundle.tools import CheckedTool
 from goondan.schemas.bundle.address import build_tool_name

@@ -35,16 +35,16 @@ LATER = (
         "goondan.kernel.cli.terminal",
     ),
     *(
-        "goondan.kernel.cli.answered",
+        "goondan.kernel.cli.console.answered",
         "goondan.kernel.cli.batch",
         "goondan.kernel.cli.interrupts",
-        "goondan.kernel.cli.lines",
+        "goondan.kernel.cli.console.lines",
         "goondan.kernel.cli.plain",
     ),
     *(
         "goondan.kernel.cli.console.renderer",
         "goondan.kernel.cli.console.screen",
-        "goondan.kernel.cli.workdir",
+        "goondan.kernel.cli.state",
     ),
     *(
         "goondan.kernel.bundle.check",
@@ -53,16 +53,16 @@ LATER = (
         "goondan.kernel.bundle.handlers",
     ),
     *(
-        "goondan.kernel.bundle.base",
-        "goondan.kernel.bundle.base_extensions",
+        "goondan.kernel.bundle.documents",
+        "goondan.kernel.bundle.documents",
         "goondan.kernel.bundle.grant_context",
-        "goondan.kernel.bundle.packages",
+        "goondan.kernel.bundle.documents",
     ),
     *(
-        "goondan.kernel.instances",
+        "goondan.kernel.conversations",
         "goondan.kernel.logs",
         "goondan.kernel.trace_search",
-        "goondan.kernel.cli.commands.tool_catalog",
+        "goondan.kernel.cli.commands.catalog",
         "goondan.schemas.system.startup",
     ),
 )

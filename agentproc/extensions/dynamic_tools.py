@@ -8,7 +8,7 @@ Rules.
 - The bundled extension `mcp` offers the tools of an MCP server. Their calls go over the bus like those of any Tool.
   `mcp.<name>` and `mcp__<name>` are other names of such a tool, with the name that its server has for it, as long as no
   two servers have a tool of this name.
-- A bundled extension may bring tools whose handlers run in jails (kernel/bundle/base_extensions.py). It shows them with
+- A bundled extension may bring tools whose handlers run in jails (kernel/bundle/documents.py). It shows them with
   `bring`. Their calls go over the bus like those of any Tool.
 - Handlers of registered tools run in the agent's process (local_calls.py).
 

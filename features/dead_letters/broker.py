@@ -113,7 +113,7 @@ class DeadLetters(Part):
             new_id(event.id),
             self._bus.instance(event.instance.agent, event.instance.key, self._bus.now),
             sender=event.sender,
-            content=msgspec.structs.replace(content_of(accepted, event.id), reply_to=None, chain=None),
+            content=msgspec.structs.replace(content_of(accepted), reply_to=None, chain=None),
             source=accepted.source,
             blob=accepted.blob,
             files=accepted.files,

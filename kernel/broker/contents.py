@@ -21,7 +21,6 @@ from goondan.kernel.broker.journal.records import Accepted
 from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import NO_PAYLOAD
-from goondan.schemas.wire.spans import is_trace_id, trace_id_of
 
 #: Contents of waiting events that stay in memory (bytes): about 5,000 ordinary messages.
 KEPT_BYTES: Final = 4 << 20
@@ -70,7 +69,7 @@ class Contents:
             for data in self._archive.find_records(records.event_subject(event.id)):
                 record = records.decode(data)
                 if isinstance(record, Accepted):
-                    return content_of(record, event.id)
+                    return content_of(record)
         except GoondanError as error:
             raise JournalFailed(error.info.message) from None
         except DECODE_ERRORS as error:
@@ -78,7 +77,7 @@ class Contents:
         raise JournalFailed(f"the record of event {event.id[:100]!r} is gone")
 
 
-def content_of(record: Accepted, event_id: str) -> Content:
+def content_of(record: Accepted) -> Content:
     """The content of the event, from its record in the journal."""
     return Content(
         from_=record.from_,
@@ -87,15 +86,10 @@ def content_of(record: Accepted, event_id: str) -> Content:
         chain=record.chain,
         auth=optional(record.auth),
         workdir=record.workdir,
-        trace_id=kept_trace(record.trace_id, record.root or event_id),
+        trace_id=record.trace_id,
         parent_span_id=record.parent_span_id,
         digest=record.digest,
     )
-
-
-def kept_trace(trace_id: str | None, root: str) -> str:
-    """The trace of an event in the journal. Earlier versions wrote none, or any text that a client had sent."""
-    return trace_id if trace_id is not None and is_trace_id(trace_id) else trace_id_of(root)
 
 
 def optional(value: Raw | None) -> Raw | None:

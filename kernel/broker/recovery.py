@@ -202,7 +202,7 @@ def _accept(bus: Bus, row: Row, event_id: str, record: Accepted) -> None:
         instance,
         # Many events share these values, but each record has its own copy.
         sender=intern(record.sender),
-        content=content_of(record, event_id),
+        content=content_of(record),
         source=None if record.source is None else _shared(record.source),
         deadline=None if record.deadline is None else record.deadline.on_clock(bus.ledger.boot_id, bus.booted_at),
         call_id=record.call_id,

@@ -13,11 +13,10 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.kernel.bundle.checked import Checked, CheckedAgent, CheckedFallback, Declared
+from goondan.kernel.bundle.checked import Checked, CheckedAgent, CheckedFallback, Declared, Packages
 from goondan.kernel.bundle.extension_config import check_given, check_used
-from goondan.kernel.bundle.extensions import Bundled, CheckedExtension, NoBundled, check_extension, circles, misplaced
+from goondan.kernel.bundle.extensions import Bundled, CheckedExtension, check_extension, circles, misplaced
 from goondan.kernel.bundle.feature_extensions import feature_extensions, folder_rules_of
-from goondan.kernel.bundle.installed_packages import NoPackages, Packages
 from goondan.kernel.bundle.kinds import kinds, providers
 from goondan.kernel.bundle.lookup import Files, Unreadable
 from goondan.kernel.bundle.models import ModelFault, check_model, endpoint_fault, resolve_model, sends_open_key
@@ -57,14 +56,14 @@ class Checker:
         env: Mapping[str, str],
         report: Report,
         *,
+        packages: Packages,
+        base_extensions: Bundled,
         complete: bool = True,
-        packages: Packages | None = None,
-        base_extensions: Bundled | None = None,
         chosen_server: str | None = None,
     ) -> None:
         self._chosen_server = chosen_server
-        self._packages = packages or NoPackages()
-        self._base_extensions = base_extensions or NoBundled()
+        self._packages = packages
+        self._base_extensions = base_extensions
         self._packaged: dict[str, CheckedTool] = {}
         self._brought: dict[str, CheckedTool] = {}
         self._documents = list(documents)

@@ -1,8 +1,8 @@
-"""A bundle that has been looked at, as plain values; check.py makes it."""
+"""A bundle that has been looked at, as plain values; check.py makes it. And what it asks of the packages beside it."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
@@ -107,3 +107,23 @@ class Checked(Struct):
     def runs_in_jails(self) -> list[CheckedTool]:
         """The tools and the servers: whatever may be granted something."""
         return [*self.tools.values(), *(server.tool for server in self.servers.values())]
+
+
+class Package(NamedTuple):
+    """A package that is installed."""
+
+    #: Its name.
+    name: str
+    #: Its folder.
+    root: str
+    #: Its tools, by their names.
+    tools: dict[str, CheckedTool]
+    #: The paths of its documents.
+    documents: list[str]
+
+
+class Packages(Protocol):
+    """The packages beside a bundle."""
+
+    def find(self, name: str) -> Package | str:
+        """The package, or why it cannot be used."""

@@ -1,25 +1,55 @@
-"""From a path to documents: finds the files of a bundle, and reads their YAML.
+"""Documents from files: those of a bundle, of the packages beside it, and of the bundled package `@goondan/base`.
 
 One file can be a bundle. If the bundle is a directory, all YAML files in it belong to it. A file that is not named
 goondan.yaml and has no document of ours (a compose file, a CI workflow) is skipped with a warning.
 
-Source: docs/design/bundle.md section 1.
+A package lies below `$GOONDAN_STATE_ROOT/packages`: a folder with a Package document and Tools. It is somebody else's:
+nothing of it is replaced from our environment, and its tools get the defaults until the operator accepts what they
+request (kernel/grants). It lies outside of the bundle's tree, where no jail can write.
+
+The bundled package has its manifests as data files, and no code of it is imported here: its folders are found through
+the import system's finders only. Most of its tools run in the tool host's jails; those beside the agent's code run in
+the process of the agent that calls them. Its manifests follow the same rules as a user's, except for two published
+export names and `${NAME}`, which stays text in them. An entry is relative to the manifest's own folder. The nodes of
+the manifests of tools were prepared before, because reading their YAML would take 15 ms of every start: they are found
+by the digest of the manifest's bytes, and a manifest that is not known is read as YAML. `scripts/prepare_manifests.py`
+writes them, and `make check` fails when they are out of date.
+
+The manifest of a bundled extension is read when a bundle names it, and no other is. The folder of `message-window` is
+`message_window`. An extension that bounds what its agent may do leaves that to a feature, which its manifest names in
+`spec.feature` (feature_extensions.py). No agent can use it without that feature.
+
+An extension whose work needs a jail brings a Tool: `spec.tools` of its manifest names it, and the Tool has its manifest
+(`brought.yaml`) and its code in a folder of `toolhost/base/`. Agents with the extension may call it, and the extension
+shows it to the model (`api.tools.bring`). Other agents do not have it, and no document can name it.
+
+Source: docs/design/bundle.md sections 1 and 4; docs/design/tools.md section 14; docs/design/sandbox.md section 1;
+requirements BASE-01, BASE-02, NAME-12.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import os
+from functools import lru_cache
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
-from goondan.kernel.bundle.files import NOTHING, Overlay, list_documents, read_instead
+from goondan.kernel.bundle.checked import Package
+from goondan.kernel.bundle.extensions import CheckedExtension
+from goondan.kernel.bundle.feature_extensions import has_feature
+from goondan.kernel.bundle.files import NOTHING, BundleFiles, Overlay, list_documents, read_file, read_instead
 from goondan.kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
 from goondan.kernel.bundle.positions import Allowance, Composed, Fault, Mapping, Node, Scalar, compose, decode
-from goondan.kernel.bundle.problems import Position, Report
-from goondan.kernel.bundle.shape import Document
+from goondan.kernel.bundle.problems import BundleError, Position, Report
+from goondan.kernel.bundle.shape import Builder, Document, Environment
+from goondan.kernel.bundle.tools import CheckedTool, check_tool
 from goondan.kernel.paths import BUNDLE_FILE
-from goondan.schemas.bundle.resources import API_V1, API_V1ALPHA1, KINDS
+from goondan.schemas.bundle.address import is_resource_name
+from goondan.schemas.bundle.resources import API_V1, API_V1ALPHA1, KINDS, Extension, ExtensionBody, Tool, ToolBody
 
 #: The beginnings of the apiVersion of documents for us.
 _GROUPS: Final = (API_V1.partition("/")[0] + "/", API_V1ALPHA1.partition("/")[0] + "/")
@@ -106,3 +136,296 @@ def _is_ours(node: Node) -> bool:
     if isinstance(version, Scalar):
         return version.text.startswith(_GROUPS)
     return isinstance(kind, Scalar) and kind.text in KINDS
+
+
+MANIFEST: Final = "tool.yaml"
+#: The manifest of a bundled tool that a bundled extension brings to its agents (base_extensions.py). No other agent has
+#: such a tool, and no document names it.
+BROUGHT_MANIFEST: Final = "brought.yaml"
+#: The packages whose `base` folders hold bundled tools, by where their handlers run.
+IN_JAILS: Final = "goondan.toolhost"
+IN_AGENTS: Final = "goondan.agentproc"
+
+
+def tool_folders(package: str) -> list[str]:
+    """The folders of the bundled tools in this Python package; none when it is not installed."""
+    base = in_package(package, "base")
+    return [] if base is None else [os.path.join(base, name) for name in sorted(os.listdir(base))]
+
+
+def in_package(package: str, name: str) -> str | None:
+    """The path of a file or a folder of this Python package; None when it is not installed."""
+    spec = importlib.util.find_spec(package)
+    places = list(spec.submodule_search_locations or []) if spec is not None else []
+    return next((path for path in (os.path.join(place, name) for place in places) if os.path.exists(path)), None)
+
+
+@lru_cache(maxsize=1)
+def base_tools() -> dict[str, CheckedTool]:
+    """The bundled tools by name, in the order of names. Raises BundleError when a manifest of ours is broken."""
+    tools = load_manifests(tool_folders(IN_JAILS))
+    for name, tool in load_manifests(tool_folders(IN_AGENTS)).items():
+        tool.in_agent = True
+        tools[name] = tool
+    return dict(sorted(tools.items()))
+
+
+def load_manifests(
+    folders: list[str], *, schemas: bool = False, manifest: str = MANIFEST, form: type[Tool] = Tool
+) -> dict[str, CheckedTool]:
+    """The Tools whose manifests lie in `folders`; folders without one are skipped. `form` is what a manifest must fit.
+    Raises BundleError.
+
+    Their parameters and examples are looked at with `schemas` only. They come along and do not change: a test looks at
+    them, so that not every start has to.
+    """
+    report = Report()
+    tools: dict[str, CheckedTool] = {}
+    allowance = Allowance()
+    for folder in folders:
+        path = os.path.join(folder, manifest)
+        if not os.path.isfile(path):
+            continue
+        for document in read_manifest(path, allowance, report):
+            document.resource = "Tool"
+            built: Tool = Builder(document, Environment(None), report).build(form)
+            document.resource = f"Tool/{built.metadata.name}"
+            files = BundleFiles(folder)
+            tool = CheckedTool(document, built.metadata.name, built.spec, bundled=True)
+            check_tool(tool, files, report, schemas=schemas)
+            tool.root = files.root
+            tools[tool.name] = tool
+    if report.errors:
+        raise BundleError(report.errors, report.dropped)
+    return tools
+
+
+def read_manifest(path: str, allowance: Allowance, report: Report) -> list[Document]:
+    """The documents of one manifest; what is wrong with it is reported."""
+    try:
+        data = read_file(path, MAX_FILE_BYTES)
+    except Unreadable as error:
+        report.error("E_CONFIG_NOT_FOUND", str(error), Position(path))
+        return []
+    known = prepared_nodes(data)
+    if known is not None:
+        return [Document(path, known)]
+    text = decode(data)
+    if isinstance(text, Fault):
+        report.error(text.code, text.message, Position(path, text.line, text.column))
+        return []
+    composed = compose(text, allowance)
+    for fault in composed.faults:
+        report.error(fault.code, fault.message, Position(path, fault.line, fault.column, fault.path), fault.suggestion)
+    return [Document(path, node) for node in composed.documents if isinstance(node, Mapping)]
+
+
+#: The file, beside this module.
+PREPARED_FILE: Final = "prepared.json"
+#: The largest size of this file (bytes). It has some 100 KB; a larger file is not ours.
+MAX_PREPARED_BYTES: Final = 4 << 20
+
+
+class Prepared(Struct, frozen=True):
+    """One manifest: `manifest` is its file from the root of the packages, for whoever looks; `node` its document."""
+
+    #: Its file, from the root of the packages.
+    manifest: str
+    #: Its document.
+    node: Mapping
+
+
+def manifest_digest(data: bytes) -> str:
+    """The name of a manifest's bytes: their SHA-256 in hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def prepared_nodes(data: bytes) -> Mapping | None:
+    """The only document of a manifest with these bytes. None when it is not known and must be read."""
+    found = _prepared().get(manifest_digest(data))
+    return None if found is None else found.node
+
+
+@lru_cache(maxsize=1)
+def _prepared() -> dict[str, Prepared]:
+    try:
+        path = os.path.join(os.path.dirname(os.path.abspath(__file__)), PREPARED_FILE)
+        return msgspec.json.decode(read_file(path, MAX_PREPARED_BYTES), type=dict[str, Prepared])
+    except (Unreadable, msgspec.DecodeError):
+        return {}  # every manifest is read, then
+
+
+EXTENSION_MANIFEST: Final = "extension.yaml"
+
+
+class BundledExtensionBody(ExtensionBody, frozen=True):
+    """The `spec` of a bundled extension's manifest."""
+
+    #: Names of the Tools that it brings.
+    tools: list[str] = []
+    #: The feature that reads its config; "": its code does.
+    feature: str = ""
+
+
+class BundledExtension(Extension, frozen=True):
+    """The manifest of a bundled extension."""
+
+    #: What the manifest says.
+    spec: BundledExtensionBody
+
+
+class BroughtToolBody(ToolBody, frozen=True, kw_only=True):
+    """The `spec` of the manifest of a Tool that a bundled extension brings."""
+
+    #: Its calls name a folder, which their jail shows read-only.
+    takes_folder: bool = False
+
+
+class BroughtTool(Tool, frozen=True):
+    """The manifest of a Tool that a bundled extension brings."""
+
+    #: What the manifest says.
+    spec: BroughtToolBody
+
+
+class BaseExtensions:
+    """Those that come with the kernel, read when they are asked for."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, CheckedExtension] = {}
+
+    def names(self) -> list[str]:
+        """All of them, in the order of names."""
+        return sorted(os.path.basename(folder).replace("_", "-") for folder in _folders())
+
+    def find(self, name: str) -> CheckedExtension | None:
+        """The bundled extension of this name. Raises BundleError when its manifest is broken."""
+        if name not in self._known:
+            folder = self._folder(name)
+            if folder is None:
+                return None
+            self._known[name] = _load_extension(folder)
+        return self._known[name]
+
+    @staticmethod
+    def tool_names() -> frozenset[str]:
+        """The names of all Tools that they bring, used or not. The folder of `code-run` is `code_run`."""
+        folders = [folder for folder in tool_folders(IN_JAILS) if os.path.isfile(f"{folder}/{BROUGHT_MANIFEST}")]
+        return frozenset(os.path.basename(folder).replace("_", "-") for folder in folders)
+
+    @staticmethod
+    def _folder(name: str) -> str | None:
+        if not is_resource_name(name) or "_" in name:
+            return None
+        wanted = name.replace("-", "_")
+        return next((folder for folder in _folders() if os.path.basename(folder) == wanted), None)
+
+
+def _folders() -> list[str]:
+    return [folder for folder in tool_folders(IN_AGENTS) if os.path.isfile(os.path.join(folder, EXTENSION_MANIFEST))]
+
+
+def _load_extension(folder: str) -> CheckedExtension:
+    report = Report()
+    path = os.path.join(folder, EXTENSION_MANIFEST)
+    found: list[CheckedExtension] = []
+    for document in read_manifest(path, Allowance(), report):
+        document.resource = "Extension"
+        built: BundledExtension = Builder(document, Environment(None), report).build(BundledExtension)
+        document.resource = f"Extension/{built.metadata.name}"
+        entry = BundleFiles(folder).find(built.spec.entry)
+        tools = brought_tools(built.spec.tools)
+        found.append(
+            CheckedExtension(document, built.metadata.name, built, entry=entry.path, bundled=True, tools=tools)
+        )
+        if built.spec.feature and not has_feature(built.spec.feature):
+            found[-1].missing = f"it needs the feature {built.spec.feature}, which this installation does not have"
+            found[-1].mend = "Install the kernel anew, with that feature."
+    if report.errors:
+        raise BundleError(report.errors, report.dropped)
+    return found[0]
+
+
+def brought_tools(names: list[str]) -> list[CheckedTool]:
+    """The bundled Tools of these names that an extension brings. The folder of `code-run` is `code_run`.
+
+    Raises BundleError when a manifest is broken, and KeyError when there is none.
+    """
+    if not names:
+        return []
+    wanted = {name.replace("-", "_") for name in names}
+    folders = [folder for folder in tool_folders(IN_JAILS) if os.path.basename(folder) in wanted]
+    loaded = load_manifests(folders, manifest=BROUGHT_MANIFEST, form=BroughtTool)
+    for tool in loaded.values():
+        tool.brought = True
+        tool.takes_folder = isinstance(tool.body, BroughtToolBody) and tool.body.takes_folder
+    return [loaded[name] for name in names]
+
+
+class PackageFolders:
+    """Packages by name, read when they are first asked for. What is wrong with one goes into the report."""
+
+    def __init__(self, folder: str | None, report: Report) -> None:
+        self._folder = folder
+        self._report = report
+        self._known: dict[str, Package | str] = {}
+
+    def find(self, name: str) -> Package | str:
+        """The package, or why it cannot be used."""
+        if name not in self._known:
+            self._known[name] = self._load(name)
+        return self._known[name]
+
+    def found(self) -> list[Package]:
+        """Every package that was asked for and is there."""
+        return [package for package in self._known.values() if not isinstance(package, str)]
+
+    def _load(self, name: str) -> Package | str:
+        scope, slash, rest = name.partition("/")
+        sound = (
+            is_resource_name(rest) and scope[:1] == "@" and is_resource_name(scope[1:])
+            if slash
+            else is_resource_name(name)
+        )
+        if not sound:
+            return "it is no name of a package"
+        if self._folder is None:
+            return "it is not installed"
+        root = os.path.realpath(os.path.join(self._folder, name))
+        if not os.path.isdir(root):
+            return f"it is not installed: there is no {os.path.join(self._folder, name)}"
+        loaded = load_documents(root, self._report)
+        files = BundleFiles(root)
+        tools: dict[str, CheckedTool] = {}
+        named: str | None = None
+        for document in loaded.documents:
+            kind = _text(document, "kind")
+            if kind == "Package":
+                named = _text(document, "metadata", "name")
+            elif kind == "Tool":
+                tool = self._tool(document, name, files)
+                if tool.name in tools:
+                    message = f"{document.resource} stands twice in the package {name}"
+                    self._report.error("E_CONFIG_DUPLICATE", message, document.place("metadata", "name"))
+                tools[tool.name] = tool
+        if named != name:
+            return f"{root} is not the package {name}: its Package document says so, and names another or is missing"
+        return Package(name, root, tools, [source.path for source in loaded.sources])
+
+    def _tool(self, document: Document, package: str, files: BundleFiles) -> CheckedTool:
+        document.resource = "Tool"
+        built: Tool = Builder(document, Environment(None), self._report).build(Tool)
+        document.resource = f"Tool/{built.metadata.name}"
+        tool = CheckedTool(document, built.metadata.name, built.spec, package=package)
+        check_tool(tool, files, self._report)
+        if not is_resource_name(tool.name):
+            message = f"{document.text('metadata', 'name')} is no resource name"
+            self._report.error("E_CONFIG_INVALID_NAME", message, document.place("metadata", "name"))
+        return tool
+
+
+def _text(document: Document, *path: str) -> str | None:
+    node: object = document.node
+    for key in path:
+        node = node.get(key) if hasattr(node, "get") else None
+    return node.text if isinstance(node, Scalar) else None

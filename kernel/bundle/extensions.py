@@ -117,22 +117,6 @@ class Bundled(Protocol):
         """The names of all Tools that they bring."""
 
 
-class NoBundled:
-    """There are none."""
-
-    def names(self) -> list[str]:
-        """None."""
-        return []
-
-    def find(self, name: str) -> CheckedExtension | None:
-        """None."""
-        return None
-
-    def tool_names(self) -> frozenset[str]:
-        """None."""
-        return frozenset()
-
-
 def check_extension(extension: CheckedExtension, files: Files, report: Report, bundled: Bundled) -> None:
     """Report what is wrong with the entry, and fill in what was found."""
     document, entry = extension.document, extension.resource.spec.entry

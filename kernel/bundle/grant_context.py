@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from typing import Final
 
 import goondan
-from goondan.kernel.bundle.checked import Checked
+from goondan.kernel.bundle.checked import Checked, Package
 from goondan.kernel.bundle.granting import GrantContext, OpenedFolder, Pin, Rule
-from goondan.kernel.bundle.installed_packages import Package
 from goondan.kernel.bundle.lookup import Unreadable
 from goondan.kernel.bundle.problems import Position, Report
 from goondan.kernel.grants.merge import requested

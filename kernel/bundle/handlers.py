@@ -1,39 +1,120 @@
-"""Checks that every export has a handler: gets the report on each module, and judges the document by it.
+"""Checks that every export has a handler: has each module loaded in a jail, and judges the document by the report.
 
-The report of a jail is kept in the workspace's state. The next check uses it if the files are the same.
+The kernel imports neither a tool's code nor the tool host. It starts `goondan.toolhost.inspection` once for all tools,
+which loads each module in a jail. The answer is checked like all data from outside. The report of a jail is kept in the
+workspace's state. The next check uses it if the files are the same.
 
-Source: docs/design/bundle.md section 5; requirements HANDLER-03, HANDLER-04, VALIDATE-02.
+The loader imports this before everything else, and starts that program while the rest is imported: so what only the
+judging needs is imported there.
+
+Source: docs/design/bundle.md section 5; toolhost/inspection/ has the other half; requirements HANDLER-03, HANDLER-04,
+VALIDATE-02.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
 from goondan.kernel.bundle.files import read_file, tree_digest
-from goondan.kernel.bundle.inspector import MAX_ANSWER, Inspector
 from goondan.kernel.bundle.lookup import Unreadable
 from goondan.kernel.bundle.problems import Path, Report, did_you_mean, shown
-from goondan.kernel.bundle.tools import CheckedTool
-from goondan.kernel.paths import root_of
-from goondan.kernel.plan import tool_spec
+from goondan.kernel.paths import root_of, state_root
+from goondan.kernel.spawn import command, environment
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.launch import SandboxSpec, ToolSpec
-from goondan.schemas.system.directories import DirectoryRefused, open_directory
-from goondan.schemas.system.private_files import replace_in
 from goondan.schemas.worker.entries import entry_kind
-from goondan.schemas.worker.tool_host_reports import ModuleReport
+from goondan.schemas.worker.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
 
-#: A part of every key, so that reports of an earlier version are not used.
-FORMAT: Final = 1
+if TYPE_CHECKING:
+    from goondan.kernel.bundle.tools import CheckedTool
+
+
+#: How long one module may take to load (seconds): the import of a large library from a cold disk.
+LOAD_TIMEOUT_S: Final = 5.0
+#: How long the whole inspection may take (seconds). Modules are loaded side by side, and a machine may be busy.
+INSPECTION_TIMEOUT_S: Final = 30.0
+#: The longest answer of the program (bytes): it has only names of exports and short messages.
+MAX_ANSWER: Final = 4 << 20
+#: What is known about handlers, in the workspace's state.
+CACHE_FILE: Final = "cache/handlers.json"
+
+
+class Inspector:
+    """The inspecting program. Started early it loads its own modules while documents are being checked.
+
+    A context manager: the program is gone when it ends. `state_dir` None: nothing is remembered.
+    """
+
+    def __init__(self, state_dir: str | None) -> None:
+        self.state_dir = state_dir
+        self.cache = os.path.join(state_dir, CACHE_FILE) if state_dir is not None else None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            self._process.communicate()
+
+    def start_early(self) -> None:
+        """Start now, unless the reports are probably known already. Never raises."""
+        if self.cache is None or not os.path.exists(self.cache):
+            try:
+                self._start()
+            except OSError:
+                self._process = None  # ask() tries again, and the caller says when nothing was checked
+
+    def ask(self, tools: Sequence[ToolSpec], documents: Sequence[str], values: Mapping[str, str]) -> list[ModuleReport]:
+        """Inspect the modules of `tools`. `documents` are the bundle's files, which no module sees.
+
+        `values` are variables of the environment. A module gets those that its sandbox.env names.
+
+        Call it once. The result is empty when there is no answer. Never raises.
+        """
+        request = InspectionRequest(
+            tools=[*tools],
+            state_dir=self.state_dir or state_root(),
+            protected=[*documents],
+            timeout_s=LOAD_TIMEOUT_S,
+            values={**values},
+        )
+        try:
+            process = self._process or self._start()
+            data, _ = process.communicate(msgspec.json.encode(request), timeout=INSPECTION_TIMEOUT_S)
+            if process.returncode == 0 and len(data) <= MAX_ANSWER:
+                asked = {tool.name for tool in tools}
+                answer = msgspec.json.decode(data, type=InspectionAnswer)
+                return [finding for finding in answer.tools if finding.name in asked]
+        except (OSError, subprocess.SubprocessError, msgspec.DecodeError):
+            pass  # nothing was checked, and the caller says so
+        return []
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        # A session of its own, so that Ctrl-C reaches only this process. Processes that it starts end with it.
+        # It talks to jails, so its environment has only values that a module gets.
+        self._process = subprocess.Popen(
+            command("goondan.toolhost.inspection", []),
+            env=environment(os.environ),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return self._process
+
+
 #: The most names in a suggestion.
 _LISTED: Final = 8
 #: The longest message of a module (characters).
@@ -77,6 +158,8 @@ _NO_ANSWER: Final = "See whether `python -m goondan.toolhost.inspection` starts 
 
 def judge(tool: CheckedTool, finding: ModuleReport, check: Check, report: Report) -> None:
     """Report the problems of a Tool's document that follow from a finding."""
+    from goondan.kernel.plan import tool_spec
+
     entry_at: Path = ("spec", "entry")
     place, entry = tool.document.place(*entry_at), tool.document.text(*entry_at)
     if finding.error is not None:
@@ -119,6 +202,8 @@ def judge(tool: CheckedTool, finding: ModuleReport, check: Check, report: Report
 
 def spec_for(tool: CheckedTool, check: Check) -> ToolSpec:
     """The tool with the grants for the inspection of its module."""
+    from goondan.kernel.plan import tool_spec
+
     spec = tool_spec(tool)
     if check.reviewed or tool.bundled or tool.package:
         return spec
@@ -127,6 +212,8 @@ def spec_for(tool: CheckedTool, check: Check) -> ToolSpec:
 
 def inspect(tools: Sequence[CheckedTool], check: Check) -> dict[str, ModuleReport]:
     """The report on each tool, from the cache or from the inspection, by the tool's name. Never raises."""
+    from goondan.kernel.plan import tool_spec
+
     inspector = check.inspector
     specs = {tool.name: spec_for(tool, check) for tool in tools}
     keys = {tool.name: _key(tool) if specs[tool.name] == tool_spec(tool) else None for tool in tools}
@@ -167,7 +254,7 @@ def _key(tool: CheckedTool) -> str | None:
     # A bundled tool imports what lies beside its folder (docs/design/tools.md).
     digest, whole = tree_digest(os.path.dirname(tool.root) if tool.bundled else tool.root)
     runtime = sys.version if tool.javascript is None else str(tool.javascript)
-    parts = f"{FORMAT}\0{runtime}\0{tool.name}\0{tool.entry}\0{tool.root}\0{digest}"
+    parts = f"{runtime}\0{tool.name}\0{tool.entry}\0{tool.root}\0{digest}"
     return hashlib.sha256(parts.encode("utf-8", "surrogateescape")).hexdigest() if whole else None
 
 
@@ -184,6 +271,9 @@ def _remember(path: str | None, settled: dict[str, ModuleReport]) -> None:
     """Keep what was found out. A state directory that cannot be written to only makes the next check slower."""
     if path is None or not settled:
         return
+    from goondan.schemas.system.directories import DirectoryRefused, open_directory
+    from goondan.schemas.system.private_files import replace_in
+
     folder = os.path.dirname(path)
     with suppress(OSError, DirectoryRefused), open_directory(folder, make=True, private_from=root_of(folder)) as kept:
         replace_in(kept.fd, os.path.basename(path), msgspec.json.encode(settled))

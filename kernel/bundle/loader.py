@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from goondan.kernel.bundle.files import read_file, tree_digest
-from goondan.kernel.bundle.inspector import Inspector
+from goondan.kernel.bundle.handlers import Check, Inspector, check_handlers
 from goondan.kernel.bundle.lookup import MAX_FILE_BYTES, MAX_PROMPT_BYTES, Unreadable
 from goondan.kernel.bundle.problems import BundleError, Position, Problem, Report
 from goondan.kernel.paths import root_of
@@ -25,10 +25,9 @@ from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.worker.entries import entry_kind
 
 if TYPE_CHECKING:
-    from goondan.kernel.bundle.checked import Checked
+    from goondan.kernel.bundle.checked import Checked, Package
     from goondan.kernel.bundle.documents import Loaded
     from goondan.kernel.bundle.granting import GrantContext
-    from goondan.kernel.bundle.installed_packages import Package
     from goondan.kernel.bundle.variables import EnvironmentRedactor
     from goondan.kernel.grants.written import Written
     from goondan.kernel.trust.asking import Asking
@@ -98,16 +97,13 @@ def inspect_bundle(
 
         if state_dir is not None:
             before_reading(state_dir)
-        from goondan.kernel.bundle.base import base_tools
-        from goondan.kernel.bundle.base_extensions import BaseExtensions
         from goondan.kernel.bundle.check import Checker
-        from goondan.kernel.bundle.documents import load_documents
+        from goondan.kernel.bundle.documents import BaseExtensions, PackageFolders, base_tools, load_documents
         from goondan.kernel.bundle.files import BundleFiles
         from goondan.kernel.bundle.grant_context import gather
         from goondan.kernel.bundle.granting import grant
         from goondan.kernel.bundle.kinds import local_models
         from goondan.kernel.bundle.models import without_key
-        from goondan.kernel.bundle.packages import PackageFolders
         from goondan.kernel.bundle.variables import EnvironmentRedactor, wanted_variables
         from goondan.kernel.grants.policy_file import POLICY_FILE
         from goondan.kernel.trust.asking import Asking
@@ -147,8 +143,6 @@ def inspect_bundle(
             variables, wanted_variables(loaded.documents), [source.data for source in loaded.sources]
         )
         if handlers and not written and (judgement.trusted or not to_run):
-            from goondan.kernel.bundle.handlers import Check, check_handlers
-
             check = Check(inspector, sources, redact, variables, reviewed=judgement.trusted)
             check_handlers(checked.tools.values(), check, report)
     report.hide(redact)

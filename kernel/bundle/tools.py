@@ -76,6 +76,11 @@ class CheckedTool(Struct):
         """What a policy calls it: its name, with its package before it."""
         return f"{self.package}/{self.name}" if self.package else self.name
 
+    @property
+    def source(self) -> str:
+        """Where it comes from, for a person: the name of its package, or `bundle`."""
+        return resources.BASE_PACKAGE if self.bundled else self.package or "bundle"
+
 
 def check_tool(tool: CheckedTool, files: Files, report: Report, *, schemas: bool = True) -> None:
     """Report what is wrong with one Tool by itself, and fill in its entry, its root and its sandbox.

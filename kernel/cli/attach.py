@@ -23,10 +23,10 @@ import msgspec
 
 from goondan.kernel import lock, paths, rundir
 from goondan.kernel.bundle.problems import Problem
+from goondan.kernel.cli.commands import import_whole
 from goondan.kernel.cli.consent import started_when_trusted
-from goondan.kernel.cli.imports import import_whole
 from goondan.kernel.cli.state import prepare, state_of
-from goondan.kernel.log_bounds import open_log
+from goondan.kernel.logs import open_log
 from goondan.kernel.spawn import command, memory_file, start_program
 from goondan.kernel.supervisor_client import ANSWER_S, PEER, Reply, SupervisorClient
 from goondan.schemas.system.secrecy import close_memory

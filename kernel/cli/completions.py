@@ -25,8 +25,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from goondan.kernel import paths
-from goondan.kernel.bundle.base import IN_AGENTS, IN_JAILS, MANIFEST, tool_folders
-from goondan.kernel.bundle.documents import load_documents
+from goondan.kernel.bundle.documents import IN_AGENTS, IN_JAILS, MANIFEST, load_documents, tool_folders
 from goondan.kernel.bundle.positions import Mapping, Scalar, Sequence
 from goondan.kernel.bundle.problems import Report
 from goondan.kernel.bundle.shape import Document
@@ -115,8 +114,7 @@ def instances(ctx: click.Context) -> Iterator[tuple[str, str]]:
 
 def roles(ctx: click.Context) -> Iterator[tuple[str, str]]:
     """Processes that have a log."""
-    from goondan.kernel.log_bounds import role_of
-    from goondan.kernel.logs import AGENT, roles
+    from goondan.kernel.logs import AGENT, role_of, roles
 
     names = os.listdir(os.path.join(_state(ctx), "logs"))
     found = {role for name in names if (role := role_of(name)) is not None}

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
 
 from goondan.kernel.cli.output import columns_of, is_terminal, write
+from goondan.kernel.cli.state import Place
 from goondan.schemas.wire.errors import GoondanError
 
 if TYPE_CHECKING:
@@ -30,16 +31,8 @@ Answer = Literal["always", "once", "no"]
 T = TypeVar("T")
 
 
-class Where(Protocol):
+class Where(Place, Protocol):
     """A bundle that is started: see goondan.kernel.cli.attach.BundleTarget."""
-
-    @property
-    def bundle(self) -> str:
-        """Its path."""
-
-    @property
-    def state_dir(self) -> str:
-        """The folder with the state of its workspace."""
 
     @property
     def policy(self) -> str | None:
@@ -90,8 +83,8 @@ def can_ask() -> bool:
 
 def ask(inspected: Inspected) -> Answer:
     """Show what the bundle asks for, and ask the person. Anything but a clear yes is a no."""
+    from goondan.kernel.cli.console.trust_screen import question, screen
     from goondan.kernel.cli.terminal import style_of
-    from goondan.kernel.cli.trust_screen import question, screen
 
     judgement = inspected.judgement
     _drop_typed_ahead()

@@ -19,7 +19,7 @@ from msgspec import Raw
 
 from goondan.features import parts
 from goondan.kernel.bundle.loader import OpenedBundle
-from goondan.kernel.log_bounds import open_log
+from goondan.kernel.logs import open_log
 from goondan.kernel.revisions.difference import Difference, difference
 from goondan.kernel.revisions.reader import Revision, RevisionRefused, Task, decode
 from goondan.kernel.revisions.watching import News, Watched, Watcher

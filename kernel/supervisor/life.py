@@ -17,7 +17,7 @@ import msgspec
 
 from goondan.kernel import lock, paths, rundir
 from goondan.kernel.bundle.loader import OpenedBundle
-from goondan.kernel.log_bounds import bound_logs
+from goondan.kernel.logs import bound_logs
 from goondan.kernel.premises import Premises
 from goondan.kernel.revisions.held import SIGNALS
 from goondan.kernel.spawn import report_start_failure

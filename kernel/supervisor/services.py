@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from goondan.kernel.log_bounds import open_log
+from goondan.kernel.logs import open_log
 from goondan.kernel.spawn import command, start_failure, start_program
 from goondan.kernel.supervisor.lifecycle import (
     PROGRAMS,

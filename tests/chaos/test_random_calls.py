@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.bundle.documents import base_tools
 from goondan.schemas.wire.errors import CODES, HELP_BASE, is_os_error_code
 from goondan.toolhost.calls.call_inputs import CACHE_BYTES
 from tests.calls_by_schema import Call, calls

@@ -13,7 +13,7 @@ import yaml
 from goondan.agentproc.instance import Instance
 from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.store import ConversationStore
-from goondan.kernel.bundle.base_extensions import BaseExtensions
+from goondan.kernel.bundle.documents import BaseExtensions
 from goondan.kernel.bundle.loader import open_bundle
 from goondan.schemas.bundle.address import instance_dir
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel.cli import execute
-from goondan.kernel.cli.commands.explain import page as explained
+from goondan.kernel.cli.commands.reference import page as explained
 from goondan.kernel.cli.output import error_lines
 from goondan.schemas.wire.errors import CODES, ENVIRONMENT, error_payload, tool_error
 from scripts import error_docs

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.plan import tool_spec
 from goondan.schemas.bundle.launch import ToolSpec
 from tests.contract.recorded import cases, check, check_deviations, differences, fill, set_up

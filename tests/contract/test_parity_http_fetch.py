@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.plan import tool_spec
 from goondan.schemas.bundle.launch import ToolSpec
 from tests.contract.recorded import cases, check, check_deviations, differences, fill

@@ -13,7 +13,7 @@ import pytest_asyncio
 import yaml
 from msgspec.structs import replace
 
-from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.plan import tool_spec
 from goondan.schemas.bundle.launch import ToolSpec
 from goondan.schemas.wire.codec import replace_surrogates

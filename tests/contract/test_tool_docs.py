@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.bundle.parameters import parameter_rows
-from goondan.kernel.cli.commands.tool_catalog import full_names
+from goondan.kernel.cli.commands.catalog import full_names
 from tests.kernel_fixture import ROOT
 
 

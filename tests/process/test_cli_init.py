@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel.cli import execute
-from goondan.kernel.cli.commands.init import TEMPLATES, template_files
+from goondan.kernel.cli.commands.bundles import TEMPLATES, template_files
 from tests.kernel_fixture import ROOT, Sandbox, sandbox
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel.cli import execute
-from goondan.kernel.cli.commands.init import template_files
+from goondan.kernel.cli.commands.bundles import template_files
 from goondan.kernel.cli.placing import Placing
 from goondan.schemas.wire.errors import GoondanError
 from tests.kernel_fixture import BUNDLE

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.bundle.base import base_tools
-from goondan.kernel.bundle.base_extensions import BaseExtensions
+from goondan.kernel.bundle.documents import BaseExtensions, base_tools
 from goondan.kernel.cli import execute
 from goondan.schemas.bundle.address import build_tool_name
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel.cli.lines import MAX_LINE_BYTES
+from goondan.kernel.cli.console.lines import MAX_LINE_BYTES
 from tests.kernel_fixture import BUNDLE, Sandbox, wait_until
 from tests.process.terminal import Terminal
 

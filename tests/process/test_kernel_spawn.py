@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel import lock, log_bounds, spawn
+from goondan.kernel import lock, logs, spawn
 from goondan.kernel.premises import Premises
 from goondan.kernel.supervisor.reaping import Exit, Readiness, Reaper, children_of_this_process, describe_exit
 from goondan.kernel.supervisor.workers import Workers
@@ -39,7 +39,7 @@ def outcome(pid: int) -> str:
 
 
 def test_a_program_has_only_what_it_was_given(tmp_path: Path) -> None:
-    log = log_bounds.open_log(str(tmp_path / "log"))
+    log = logs.open_log(str(tmp_path / "log"))
     read, write = os.pipe()
     stray = os.open("/dev/null", os.O_RDONLY)
     show = "import os; print(os.listdir('/proc/self/fd'), os.environ.get('SECRET'), os.getsid(0) == os.getpid())"
@@ -77,13 +77,13 @@ def test_how_processes_end() -> None:
 
 def test_logs_are_bounded(tmp_path: Path) -> None:
     path = tmp_path / "x.log"
-    path.write_bytes(b"a" * (log_bounds.MAX_LOG_BYTES + 1))
-    os.close(log_bounds.open_log(str(path)))
+    path.write_bytes(b"a" * (logs.MAX_LOG_BYTES + 1))
+    os.close(logs.open_log(str(path)))
     assert path.stat().st_size == 0
     with path.open("ab") as writer:
-        writer.write(b"b" * (log_bounds.MAX_LOG_BYTES + 1))
+        writer.write(b"b" * (logs.MAX_LOG_BYTES + 1))
         writer.flush()
-        log_bounds.bound_log(str(path))
+        logs.bound_log(str(path))
         writer.write(b"after\n")
     assert path.read_bytes() == b"after\n"
     assert (tmp_path / "x.log.1").read_bytes()[:1] == b"b"

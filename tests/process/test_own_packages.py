@@ -183,7 +183,7 @@ def test_an_installed_gdn_leaves_the_current_folder_before_it_imports_more(tmp_p
     script = (
         "import sys\n"
         f"sys.path.append({str(place)!r})\n"
-        "from goondan.kernel.console import main\n"
+        "from goondan.kernel.import_path import main\n"
         "sys.argv = ['gdn', '--help']\n"
         "sys.exit(main())\n"
     )

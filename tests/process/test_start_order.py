@@ -22,7 +22,7 @@ spec: {entry: ./t.py, exports: [{name: a, description: a, parameters: {type: obj
 #: Prints what a supervisor has imported when it starts the program that looks into the modules of tools.
 LOOK = """\
 import sys
-from goondan.kernel.bundle.inspector import Inspector
+from goondan.kernel.bundle.handlers import Inspector
 from goondan.kernel.supervisor import __main__
 from goondan.kernel.supervisor.options import load_bundle, parse
 Inspector.start_early = lambda self: (print(*sys.modules), sys.exit(0))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.plan import tool_spec
 from tests.toolhost_fixture import Bench, bench, small_outputs
 

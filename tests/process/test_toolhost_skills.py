@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from goondan.kernel.bundle.base_extensions import brought_tools
+from goondan.kernel.bundle.documents import brought_tools
 from goondan.kernel.plan import tool_spec
 from goondan.schemas.bundle.launch import Filesystem, FolderGrants, SandboxSpec, ToolSpec
 from goondan.schemas.system.digests import MAX_PINNED_BYTES, MAX_PINNED_FILES, folder_digest

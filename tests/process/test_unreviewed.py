@@ -133,7 +133,7 @@ def test_what_a_bundle_puts_into_its_documents_shows_nowhere(home: Sandbox, comm
 
 def test_the_inspecting_program_has_no_key_in_its_environment(home: Sandbox, tmp_path: Path) -> None:
     """It speaks with jails. What a reviewed module gets comes to it by its standard input."""
-    from goondan.kernel.bundle.inspector import Inspector
+    from goondan.kernel.bundle.handlers import Inspector
 
     with pytest.MonkeyPatch.context() as patch, Inspector(None) as inspector:
         patch.setenv("COMPANY_THING", KEY)

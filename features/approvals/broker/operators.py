@@ -31,7 +31,7 @@ from goondan.schemas.wire.frames import Frame
 #: Items in one answer; bytes of the arguments, and of the schema, that it has of each item.
 MAX_LISTED: Final = 500
 MAX_LISTED_ARGS: Final = 2 << 10
-#: The user of an operator's token that names no user, because a kernel of an earlier version has signed it.
+#: The user of an operator's token that names no user, because somebody who has the kernel's secret made it by hand.
 UNKNOWN_USER: Final = -1
 #: Items and tools that are named of a turn that waits for a person.
 MAX_SHOWN: Final = 20

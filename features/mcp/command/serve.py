@@ -26,7 +26,7 @@ from goondan.kernel.cli.console.questions import questions
 from goondan.kernel.cli.interrupts import Interrupts
 from goondan.kernel.cli.output import write, write_json
 from goondan.kernel.cli.session import Session
-from goondan.kernel.cli.workdir import absolute_workdir
+from goondan.kernel.cli.state import absolute_workdir
 from goondan.schemas.bundle.address import is_resource_name
 from goondan.schemas.wire.errors import fail
 

@@ -43,10 +43,10 @@ from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import BundleTarget, locate, start
 from goondan.kernel.cli.message_files import OpenFile
 from goondan.kernel.cli.output import write, write_json
+from goondan.kernel.conversations import BUSY_S, conversation_files
 from goondan.kernel.grants.policy_file import POLICY_FILE
 from goondan.kernel.paths import root_of
 from goondan.kernel.spawn import memory_file
-from goondan.kernel.trace_files import BUSY_S, conversation_files
 from goondan.kernel.trust.asking import Asking
 from goondan.schemas.bundle.address import instance_workdir
 from goondan.schemas.wire.errors import fail

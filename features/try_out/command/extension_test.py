@@ -104,7 +104,7 @@ def look(place: BundleTarget) -> Inspected:
 
 def trials(inspected: Inspected, name: str | None) -> Iterator[Trial]:
     """One trial for each extension and each agent that uses it. Raises GoondanError E_CONFIG_MISSING_REF."""
-    from goondan.kernel.bundle.base_extensions import BaseExtensions
+    from goondan.kernel.bundle.documents import BaseExtensions
     from goondan.kernel.bundle.problems import did_you_mean, shown
 
     own, base = inspected.checked.extensions, BaseExtensions()

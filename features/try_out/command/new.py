@@ -19,10 +19,9 @@ from typing import Final, NamedTuple
 
 import click
 
-from goondan.kernel.bundle.base import IN_JAILS, base_tools, in_package
-from goondan.kernel.bundle.base_extensions import BaseExtensions
+from goondan.kernel.bundle.documents import IN_JAILS, BaseExtensions, base_tools, in_package
 from goondan.kernel.cli import options
-from goondan.kernel.cli.commands.init import files_below
+from goondan.kernel.cli.commands.bundles import files_below
 from goondan.kernel.cli.commands.new_resource import addition, check_name, read_bundle
 from goondan.kernel.cli.output import write, write_json
 from goondan.kernel.cli.placing import Placing

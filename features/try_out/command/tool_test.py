@@ -133,11 +133,10 @@ def examine(place: BundleTarget, name: str | None) -> tuple[Inspected, list[Subj
 
     `name` None: every Tool of the bundle. Raises GoondanError E_TOOL_NOT_FOUND.
     """
-    from goondan.kernel.bundle.handlers import Check, inspect, judge
-    from goondan.kernel.bundle.inspector import Inspector
+    from goondan.kernel.bundle.handlers import Check, Inspector, inspect, judge
     from goondan.kernel.bundle.loader import inspect_bundle
     from goondan.kernel.bundle.problems import Report as Problems
-    from goondan.kernel.cli.commands.tool_catalog import find
+    from goondan.kernel.cli.commands.catalog import find
 
     inspected = inspect_bundle(place.bundle, state_dir=place.state_dir)
     tools = inspected.checked.tools

@@ -20,15 +20,15 @@ from msgspec import Struct
 
 from goondan.features.usage.command.sums import By, Found, Sum, TurnSum, day_of, report
 from goondan.kernel.cli import options
-from goondan.kernel.cli.answered import money
+from goondan.kernel.cli.console.answered import money
+from goondan.kernel.cli.console.waits import render_limits
 from goondan.kernel.cli.operator_question import learned_limits
 from goondan.kernel.cli.output import write_result
 from goondan.kernel.cli.plain import one_line
 from goondan.kernel.cli.state import state_of
 from goondan.kernel.cli.terminal import filled, width_of
-from goondan.kernel.cli.waits import render_limits
+from goondan.kernel.conversations import conversation_files, read_file
 from goondan.kernel.paths import find_bundle
-from goondan.kernel.trace_files import conversation_files, read_file
 from goondan.schemas.traces.turn_notes import used_by_note
 from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.wire.errors import GoondanError

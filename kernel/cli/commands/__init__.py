@@ -3,28 +3,57 @@
 The core's commands are in the table below. A feature has its own in its row (features/__init__.py), so that neither
 `gdn --help` nor a command of the core imports one.
 
+An import is whole before a signal is handled. Python raises KeyboardInterrupt wherever it is when the signal comes. In
+the middle of an import that can be a callback of the import system, which swallows the exception, or the initialisation
+of an extension module, which crashes. One Ctrl-C in a hundred had one of these effects while `gdn run` imported asyncio
+and ZeroMQ.
+
 Source: docs/design/commands.md section 1.
 """
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
+from importlib import import_module
+from types import ModuleType
 from typing import Any, Final
 
 import click
 
 from goondan.features import FEATURES, parts
-from goondan.kernel.cli.imports import import_whole
+
+#: The signals that end a command.
+_ENDING: Final = {signal.SIGINT, signal.SIGTERM}
+
+
+def import_whole(name: str) -> ModuleType:
+    """Import a module. A signal that ends commands and comes meanwhile is handled when the import is over.
+
+    Raises what the import raises, and what the handler of the signal raises.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        return import_module(name)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
 
 #: name -> one line of help. A command of a group has the group's name before its own. What is no group has a module:
-#: that of MODULES, else its own, so `tool list` is goondan.kernel.cli.commands.tool_list.
+#: that of MODULES, else its own, so `tool list` is goondan.kernel.cli.commands.catalog.
 CORE: Final[Mapping[str, str]] = {
     "init": "Write a new bundle to begin with.",
     "run": "Start a swarm and talk to its entry agent.",
     "send": "Send one message to a running swarm and print the answer.",
     "call": "Call one tool, or a batch of tools, in the sandbox.",
     "cancel": "Cancel a turn with all its calls, or a message that waits.",
-    "instance": "List and show the instances of agents.",
+    "instance": "List and show the instances of agents; take back what they have said, or delete them.",
+    "instance list": "List them, the one that was used last first.",
+    "instance show": "Show one: its conversation in numbers, its files, its process, its last turn.",
+    "instance export": "Print a conversation as one JSON document, with all its messages.",
+    "instance undo": "Take the last turn of a conversation back.",
+    "instance reset": "Remove every message of a conversation.",
+    "instance delete": "Delete one for good: its conversation, its traces and its workdir.",
     "ps": "Show the processes of a running swarm.",
     "logs": "Show what the processes of a swarm wrote.",
     "trace": "Show what a turn did and how long it took.",
@@ -53,10 +82,34 @@ CORE: Final[Mapping[str, str]] = {
 #: The commands that belong together in a module: name -> the module in this package. Its `COMMANDS` has them by their
 #: names.
 MODULES: Final[Mapping[str, str]] = {
-    "grant list": "grant",
-    "grant accept": "grant",
-    "grant revoke": "grant",
-    "grant files": "grant",
+    "init": "bundles",
+    "validate": "bundles",
+    "send": "messages",
+    "instance list": "instances",
+    "instance show": "instances",
+    "instance export": "instances",
+    "instance undo": "instances",
+    "instance reset": "instances",
+    "instance delete": "instances",
+    "cancel": "messages",
+    "ps": "processes",
+    "logs": "processes",
+    "restart": "processes",
+    "stop": "processes",
+    "trace": "traces",
+    "turns": "traces",
+    "denied": "traces",
+    "tool list": "catalog",
+    "tool show": "catalog",
+    "extension list": "catalog",
+    "explain": "reference",
+    "completion": "reference",
+    "schema": "reference",
+    "trust": "permissions",
+    "grant list": "permissions",
+    "grant accept": "permissions",
+    "grant revoke": "permissions",
+    "grant files": "permissions",
 }
 
 

@@ -25,12 +25,12 @@ from goondan.kernel.cli.batch import (
     parse_pairs,
 )
 from goondan.kernel.cli.output import is_terminal, print_error, write, write_json, write_pretty
-from goondan.kernel.cli.workdir import absolute_workdir
+from goondan.kernel.cli.state import absolute_workdir
 from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
     from goondan.kernel.cli.attach import Kernel
-    from goondan.kernel.cli.lines import Line
+    from goondan.kernel.cli.console.lines import Line
     from goondan.kernel.cli.session import Listener, Session
     from goondan.schemas.wire.frames import Answer
 
@@ -73,7 +73,7 @@ def command(
 ) -> int:
     """Call one tool, or a batch of tools, in the sandbox."""
     from goondan.kernel.cli.attach import attach_or_start, locate
-    from goondan.kernel.cli.lines import FROM_STDIN, read_all
+    from goondan.kernel.cli.console.lines import FROM_STDIN, read_all
 
     if (tool is None) == (batch is None):
         raise fail("E_USAGE", "name a tool, or give --batch FILE")
@@ -102,7 +102,7 @@ def command(
 
 def _declared(tool: str, bundle: str | None) -> dict[str, Any]:
     """The properties of a tool's arguments; none for a tool that is not the bundle's, but an extension's."""
-    from goondan.kernel.cli.commands.tool_catalog import look
+    from goondan.kernel.cli.commands.catalog import look
 
     exports = ((found, export) for found in look(bundle).checked.tools.values() for export in found.body.exports)
     schema = next((export.parameters for found, export in exports if tool == f"{found.name}__{export.name}"), None)
@@ -255,8 +255,8 @@ class _Batch:
     async def run(self) -> None:
         import asyncio
 
+        from goondan.kernel.cli.console.lines import LineReader
         from goondan.kernel.cli.interrupts import Cancelling, Interrupts
-        from goondan.kernel.cli.lines import LineReader
         from goondan.kernel.cli.session import Session
 
         async with Session(self._kernel) as session:
@@ -288,7 +288,7 @@ class _Batch:
     async def _read(self, session: Session, lines: Any) -> None:
         import asyncio
 
-        from goondan.kernel.cli.lines import Room
+        from goondan.kernel.cli.console.lines import Room
 
         room = Room(MAX_IN_FLIGHT)
         tasks: dict[asyncio.Task[None], int] = {}

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from goondan.kernel.cli.console.commands import Command, Commands
+    from goondan.kernel.cli.console.lines import Line, LineReader
     from goondan.kernel.cli.console.prompt import Prompt
     from goondan.kernel.cli.console.questions import Questions
     from goondan.kernel.cli.console.screen import Screen
     from goondan.kernel.cli.interrupts import Interrupts
-    from goondan.kernel.cli.lines import Line, LineReader
     from goondan.kernel.cli.session import Listener, Session
     from goondan.schemas.wire.frames import Answer, ErrorPayload, FilePart
     from goondan.schemas.wire.runtime_events import RuntimeEvent
@@ -109,7 +109,7 @@ def command(
     when this command ends.
     """
     from goondan.kernel.cli.batch import check_instance
-    from goondan.kernel.cli.workdir import absolute_workdir
+    from goondan.kernel.cli.state import absolute_workdir
 
     place = locate(bundle, policy, trust=trust, accept_loss=accept_loss, watch=watch)
     of_messages = {"--workdir": workdir is not None, "--instance": instance is not None, "--new": is_new}
@@ -183,7 +183,7 @@ def _talk(place: BundleTarget, wishes: _Wishes) -> int:
         about_server = local_models().before_start(place.bundle, place.state_dir, place.policy)
     kernel, joined = join_or_start(place)
     if kernel.place.watch:
-        from goondan.kernel.cli.console.watching import tell_news
+        from goondan.kernel.cli.console.screen import tell_news
 
         tell_news(kernel.place.state_dir)
     if joined and not wishes.as_json:
@@ -229,8 +229,8 @@ class _Talk:
         import asyncio
 
         from goondan.kernel.cli.console.commands import Commands
+        from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, LineReader
         from goondan.kernel.cli.console.questions import questions
-        from goondan.kernel.cli.lines import MAX_LINE_BYTES, LineReader
         from goondan.kernel.cli.session import Session
 
         async with Session(self._kernel) as session:
@@ -252,7 +252,7 @@ class _Talk:
         """Send lines as they come, and print the answers in the order of the lines."""
         import asyncio
 
-        from goondan.kernel.cli.lines import Room
+        from goondan.kernel.cli.console.lines import Room
 
         waiting: asyncio.Queue[tuple[int, str, asyncio.Future[_Told]] | None] = asyncio.Queue()
         room = Room(MAX_IN_FLIGHT)
@@ -318,12 +318,11 @@ class _Talk:
         """Take one message at a time, and show its answer while it is made. Ctrl-C cancels the turn. A second one ends
         the conversation.
         """
-        from goondan.kernel.cli.console.history import FILE
-        from goondan.kernel.cli.console.prompt import open_prompt
+        from goondan.kernel.cli.console.lines import MAX_LINE_BYTES
+        from goondan.kernel.cli.console.prompt import HISTORY_FILE, open_prompt
         from goondan.kernel.cli.interrupts import Interrupts
-        from goondan.kernel.cli.lines import MAX_LINE_BYTES
 
-        prompt = open_prompt(f"{self._kernel.place.state_dir}/{FILE}", MAX_LINE_BYTES)
+        prompt = open_prompt(f"{self._kernel.place.state_dir}/{HISTORY_FILE}", MAX_LINE_BYTES)
         write(f"{self._kernel.entry_agent or 'the swarm'} is ready; {prompt.hint}", stream=sys.stderr)
         if self._kernel.model is not None:
             write(f"it talks to {self._kernel.model}", stream=sys.stderr)
@@ -393,8 +392,7 @@ class _Talk:
     async def _turn(self, session: Session, line: Line, interrupts: Interrupts, prompt: Prompt) -> None:
         import asyncio
 
-        from goondan.kernel.cli.console.following import follow
-        from goondan.kernel.cli.console.screen import Screen, shows_status
+        from goondan.kernel.cli.console.screen import Screen, follow, shows_status
         from goondan.kernel.cli.interrupts import Cancelling, was_cancelled
 
         screen = Screen(text=not self._as_json)
@@ -454,7 +452,7 @@ class _Talk:
         """Send one line, and wait for its answer; or carry out the command that it is. Raises only E_KERNEL_LOST,
         E_KERNEL_STOPPED.
         """
-        from goondan.kernel.cli.lines import MAX_LINE_BYTES
+        from goondan.kernel.cli.console.lines import MAX_LINE_BYTES
         from goondan.kernel.cli.session import GONE, USER_MESSAGE
 
         event_id = event_id or session.new_id()
@@ -500,7 +498,13 @@ class _Talk:
             close_files(files)
 
     def _show(self, told: _Told, screen: Screen | None = None) -> None:
-        from goondan.kernel.cli.answered import kept_lines, tell_cut_off, tell_reasoning, tell_servers, tell_usage
+        from goondan.kernel.cli.console.answered import (
+            kept_lines,
+            tell_cut_off,
+            tell_reasoning,
+            tell_servers,
+            tell_usage,
+        )
 
         answer, error = told.answer, told.error
         if told.command is not None and error is None:
@@ -531,7 +535,7 @@ class _Talk:
 
     def _keep(self, told: _Told) -> None:
         """Add the answer to the document that is printed at the end (--json)."""
-        from goondan.kernel.cli.commands.send import answer_document
+        from goondan.kernel.cli.commands.messages import answer_document
 
         event_id, answer, error = told.event_id, told.answer, told.error
         document: dict[str, Any] = {"eventId": event_id}

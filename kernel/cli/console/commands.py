@@ -164,7 +164,7 @@ class Commands:
         return tool_lines(await self._conversation.tools(), typed=self._is_embedded)
 
     async def _tokens(self, argument: str) -> list[str]:
-        from goondan.kernel.cli.commands.instance import token_text
+        from goondan.kernel.cli.commands.instances import token_text
 
         numbers = await self._conversation.overview()
         return [f"{self._name}: {_messages(numbers.messages)}; tokens: {token_text(numbers.usage)}"]

@@ -5,27 +5,38 @@ In the editor, Enter sends. Alt-Enter, a backslash at the end, and pasted line e
 the text, Ctrl-D on an empty line ends the input. The editor is drawn on stderr, so that stdout holds nothing but
 answers.
 
-Source: docs/design/commands.md section 5.
+The lines that a person has typed are kept between sessions: a file of JSON texts, one a line, mode 0600.
+- The file has the newest MAX_ENTRIES entries and at most MAX_HISTORY_BYTES. Longer entries are not kept. The file is
+  cut when it is loaded.
+- An entry that begins with a space is not kept, as in a shell. So a person can type a secret.
+- A file that cannot be read or written costs the history, not the session. The same holds for a link, a pipe, and a
+  file of another user: none of them is followed.
+
+Source: docs/design/commands.md section 5; docs/design/processes.md section 8.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import stat
 import sys
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
-from goondan.kernel.cli.console import history
+from goondan.kernel.cli.console.lines import Line, LineReader
 from goondan.kernel.cli.console.screen import has_cursor
 from goondan.kernel.cli.console.typed_ahead import FromReader, FromTerminal, Take, Taking
-from goondan.kernel.cli.lines import Line, LineReader
 from goondan.kernel.cli.output import write
 from goondan.kernel.cli.terminal import style_of
+from goondan.schemas.system.private_files import replace_file
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
     from prompt_toolkit.key_binding.key_processor import KeyPress
+
 
 PROMPT: Final = "> "
 CONTINUED: Final = ". "
@@ -249,10 +260,10 @@ def _session(history_path: str) -> PromptSession[str]:
         """The entries of earlier sessions, and of this one."""
 
         def load_history_strings(self) -> Iterable[str]:
-            return reversed(history.load(history_path))
+            return reversed(load_history(history_path))
 
         def store_string(self, string: str) -> None:
-            history.append(history_path, string)
+            keep_entry(history_path, string)
 
     output = Vt100_Output.from_pty(sys.stderr)
     # The terminal answers the question for its cursor as if a person had typed the answer. A late answer reaches
@@ -309,3 +320,92 @@ def whole_lines(keys: Sequence[KeyPress]) -> tuple[list[str], list[KeyPress]]:
 def continues(text: str) -> bool:
     """Whether a text ends with a backslash that asks for another line: an odd number of them."""
     return (len(text) - len(text.rstrip("\\"))) % 2 == 1
+
+
+HISTORY_FILE: Final = "history"
+MAX_ENTRIES: Final = 1000
+#: The largest file (bytes), and the longest entry (characters).
+MAX_HISTORY_BYTES: Final = 1 << 20
+MAX_ENTRY: Final = 16 << 10
+#: A entry_line of the file is at most so many times as long as its entry (`\\uXXXX` for a character).
+_ESCAPED: Final = 12
+
+
+def load_history(path: str) -> list[str]:
+    """The entries, oldest first. A file that has grown too long is written again."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return []
+    try:
+        size = _size(fd)
+        if size is None:
+            return []
+        os.fchmod(fd, 0o600)
+        entries = parse_history(os.pread(fd, 2 * MAX_HISTORY_BYTES, max(0, size - 2 * MAX_HISTORY_BYTES)))
+        kept = newest_entries(entries)
+        if len(kept) < len(entries) or size > MAX_HISTORY_BYTES:
+            with suppress(OSError):
+                _replace(path, kept)
+        return kept
+    except OSError:
+        return []
+    finally:
+        os.close(fd)
+
+
+def keep_entry(path: str, entry: str) -> None:
+    """Append an entry to the file, if it is one that is kept."""
+    if not is_kept(entry):
+        return
+    with suppress(OSError):
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        fd = os.open(path, flags, 0o600)
+        try:
+            if _size(fd) is not None:
+                os.write(fd, entry_line(entry))  # one write: lines of two sessions do not mix
+        finally:
+            os.close(fd)
+
+
+def is_kept(entry: str) -> bool:
+    """Whether an entry is kept."""
+    return bool(entry.strip()) and not entry.startswith(" ") and len(entry) <= MAX_ENTRY
+
+
+def entry_line(entry: str) -> bytes:
+    """An entry as a entry_line of the file. Lone surrogates and all controls are escaped."""
+    return json.dumps(entry).encode() + b"\n"
+
+
+def parse_history(data: bytes) -> list[str]:
+    """The entries in the bytes of a file. Lines that are no entry, such as a torn one, are left out."""
+    entries = []
+    for text in data.split(b"\n"):
+        with suppress(ValueError, RecursionError):
+            entry = json.loads(text) if len(text) <= MAX_ENTRY * _ESCAPED else None
+            if isinstance(entry, str) and is_kept(entry):
+                entries.append(entry)
+    return entries
+
+
+def newest_entries(entries: list[str]) -> list[str]:
+    """The newest_entries entries, as many as are kept."""
+    room = MAX_HISTORY_BYTES
+    kept: list[str] = []
+    for entry in reversed(entries[-MAX_ENTRIES:]):
+        room -= len(entry_line(entry))
+        if room < 0:
+            break
+        kept.append(entry)
+    return kept[::-1]
+
+
+def _size(fd: int) -> int | None:
+    """The size of a file that is ours (bytes). None for anything else."""
+    state = os.fstat(fd)
+    return state.st_size if stat.S_ISREG(state.st_mode) and state.st_uid == os.getuid() else None
+
+
+def _replace(path: str, entries: list[str]) -> None:
+    replace_file(path, b"".join(map(entry_line, entries)))

@@ -1,9 +1,14 @@
-"""The display of a running turn: its text on stdout and a line of status on stderr, each only on a terminal.
+"""The display of a running turn: its text on stdout and a line of status on stderr, each only on a terminal; what its
+message waits for; and news of a watched bundle.
 
 The status is in the line of the cursor, so it is shown only while no line of text is open. A terminal without cursor
 movement (TERM=dumb) gets text and no status. NO_COLOR switches the colours off.
 
-Source: docs/design/commands.md section 2; https://no-color.org.
+A person is told who is before the message, and from two seconds on each wait. A screen shows it in its status, with
+what other agents do that work for the turn. Without one, each wait is a line on stderr. The broker is asked once a
+second, so a turn that is answered soon costs nothing.
+
+Source: docs/design/commands.md section 2; PROTOCOL.md "Ask" (`why`); https://no-color.org.
 """
 
 from __future__ import annotations
@@ -11,18 +16,26 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from goondan.kernel.cli.answered import tell_reasoning
+from goondan.kernel.cli.console.answered import tell_reasoning
 from goondan.kernel.cli.console.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
-from goondan.kernel.cli.output import is_terminal, write_text
+from goondan.kernel.cli.console.waits import SEEN, status_of, wait_line
+from goondan.kernel.cli.output import is_terminal, write, write_text
 from goondan.kernel.cli.plain import fit, flowing
 from goondan.kernel.cli.session import Listener
-from goondan.kernel.cli.terminal import shown_line, shown_text, style_of
+from goondan.kernel.cli.terminal import printable, shown_line, shown_text, style_of
+from goondan.kernel.supervisor_client import SupervisorClient
+from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Answer
 from goondan.schemas.wire.runtime_events import RuntimeEvent
+
+if TYPE_CHECKING:
+    from goondan.kernel.cli.session import Session
+
 
 #: How long an answer may take before the status is shown (seconds).
 PATIENCE_S: Final = 0.5
@@ -213,3 +226,72 @@ class Screen:
 def _put(stream: TextIO, text: str) -> None:
     stream.buffer.write(text.encode(stream.encoding or "utf-8", "replace"))
     stream.buffer.flush()
+
+
+#: How long a message may wait before a person is told what it waits for (seconds). An idle agent has begun by then.
+QUEUE_NOTICE_S: Final = 0.5
+#: From when on the broker is asked what the turn waits for, and how often (seconds).
+FIRST_LOOK_S: Final = 2.0
+LOOK_S: Final = 1.0
+#: How long the broker may take to answer (seconds). After that the person is not told.
+ANSWER_S: Final = 5.0
+#: A wait is told again when it has lasted so many times as long as when it was told.
+AGAIN: Final = 5
+
+
+async def follow(session: Session, agent: str, instance: str, event_id: str, screen: Screen | None) -> None:
+    """Tell what the event waits for, until this task is cancelled. `screen` shows it; None: lines on stderr do."""
+    await asyncio.sleep(QUEUE_NOTICE_S)
+    await _tell_queue(session, agent, instance, event_id)
+    told: dict[tuple[str, ...], int] = {}
+    await asyncio.sleep(FIRST_LOOK_S - QUEUE_NOTICE_S)
+    while True:
+        with suppress(GoondanError):
+            rows = (await session.admin({"op": "why", "eventId": event_id}, ANSWER_S))["waits"]
+            if screen is not None:
+                screen.tell_wait(status_of(rows, (agent, instance)))
+            elif lines := [f"gdn: {line}" for line in new_lines(rows, told)]:
+                write(*lines, stream=sys.stderr)
+        await asyncio.sleep(LOOK_S)
+
+
+def new_lines(rows: Sequence[Mapping[str, Any]], told: dict[tuple[str, ...], int]) -> Iterator[str]:
+    """The lines for what was not told yet, or long ago. `told` has what was, and gets it."""
+    for row in rows:
+        if row["kind"] in SEEN or row["forMs"] < 1000 * QUEUE_NOTICE_S:
+            continue
+        name = (row["kind"], row["agent"], row["instanceKey"], row.get("message") or "", str(row.get("point")))
+        if row["forMs"] >= AGAIN * told.get(name, 0):
+            told[name] = row["forMs"]
+            yield wait_line(row)
+
+
+async def _tell_queue(session: Session, agent: str, instance: str, event_id: str) -> None:
+    """Say once on stderr how many messages are before this one at its instance, if there are any."""
+    with suppress(GoondanError):
+        question = {"op": "events", "agent": agent, "instanceKey": instance}
+        listed = (await session.admin(question, ANSWER_S))["events"]
+        before = next((at for at, event in enumerate(listed) if event["eventId"] == event_id), 0)
+        if before:
+            what = "1 message" if before == 1 else f"{before} messages"
+            place = printable(f"{agent}/{instance}")
+            write(f"gdn: {place} is busy; {what} before yours (gdn ps --why shows for what)", stream=sys.stderr)
+
+
+def tell_news(state_dir: str) -> None:
+    """Begin to print the news. It ends with the kernel or with this process."""
+    # A thread, because the conversation reads its lines in its own way. The thread holds nothing that has to be
+    # released.
+    threading.Thread(target=_tell, args=(state_dir,), daemon=True).start()
+
+
+def _tell(state_dir: str) -> None:
+    told = 0
+    try:
+        client = SupervisorClient.connect(state_dir)
+        while client is not None:
+            reply = client.ask("news", None, after=told)
+            told = reply.told
+            write(*(f"gdn: {printable(line)}" for line in reply.news or []), stream=sys.stderr)
+    except (GoondanError, OSError, ValueError):
+        return  # the kernel has ended, and the conversation reports that

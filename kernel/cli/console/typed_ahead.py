@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final, Protocol
 
-from goondan.kernel.cli.lines import CHUNK, Line, LineReader, LineSplitter
+from goondan.kernel.cli.console.lines import CHUNK, Line, LineReader, LineSplitter
 
 #: Keys that are no characters (arrows and the like), as a terminal sends them, and other control characters.
 _KEYS: Final = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|O.|.)?|[\x00-\x08\x0b-\x1f\x7f]")

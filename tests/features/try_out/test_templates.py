@@ -6,7 +6,7 @@ import tomllib
 from pathlib import Path
 
 from goondan.features.try_out.command import new
-from goondan.kernel.cli.commands.init import files_below
+from goondan.kernel.cli.commands.bundles import files_below
 
 ROOT = Path(__file__).resolve().parents[3]
 TEMPLATES = ROOT / "features" / "try_out" / "command" / "templates"

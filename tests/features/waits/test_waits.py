@@ -20,8 +20,8 @@ from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.loop import BrokerLoop
 from goondan.kernel.broker.mailbox import Mailbox, Quotas
 from goondan.kernel.broker.parts import Core
-from goondan.kernel.cli.console.following import new_lines
-from goondan.kernel.cli.waits import render, status_of, wait_line
+from goondan.kernel.cli.console.screen import new_lines
+from goondan.kernel.cli.console.waits import render, status_of, wait_line
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import Frame
 from goondan.schemas.wire.runtime_events import RuntimeEvent, Wait

@@ -19,7 +19,7 @@ from goondan.kernel.cli.batch import (
     parse_json,
     parse_line,
 )
-from goondan.kernel.cli.lines import LineSplitter
+from goondan.kernel.cli.console.lines import LineSplitter
 from goondan.schemas.wire.blobs import MAX_ARGS_BYTES
 from goondan.schemas.wire.errors import GoondanError
 

@@ -16,8 +16,8 @@ from goondan.features import Feature
 from goondan.kernel.cli import commands, execute
 from goondan.kernel.cli.commands import helps
 from goondan.kernel.cli.commands.call import check_grant, error_result, tool_result
-from goondan.kernel.cli.commands.ps import render
-from goondan.kernel.cli.commands.send import answer_document
+from goondan.kernel.cli.commands.messages import answer_document
+from goondan.kernel.cli.commands.processes import process_lines
 from goondan.kernel.supervisor_client import ProcessInfo
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
@@ -139,7 +139,7 @@ def test_a_bug_of_ours_is_one_error_without_a_traceback(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("boom")
 
-    monkeypatch.setattr("goondan.kernel.cli.attach.locate", broken)
+    monkeypatch.setattr("goondan.kernel.cli.commands.processes.locate", broken)
     assert execute(["ps", "--json"]) == 1
     printed = capsys.readouterr()
     error = json.loads(printed.out)["error"]
@@ -155,7 +155,7 @@ def test_interrupts_and_lost_readers_are_quiet(
     def leave(*_: object) -> None:
         raise raised
 
-    monkeypatch.setattr("goondan.kernel.cli.attach.locate", leave)
+    monkeypatch.setattr("goondan.kernel.cli.commands.processes.locate", leave)
     monkeypatch.setattr("goondan.kernel.cli._reader_is_gone", lambda: 141)
     assert execute(["ps"]) == status
     printed = capsys.readouterr()
@@ -196,7 +196,7 @@ def test_the_table_of_ps() -> None:
         info(pid=None, status="waiting", restarts=3, last_exit="signal SIGKILL", since="2026-11-21T12:29:59Z"),
         info(instance_key="a\x1b[31mb", since="not a time"),
     ]
-    assert render(rows, now) == [
+    assert process_lines(rows, now) == [
         "ROLE        NAME        INSTANCE    PID  STATUS   SINCE  RESTARTS  LAST EXIT",
         "supervisor  supervisor  -           12   running  1d     0         -",
         "agent       coder       u1          -    waiting  1s     3         signal SIGKILL",

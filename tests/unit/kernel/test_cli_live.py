@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.kernel.cli.console import history
+from goondan.kernel.cli.console import prompt
 from goondan.kernel.cli.console.prompt import continues
 from goondan.kernel.cli.console.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
 from goondan.kernel.cli.console.screen import has_cursor
@@ -202,31 +202,31 @@ def test_a_backslash_at_the_end_asks_for_more(line: str, more: bool) -> None:
 
 def test_history_is_private_and_survives(tmp_path: Path) -> None:
     path = str(tmp_path / "history")
-    for entry in ("one", "two\nlines", " secret", "", "  ", "세", "\ud800", "x" * (history.MAX_ENTRY + 1)):
-        history.append(path, entry)
+    for entry in ("one", "two\nlines", " secret", "", "  ", "세", "\ud800", "x" * (prompt.MAX_ENTRY + 1)):
+        prompt.keep_entry(path, entry)
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-    assert history.load(path) == ["one", "two\nlines", "세", "\ud800"]
+    assert prompt.load_history(path) == ["one", "two\nlines", "세", "\ud800"]
 
 
 def test_history_is_bounded(tmp_path: Path) -> None:
     path = tmp_path / "history"
-    path.write_bytes(b"".join(history.line(f"n{n}") for n in range(3 * history.MAX_ENTRIES)))
+    path.write_bytes(b"".join(prompt.entry_line(f"n{n}") for n in range(3 * prompt.MAX_ENTRIES)))
     path.chmod(0o644)
-    kept = history.load(str(path))
-    assert kept == [f"n{n}" for n in range(2 * history.MAX_ENTRIES, 3 * history.MAX_ENTRIES)]
-    assert path.read_bytes() == b"".join(map(history.line, kept))
+    kept = prompt.load_history(str(path))
+    assert kept == [f"n{n}" for n in range(2 * prompt.MAX_ENTRIES, 3 * prompt.MAX_ENTRIES)]
+    assert path.read_bytes() == b"".join(map(prompt.entry_line, kept))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert os.listdir(tmp_path) == ["history"]
-    big = ["y" * history.MAX_ENTRY] * 100
-    path.write_bytes(b"".join(map(history.line, big)))
-    assert history.load(str(path)) == big[: history.MAX_BYTES // len(history.line(big[0]))]
-    assert path.stat().st_size <= history.MAX_BYTES
+    big = ["y" * prompt.MAX_ENTRY] * 100
+    path.write_bytes(b"".join(map(prompt.entry_line, big)))
+    assert prompt.load_history(str(path)) == big[: prompt.MAX_HISTORY_BYTES // len(prompt.entry_line(big[0]))]
+    assert path.stat().st_size <= prompt.MAX_HISTORY_BYTES
 
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_read_as_some_history(data: bytes) -> None:
-    entries = history.parse(data)
-    assert history.parse(b"".join(map(history.line, entries))) == entries
+    entries = prompt.parse_history(data)
+    assert prompt.parse_history(b"".join(map(prompt.entry_line, entries))) == entries
 
 
 def test_history_follows_no_link_and_blocks_on_no_pipe(tmp_path: Path) -> None:
@@ -237,8 +237,8 @@ def test_history_follows_no_link_and_blocks_on_no_pipe(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (link, pipe, tmp_path, tmp_path / "no" / "where"):
-        history.append(str(path), "entry")
-        assert history.load(str(path)) == []
+        prompt.keep_entry(str(path), "entry")
+        assert prompt.load_history(str(path)) == []
     assert target.read_text() == '"stolen"\n'
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel.cli.lines import read_all
+from goondan.kernel.cli.console.lines import read_all
 from goondan.schemas.wire.errors import GoondanError
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel import log_bounds
+from goondan.kernel import logs
 from goondan.kernel.logs import Log
 from goondan.schemas.system.log_admission import (
     GROUP_BURST,
@@ -34,8 +34,8 @@ def test_what_is_rotated_never_goes_through_a_link(tmp_path: Path) -> None:
     precious.write_text("root's own")
     for suffix in (".1", ".2"):
         (tmp_path / f"toolhost.log{suffix}").symlink_to(precious)
-    log.write_bytes(b"line\n" * (log_bounds.MAX_LOG_BYTES // 5 + 1))
-    log_bounds.bound_log(str(log))
+    log.write_bytes(b"line\n" * (logs.MAX_LOG_BYTES // 5 + 1))
+    logs.bound_log(str(log))
     assert precious.read_text() == "root's own"
     old = tmp_path / "toolhost.log.1"
     assert stat.S_ISREG(os.lstat(old).st_mode)
@@ -54,8 +54,8 @@ def test_a_log_that_is_no_plain_file_of_ours_is_not_written_to(tmp_path: Path, k
     else:
         os.link(precious, log)
     with pytest.raises(OSError, match=r"(?i)link|plain file|no such device"):
-        log_bounds.open_log(str(log))
-    log_bounds.bound_log(str(log))
+        logs.open_log(str(log))
+    logs.bound_log(str(log))
     assert precious.read_text() == "root's own"
 
 
@@ -65,16 +65,16 @@ def test_a_log_of_somebody_else_is_not_written_to(tmp_path: Path) -> None:
     log.touch()
     os.chown(log, STRANGER, STRANGER)
     with pytest.raises(OSError, match="plain file of ours"):
-        log_bounds.open_log(str(log))
+        logs.open_log(str(log))
 
 
 def test_old_content_is_bounded_however_much_was_written_before_the_look(tmp_path: Path) -> None:
     log = tmp_path / "toolhost.log"
     noise = line(1, text="noise" * 20) + b"\n"
     log.write_bytes(b"the first\n" + noise * ((71 << 20) // len(noise)) + b"the last\n")
-    log_bounds.bound_log(str(log))
+    logs.bound_log(str(log))
     old = (tmp_path / "toolhost.log.1").read_bytes()
-    assert len(old) <= log_bounds.MAX_OLD_BYTES
+    assert len(old) <= logs.MAX_OLD_BYTES
     assert old.startswith(b"the first\n")
     assert old.endswith(b"the last\n")
     assert b" bytes suppressed" in old
@@ -83,8 +83,8 @@ def test_old_content_is_bounded_however_much_was_written_before_the_look(tmp_pat
 def test_older_lines_are_kept_through_two_rotations_and_all_files_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_bounds, "MAX_LOG_BYTES", 40_000)
-    monkeypatch.setattr(log_bounds, "MAX_OLD_BYTES", 60_000)
+    monkeypatch.setattr(logs, "MAX_LOG_BYTES", 40_000)
+    monkeypatch.setattr(logs, "MAX_OLD_BYTES", 60_000)
     log = tmp_path / "toolhost.log"
     log.write_bytes(line(0, agent="victim", key="v", text="evidence") + b"\n")
     for number in range(1, 12):
@@ -92,9 +92,9 @@ def test_older_lines_are_kept_through_two_rotations_and_all_files_are_bounded(
             flood = range(number * 1000, number * 1000 + 600)
             writer.write(b"".join(line(n, key="loud", text="noise") + b"\n" for n in flood))
         if number % 3:
-            log_bounds.bound_log(str(log))
+            logs.bound_log(str(log))
         else:
-            os.close(log_bounds.open_log(str(log)))  # as a start does
+            os.close(logs.open_log(str(log)))  # as a start does
         total = sum(path.stat().st_size for path in tmp_path.iterdir())
         assert total <= 40_000 + 60_000 + 60_000
         reader = Log("toolhost", str(log))
@@ -106,7 +106,7 @@ def test_older_lines_are_kept_through_two_rotations_and_all_files_are_bounded(
 
 
 def test_a_source_needs_more_than_an_hour_and_an_agent_a_quarter_to_fill_the_older_files() -> None:
-    room = 2 * log_bounds.MAX_LOG_BYTES
+    room = 2 * logs.MAX_LOG_BYTES
     assert room > SOURCE_BURST + 3600 * SOURCE_RATE
     assert room > GROUP_BURST + 720 * GROUP_RATE
 

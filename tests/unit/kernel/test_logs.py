@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.kernel import log_bounds, logs
-from goondan.kernel.cli.commands.logs import render
+from goondan.kernel import logs
+from goondan.kernel.cli.commands.processes import log_lines
 from goondan.kernel.cli.terminal import Style
-from goondan.kernel.log_bounds import role_of
-from goondan.kernel.logs import MAX_LINE, Log, LogLine, Reader, is_wanted, last_lines, merge, parse
+from goondan.kernel.logs import MAX_LINE, Log, LogLine, Reader, is_wanted, last_lines, merge, parse, role_of
 
 
 def texts(entries: list[LogLine]) -> list[str]:
@@ -39,14 +38,14 @@ def test_the_kinds_of_lines() -> None:
 @given(st.binary() | st.text().map(str.encode) | st.binary().map(lambda b: b"2026-01-31 09:30:00,250 " + b))
 def test_any_bytes_are_a_line_that_steers_no_terminal(line: bytes) -> None:
     entries = Reader("toolhost", 0.0).read([line])
-    (shown,) = render(entries, Style())
+    (shown,) = log_lines(entries, Style())
     assert shown.replace("\t", " ").isprintable()
 
 
 @pytest.mark.parametrize("time", [1e308, -1e308, 0.0])
 def test_a_time_that_is_none_is_shown_as_none(time: float) -> None:
     line = msgspec.json.encode({"time": time, "level": "info", "message": "x"})
-    assert render(Reader("toolhost", 0.0).read([line]), Style())[0].endswith("x")
+    assert log_lines(Reader("toolhost", 0.0).read([line]), Style())[0].endswith("x")
 
 
 def test_a_line_without_time_belongs_to_the_one_above_and_leading_ones_to_the_next() -> None:
@@ -118,7 +117,7 @@ def test_the_last_lines_of_a_file(lines: list[bytes], count: int, ended: bool) -
 def test_a_reader_follows_a_log_through_everything_that_bounds_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_bounds, "MAX_LOG_BYTES", 10)
+    monkeypatch.setattr(logs, "MAX_LOG_BYTES", 10)
     path = tmp_path / "broker.log"
     log = Log("broker", str(path))
     assert log.tail(5) == []
@@ -130,11 +129,11 @@ def test_a_reader_follows_a_log_through_everything_that_bounds_it(
     os.write(other, b"o\n")
     assert texts(log.look()) == ["two"]
     os.write(writer, b"three, which makes it too large\n")
-    log_bounds.bound_log(str(path))  # copied and emptied while it is written
+    logs.bound_log(str(path))  # copied and emptied while it is written
     os.write(other, b"four\n")
     assert texts(log.look()) == ["three, which makes it too large", "four"]
     os.write(writer, b"five, too large again\n")
-    os.close(log_bounds.open_log(str(path)))  # the same by the next start
+    os.close(logs.open_log(str(path)))  # the same by the next start
     os.write(writer, b"end\n")
     assert texts(log.look()) == ["five, too large again", "end"]
     path.rename(tmp_path / "elsewhere")  # moved away by somebody

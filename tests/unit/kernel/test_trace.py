@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from goondan.agentproc.store import ConversationStore
-from goondan.kernel.cli.commands.trace import render
+from goondan.kernel.cli.commands.traces import trace_lines
 from goondan.kernel.cli.plain import duration
 from goondan.kernel.cli.terminal import Style
 from goondan.kernel.trace import Hang, Note, Trace, between_ms, said_in, tell
@@ -89,16 +89,16 @@ def test_a_layer_that_hung_is_shown_with_its_point_and_since_when() -> None:
     notes = [WHOLE[0], Note("extension.waits", at(100), layer), Note("extension.over", at(2400), layer), *WHOLE[1:]]
     trace = tell(turn(), notes)
     assert trace.hangs == [Hang(extension="guard", point="step.pre", started_at=at(100), duration_ms=2300)]
-    shown = "\n".join(render(trace, Style(False)))
+    shown = "\n".join(trace_lines(trace, Style(False)))
     assert "+100 ms  extension guard hung at step.pre for 2.30 s" in shown
     trace = tell(turn(status="running", ended_at=None), notes[:2])
-    assert "extension guard hung at step.pre and has not gone on" in "\n".join(render(trace, Style(False)))
+    assert "extension guard hung at step.pre and has not gone on" in "\n".join(trace_lines(trace, Style(False)))
 
 
 def test_a_request_that_only_the_servers_limit_held_back_has_not_waited_for_others() -> None:
     detail = encode_detail(ModelDetail(step=1, model="openai/m", paused_ms=2800))
     trace = tell(turn(), [*WHOLE[:2], Note("model.answered", at(800), detail), WHOLE[-1]])
-    shown = "\n".join(render(trace, Style(False)))
+    shown = "\n".join(trace_lines(trace, Style(False)))
     assert "held back 2.80 s" in shown
     assert "for others" not in shown
 
@@ -138,7 +138,7 @@ def test_calls_are_shown_with_what_the_messages_of_their_turn_say_in_short() -> 
     assert len(trace.message or "") == len(first.args or "") == SHORT_CHARS
     assert (first.args or "").startswith('{"command":"xxx')
     assert (first.output, other.args, other.output) == ('{"stdout":"y\\u001b[2J"}', None, None)
-    lines = render(trace, Style())
+    lines = trace_lines(trace, Style())
     assert any(line.strip("│ ").startswith('with {"command":"xxx') for line in lines)
     assert any(line.strip("│ ").startswith('gave {"stdout":"y') for line in lines)
 
@@ -152,7 +152,7 @@ json_values = st.recursive(
 
 @given(st.lists(json_values, max_size=4))
 def test_no_stored_message_keeps_a_turn_from_being_shown(messages: list[Any]) -> None:
-    lines = render(tell(turn(), WHOLE, said_in(messages)), Style())
+    lines = trace_lines(tell(turn(), WHOLE, said_in(messages)), Style())
     assert all(line.isprintable() for line in lines)
 
 
@@ -160,7 +160,7 @@ def test_an_operator_call_has_no_model() -> None:
     trace = tell(turn(), [WHOLE[0], WHOLE[3], WHOLE[6], WHOLE[9]])
     (step,) = trace.steps
     assert (step.step, step.model, step.tools[0].status) == (0, None, "ok")
-    assert "operator call" in "\n".join(render(trace, Style()))
+    assert "operator call" in "\n".join(trace_lines(trace, Style()))
 
 
 notes = st.builds(
@@ -173,7 +173,7 @@ notes = st.builds(
 
 @given(st.lists(notes), st.sampled_from(["running", "completed", "whatever"]))
 def test_any_notes_give_a_story_of_printable_lines(some: list[Note], status: str) -> None:
-    lines = render(tell(turn(status=status), some), Style())
+    lines = trace_lines(tell(turn(status=status), some), Style())
     assert all(line.isprintable() for line in lines)
 
 
@@ -186,10 +186,10 @@ def test_nothing_in_a_trace_steers_the_terminal() -> None:
         Note("tool.failed", at(1), encode_detail(ResultDetail(evil, evil, evil))),
     ]
     told = tell(turn(event_id=evil, instance_key=evil, status=evil, error=error_payload("E_TOOL", evil)), hostile)
-    text = "\n".join(render(told, Style()))
+    text = "\n".join(trace_lines(told, Style()))
     assert all(line.isprintable() for line in text.split("\n"))
     assert text.count("owned") == 11  # everything is still told
-    coloured = "\n".join(render(told, Style(True)))
+    coloured = "\n".join(trace_lines(told, Style(True)))
     assert coloured.replace("\x1b[", "").count("\x1b") == 0
 
 
@@ -207,19 +207,19 @@ def test_a_calls_receipt_is_told_in_a_line_and_whole() -> None:
     seen = receipt(cpu_ms=40, peak_memory_kb=12_595, denied=["evil.test:443", "\x1b]0;x\x07:1"], exit="ended by us")
     told = tell(turn(), with_receipt(encode_receipt(seen)))
     assert told.steps[0].tools[0].receipt == seen
-    lines = render(told, Style())
+    lines = trace_lines(told, Style())
     (line,) = [line for line in lines if "jail" in line]
     assert line.split("jail ")[1].startswith("full, peak 12.3 MiB, cpu 40 ms, denied evil.test:443 ")
     assert line.endswith("ended: ended by us")
     assert all(line.isprintable() for line in lines)
-    quiet = render(tell(turn(), with_receipt(encode_receipt(receipt()))), Style())
+    quiet = trace_lines(tell(turn(), with_receipt(encode_receipt(receipt()))), Style())
     assert [line for line in quiet if "denied" in line or "ended" in line] == []
 
 
 def test_a_call_past_the_catalog_is_said_to_be_one() -> None:
     told = tell(turn(), [Note("tool.called", at(0), encode_detail(CallDetail("a", "x__y", direct=True))), *WHOLE[4:]])
     assert [call.direct for call in told.steps[0].tools] == [True, False]
-    assert ["by policy" in line for line in render(told, Style()) if "__" in line] == [True, False]
+    assert ["by policy" in line for line in trace_lines(told, Style()) if "__" in line] == [True, False]
 
 
 def test_a_receipt_that_cannot_be_read_costs_nothing_but_itself() -> None:
@@ -364,9 +364,11 @@ def test_a_model_call_has_the_name_that_answered_and_the_parts_of_its_tokens() -
     assert call is not None
     assert (call.cached_tokens, call.reasoning_tokens, total_of(told).cached_tokens) == (2000, 60, 2000)
     assert call.costs == {"USD": 0.005}
-    line = next(line for line in render(told, Style()) if "m-2026" in line)
+    line = next(line for line in trace_lines(told, Style()) if "m-2026" in line)
     assert "2400 tokens in (2000 cached), 80 out (60 reasoning), $0.005  asked for m" in line
-    assert "in all: 2400 tokens in (2000 cached), 80 out (60 reasoning), $0.005" in "\n".join(render(told, Style()))
+    assert "in all: 2400 tokens in (2000 cached), 80 out (60 reasoning), $0.005" in "\n".join(
+        trace_lines(told, Style())
+    )
 
 
 def test_a_model_that_answered_in_place_of_another_has_its_name_and_the_other_stands_among_the_tries() -> None:

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from goondan.agentproc.store import ConversationStore
 from goondan.kernel import trace_search
-from goondan.kernel.cli.commands import turns
-from goondan.kernel.cli.commands.trace import _find, render
+from goondan.kernel.cli.commands.traces import _find, message_lines, trace_lines
 from goondan.kernel.cli.terminal import Style
 from goondan.kernel.trace import Note, Trace, Waits, tell
 from goondan.kernel.trace_search import Search
@@ -173,7 +172,7 @@ def test_what_runs_has_no_end_and_what_ended_with_its_kernel_does_not_run() -> N
     assert (running.status, running.tools[0].status, running.work_ms) == ("running", "running", 4900)
     (over,) = grow([turn("lead1", 0, None, notes, interrupted=True)], at(5000))
     assert (over.status, over.tools[0].status, over.work_ms) == ("interrupted", "interrupted", 0)
-    shown = "\n".join(render(over, Style()))
+    shown = "\n".join(trace_lines(over, Style()))
     assert "running" not in shown
     assert "goes on when the kernel starts again" in shown
     (asking,) = grow([turn("lead1", 0, None, notes[:1], interrupted=True)], at(5000))
@@ -185,7 +184,7 @@ def test_the_wait_for_a_place_is_told_from_the_queue() -> None:
     begun = [Note("turn.started", at(0), encode_detail(TurnDetail(TRACE, 50, False, 20)))]
     (lead,) = grow([turn("lead1", 0, 100, begun)], NOW)
     assert lead.waits == Waits(queue_ms=30, place_ms=20)
-    assert "  work 100 ms, in the queue before 30 ms, for a place 20 ms" in render(lead, Style())
+    assert "  work 100 ms, in the queue before 30 ms, for a place 20 ms" in trace_lines(lead, Style())
 
 
 def test_a_trace_is_summed_and_takes_the_worst_status() -> None:
@@ -194,7 +193,7 @@ def test_a_trace_is_summed_and_takes_the_worst_status() -> None:
     assert (tree.status, tree.started_at, tree.duration_ms, total_of(tree).turns) == ("completed", at(50), 1460, 3)
     assert total_of(tree).agents == ["coder", "lead", "other"]
     assert tree.work_ms == 160 + 250 + 30
-    lines = render(tree, Style())
+    lines = trace_lines(tree, Style())
     assert lines[0] == f"trace {TRACE}  completed in 1.46 s"
     assert "3 more turns are not shown" in "\n".join(lines)
     for status in ("running", "interrupted", "failed"):
@@ -216,15 +215,15 @@ def test_sums_are_of_all_that_is_shown_with_money_in_each_currency() -> None:
     assert total.costs == {"USD": 0.002, "EUR": 0.0005}
     assert total_of(tree_of(TRACE, [root], 0, NOW)) == total
     said = "  in all of 2 turns: 110 tokens in (60 cached), 13 out, $0.002, 0.0005 EUR"
-    assert said in render(root, Style())
-    assert said in render(tree_of(TRACE, [root], 0, NOW), Style())
-    (line,) = [line for line in turns.render([(root, total)]) if "lead1" in line]
+    assert said in trace_lines(root, Style())
+    assert said in trace_lines(tree_of(TRACE, [root], 0, NOW), Style())
+    (line,) = [line for line in message_lines([(root, total)]) if "lead1" in line]
     assert line.split()[:5] == ["lead1", "completed", "2026-01-01T00:00:00", "20", "ms"]
     assert line.split()[5:] == ["coder,lead", "123", "$0.002", "+", "0.0005", "EUR", "-"]
 
 
 def test_the_tree_is_shown_with_times_from_one_beginning() -> None:
-    lines = render(grow(chain(), NOW)[0], Style())
+    lines = trace_lines(grow(chain(), NOW)[0], Style())
     assert [line.replace("│", " ").split() for line in lines if "turn " in line or "  step" in line] == [
         ["turn", "lead1", "completed", "in", "1.41", "s"],
         ["+0", "ms", "step", "1"],
@@ -245,7 +244,7 @@ def test_tries_of_a_model_and_failures_are_shown() -> None:
     ]
     (lead,) = grow([turn("lead1", 0, 100, notes, status="failed", error=error)], NOW)
     assert (lead.steps[0].error, lead.steps[0].duration_ms) == (error, 100)
-    shown = "\n".join(render(lead, Style()))
+    shown = "\n".join(trace_lines(lead, Style()))
     assert "3 tries, 60 ms between them  waited 5.00 s for others" in shown
     assert r"tried: 503 Loading\x1b; the next 500 ms later" in shown
     assert "error: busy [E_MODEL_FAILED]" in shown
@@ -276,7 +275,7 @@ def test_nothing_in_a_tree_steers_the_terminal() -> None:
     asked = turn("coder1", 5, 9, [], call_span("lead1/a"), agent=evil, event_id=evil, instance_key=evil)
     roots = grow([turn("lead1", 0, 10, call("a", 1, 9)), asked], NOW)
     for found in (roots[0], tree_of(evil, roots, 0, NOW)):
-        text = "\n".join(render(found, Style()))
+        text = "\n".join(trace_lines(found, Style()))
         assert all(line.isprintable() for line in text.split("\n"))
         assert "owned" in text
 
@@ -319,7 +318,7 @@ def test_any_files_give_a_tree_with_every_turn_once(told: list[tuple[list[Note],
         seen.extend(below(one))
     assert sorted(one.turn_id for one in seen) == [one.turn_id for one in made]
     for root in roots:
-        assert all(line.isprintable() for line in render(root, Style()))
+        assert all(line.isprintable() for line in trace_lines(root, Style()))
     for one in seen:
         assert 0 <= (one.work_ms or 0) <= (one.duration_ms or 0)
 

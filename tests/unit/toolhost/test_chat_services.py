@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.plan import tool_spec
 from goondan.toolhost.base.goondan_base import bot_api, saving
 from goondan.toolhost.base.goondan_base.arguments import InvalidInput

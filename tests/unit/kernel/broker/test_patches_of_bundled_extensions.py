@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from goondan.kernel.broker.live_config.rules import Proposer, judge
-from goondan.kernel.bundle.base_extensions import BaseExtensions
+from goondan.kernel.bundle.documents import BaseExtensions
 from goondan.schemas.bundle.effective_config import declared
 from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, ModelSpec
 from goondan.schemas.live_config import Operation

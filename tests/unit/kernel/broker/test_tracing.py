@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from goondan.kernel.broker.contents import kept_trace
 from goondan.kernel.broker.entities import CLIENTS, TOOLS, Connection
 from goondan.schemas.wire.codec import encode, to_raw
 from goondan.schemas.wire.frames import TOOL_COMPLETED, AgentEvent, Frame
@@ -169,10 +168,3 @@ def test_it_survives_the_broker(answered: bool) -> None:
     assert of(world, "e1") == (TRACE, SPAN)
     if answered:
         assert of(world, "r1") == (TRACE, SPAN)
-
-
-def test_an_event_of_an_earlier_journal_has_the_trace_of_its_root() -> None:
-    made = kept_trace(None, "root")
-    assert is_trace_id(made)
-    assert kept_trace("whatever a client had sent", "root") == made != kept_trace(None, "other")
-    assert kept_trace(TRACE, "root") == TRACE

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel.bundle import base
+from goondan.kernel.bundle import documents
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
 from goondan.kernel.bundle.tools import CheckedTool
 
@@ -84,13 +84,13 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CheckedTool]:
     folder.mkdir()
     (folder / "tool.yaml").write_text(BASE_MANIFEST)
     (folder / "tool.py").write_text("handlers = {}\n")
-    return base.load_manifests([str(folder)])
+    return documents.load_manifests([str(folder)])
 
 
 @pytest.fixture
 def bundled(package: dict[str, CheckedTool], monkeypatch: pytest.MonkeyPatch) -> dict[str, CheckedTool]:
     """That package in the place of the real one."""
-    monkeypatch.setattr(base, "base_tools", lambda: package)
+    monkeypatch.setattr(documents, "base_tools", lambda: package)
     return package
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.plan import catalog_items
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.kernel.bundle.check import Checker
+from goondan.kernel.bundle.documents import BaseExtensions, PackageFolders
 from goondan.kernel.bundle.files import BundleFiles
 from goondan.kernel.bundle.positions import Allowance, Mapping, compose
 from goondan.kernel.bundle.problems import Report
@@ -70,7 +71,9 @@ def test_a_mutated_bundle_gives_structured_problems(
     composed = compose(text, Allowance())
     documents = [Document("f", node, from_file=True) for node in composed.documents if isinstance(node, Mapping)]
     report = Report()
-    checked = Checker(documents, package, BundleFiles(str(root)), {}, report).check()
+    files, packages = BundleFiles(str(root)), PackageFolders(None, report)
+    checker = Checker(documents, package, files, {}, report, packages=packages, base_extensions=BaseExtensions())
+    checked = checker.check()
     lines = text.count("\n") + 1
     for problem in [*report.errors, *report.warnings]:
         assert problem.code in CODES or problem.code.startswith("W_CONFIG_")

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel.bundle import base_extensions
-from goondan.kernel.bundle.base import BROUGHT_MANIFEST, IN_AGENTS, IN_JAILS
-from goondan.kernel.bundle.base_extensions import EXTENSION_MANIFEST, BaseExtensions
+from goondan.kernel.bundle import documents
+from goondan.kernel.bundle.documents import BROUGHT_MANIFEST, EXTENSION_MANIFEST, IN_AGENTS, IN_JAILS, BaseExtensions
 from goondan.kernel.plan import build_plan
 from goondan.kernel.trust.powers import Reach
 from goondan.schemas.bundle.extension_config import check_config
@@ -118,8 +117,8 @@ def test_a_misspelt_one_is_told_the_nearest(look: Look) -> None:
 def test_a_bundle_without_any_reads_no_manifest_and_imports_no_code() -> None:
     program = (
         "import sys\n"
-        "from goondan.kernel.bundle.base_extensions import BaseExtensions\n"
-        "import goondan.kernel.bundle.base_extensions as module\n"
+        "from goondan.kernel.bundle.documents import BaseExtensions\n"
+        "import goondan.kernel.bundle.documents as module\n"
         "module.read_manifest = lambda *a: sys.exit(1)\n"
         "import goondan.agentproc.loop\n"
         "loaded = [name for name in sys.modules if name.startswith('goondan.agentproc.base.')]\n"
@@ -183,7 +182,7 @@ def bringing(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
         (folder / name).write_text(text)
         (folder / "power_drill.py").write_text("handlers = {}\n")
         folders[package] = [str(folder)]
-    monkeypatch.setattr(base_extensions, "tool_folders", folders.__getitem__)
+    monkeypatch.setattr(documents, "tool_folders", folders.__getitem__)
     return top
 
 

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from goondan.kernel.bundle import base, prepared
-from goondan.kernel.bundle.base import (
+from goondan.kernel.bundle import documents
+from goondan.kernel.bundle.documents import (
     IN_AGENTS,
     IN_JAILS,
     MANIFEST,
     base_tools,
     load_manifests,
+    prepared_nodes,
     read_manifest,
     tool_folders,
 )
 from goondan.kernel.bundle.positions import Allowance, compose
-from goondan.kernel.bundle.prepared import prepared_nodes
 from goondan.kernel.bundle.problems import BundleError, Report
 
 FOLDERS = [*tool_folders(IN_JAILS), *tool_folders(IN_AGENTS)]
@@ -49,7 +49,7 @@ def manifests() -> list[Path]:
 
 def test_no_start_reads_the_yaml_of_a_bundled_tool(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(base, "compose", lambda text, _: asked.append(text))
+    monkeypatch.setattr(documents, "compose", lambda text, _: asked.append(text))
     assert len(load_manifests(FOLDERS)) == len(manifests()) > 10
     assert asked == []
 
@@ -72,7 +72,7 @@ def test_without_what_was_prepared_every_manifest_is_read(
 ) -> None:
     if content is not None:
         (tmp_path / "prepared.json").write_bytes(content)
-    monkeypatch.setattr(prepared, "FILE", str(tmp_path / "prepared.json"))
-    monkeypatch.setattr(prepared, "_prepared", prepared._prepared.__wrapped__)
+    monkeypatch.setattr(documents, "PREPARED_FILE", str(tmp_path / "prepared.json"))
+    monkeypatch.setattr(documents, "_prepared", documents._prepared.__wrapped__)
     assert prepared_nodes(manifests()[0].read_bytes()) is None
     assert load_manifests(FOLDERS).keys() == base_tools().keys()

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.bundle.handlers import Check, check_handlers, inspect, judge
-from goondan.kernel.bundle.inspector import Inspector
+from goondan.kernel.bundle.handlers import Check, Inspector, check_handlers, inspect, judge
 from goondan.kernel.bundle.loader import may_declare_tools
 from goondan.kernel.bundle.problems import Report
 from goondan.kernel.bundle.tools import CheckedTool

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.kernel.bundle.base import base_tools
+from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.bundle.parameters import MAX_ROWS, Parameter, parameter_rows, type_words
 
 JSON = st.recursive(

@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
+from goondan.kernel.cli.console.trust_screen import MAX_ROW, screen
 from goondan.kernel.cli.plain import fit
-from goondan.kernel.cli.trust_screen import MAX_ROW, screen
 from goondan.kernel.paths import root_of
 from goondan.kernel.trust import records
 from goondan.kernel.trust.powers import Power, Variable

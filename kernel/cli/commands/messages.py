@@ -1,25 +1,38 @@
-"""`gdn send`: one message to an agent of a running kernel, and its answer."""
+"""`gdn send` and `gdn cancel`: one message to an agent of a running swarm, with its answer; and the end of a turn,
+or of a message that waits for one.
+
+Source: docs/design/delivery.md section 2; docs/design/commands.md section 2.
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
 from goondan.kernel.cli import options
-from goondan.kernel.cli.answered import CUT_OFF_STATUS, kept_lines, tell_cut_off, tell_servers, tell_usage
-from goondan.kernel.cli.output import error_lines, write, write_json, write_result
+from goondan.kernel.cli.attach import Kernel, attach, locate
+from goondan.kernel.cli.batch import check_instance
+from goondan.kernel.cli.console.answered import CUT_OFF_STATUS, kept_lines, tell_cut_off, tell_servers, tell_usage
+from goondan.kernel.cli.message_files import OpenFile, close_files, open_files
+from goondan.kernel.cli.output import emit, error_lines, wants_json, write, write_json
+from goondan.kernel.cli.plain import one_line
+from goondan.kernel.cli.state import absolute_workdir
+from goondan.kernel.cli.terminal import printable
+from goondan.kernel.paths import is_utf8
 from goondan.schemas.wire.codec import from_raw, replace_surrogates
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.spans import is_trace_id
 
 if TYPE_CHECKING:
-    from goondan.kernel.cli.attach import Kernel
     from goondan.kernel.cli.console.screen import Screen
-    from goondan.kernel.cli.message_files import OpenFile
     from goondan.kernel.cli.session import Listener
     from goondan.schemas.wire.frames import Answer, ErrorPayload
 
+
 #: How long `send` waits by default (seconds): longer than most turns take, and short enough for a forgotten terminal.
-DEFAULT_TIMEOUT_S: Final = 600.0
+ANSWER_TIMEOUT_S: Final = 600.0
 #: The longest event id (characters). The broker refuses longer ones.
 MAX_EVENT_ID: Final = 256
 
@@ -47,15 +60,15 @@ MAX_EVENT_ID: Final = 256
     "--timeout",
     metavar="SECONDS",
     type=options.Seconds(),
-    default=DEFAULT_TIMEOUT_S,
+    default=ANSWER_TIMEOUT_S,
     show_default=True,
     help="Give up waiting after this time.",
 )
 @options.workdir
 @options.reasoning
 @click.option("--raw", is_flag=True, help="Print the answer with its control characters. Otherwise they are \\xNN.")
-@options.as_json
-def command(
+@options.json
+def send(
     words: tuple[str, ...],
     bundle: str | None,
     instance: str,
@@ -67,7 +80,6 @@ def command(
     workdir: str | None,
     reasoning: bool,
     raw: bool,
-    as_json: bool,
 ) -> int:
     """Send one message to a running swarm and print the answer. The exit status is 3 when the answer was cut off.
 
@@ -76,13 +88,7 @@ def command(
     """
     import asyncio
 
-    from goondan.kernel.cli.attach import attach, locate
-    from goondan.kernel.cli.batch import check_instance
-    from goondan.kernel.cli.lines import FROM_STDIN, MAX_LINE_BYTES, read_all
-    from goondan.kernel.cli.message_files import close_files, open_files
-    from goondan.kernel.cli.workdir import absolute_workdir
-    from goondan.schemas.wire.errors import fail
-    from goondan.schemas.wire.spans import is_trace_id
+    from goondan.kernel.cli.console.lines import FROM_STDIN, MAX_LINE_BYTES, read_all
 
     if len(words) > 2:
         raise fail("E_USAGE", f"expected [AGENT] TEXT, got {len(words)} arguments", suggestion="Put TEXT in quotes.")
@@ -108,8 +114,8 @@ def command(
             raise fail("E_USAGE", "the bundle has no entry agent; name the agent")
         key = check_instance(instance)
         told = _Message(agent, key, text, event_id, trace_id, workdir, files)
-        sent = asyncio.run(_send(kernel, told, not no_wait, timeout, as_json, reasoning, raw))
-        if not as_json:
+        sent = asyncio.run(_send(kernel, told, not no_wait, timeout, reasoning, raw))
+        if not wants_json():
             tell_servers(place.state_dir, set())
     finally:
         kernel.finish()
@@ -117,17 +123,17 @@ def command(
     known_id, answer, interrupted = sent
     if isinstance(answer, str) or answer is None:
         document = {"eventId": known_id, "status": "accepted"} | ({} if answer is None else {"traceId": answer})
-        write_result(document, known_id, as_json=as_json)
+        emit(document, [known_id])
         return 0
-    return _tell(known_id, answer, interrupted, as_json, reasoning)
+    return _tell(known_id, answer, interrupted, reasoning)
 
 
-def _tell(event_id: str, answer: Answer, interrupted: int, as_json: bool, reasoning: bool) -> int:
+def _tell(event_id: str, answer: Answer, interrupted: int, reasoning: bool) -> int:
     """Print what is not on stdout yet, and return the exit status. `interrupted`: that of SIGINT if it came, else 0."""
     from goondan.kernel.cli.interrupts import was_cancelled
 
     cancelled = bool(interrupted) and was_cancelled(answer.error)
-    if as_json:
+    if wants_json():
         write_json(answer_document(event_id, answer, reasoning=reasoning))
     elif answer.status == "completed":
         tell_cut_off(answer)  # the text is on stdout already
@@ -143,10 +149,6 @@ def _tell(event_id: str, answer: Answer, interrupted: int, as_json: bool, reason
 
 def _tell_failure(error: ErrorPayload, event_id: str, *, cancelled: bool) -> None:
     """Say on stderr why there is no answer, and after a timeout under which id it can be asked for."""
-    import sys
-
-    from goondan.kernel.cli.terminal import printable
-
     write(*(["cancelled"] if cancelled else [*error_lines(error), *kept_lines(error, event_id)]), stream=sys.stderr)
     if error.code == "E_AGENT_TIMEOUT":
         write(f"  the message was {printable(event_id)} (--event-id)", stream=sys.stderr)
@@ -197,16 +199,15 @@ class _Message(NamedTuple):
 
 
 async def _send(
-    kernel: Kernel, told: _Message, wait: bool, timeout_s: float, as_json: bool, reasoning: bool, raw: bool
+    kernel: Kernel, told: _Message, wait: bool, timeout_s: float, reasoning: bool, raw: bool
 ) -> tuple[str, Answer | str | None, int]:
     """Send the message. Returns the event id, the answer, and the exit status: that of SIGINT if it came, otherwise 0.
-    The text of the answer is printed unless `as_json`, and with `reasoning` its reasoning. Without `wait`, the trace is
+    The text of the answer is printed without --json, and with `reasoning` its reasoning. Without `wait`, the trace is
     returned in place of the answer, None where it is not known.
     """
     import asyncio
 
-    from goondan.kernel.cli.console.following import follow
-    from goondan.kernel.cli.console.screen import shown
+    from goondan.kernel.cli.console.screen import follow, shown
     from goondan.kernel.cli.interrupts import Cancelling, Interrupts
     from goondan.kernel.cli.session import USER_MESSAGE, WELCOME_S, Session
 
@@ -227,8 +228,70 @@ async def _send(
             async def tell(screen: Screen | None) -> None:
                 await follow(session, agent, instance, known_id, screen)
 
-            asking = shown(ask, tell, reasoning=reasoning, text=not as_json, raw=raw)
+            asking = shown(ask, tell, reasoning=reasoning, text=not wants_json(), raw=raw)
             answer = await cancelling.wait(asyncio.ensure_future(asking))
         if answer is None:
             raise SystemExit(interrupts.status)
         return known_id, answer, interrupts.status
+
+
+#: How long the command waits for the end of the turn by default (seconds). Extensions may take 30 s to leave a turn.
+END_TIMEOUT_S: Final = 60.0
+
+
+@click.command(epilog="Without EVENT_ID it is what the instance works on; --agent alone means its instance `default`.")
+@click.argument("event_id", required=False, metavar="[EVENT_ID]")
+@options.bundle
+@click.option(
+    "--agent", metavar="AGENT", shell_complete=options.completed("agents"), help="Cancel what this agent works on."
+)
+@options.instance
+@click.option(
+    "--timeout",
+    metavar="SECONDS",
+    type=options.Seconds(),
+    default=END_TIMEOUT_S,
+    show_default=True,
+    help="Give up waiting for the end after this time; it is cancelled all the same.",
+)
+@options.json
+def cancel(event_id: str | None, bundle: str | None, agent: str | None, instance: str, timeout: float) -> None:
+    """Cancel a turn with all its calls, or a message that waits.
+
+    EVENT_ID is what `gdn send --json` and `gdn send --no-wait` print. Returns when it has ended.
+    """
+    import asyncio
+
+    if (event_id is None) == (agent is None):
+        raise fail("E_USAGE", "give EVENT_ID or --agent, one of them")
+    if not is_utf8(event_id or agent or ""):
+        raise fail("E_USAGE", "the name is not UTF-8")
+    agent, instance = options.named(agent, instance)
+    key = check_instance(instance)
+    kernel = attach(locate(bundle))
+    try:
+        known_id, state = asyncio.run(_cancel(kernel, event_id, agent, key, timeout))
+    finally:
+        kernel.finish()
+    name = one_line(known_id, len(known_id))
+    text = f"cancelled {name}" if state == "cancelled" else f"{name} had ended by itself: {state}"
+    emit({"eventId": known_id, "status": state}, [text])
+
+
+async def _cancel(
+    kernel: Kernel, event_id: str | None, agent: str | None, instance: str, timeout_s: float
+) -> tuple[str, str]:
+    """The event's id, and how it ended. Raises GoondanError E_EVENT_NOT_FOUND."""
+    from goondan.kernel.cli.session import WELCOME_S, Session
+
+    async with Session(kernel, min(timeout_s, WELCOME_S)) as session:
+        if event_id is None:
+            # The question has an id of its own, so it may be sent several times and is still one.
+            listed = await session.admin({"op": "events", "agent": agent, "instanceKey": instance}, timeout_s)
+            if not listed["events"]:
+                raise fail("E_EVENT_NOT_FOUND", f"{agent}/{instance} works on nothing")
+            event_id = str(listed["events"][0]["eventId"])
+        return event_id, await session.cancel(event_id, timeout_s)
+
+
+COMMANDS = {"send": send, "cancel": cancel}

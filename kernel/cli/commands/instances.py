@@ -6,6 +6,8 @@ because only the kernel knows which work an instance still has; and only the age
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import click
@@ -15,33 +17,32 @@ from goondan.kernel.cli.attach import BundleTarget, attach, attach_or_start, loc
 from goondan.kernel.cli.batch import check_instance
 from goondan.kernel.cli.consent import can_ask, confirmed
 from goondan.kernel.cli.operator_question import ask_broker, ask_kernel
-from goondan.kernel.cli.output import write, write_json, write_result
+from goondan.kernel.cli.output import emit, write_json
 from goondan.kernel.cli.plain import one_line
-from goondan.kernel.instances import Found, instances
+from goondan.kernel.cli.terminal import OPERATOR_NOTE, columns
+from goondan.kernel.conversations import Instance, Overview, instances, messages, overview
+from goondan.kernel.supervisor_client import SupervisorClient
+from goondan.kernel.trace_search import Search
+from goondan.schemas.bundle.address import instance_workdir
+from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import OPERATOR_AGENT, ConversationEdited
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from goondan.kernel.conversations import Overview
-    from goondan.schemas.wire.frames import ConversationEdited
     from goondan.schemas.wire.usage import Usage
 
 #: How long a deletion may take (seconds). The turn, the process and the jails have 5 to 15 s each, and a broker that
 #: ends in between is back after a few seconds.
 _DELETE_S: Final = 60.0
+_agent: Final = click.argument("agent", shell_complete=options.completed("agents"))
+_key: Final = click.argument("key", default=options.DEFAULT_INSTANCE, shell_complete=options.completed("instances"))
 
 
-@click.group()
-def command() -> None:
-    """List and show instances of agents, and what they have said; take it back, or delete them."""
-
-
-@command.command(name="list")
+@click.command(name="list")
 @options.bundle
 @click.option("--agent", metavar="AGENT", shell_complete=options.completed("agents"), help="Only those of this agent.")
-@options.as_json
-def list_(bundle: str | None, agent: str | None, as_json: bool) -> int:
+@options.json
+def list_(bundle: str | None, agent: str | None) -> None:
     """List them, the one that was used last first. Other commands take the names as they stand here: AGENT/KEY.
 
     Calls of `gdn call` have an agent of their own, which --agent _operator shows.
@@ -55,26 +56,18 @@ def list_(bundle: str | None, agent: str | None, as_json: bool) -> int:
         }
         for found in instances(place.state_dir, agent)
     ]
-    write_result(rows, *render(rows), as_json=as_json)
-    return 0
+    emit(rows, instance_lines(rows))
 
 
-@command.command()
-@click.argument("agent", shell_complete=options.completed("agents"))
-@click.argument("key", default=options.DEFAULT_INSTANCE, shell_complete=options.completed("instances"))
+@click.command(name="show")
+@_agent
+@_key
 @options.bundle
-@options.as_json
-def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
+@options.json
+def show(agent: str, key: str, bundle: str | None) -> None:
     """Show one: its conversation in numbers, its files, its process, its last turn, and the messages that wait for it.
     KEY is `default` if left out. AGENT/KEY will do as well.
     """
-    import time
-
-    from goondan.kernel.conversations import overview
-    from goondan.kernel.trace_search import Search
-    from goondan.schemas.bundle.address import instance_workdir
-    from goondan.schemas.text.times import rfc3339
-
     agent, key = options.named(agent, key)
     place, found = _begun(agent, key, bundle)
     process = _processes(place).get((agent, key))
@@ -90,9 +83,6 @@ def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
     except GoondanError as error:
         if error.info.code != "E_TURN_NOT_FOUND":
             raise
-    if as_json:
-        write_json(document)
-        return 0
     parts = ("events", "lastTurn", "conversation")
     lines = [f"{name:<16} {one_line(str(document[name]), 200)}" for name in document if name not in parts]
     lines += [f"{'messages':<16} {numbers.messages}{span_text(numbers)}", f"{'tokens':<16} {token_text(numbers.usage)}"]
@@ -100,33 +90,29 @@ def show(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
     if last_turn is not None:
         lines.append(f"{'lastTurn':<16} {last_turn['turnId']} {last_turn['status']} {last_turn['startedAt']}")
     lines += [f"{event['state']:<16} {one_line(event['eventId'], 200)}" for event in document["events"]]
-    write(*lines)
-    return 0
+    emit(document, lines)
 
 
-@command.command()
-@click.argument("agent", shell_complete=options.completed("agents"))
-@click.argument("key", default=options.DEFAULT_INSTANCE, shell_complete=options.completed("instances"))
+@click.command(name="export")
+@_agent
+@_key
 @options.bundle
-def export(agent: str, key: str, bundle: str | None) -> int:
+def export(agent: str, key: str, bundle: str | None) -> None:
     """Print a conversation as one JSON document, with all its messages: {agent, instanceKey, messages}. KEY is
     `default` if left out.
     """
-    from goondan.kernel.conversations import messages
-
     agent, key = options.named(agent, key)
     place, _ = _begun(agent, key, bundle)
     found = messages(place.state_dir, agent, key, _generation(place, agent))
     write_json({"agent": agent, "instanceKey": key, "messages": found})
-    return 0
 
 
-@command.command()
-@click.argument("agent", shell_complete=options.completed("agents"))
-@click.argument("key", default=options.DEFAULT_INSTANCE, shell_complete=options.completed("instances"))
+@click.command(name="undo")
+@_agent
+@_key
 @options.bundle
-@options.as_json
-def undo(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
+@options.json
+def undo(agent: str, key: str, bundle: str | None) -> None:
     """Take the last turn of a conversation back: its messages go, and the model never sees them again.
 
     What its tools have done stays done, and its trace stays. An instance that has work is refused. KEY is `default` if
@@ -134,42 +120,41 @@ def undo(agent: str, key: str, bundle: str | None, as_json: bool) -> int:
     """
     done = _edit(agent, key, bundle, "undo")
     text = f"took back {one_line(done.said or '', 60)!r}: {done.removed} messages, {done.left} are left"
-    write_result(done, text, as_json=as_json)
-    return 0
+    emit(done, [text])
 
 
-@command.command()
-@click.argument("agent", shell_complete=options.completed("agents"))
-@click.argument("key", default=options.DEFAULT_INSTANCE, shell_complete=options.completed("instances"))
+@click.command(name="reset")
+@_agent
+@_key
 @options.bundle
 @click.option("--files", is_flag=True, help="Remove traces and the files of its workdir, too; as `delete` does.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@options.as_json
-def reset(agent: str, key: str, bundle: str | None, files: bool, yes: bool, as_json: bool) -> int:
+@options.json
+def reset(agent: str, key: str, bundle: str | None, files: bool, yes: bool) -> None:
     """Remove every message of a conversation. Its traces and its workdir stay, unless --files is given.
 
     An instance that has work is refused. KEY is `default` if left out. Without a kernel one is started for it.
     """
     agent, key = options.named(agent, key)
     if files:
-        return _delete(agent, key, bundle, force=False, yes=yes, as_json=as_json)
+        _delete(agent, key, bundle, force=False, yes=yes)
+        return
     name = one_line(f"{agent}/{key}", 400)
     question = f"Remove the conversation of {name}? It cannot be brought back. [y/N] "
     if not yes and can_ask() and not confirmed(question):
         raise fail("E_CANCELLED", f"{name} was not reset", suggestion="Answer y, or give --yes.")
     done = _edit(agent, key, bundle, "reset")
-    write_result(done, f"{name} begins again; {done.removed} messages were removed", as_json=as_json)
-    return 0
+    emit(done, [f"{name} begins again; {done.removed} messages were removed"])
 
 
-@command.command()
-@click.argument("agent", shell_complete=options.completed("agents"))
+@click.command(name="delete")
+@_agent
 @click.argument("key", required=False, shell_complete=options.completed("instances"))
 @options.bundle
 @click.option("--force", is_flag=True, help="Cancel its work first; whoever waits for it is told so.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@options.as_json
-def delete(agent: str, key: str | None, bundle: str | None, force: bool, yes: bool, as_json: bool) -> int:
+@options.json
+def delete(agent: str, key: str | None, bundle: str | None, force: bool, yes: bool) -> None:
     """Delete one for good: its conversation, its traces and its workdir.
 
     One that has work is refused, unless --force is given. A workdir that others work in stays, and so does a folder of
@@ -178,10 +163,10 @@ def delete(agent: str, key: str | None, bundle: str | None, force: bool, yes: bo
     agent, key = options.named(agent, key)
     if key is None:
         raise fail("E_USAGE", "name the instance: AGENT KEY, or AGENT/KEY")
-    return _delete(agent, key, bundle, force=force, yes=yes, as_json=as_json)
+    _delete(agent, key, bundle, force=force, yes=yes)
 
 
-def _delete(agent: str, key: str, bundle: str | None, *, force: bool, yes: bool, as_json: bool) -> int:
+def _delete(agent: str, key: str, bundle: str | None, *, force: bool, yes: bool) -> None:
     check_instance(key)
     place = locate(bundle)
     kernel = attach(place)
@@ -193,8 +178,7 @@ def _delete(agent: str, key: str, bundle: str | None, *, force: bool, yes: bool,
         answer = ask_kernel(kernel, question, _DELETE_S)
     finally:
         kernel.finish()
-    write_result(answer, f"deleted {name}", as_json=as_json)
-    return 0
+    emit(answer, [f"deleted {name}"])
 
 
 def _edit(agent: str, key: str, bundle: str | None, kind: Literal["undo", "reset"]) -> ConversationEdited:
@@ -219,7 +203,7 @@ def _edit(agent: str, key: str, bundle: str | None, kind: Literal["undo", "reset
         kernel.finish()
 
 
-def _begun(agent: str, key: str, bundle: str | None) -> tuple[BundleTarget, Found]:
+def _begun(agent: str, key: str, bundle: str | None) -> tuple[BundleTarget, Instance]:
     """An instance, and whose it is. Raises GoondanError E_INSTANCE_NOT_FOUND for one that nobody began."""
     check_instance(key)
     place = locate(bundle)
@@ -260,13 +244,10 @@ def _question(place: BundleTarget, agent: str, key: str, name: str) -> str:
     return f"Delete {name}, with its conversation{size} and the files in its workdir? It cannot be brought back. [y/N] "
 
 
-def render(rows: Sequence[dict[str, Any]]) -> list[str]:
+def instance_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     """One line for each instance: its status, its size, and when it was written last. Its name comes last, because it
     is text from outside; all commands take it as it stands there.
     """
-    from goondan.kernel.cli.terminal import OPERATOR_NOTE, columns
-    from goondan.schemas.wire.frames import OPERATOR_AGENT
-
     lines = [("STATUS", "BYTES", "WRITTEN", "INSTANCE")]
     for row in rows:
         name = f"{row['agent']}/{row['instanceKey'] if row['instanceKey'] is not None else row['folder']}"
@@ -277,8 +258,6 @@ def render(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def _processes(place: BundleTarget) -> dict[tuple[str, str], dict[str, Any]]:
     """The lines of `gdn ps` about agents, by agent and key; empty when no kernel runs."""
-    from goondan.kernel.supervisor_client import SupervisorClient
-
     client = SupervisorClient.connect(place.state_dir)
     if client is None:
         return {}
@@ -308,3 +287,13 @@ def _events(place: BundleTarget, agent: str, key: str) -> tuple[list[dict[str, A
             return [], 0
         raise
     return list(answer["events"]), int(answer["more"])
+
+
+COMMANDS = {
+    "instance list": list_,
+    "instance show": show,
+    "instance export": export,
+    "instance undo": undo,
+    "instance reset": reset,
+    "instance delete": delete,
+}

@@ -1,25 +1,44 @@
-"""`gdn trace [TURN]`: the steps of a turn and their times, with the turns of other agents that it asked for. No running
-kernel is needed.
+"""`gdn trace`, `gdn turns` and `gdn denied`: what turns did and how long it took, the last messages of people, and the
+calls that were refused. They read the notes on disk; no running kernel is needed.
 
-Source: docs/design/commands.md section 8; schemas/traces/turn_notes.py; docs/design/traces.md.
+Source: docs/traces.md; docs/design/traces.md; docs/design/commands.md section 8; schemas/traces/turn_notes.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Final
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 import click
+import msgspec
+from msgspec import structs
 
 from goondan.kernel.cli import options
+from goondan.kernel.cli.commands import load_codes
+from goondan.kernel.cli.console.answered import money
+from goondan.kernel.cli.output import emit, write
 from goondan.kernel.cli.plain import duration, one_line
-from goondan.kernel.cli.terminal import Style, printable, style_of
-from goondan.kernel.trace import ModelCall, Step, Tokens, ToolCall, Trace, between_ms
+from goondan.kernel.cli.state import state_of
+from goondan.kernel.cli.terminal import Style, columns, printable, style_of
+from goondan.kernel.conversations import conversation_files, read_file
+from goondan.kernel.paths import find_bundle
+from goondan.kernel.trace import ModelCall, Step, Tokens, ToolCall, Total, Trace, between_ms
+from goondan.kernel.trace_search import Search
 from goondan.kernel.trace_tree import TraceTree, total_of
+from goondan.schemas.text.times import rfc3339
+from goondan.schemas.traces.turn_notes import RefusedDetail, Refuser, TryDetail
+from goondan.schemas.wire.errors import GoondanError, fail, refusers
+from goondan.schemas.wire.spans import is_trace_id
 
 if TYPE_CHECKING:
-    from goondan.schemas.traces.turn_notes import TryDetail
+    from sqlite3 import Connection
+
     from goondan.schemas.worker.receipts import JailReceipt
+
+
+load_codes()  # of features, which refuse calls as well
 
 #: A line: the time since the beginning (None: the line shows no time), and the text.
 Line = tuple[str | None, str]
@@ -45,48 +64,33 @@ _OPEN: Final = ("running", "pending", "lost", "abandoned", "interrupted")
     help="Look only at this instance's turns.",
 )
 @options.bundle
-@options.as_json
-def command(
+@options.json
+def trace_(
     turn: str | None,
     last: bool,
     search: bool,
     agent: str | None,
     instance: str | None,
     bundle: str | None,
-    as_json: bool,
-) -> int:
+) -> None:
     """Show what a turn did: steps, model calls, tool calls, times, what was seen of each call's jail, and the turns of
     other agents that it asked for.
 
     TURN is the id of a turn, of an event or of a trace, as `gdn send --json` prints them, or the correlation id of what
     an agent has asked. Without it, what began last is shown, calls of `gdn call` included.
     """
-    import sys
-
-    from goondan.kernel.cli.output import write, write_json
-    from goondan.kernel.cli.state import state_of
-    from goondan.kernel.paths import find_bundle
-    from goondan.schemas.wire.errors import fail
-
     if last and turn is not None:
         raise fail("E_USAGE", "give TURN or --last, not both")
     agent, instance = options.named(agent, instance)
     found = _find(state_of(find_bundle(bundle)), turn, agent, instance, search, last)
     found.total = total_of(found)
-    write_json(found) if as_json else write(*render(found, style_of(sys.stdout)))
-    return 0
+    emit(found, trace_lines(found, style_of(sys.stdout)))
 
 
 def _find(
     state_dir: str, name: str | None, agent: str | None, instance: str | None, search: bool, last: bool
 ) -> Trace | TraceTree:
     """The part to show: a trace, or a turn with all turns that it led to. Raises GoondanError."""
-    import time
-
-    from goondan.kernel.trace_search import Search
-    from goondan.schemas.text.times import rfc3339
-    from goondan.schemas.wire.spans import is_trace_id
-
     looking = Search(state_dir, rfc3339(time.time()), everywhere=search)
     if last and agent is None and instance is None and (messages := looking.messages(1)):
         return messages[0]
@@ -97,7 +101,7 @@ def _find(
     return looking.turn(name, agent, instance)
 
 
-def render(found: Trace | TraceTree, style: Style) -> list[str]:
+def trace_lines(found: Trace | TraceTree, style: Style) -> list[str]:
     """A turn or a trace for a person: one line for each step, call and turn, with the time since the beginning."""
     total = total_of(found)
     if isinstance(found, Trace):
@@ -273,8 +277,6 @@ def _status(status: str, style: Style, code: str | None = None) -> str:
 
 def _used(counts: Tokens) -> str:
     """`900 tokens in (800 cached, 50 into the cache), 70 out (60 reasoning), $0.01`; "" when nobody has counted."""
-    from goondan.kernel.cli.answered import money
-
     if not counts.input_tokens and not counts.output_tokens:
         return ""
     cached = [(counts.cached_tokens, "cached"), (counts.cache_write_tokens, "into the cache")]
@@ -288,3 +290,98 @@ def _used(counts: Tokens) -> str:
 def _offset(start: str, at: str) -> str:
     after = between_ms(start, at)
     return "" if after is None else f"+{duration(after)}"
+
+
+#: How much of a message is shown (characters).
+_WORDS: Final = 60
+_COLUMNS: Final = ("TURN", "STATE", "BEGAN", "TOOK", "AGENTS", "TOKENS", "MONEY", "MESSAGE")
+
+
+@click.command()
+@click.option("-n", "number", type=click.IntRange(1, 1000), default=20, show_default=True, help="So many at most.")
+@options.bundle
+@options.json
+def turns(number: int, bundle: str | None) -> None:
+    """List the last messages of people, the last one first: state, time, agents, tokens and money of all turns that a
+    message set going, and its first words. `gdn trace TURN` shows one.
+    """
+    found = Search(state_of(find_bundle(bundle)), rfc3339(time.time())).messages(number)
+    totals = [(turn, total_of(turn)) for turn in found]
+    emit(
+        [structs.replace(turn, total=total, steps=[], turns=[]) for turn, total in totals],
+        message_lines(totals) if found else ["no message yet"],
+    )
+
+
+def message_lines(turns: Sequence[tuple[Trace, Total]]) -> list[str]:
+    """One line for each message."""
+    lines: list[tuple[str, ...]] = [_COLUMNS]
+    for turn, total in turns:
+        tokens = total.input_tokens + total.output_tokens
+        line = (
+            turn.turn_id,
+            turn.status,
+            turn.started_at[:19],
+            "-" if turn.duration_ms is None else duration(turn.duration_ms),
+            ",".join(total.agents),
+            f"{tokens:,}" if tokens else "-",
+            " + ".join(money(cost, currency) for currency, cost in total.costs.items()) or "-",
+            one_line(turn.message or "-", _WORDS),
+        )
+        lines.append(line)
+    return columns(lines)
+
+
+#: Text in a line (characters).
+_MAX_TEXT: Final = 400
+_REFUSED: Final = "SELECT at, turn_id, detail FROM runtime_events WHERE type = 'call.refused' ORDER BY seq DESC LIMIT ?"
+
+
+@click.command()
+@click.option("--by", type=click.Choice([*get_args(Refuser), *refusers()]), help="Only what was refused by this.")
+@click.option("--agent", metavar="AGENT", shell_complete=options.completed("agents"), help="Only those of this agent.")
+@click.option("-n", "number", type=click.IntRange(1, 50_000), default=50, show_default=True, help="So many at most.")
+@options.bundle
+@options.json
+def denied(by: str | None, agent: str | None, number: int, bundle: str | None) -> None:
+    """List the calls of tools that a catalog, a rule, a grant, a budget, a person or an extension refused, the last one
+    first: when, whose, with what, why, and the line that would allow it.
+    """
+    agent, instance = options.named(agent, None)
+    found: list[dict[str, Any]] = []
+    for place in conversation_files(state_of(find_bundle(bundle)), agent, instance):
+        try:
+            rows = read_file(place, lambda db: list(_refused(db, by, number))) or []
+        except GoondanError as error:  # the others are shown
+            write(f"not read: {error.info.message}", stream=sys.stderr)
+            continue
+        found += [{"agent": place.agent, "instanceKey": place.instance_key, **row} for row in rows]
+    found = sorted(found, key=lambda row: str(row["at"]), reverse=True)[:number]
+    emit(found, refused_lines(found))
+
+
+def _refused(db: Connection, by: str | None, number: int) -> Iterator[dict[str, Any]]:
+    """The last ones of one file. What another version has written in another form is left out."""
+    for at, turn_id, text in db.execute(_REFUSED, (number if by is None else -1,)):
+        try:
+            detail = msgspec.json.decode(text, type=RefusedDetail)
+        except (msgspec.DecodeError, TypeError, UnicodeError):
+            continue
+        if by in (None, detail.by):
+            yield {"at": at, "turnId": turn_id, **msgspec.to_builtins(detail)}
+
+
+def refused_lines(rows: list[dict[str, Any]]) -> list[str]:
+    """Some lines for each call."""
+    lines = []
+    for row in rows:
+        whose = f"{row['agent']}/{row['instanceKey'] or '…'}"
+        what = row.get("toolName") or "the turn"
+        told = [f"{row['at']}  {whose}  {what}  refused by {row['by']}  (gdn trace {row['turnId']})"]
+        told += [f"    with {row['args']}"] if row.get("args") else []
+        told += [f"    {row['message']} [{row['code']}]", f"    to allow it: {row['allow']}"]
+        lines += [one_line(line, _MAX_TEXT) for line in told]
+    return lines or ["nothing was refused"]
+
+
+COMMANDS = {"trace": trace_, "turns": turns, "denied": denied}

@@ -1,0 +1,338 @@
+"""`gdn ps`, `gdn logs`, `gdn restart` and `gdn stop`: the processes of a running swarm, what they wrote, and their end.
+They work while the broker is down; logs need no running kernel.
+
+Source: docs/design/commands.md sections 4 and 8.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Final
+from zlib import crc32
+
+import click
+from msgspec import UNSET
+
+from goondan.kernel import lock
+from goondan.kernel.cli import options
+from goondan.kernel.cli.attach import STOP_S, BundleTarget, ByHand, by_hand, end_of, locate
+from goondan.kernel.cli.console.waits import render as render_waits
+from goondan.kernel.cli.console.waits import render_limits
+from goondan.kernel.cli.operator_question import ask_broker, ask_kernel, learned_limits
+from goondan.kernel.cli.output import emit, write
+from goondan.kernel.cli.plain import one_line
+from goondan.kernel.cli.state import state_of
+from goondan.kernel.cli.terminal import OPERATOR_NOTE, Style, columns, printable, style_of
+from goondan.kernel.lock import KernelRecord
+from goondan.kernel.logs import AGENT, Log, LogLine, log_files, merge, roles
+from goondan.kernel.paths import find_bundle
+from goondan.kernel.supervisor_client import ProcessInfo, SupervisorClient, kernels
+from goondan.schemas.text.times import rfc3339
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import OPERATOR_AGENT
+
+_COLUMNS = ("ROLE", "NAME", "INSTANCE", "PID", "STATUS", "SINCE", "RESTARTS", "LAST EXIT")
+
+
+@click.command()
+@options.bundle
+@click.option("--all", "everywhere", is_flag=True, help="Show all your kernels, of whatever bundle and state root.")
+@click.option("--why", is_flag=True, help="Show who waits for whom, and since when.")
+@click.option("--forget-limits", is_flag=True, help="Forget what was learned of the limits of model servers.")
+@options.json
+def ps(bundle: str | None, everywhere: bool, why: bool, forget_limits: bool) -> None:
+    """Show the processes of a running swarm, and what was learned of the limits of its model servers.
+
+    --why shows what its agents wait for: their model, its server's limit, another agent, a person, a tool, a jail, an
+    extension, a place, their turn, a process, a budget, room on the disk.
+    """
+    if everywhere:
+        found, now = kernels(), datetime.datetime.now(datetime.UTC)
+        emit(found, _kernel_lines(found, now) if found else ["no kernel of yours runs"])
+        return
+    if why:
+        answer = ask_broker(bundle, {"op": "why"})
+        emit(answer, render_waits(answer))
+        return
+    if forget_limits:
+        gates = ask_broker(bundle, {"op": "gates", "forget": True})["gates"]
+        emit(gates, [f"forgotten: {line}" for line in render_limits(gates)] or ["nothing was learned"])
+        return
+    place = locate(bundle)
+    client = SupervisorClient.connect(place.state_dir)
+    rows: list[ProcessInfo] = []
+    copy: str | None = None
+    if client is not None:
+        reply = client.ask("ps")
+        rows, copy = reply.processes or [], reply.private_copy
+        client.close()
+    elif (broker := by_hand(place)) is not None:
+        rows = external(broker)
+    emit(rows, _shown_processes(rows, place.bundle, copy))
+
+
+def _shown_processes(rows: list[ProcessInfo], bundle: str, copy: str | None) -> Iterator[str]:
+    """`copy`: the folder that the code of the bundle at `bundle` runs from; None: the bundle itself."""
+    if not rows:
+        yield "no kernel runs " + bundle
+        return
+    yield from process_lines(rows, datetime.datetime.now(datetime.UTC))
+    if copy is not None:
+        yield from ("", f"others can write to {bundle}: its code runs from the copy {copy}")
+    yield from render_limits(learned_limits(bundle))
+
+
+def _kernel_lines(found: list[KernelRecord], now: datetime.datetime) -> list[str]:
+    lines = [
+        (str(one.pid), _age(one.started_at, now), one.entry_agent or "-", one.bundle, one.state_dir) for one in found
+    ]
+    return columns([("PID", "SINCE", "ENTRY", "BUNDLE", "STATE"), *lines])
+
+
+def external(broker: ByHand) -> list[ProcessInfo]:
+    """The rows of a broker without a supervisor: the broker and its peers. How often they were restarted is not
+    known.
+    """
+    from goondan.schemas.transport.link import boottime_ms  # the whole link, and hardly a broker has no supervisor
+
+    try:
+        peers = ask_kernel(broker, {"op": "peers"})["peers"]
+        offset_ms = time.time() * 1000 - boottime_ms()
+        own = {"role": "broker", "name": "broker", "pid": broker.pid, "startedMs": broker.started_ms}
+        return [
+            ProcessInfo(
+                role=peer["role"],
+                name=peer["name"],
+                instance_key=peer.get("instanceKey"),
+                pid=peer["pid"],
+                status="external",
+                since=rfc3339((peer["startedMs"] + offset_ms) / 1000),
+                restarts=0,
+                last_exit=None,
+                run_dir=broker.run_dir if peer is own else UNSET,
+            )
+            for peer in (own, *peers)
+        ]
+    finally:
+        broker.finish()
+
+
+def process_lines(rows: list[ProcessInfo], now: datetime.datetime) -> list[str]:
+    """The table: one line for each process, columns as wide as their content."""
+    cells = [
+        (
+            row.role,
+            row.name,
+            row.instance_key or "-",
+            str(row.pid) if row.pid is not None else "-",
+            row.status,
+            _age(row.since, now),
+            str(row.restarts),
+            row.last_exit or "-",
+        )
+        for row in rows
+    ]
+    note = [OPERATOR_NOTE] if any(row.name == OPERATOR_AGENT for row in rows) else []
+    return [*columns([_COLUMNS, *cells]), *note]
+
+
+def _age(since: str, now: datetime.datetime) -> str:
+    """A time span in the largest unit of which it has at least one."""
+    try:
+        seconds = int((now - datetime.datetime.fromisoformat(since)).total_seconds())
+    except (ValueError, TypeError):
+        return "-"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{max(0, seconds)}s"
+
+
+#: Lines shown without --lines.
+DEFAULT_LINES: Final = 100
+#: How often -f looks for new lines (milliseconds): soon enough for a person, and cheap for the machine.
+LOOK_MS: Final = 200
+
+
+@click.command()
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on.")
+@click.option(
+    "--role",
+    metavar="ROLE",
+    shell_complete=options.completed("roles"),
+    help="Only supervisor, broker, toolhost, forkserver, agent (all of them) or agent-NAME.",
+)
+@click.option(
+    "--lines", type=click.IntRange(0, 1_000_000), default=DEFAULT_LINES, show_default=True, help="How many lines."
+)
+@options.bundle
+def logs_(follow: bool, role: str | None, lines: int, bundle: str | None) -> None:
+    """Show the logs of a swarm's processes, merged by time.
+
+    What tools print and log is in the tool host's.
+    """
+    if role is not None and role not in (*roles(), AGENT) and not role.startswith(AGENT + "-"):
+        raise fail("E_USAGE", f"--role is one of {', '.join(roles())}, {AGENT} and {AGENT}-NAME")
+    folder = f"{state_of(find_bundle(bundle))}/logs"
+    style = style_of(sys.stdout)
+    logs = {name: Log(name, path) for name, path in log_files(folder, role).items()}
+    shown = merge([log.tail(lines) for log in logs.values()], lines)
+    if shown:
+        write(*log_lines(shown, style))
+    elif not logs and not follow:
+        write(f"nothing in {folder} yet", stream=sys.stderr)
+    if not follow:
+        return
+    reader = select.poll()
+    reader.register(sys.stdout.fileno(), 0)  # reports errors and hang-ups: then nobody reads any more
+    while not reader.poll(LOOK_MS):
+        for name, path in log_files(folder, role).items():
+            logs.setdefault(name, Log(name, path))
+        added = merge([log.look() for log in logs.values()])
+        if added:
+            write(*log_lines(added, style))
+    raise BrokenPipeError
+
+
+def log_lines(entries: Iterable[LogLine], style: Style) -> list[str]:
+    """One line for each entry: local time, role, level unless it is INFO, text. Control characters are escaped."""
+    lines = []
+    for entry in entries:
+        text = printable(entry.text, keep="\t")
+        if entry.level != "INFO":
+            paint = style.warning if entry.level in ("WARNING", "WARN", "DEBUG") else style.bad
+            text = paint(f"{printable(entry.level)} {text}")
+        role = style.of(crc32(entry.role.encode()), f"{printable(entry.role):<12}")
+        lines.append(f"{style.dim(_local(entry.time))} {role} {text}")
+    return lines
+
+
+def _local(seconds: float) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(seconds).isoformat(" ", "milliseconds")
+    except (ValueError, OverflowError, OSError):
+        return "-" * 23  # a tool has written a time that does not exist
+
+
+#: How long a restart may take (seconds): reading the bundle, the grace of the running turns, the ends of all processes,
+#: and a start. Each has a limit of its own, and their sum is less than this.
+RESTART_S: Final = 120.0
+
+
+@click.command()
+@options.bundle
+@click.option(
+    "--agent",
+    metavar="AGENT",
+    shell_complete=options.completed("agents"),
+    help="Only the processes of this agent; the bundle is not read.",
+)
+@click.option("--fresh", is_flag=True, help="Conversations begin anew; what was said is kept in earlier.db.")
+@options.json
+def restart(bundle: str | None, agent: str | None, fresh: bool) -> None:
+    """Restart a running swarm in place, with its bundle as it is now.
+
+    Nothing is lost: conversations and messages stay, turns that run go on behind their next step, and commands that
+    wait for an answer get it. A bundle that may not run changes nothing.
+    """
+    place = locate(bundle)
+    client = SupervisorClient.connect(place.state_dir)
+    if client is None:
+        record = lock.read_record(place.state_dir)
+        if record is not None and record.by_hand and lock.is_held(place.state_dir):
+            message = f"the kernel of {place.bundle} was started by hand, without a supervisor"
+            raise fail("E_RESTART_REFUSED", message, suggestion="Restart its processes as they were started.")
+        raise fail("E_KERNEL_NOT_RUNNING", f"no kernel runs {place.bundle}")
+    try:
+        reply = client.ask("restart", RESTART_S, reason="gdn restart", agent=agent, fresh=fresh)
+        pid = client.pid
+    finally:
+        client.close()
+    if agent is not None:
+        many = reply.restarted or 0
+        text = f"restarted {many} process{'' if many == 1 else 'es'} of {one_line(agent, 100)}"
+        emit({"restarted": "agent", "agent": agent, "processes": many, "fresh": fresh}, [text])
+    else:
+        emit({"restarted": "kernel", "pid": pid, "fresh": fresh}, [f"restarted, pid {pid}"])
+
+
+#: How long the supervisor may take to accept the request to stop (seconds). One that takes longer hangs.
+HEAR_S: Final = 2.0
+#: After that, how long it has until it is killed (seconds).
+DEAF_S: Final = 1.0
+#: How often the command checks whether the signal was taken (seconds). A supervisor that works takes it at once.
+HEAR_POLL_S: Final = 0.01
+
+
+@click.command()
+@options.bundle
+@options.json
+def stop(bundle: str | None) -> None:
+    """Stop a running swarm."""
+    place = locate(bundle)
+    until = time.monotonic() + STOP_S
+    client = SupervisorClient.connect(place.state_dir)
+    if client is None:
+        record = lock.read_record(place.state_dir)
+        if record is not None and record.by_hand and lock.is_held(place.state_dir):
+            message = f"the kernel of {place.bundle} was started by hand, without a supervisor"
+            raise fail("E_KERNEL_RUNNING", message, suggestion="End its processes as they were started.")
+        if (pidfd := lock.holder(place.state_dir)) is not None:
+            _end(pidfd, place, until)
+            return
+        if not lock.clear_after_death(place.state_dir):
+            message = f"processes of a killed kernel with the state in {place.state_dir} do not end"
+            raise fail("E_KERNEL_RUNNING", message)
+        emit({"stopped": False}, ["no kernel runs " + place.bundle])
+        return
+    patience = DEAF_S
+    with suppress(GoondanError):
+        client.ask("stop", HEAR_S)
+        patience = max(DEAF_S, until - time.monotonic() - 1.0)  # a second is kept for the kill
+    orderly = end_of(client.pidfd, place.state_dir, patience)
+    client.close()
+    _report(orderly)
+
+
+def _end(pidfd: int, place: BundleTarget, until: float) -> None:
+    """End a supervisor whose runtime directory is gone: it still holds the lock, and still takes signals."""
+    try:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        patience = max(DEAF_S, until - time.monotonic() - 1.0) if _hears(pidfd) else DEAF_S
+        orderly = end_of(pidfd, place.state_dir, patience)
+    finally:
+        os.close(pidfd)
+    _report(orderly)
+
+
+def _hears(pidfd: int) -> bool:
+    """Whether the process takes the SIGTERM that was sent to it. In a stopped process the signal stays pending."""
+    bit = 1 << signal.SIGTERM - 1
+    until = time.monotonic() + HEAR_S
+    try:
+        with open(f"/proc/self/fdinfo/{pidfd}") as info:
+            pid = next(line.split()[1] for line in info if line.startswith("Pid:"))
+        while time.monotonic() < until:
+            with open(f"/proc/{pid}/status") as status:
+                pending = next(line.split()[1] for line in status if line.startswith("ShdPnd:"))
+            if not int(pending, 16) & bit or select.select([pidfd], [], [], HEAR_POLL_S)[0]:
+                return True
+    except OSError:
+        return True  # it is gone
+    return False
+
+
+def _report(orderly: bool) -> None:
+    text = "stopped" if orderly else "did not stop in time and was killed"
+    emit({"stopped": True, "killed": not orderly}, [text])
+
+
+COMMANDS = {"ps": ps, "logs": logs_, "restart": restart, "stop": stop}
