@@ -76,7 +76,10 @@ WRITERS: Final = (
 
 def take_out(tree: Path, gone: frozenset[str]) -> None:
     """Take the features out of a tree: their folders, rows and tests. The tests of the core stay, marked or not."""
+    codes: set[str] = set()
     for name in gone:
+        for path in (tree / "features" / name).rglob("*.py"):
+            codes |= edits.error_codes(path.read_text(encoding="utf-8"))
         shutil.rmtree(tree / "features" / name)
         shutil.rmtree(tree / "tests" / "features" / name, ignore_errors=True)
     _change(tree / "features" / "__init__.py", lambda text: edits.table(text, gone))
@@ -88,7 +91,9 @@ def take_out(tree: Path, gone: frozenset[str]) -> None:
             path.unlink()  # a benchmark of the feature
     for path in sorted(tree.rglob("*.md")):
         if ".venv" not in path.parts:
-            _change(path, lambda text: edits.page(text, gone))
+            _change(path, lambda text: edits.page(text, gone, codes))
+    for page in (tree / "docs" / "errors.md", tree / "docs" / "errors.ko.md", tree / "kernel" / "error_pages.txt"):
+        _change(page, lambda text: edits.error_page(text, codes))
 
 
 def take_tests_out(tree: Path, gone: frozenset[str]) -> None:

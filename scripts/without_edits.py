@@ -176,12 +176,28 @@ def project(text: str, gone: Collection[str]) -> str:
     return re.sub(rf", {named}|{named}, ", "", text)
 
 
-def page(text: str, gone: Collection[str]) -> str:
-    """A page without the links to files of these features, and the quotes around their paths. The words stay."""
+def page(text: str, gone: Collection[str], codes: Collection[str] = ()) -> str:
+    """A page without the links to files of these features and to the sections of their error codes, and without the
+    quotes around their paths. The words stay.
+    """
     names = "|".join(map(re.escape, sorted(gone)))
     below = rf"(?:tests/)?features/(?:{names})/"
     text = re.sub(rf"\[([^\]\n]*)\]\((?:\.\./)*{below}[^)\s]*\)", r"\1", text)
+    if codes:
+        anchors = "|".join(sorted(code.lower() for code in codes))
+        text = re.sub(rf"\[([^\]\n]*)\]\([\w./-]*#(?:{anchors})\)", r"\1", text)
     return re.sub(rf"`({below}[\w./-]*)`", r"\1", text)
+
+
+def error_codes(source: str) -> frozenset[str]:
+    """The error codes that a module of a feature adds (`add_codes` of schemas/wire/errors.py)."""
+    return frozenset(re.findall(r'"(E_[A-Z_]+)": ErrorCode\(', source))
+
+
+def error_page(text: str, codes: Collection[str]) -> str:
+    """A page with a section for each error code, without the sections of these."""
+    parts = re.split(r"^(?=##)", text, flags=re.MULTILINE)
+    return "".join(part for part in parts if part.partition("\n")[0].removeprefix("### ").strip() not in codes)
 
 
 def commands(text: str, names: Iterable[str]) -> str:

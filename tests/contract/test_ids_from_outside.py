@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,6 @@ from msgspec import Raw
 from goondan.agentproc.conversation import AssistantData
 from goondan.agentproc.providers.base import ModelAnswer
 from goondan.agentproc.turn import Begin, ModelAnswered, RunTool, Store, ToolFinished, Turn
-from goondan.features.recordings.agent.forms import model_answer, recorded_answer
 from goondan.kernel.broker.bus import RETURN_S
 from goondan.schemas.approvals import ApprovalAsk
 from goondan.schemas.bundle.address import is_given_id
@@ -99,7 +99,7 @@ def test_the_rule(text: str) -> None:
     assert is_given_id(text, 128) is (0 < len(text) <= 128 and all(letter in plain for letter in text))
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["live", "recorded"])
+@pytest.mark.parametrize("again", [False, pytest.param(True, marks=pytest.mark.feature("recordings"))])
 @pytest.mark.parametrize(("provider", "read"), [("anthropic", anthropic), ("openai", openai), ("responses", responses)])
 def test_a_strange_id_of_a_model_is_replaced_and_call_and_result_stay_a_pair(
     provider: str, read: Callable[[str], ModelAnswer], again: bool
@@ -109,7 +109,8 @@ def test_a_strange_id_of_a_model_is_replaced_and_call_and_result_stay_a_pair(
         turn.handle(Begin("go"), "now")
         answer = read(given_id)
         if again:
-            answer = model_answer(recorded_answer(answer), lambda args: args)
+            forms: Any = import_module("goondan.features.recordings.agent.forms")
+            answer = forms.model_answer(forms.recorded_answer(answer), lambda args: args)
         stored, run = turn.handle(ModelAnswered(answer.text, answer.calls), "now")
         assert isinstance(stored, Store)
         assert isinstance(run, RunTool)

@@ -11,6 +11,7 @@ import pytest
 from msgspec import structs
 
 from goondan.agentproc.budget import BYTES_PER_TOKEN
+from goondan.agentproc.context.estimate import FIRST_SURELY
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta, Usage
 from goondan.agentproc.providers.output_limit import limited_output, output_limit
 from goondan.schemas.budgets import BudgetGranted, BudgetLeft, BudgetReserve, BudgetSettle
@@ -198,6 +199,24 @@ async def test_a_call_that_runs_in_the_agent_is_counted_under_its_id_and_refused
     counted = [asked.id for asked in link.reserved() if asked.kind == "tool"]
     assert [name.rpartition("/")[2] for name in counted] == ["a", "b"], "what is refused for its arguments is no call"
     assert "E_BUDGET_SPENT" in str(model.requests[-1].messages)
+
+
+async def test_a_budget_counts_what_a_request_and_its_answer_surely_have(make: Make) -> None:
+    asked, told = "word " * 3_000, "answer " * 1_000
+    answer = structs.replace(says(told), usage=Usage(0, 0))
+    link = Broker()
+    await make(link, FakeModel(answer), model=VENDOR).run(event_frame("e1", asked, budget=True))
+    (settled,) = link.settled()
+    assert len(asked) * FIRST_SURELY <= settled.input_tokens <= 2 * len(asked) * FIRST_SURELY
+    assert len(told) * FIRST_SURELY <= settled.output_tokens <= 2 * len(told) * FIRST_SURELY
+
+
+async def test_a_server_that_counts_more_is_believed(make: Make) -> None:
+    link = Broker()
+    answer = structs.replace(says("done"), usage=Usage(9_000, 70))
+    await make(link, FakeModel(answer), model=VENDOR).run(event_frame("e1", "go", budget=True))
+    (settled,) = link.settled()
+    assert (settled.input_tokens, settled.output_tokens) == (9_000, 70)
 
 
 async def test_the_model_is_told_when_little_is_left(make: Make) -> None:

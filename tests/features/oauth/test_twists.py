@@ -23,8 +23,6 @@ from goondan.schemas.wire.frames import Frame
 from goondan.schemas.wire.tokens import Claims
 from tests.unit.kernel.broker.approving import Bench, Peer, answer, code_of
 
-pytestmark = pytest.mark.feature("oauth")
-
 REF = "OAuthApp/calendar"
 APP = OAuthAppSpec(name="calendar", client_id="c", token_url="https://l.example/t", scopes=["cal.read", "cal.write"])
 MACHINE = OAuthAppSpec(

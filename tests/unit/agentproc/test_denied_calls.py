@@ -50,6 +50,7 @@ def test_the_catalog(tool: str, line: str) -> None:
     assert (told.by, told.allow) == ("catalog", line)
 
 
+@pytest.mark.feature("budgets")
 def test_grants_and_budgets_say_it_themselves_and_an_extension_is_named() -> None:
     grant = "Grant it: spec.sandbox.network: {allow: ['x:1']}."
     assert (found("E_SANDBOX_DENIED", hint=grant).by, found("E_SANDBOX_DENIED", hint=grant).allow) == ("grant", grant)

@@ -136,7 +136,11 @@ def test_what_comes_back() -> None:
     [
         ({"status": "failed"}, "E_AGENT_FAILED"),
         ({"status": "failed", "error": ErrorPayload("E_MODEL_FAILED", "no")}, "E_AGENT_FAILED"),
-        ({"status": "failed", "error": ErrorPayload("E_BUDGET_SPENT", "the budget of agent")}, "E_BUDGET_SPENT"),
+        pytest.param(
+            {"status": "failed", "error": ErrorPayload("E_BUDGET_SPENT", "the budget of agent")},
+            "E_BUDGET_SPENT",
+            marks=pytest.mark.feature("budgets"),
+        ),
         ({"status": "failed", "error": ErrorPayload("E_AGENT_SPAWN_FAILED", "no")}, "E_AGENT_SPAWN_FAILED"),
         ({"status": "completed", "response": "x" * (MAX_ANSWER_BYTES + 1)}, "E_TOOL_LIMIT"),
     ],

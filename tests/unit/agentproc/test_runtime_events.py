@@ -162,6 +162,7 @@ async def test_a_call_that_succeeds_without_its_network_is_a_refused_one(make: M
     assert refused["args"] == '{"command":"curl evil.example"}'
 
 
+@pytest.mark.feature("budgets")
 async def test_a_turn_that_is_refused_is_noted(make: Make, tmp_path: Path) -> None:
     await make(FakeLink(), FakeModel(fail("E_BUDGET_SPENT", "the budget is spent"))).run(event_frame("e1", "go"))
     (refused,) = details(tmp_path, "call.refused")

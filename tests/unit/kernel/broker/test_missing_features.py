@@ -83,6 +83,7 @@ def test_all_work_that_began_with_the_message_is_held_as_well() -> None:
     assert world.router.bus.mailbox.dead.keys() == {"e1", "r1"}
 
 
+@pytest.mark.feature("budgets")
 def test_a_record_of_a_known_feature_that_cannot_be_read_is_damage_and_not_missing() -> None:
     world = waiting("e1")
     world.journal.append([Item((Put("budget:x", msgspec.msgpack.encode(["budgets/tree", "e1"])),))])

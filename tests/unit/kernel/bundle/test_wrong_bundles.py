@@ -18,18 +18,40 @@ BUNDLE = GOOD.replace(
     "    - {ref: Extension/skills, config: {discovery: {skillDirs: [./skills]}}}\n  tools:\n    - Tool/words\n",
 )
 FILES = {"skills/a/SKILL.md": "---\nname: a\ndescription: b\n---\n"}
+#: The cases about these two, and one whose list of providers has a feature's.
+OF_EXTENSIONS = [name for name, case in CASES.items() if case["old"] not in GOOD]
+PROVIDER = "a provider"
 
 
 def test_there_are_twenty_and_the_bundle_is_right(look: Look) -> None:
     assert len(CASES) == 20
-    seen = look(BUNDLE, files=FILES)
+    assert len(OF_EXTENSIONS) == 3
+    seen = look(GOOD)
     assert (seen.errors, seen.warnings) == ([], [])
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_the_place_the_cause_and_a_next_step_that_works(look: Look, case: dict[str, Any]) -> None:
-    assert BUNDLE.count(case["old"]) >= 1
-    wrong = BUNDLE.replace(case["old"], case["new"], 1)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(name for name in CASES if name not in (*OF_EXTENSIONS, PROVIDER)),
+        pytest.param(PROVIDER, marks=pytest.mark.feature("recordings")),
+    ],
+)
+def test_the_place_the_cause_and_a_next_step_that_works(look: Look, name: str) -> None:
+    is_told(look, GOOD, CASES[name])
+
+
+@pytest.mark.feature("budgets", "skills")
+@pytest.mark.parametrize("name", OF_EXTENSIONS)
+def test_the_same_of_the_configs_of_bundled_extensions(look: Look, name: str) -> None:
+    seen = look(BUNDLE, files=FILES)
+    assert (seen.errors, seen.warnings) == ([], [])
+    is_told(look, BUNDLE, CASES[name])
+
+
+def is_told(look: Look, bundle: str, case: dict[str, Any]) -> None:
+    assert bundle.count(case["old"]) >= 1
+    wrong = bundle.replace(case["old"], case["new"], 1)
     seen = look(wrong, files=FILES)
     problems = seen.warnings if case.get("warning") else seen.errors
     at = wrong.index(case["at"])

@@ -199,14 +199,6 @@ HIDDEN: dict[str, tuple[str, str]] = {
         f"{AGENT}  policy: {{toolCalls: {{allowRegistry: ['http-fetch__*']}}}}\n",
         "every public address (Tool/http-fetch)",
     ),
-    "every port of this machine for a login": (
-        WITH_EXTENSION.replace(
-            "{entry: ./ext/e.py}",
-            "{entry: '@goondan/base/mcp', config: {expose: {tools: true}, transport: {type: http,"
-            " endpoint: 'https://t.example/mcp', oauth: {hosts: ['localhost:*']}}}}",
-        ),
-        "every port of localhost, on this machine (Tool/e)",
-    ),
     "an agent's disk": (f"{AGENT}  policy: {{conversationMb: 1000000}}\n", "Agent/a: policy.conversationMb is 1000000"),
     **{
         f"a swarm's {name}": (
@@ -286,6 +278,17 @@ HIDDEN: dict[str, tuple[str, str]] = {
 }  # fmt: skip
 
 
+#: The same of MCP servers.
+OF_SERVERS: dict[str, tuple[str, str]] = {
+    "every port of this machine for a login": (
+        WITH_EXTENSION.replace(
+            "{entry: ./ext/e.py}",
+            "{entry: '@goondan/base/mcp', config: {expose: {tools: true}, transport: {type: http,"
+            " endpoint: 'https://t.example/mcp', oauth: {hosts: ['localhost:*']}}}}",
+        ),
+        "every port of localhost, on this machine (Tool/e)",
+    ),
+}
 #: The same of servers that give tokens.
 TOKENS: dict[str, tuple[str, str]] = {
     "a server of people's tokens": (app("tokenUrl: 'https://evil.example/t'"), "https://evil.example"),
@@ -306,6 +309,12 @@ TOKENS: dict[str, tuple[str, str]] = {
 @pytest.mark.parametrize("name", HIDDEN)
 def test_what_a_bundle_asks_for_is_said(folder: Path, name: str) -> None:
     is_said(folder, *HIDDEN[name])
+
+
+@pytest.mark.feature("mcp")
+@pytest.mark.parametrize("name", OF_SERVERS)
+def test_what_a_bundle_asks_for_servers_is_said(folder: Path, name: str) -> None:
+    is_said(folder, *OF_SERVERS[name])
 
 
 @pytest.mark.feature("oauth")
