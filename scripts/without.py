@@ -92,7 +92,7 @@ def take_out(tree: Path, gone: frozenset[str]) -> None:
     for path in sorted(tree.rglob("*.md")):
         if ".venv" not in path.parts:
             _change(path, lambda text: edits.page(text, gone, codes))
-    for page in (tree / "docs" / "errors.md", tree / "docs" / "errors.ko.md", tree / "kernel" / "error_pages.txt"):
+    for page in (tree / "docs" / "errors.md", tree / "docs" / "errors.ko.md"):
         _change(page, lambda text: edits.error_page(text, codes))
 
 
