@@ -50,8 +50,7 @@ def skill(
     and what you name here. Another byte in the folder, and it has the defaults again.
     """
     from goondan.kernel.bundle.lookup import Unreadable
-    from goondan.kernel.grants.pins import pin
-    from goondan.kernel.grants.policy_file import PinnedSkill, write_decisions
+    from goondan.kernel.grants.policy_file import PinnedSkill, pin, write_decisions
 
     named = bool(network or env or read or write)
     if (pins and unpin) or (named and not pins):

@@ -17,8 +17,7 @@ from goondan.kernel.bundle.granting import GrantContext, OpenedFolder, Pin, Rule
 from goondan.kernel.bundle.lookup import Unreadable
 from goondan.kernel.bundle.problems import Position, Report
 from goondan.kernel.grants.merge import requested
-from goondan.kernel.grants.pins import pin
-from goondan.kernel.grants.policy_file import read_policies
+from goondan.kernel.grants.policy_file import pin, read_policies
 from goondan.kernel.paths import identity, is_shared, key_file
 from goondan.schemas.worker.hidden import KEYS, STATE_ROOT, runtime_bases
 

@@ -107,7 +107,7 @@ def inspect_bundle(
         from goondan.kernel.bundle.variables import EnvironmentRedactor, wanted_variables
         from goondan.kernel.grants.policy_file import POLICY_FILE
         from goondan.kernel.trust.asking import Asking
-        from goondan.kernel.trust.look import look
+        from goondan.kernel.trust.judgement import judgement_of
 
         loaded = load_documents(path, report, instead or {})
         sources = [source.path for source in loaded.sources]
@@ -132,7 +132,7 @@ def inspect_bundle(
         grant(checked, grant_context, files, report)
         _find_javascript(checked, loaded.root, variables)
         written = _written(loaded, checked, root, policy, report, instead or {})
-        judgement = look(path, loaded, checked, root, variables, asking or Asking())
+        judgement = judgement_of(path, loaded, checked, root, variables, asking or Asking())
         if not judgement.trusted:
             for agent in checked.agents.values():
                 agent.model = None if agent.model is None else without_key(agent.model)

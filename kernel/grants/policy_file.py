@@ -13,6 +13,9 @@
 A user who can write it decides what tools may do. So it must belong to the operator and be closed to changes by others.
 Accepted requests stand at the end, behind a line of their own, so that the part written by hand keeps its comments.
 
+The digest that a grant is pinned to is of every file. Unlike the digest of a revision it leaves nothing out: neither
+hidden nor compiled nor large files, because a module could import any of them.
+
 Source: docs/design/sandbox.md section 1.
 """
 
@@ -33,6 +36,7 @@ from goondan.kernel.bundle.problems import Position, Report
 from goondan.kernel.bundle.shape import Builder, Document, Environment
 from goondan.kernel.state_root import doubt, open_state_root
 from goondan.schemas.bundle.resources import SandboxPart
+from goondan.schemas.system.digests import NoDigest, folder_digest
 from goondan.schemas.system.private_files import replace_file
 from goondan.schemas.wire.errors import fail
 
@@ -212,3 +216,16 @@ def write_decisions(path: str, accepted: list[Accepted], pinned: list[PinnedSkil
         replace_file(path, text.encode(), sync=True)
     except OSError as error:
         raise fail("E_STATE", f"{path}: {error.strerror}") from None
+
+
+#: Nobody could have looked at a package with more.
+MAX_FILES: Final = 20_000
+MAX_BYTES: Final = 1 << 30
+
+
+def pin(root: str, *, max_files: int = MAX_FILES, max_bytes: int = MAX_BYTES) -> str:
+    """`sha256:` and the digest of everything below `root`. Raises Unreadable for what cannot be pinned."""
+    try:
+        return folder_digest(root, max_files=max_files, max_bytes=max_bytes)
+    except NoDigest as error:
+        raise Unreadable(str(error)) from None

@@ -23,9 +23,8 @@ from goondan.kernel.revisions.held import SIGNALS
 from goondan.kernel.spawn import report_start_failure
 from goondan.kernel.state_root import open_state_root
 from goondan.kernel.supervisor.command_socket import SupervisorSocket
-from goondan.kernel.supervisor.ending import Ending
 from goondan.kernel.supervisor.options import Options, watched_besides
-from goondan.kernel.supervisor.processes import Processes
+from goondan.kernel.supervisor.processes import Ending, Processes
 from goondan.kernel.supervisor_client import ProcessInfo
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.system.startup import report_ready

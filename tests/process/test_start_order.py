@@ -41,7 +41,7 @@ def test_the_modules_of_tools_are_looked_into_while_the_checks_of_a_bundle_are_i
         "yaml",
         "goondan.schemas.bundle.resources",
         "goondan.kernel.bundle.check",
-        "goondan.kernel.trust.look",
+        "goondan.kernel.trust.judgement",
         "jsonschema_rs",
     }
 

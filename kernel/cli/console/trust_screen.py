@@ -13,7 +13,7 @@ from goondan.kernel.bundle.variables import is_secret_by_name
 from goondan.kernel.cli.plain import broken, fit
 from goondan.kernel.cli.terminal import Style, printable
 from goondan.kernel.trust.judge import Judgement
-from goondan.kernel.trust.owners import group_name, owner_name
+from goondan.kernel.trust.judgement import group_name, owner_name
 from goondan.kernel.trust.powers import (
     Command,
     Endpoint,

@@ -19,7 +19,7 @@ from goondan.kernel.broker.journal.factory import open_store
 from goondan.kernel.broker.journal.interface import Put
 from goondan.kernel.rundir import take, write_private
 from goondan.kernel.state_root import open_state_root
-from goondan.kernel.trust.owners import others_who_can_write
+from goondan.kernel.trust.judgement import others_who_can_write
 from goondan.kernel.trust.powers import Writers
 from goondan.schemas.system.directories import DirectoryRefused, open_directory
 

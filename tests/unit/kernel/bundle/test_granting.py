@@ -11,8 +11,7 @@ import pytest
 
 from goondan.kernel.bundle.granting import status
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle, open_bundle
-from goondan.kernel.grants.pins import pin
-from goondan.kernel.grants.policy_file import MARK, Accepted, write_decisions
+from goondan.kernel.grants.policy_file import MARK, Accepted, pin, write_decisions
 from goondan.kernel.plan import tool_spec
 from goondan.schemas.bundle.launch import Filesystem, SandboxSpec
 from tests.unit.kernel.bundle.conftest import GOOD, bundled, package

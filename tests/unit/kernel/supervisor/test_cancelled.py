@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from goondan.kernel.revisions.conductor import BundleReader, Conductor
-from goondan.kernel.supervisor.ending import Ending
+from goondan.kernel.supervisor.processes import Ending
 from goondan.kernel.supervisor.reaping import Exit
 from goondan.schemas.wire.control import BeginAnew
 

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from goondan.kernel.premises import Premises
-from goondan.kernel.supervisor.launches import Launches
 from goondan.kernel.supervisor.options import Options
+from goondan.kernel.supervisor.services import Launches
 from goondan.schemas.bundle.launch import KernelPlan, SandboxSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.system.startup import read_token
 from goondan.schemas.wire.tokens import SECRET_BYTES, Claims, verify

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel.trust.clones import comes_from_elsewhere
+from goondan.kernel.trust.judgement import comes_from_elsewhere
 
 
 def git(folder: Path, *arguments: str) -> None:

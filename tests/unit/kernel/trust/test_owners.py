@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel.trust.owners import is_own_group, others_who_can_write
+from goondan.kernel.trust.judgement import is_own_group, others_who_can_write
 from goondan.kernel.trust.powers import Owner, Writers
 from goondan.schemas.system import directories
 

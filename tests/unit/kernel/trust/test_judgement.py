@@ -8,7 +8,7 @@ import pytest
 
 from goondan.kernel import paths
 from goondan.kernel.bundle.loader import inspect_bundle, open_bundle
-from goondan.kernel.trust import look, records
+from goondan.kernel.trust import judgement, records
 from goondan.kernel.trust.asking import Asking
 from goondan.schemas.wire.errors import GoondanError
 
@@ -98,7 +98,7 @@ def test_a_quickstart_is_shipped_only_where_the_kernel_is_as_safe(
         return inspect_bundle(path, state_dir=state, env=env, handlers=False).judgement.reason
 
     assert reason() == "not trusted"
-    monkeypatch.setattr(look, "quickstart_folders", lambda: [str(tmp_path / "work")])
+    monkeypatch.setattr(judgement, "quickstart_folders", lambda: [str(tmp_path / "work")])
     assert reason() == "shipped"
     bundle(state, BUNDLE.replace("provider: embedded", "provider: auto"))
     assert reason() == "not trusted"  # it asks for more than what was shipped
