@@ -205,7 +205,15 @@ class Trial:
         chosen = {name: True for name in chosen if name not in failed}
         if chosen:
             done = self._python(
-                "-m", "pytest", "-q", "-p", "scripts.marked_tests", *chosen, GOONDAN_WITHOUT=" ".join(self._gone)
+                "-m",
+                "pytest",
+                "-q",
+                "-rfE",
+                "--tb=short",
+                "-p",
+                "scripts.marked_tests",
+                *chosen,
+                GOONDAN_WITHOUT=" ".join(self._gone),
             )
             if done.returncode:
                 faults.append(done.stdout)

@@ -50,9 +50,10 @@ def table(source: str, gone: Collection[str]) -> str:
 
 
 def imports(source: str, gone: Collection[str]) -> bool:
-    """Whether a file imports one of the features, or tests of it."""
+    """Whether a file imports one of the features or tests of it, or starts a program of one by its path."""
     names = "|".join(map(re.escape, sorted(gone)))
-    return bool(re.search(rf"^ *(?:from|import) (?:goondan|tests)\.features\.(?:{names})\b", source, re.MULTILINE))
+    imported = rf"^ *(?:from|import) (?:goondan|tests)\.features\.(?:{names})\b"
+    return bool(re.search(rf"{imported}|[\"']features/(?:{names})/", source, re.MULTILINE))
 
 
 # --- tests ----------------------------------------------------------------------------------------------------------

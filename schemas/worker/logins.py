@@ -20,7 +20,7 @@ MAX_DOCUMENT: Final = 64 << 10
 
 def is_redirect(uri: str) -> bool:
     """Whether the process that holds tokens can listen there: http to 127.0.0.1 or localhost, with nothing behind the
-    path (features/oauth/process/redirects.py).
+    path.
     """
     from goondan.schemas.models.origins import origin_of  # it needs ipaddress, and most processes ask for no redirect
 

@@ -1,7 +1,7 @@
 """What commands and the console of `gdn run` ask about one conversation, over an open session.
 
 Messages are read from the instance's file. What changes the conversation goes to the agent as an operator's event. So
-it waits for the turns before it, and is stored by the agent itself (features/edits/agent.py).
+it waits for the turns before it, and is stored by the agent itself.
 
 Source: docs/design/turns.md section 11; docs/design/commands.md section 9.
 """

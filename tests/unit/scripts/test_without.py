@@ -64,6 +64,7 @@ def test_the_table_loses_rows_and_keeps_the_others(gone: list[str]) -> None:
 def test_a_benchmark_of_a_feature_is_known_by_its_imports() -> None:
     assert edits.imports("from goondan.features.notes.wire import Note\n", {"notes", "rules"})
     assert edits.imports("    import tests.features.notes.histories\n", {"notes"})
+    assert edits.imports('PROGRAM = "features/notes/jail/start.py"\n', {"notes"})
     assert not edits.imports("from goondan.features import FEATURES\n# from goondan.features.notes\n", {"notes"})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from msgspec import Raw, structs
@@ -40,9 +41,7 @@ class NoFolders:
 
 
 def policy(config: dict[str, Any]) -> Any:
-    from goondan.features.approvals.wire import read_policy
-
-    found, problems = read_policy("approval", config)
+    found, problems = import_module("goondan.features.approvals.wire").read_policy("approval", config)
     assert not problems
     return found
 

@@ -18,9 +18,8 @@ BUNDLE = GOOD.replace(
     "    - {ref: Extension/skills, config: {discovery: {skillDirs: [./skills]}}}\n  tools:\n    - Tool/words\n",
 )
 FILES = {"skills/a/SKILL.md": "---\nname: a\ndescription: b\n---\n"}
-#: The cases about these two, and one whose list of providers has a feature's.
+#: The cases about these two.
 OF_EXTENSIONS = [name for name, case in CASES.items() if case["old"] not in GOOD]
-PROVIDER = "a provider"
 
 
 def test_there_are_twenty_and_the_bundle_is_right(look: Look) -> None:
@@ -30,13 +29,7 @@ def test_there_are_twenty_and_the_bundle_is_right(look: Look) -> None:
     assert (seen.errors, seen.warnings) == ([], [])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(name for name in CASES if name not in (*OF_EXTENSIONS, PROVIDER)),
-        pytest.param(PROVIDER, marks=pytest.mark.feature("recordings")),
-    ],
-)
+@pytest.mark.parametrize("name", [name for name in CASES if name not in OF_EXTENSIONS])
 def test_the_place_the_cause_and_a_next_step_that_works(look: Look, name: str) -> None:
     is_told(look, GOOD, CASES[name])
 
