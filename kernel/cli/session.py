@@ -26,6 +26,8 @@ from goondan.schemas.wire.frames import AgentEvent, Answer, FilePart, Frame, Rep
 from goondan.schemas.wire.runtime_events import RuntimeEvent
 from goondan.schemas.wire.tokens import SOCKETS
 
+#: The broker's code for a question of clients that nothing in it answers, as when the feature for it is not there.
+NO_SUCH_QUESTION: Final = "E_FRAME_INVALID"
 #: The AgentEvent.type of a message that a person sends.
 USER_MESSAGE: Final = "user.message"
 #: How long a client waits for the broker's welcome (seconds). The supervisor kills a broker that hangs before that.

@@ -228,11 +228,15 @@ def token_text(used: Usage | None) -> str:
 
 
 def _generation(place: BundleTarget, agent: str) -> int:
-    """From when on a conversation counts, as the kernel that runs says. 0 when none runs, or it has no such agent."""
+    """From when on a conversation counts, as the kernel that runs says. 0 when none runs, or it has no such agent, or
+    no feature of it lets a conversation begin anew.
+    """
+    from goondan.kernel.cli.session import NO_SUCH_QUESTION
+
     try:
         return int(ask_broker(place.bundle, {"op": "generation", "agent": agent})["generation"])
     except GoondanError as error:
-        if error.info.code == "E_KERNEL_NOT_RUNNING":
+        if error.info.code in ("E_KERNEL_NOT_RUNNING", NO_SUCH_QUESTION):
             return 0
         raise
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.kernel.cli.session import Session
+from goondan.kernel.cli.session import NO_SUCH_QUESTION, Session
 from goondan.kernel.conversations import Overview, messages, overview
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError, fail
@@ -100,7 +100,12 @@ class Conversation:
             raise fail("E_INSTANCE_BUSY", message, suggestion=suggestion)
 
     async def _generation(self) -> int:
-        answered = await self._session.admin({"op": "generation", "agent": self.agent}, GENERATION_S)
+        try:
+            answered = await self._session.admin({"op": "generation", "agent": self.agent}, GENERATION_S)
+        except GoondanError as error:
+            if error.info.code == NO_SUCH_QUESTION:
+                return 0  # no feature of this kernel lets a conversation begin anew, so each counts from its beginning
+            raise
         return int(answered["generation"])
 
 
