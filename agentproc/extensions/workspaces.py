@@ -165,14 +165,14 @@ class Workspaces:
             payload["metadata"] = told.metadata
         self._events.emit(REPO_AVAILABLE, payload, emitter="the kernel")
 
-    async def mounted(self, path: str, changeset_id: str) -> None:
-        """A changeset has a worktree. It is announced to the mutators of `workspace.worktreeMounted`, then
-        as an event.
+    async def mounted(self, path: str, whose: dict[str, Any]) -> None:
+        """There is a worktree. `whose` says for what it is made, and no mutator changes that. It is announced to the
+        mutators of `workspace.worktreeMounted`, then as an event.
         """
-        scope = WorkspaceScope(path, "worktree", {"changesetId": changeset_id})
+        scope = WorkspaceScope(path, "worktree", dict(whose))
         told = await self._mutated(WORKTREE_MOUNTED, scope)
-        payload: dict[str, Any] = {"path": told.path, "changesetId": changeset_id}
-        added = {key: value for key, value in (told.metadata or {}).items() if key != "changesetId"}
+        payload: dict[str, Any] = {"path": told.path, **whose}
+        added = {key: value for key, value in (told.metadata or {}).items() if key not in whose}
         if added:
             payload["metadata"] = added
         self._events.emit(WORKTREE_MOUNTED, payload, emitter="the kernel")

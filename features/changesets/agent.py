@@ -37,8 +37,8 @@ ANSWER_MS: Final = 180_000
 _MAX_ID: Final = 100
 
 
-#: Called when a worktree is there, with its path and the changeset's id.
-Mounted = Callable[[str, str], Awaitable[None]]
+#: Called when a worktree is there, with its path and what it is made for.
+Mounted = Callable[[str, dict[str, Any]], Awaitable[None]]
 
 
 class PostingLink(Protocol):
@@ -76,7 +76,7 @@ class BundleChanges:
         payload = to_raw(OpenChangeset(replace_surrogates(reason[:MAX_REASON])))
         reply = await self._ask(Frame("changeset.open", payload=payload))
         opened = from_raw(reply.payload, OpenedChangeset)
-        await self._mounted(opened.workdir, opened.changeset_id)
+        await self._mounted(opened.workdir, {"changesetId": opened.changeset_id})
         return _plain(opened)
 
     async def commit(self, changeset_id: str, message: str) -> dict[str, Any]:

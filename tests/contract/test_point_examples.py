@@ -120,7 +120,7 @@ async def test_the_example_does_what_the_page_says_and_nothing_else(
     try:
         await runner.load_extensions()
         await runner.run(event_frame("e1", "go", workdir=str(repository)))
-        await runner.instance.workspaces.mounted("/tree", "c1")
+        await runner.instance.workspaces.mounted("/tree", {"changesetId": "c1"})
         (answer,) = link.answers()
         assert answer.error is None, answer.error
         calls = [bytes(call.payload) for call in link.calls]
