@@ -25,7 +25,6 @@ from goondan.agentproc.instance import Instance
 from goondan.agentproc.known_secrets import HidingFormatter, KnownSecrets
 from goondan.agentproc.log_share import Share
 from goondan.agentproc.loop import TurnRunner
-from goondan.agentproc.model_gate import ModelGates
 from goondan.agentproc.store import ConversationStore
 from goondan.agentproc.tool_asks import unsent_answer
 from goondan.schemas.bundle.address import instance_dir
@@ -79,9 +78,8 @@ class AgentApp:
             on_unsent=self._on_unsent,
             on_late=lambda frame: log.warning("%s", describe_late(frame)),
             broker_uid=broker_uid,
-            models=lambda: (self._gates.held(), self._gates.kept()),
+            parts=lambda: {} if self._runner is None else self._runner.features.held(),
         )
-        self._gates = ModelGates(self.link)
 
     async def run(self, ready: Callable[[], None] | None = None) -> int:
         """Serve until it is time to leave, and return the exit status. `ready` is called when the broker has welcomed
@@ -205,10 +203,6 @@ class AgentApp:
                 grace_ms = from_raw(frame.payload, Shutdown).grace_period_ms
                 self._shutdown = frame
                 self._begin_leaving(None if grace_ms is None else grace_ms / 1000)
-            elif frame.type == "model.gate":
-                self._gates.changed(frame)
-            elif frame.type == "model.line":
-                self._gates.placed(frame)
             elif frame.type == "error":
                 log.warning("the broker says: %s", GoondanError(from_raw(frame.payload, ErrorPayload)))
             elif self._runner is not None:
@@ -217,8 +211,8 @@ class AgentApp:
             log.warning("a %s frame was ignored: %s", frame.type, error)
 
     def _on_welcome(self, welcome: Welcome) -> None:
-        self._gates.welcome(welcome.limited)
         if self._runner is not None:
+            self._runner.features.welcomed(welcome)
             self._runner.instance.caller.welcomed()
             self._runner.instance.live_config.take(welcome.config, welcome.spec)
 
@@ -278,9 +272,11 @@ class AgentApp:
             large_notes=spec.traces == "whole",
             generation=0 if spec.name == OPERATOR_AGENT else welcome.generation,
         )
-        instance = Instance(spec, instance_key, self.link, store, secrets=self._secrets, gates=self._gates)
+        instance = Instance(spec, instance_key, self.link, store, secrets=self._secrets)
         instance.live_config.take(welcome.config)
-        return TurnRunner(instance)
+        runner = TurnRunner(instance)
+        runner.features.welcomed(welcome)
+        return runner
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

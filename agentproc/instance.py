@@ -28,7 +28,6 @@ from goondan.agentproc.extensions.workspaces import Workspaces
 from goondan.agentproc.files import InstanceFiles
 from goondan.agentproc.known_secrets import KnownSecrets
 from goondan.agentproc.live_config import InForce, LiveConfig
-from goondan.agentproc.model_gate import ModelGates
 from goondan.agentproc.providers.base import SHORTEST_SAID, Provider, redactor_of
 from goondan.agentproc.providers.choose import make_provider
 from goondan.agentproc.script_log import ScriptLog
@@ -68,10 +67,9 @@ class Instance:
         provider: Provider | None = None,
         clock: Callable[[], str] = now_rfc3339,
         secrets: KnownSecrets | None = None,
-        gates: ModelGates | None = None,
     ) -> None:
         """`provider` is the model, None for the one that the specification names. `clock` gives the time as RFC 3339 in
-        UTC. The process's log hides `secrets`. `gates` are those of the process; None: they are all open.
+        UTC. The process's log hides `secrets`.
         """
         loop = asyncio.get_running_loop()
         self.instance_key = instance_key
@@ -111,7 +109,6 @@ class Instance:
         #: What is known of the model's context, and what is left out of the conversation.
         self.context = ContextMemory(store)
         #: Who may ask the model servers, and when.
-        self.gates = gates or ModelGates(link)
         self.caller = ToolCaller(link, loop, self.tools.folder_of)
         self.acks = ResultAcks(link, loop)
         #: What the calls of a running script have come to.

@@ -29,7 +29,6 @@ from goondan.agentproc.providers.base import TextDelta
 from goondan.agentproc.turn import Action, AskModel, End, RunTool, Store
 from goondan.schemas.wire.codec import from_raw, replace_surrogates, to_raw
 from goondan.schemas.wire.frames import OPERATOR, Frame
-from goondan.schemas.wire.model_gate import PlaceInLine
 from goondan.schemas.wire.runtime_events import RuntimeEvent, RuntimeEventKind, ToolProgress, Wait
 from goondan.schemas.wire.spans import call_span, step_span, turn_span
 
@@ -185,10 +184,12 @@ class LiveFeed:
         wait = Wait(waited_ms=waited_ms, extension=name, point=place)
         self.begin_wait(RuntimeEvent(kind="extension.waits", wait=wait))
 
-    def in_line(self, place: PlaceInLine) -> None:
-        """The step's request waits in the line before a model server, as the broker says."""
+    def in_line(self, before: int, held_ms: int) -> None:
+        """The step's request waits before a model server, as the broker says: `before` others go out before it, and
+        nobody for `held_ms` (milliseconds).
+        """
         if self._wanted:
-            wait = Wait(before=place.before, wait_ms=place.held_ms)
+            wait = Wait(before=before, wait_ms=held_ms)
             self._send(RuntimeEvent(kind="model.waits", step=self._step, wait=wait))
 
     def close(self) -> None:

@@ -60,8 +60,9 @@ class TurnRunner:
 
     def __init__(self, instance: Instance, features: Sequence[type[AgentFeature]] | None = None) -> None:
         self.instance = instance
-        self._features = Features(instance, kinds() if features is None else features)
-        instance.extensions.brought = self._features.api
+        #: The features of the process.
+        self.features = Features(instance, kinds() if features is None else features)
+        instance.extensions.brought = self.features.api
         self._blocked = instance.loop_watch.take() if instance.spec.extensions else None
         self._run: TurnRun | None = None
         self._lease: Lease | None = None
@@ -81,7 +82,7 @@ class TurnRunner:
             "mcp.news": instance.servers.news,
             "config.changed": lambda frame: instance.live_config.take(frame.payload),
             "clock": self.set_clock,
-            **self._features.takes,
+            **self.features.takes,
         }
 
     async def load_extensions(self) -> None:
@@ -89,7 +90,7 @@ class TurnRunner:
         specification has a part that no feature claims; then nothing is loaded.
         """
         try:
-            self._features.refuse_unclaimed(self.instance.live_config.current.spec)
+            self.features.refuse_unclaimed(self.instance.live_config.current.spec)
             await self.instance.extensions.start()
             self._broken = None
         except GoondanError as error:
@@ -178,7 +179,7 @@ class TurnRunner:
     async def close(self) -> None:
         """Close the instance."""
         await self.instance.close()
-        self._features.close()
+        self.features.close()
 
     # --- inside
 
@@ -255,7 +256,7 @@ class TurnRunner:
                 self.instance.spec.state_dir, self.instance.spec.name, self.instance.instance_key
             )
             await self.instance.workspaces.enter(workdir)
-        run = self._run = TurnRun(self.instance, frame, first, row, self._features)
+        run = self._run = TurnRun(self.instance, frame, first, row, self.features)
         if blocked is not None:
             raise GoondanError(blocked_error(blocked, self.instance.spec.extensions))
         if self._cancelled == (event_id, frame.epoch or 0):
@@ -303,7 +304,7 @@ class TurnRunner:
         if event.type == OPERATOR_TOOLS:
             return BeginList()
         if event.type != OPERATOR_CALL:
-            answer = self._features.events.get(event.type)
+            answer = self.features.events.get(event.type)
             if answer is None:
                 raise fail("E_FEATURE_MISSING", f"nothing here answers {event.type} events")
             return partial(answer, frame, event)

@@ -17,7 +17,6 @@ from typing import Any, Final
 import msgspec
 
 from goondan.agentproc.aside import Aside
-from goondan.agentproc.budget import TurnBudget
 from goondan.agentproc.catalog import StepCatalog
 from goondan.agentproc.context.estimate import NO_WISHES
 from goondan.agentproc.conversation import CUT_OFF, MAX_REASONING, REASONING
@@ -25,7 +24,6 @@ from goondan.agentproc.extensions.stages import Stages
 from goondan.agentproc.instance import Instance
 from goondan.agentproc.known_secrets import out_of_answer
 from goondan.agentproc.live import LiveFeed
-from goondan.agentproc.model_gate import TurnGates
 from goondan.agentproc.notes import ModelAttempts, TurnNotes
 from goondan.agentproc.parts import TurnParts, asking
 from goondan.agentproc.providers.base import (
@@ -41,7 +39,6 @@ from goondan.agentproc.providers.base import (
 from goondan.agentproc.stall import StallClock, stalled
 from goondan.agentproc.turn import Input, ModelAnswered, ModelFailed
 from goondan.agentproc.turn_context import TurnContext
-from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.wire.errors import GoondanError, cut_message, error_payload
 from goondan.schemas.wire.frames import ErrorPayload
 from goondan.schemas.wire.runtime_events import RuntimeEvent, Wait
@@ -77,27 +74,23 @@ class ModelCalls:
         event_id: str,
         notes: TurnNotes,
         live: LiveFeed,
-        budget: TurnBudget | None,
         context: TurnContext,
         parts: TurnParts,
         *,
         push: Callable[[Input], None],
         time_left: Callable[[], float | None],
         lost: Callable[[], None],
-        gates: TurnGates,
     ) -> None:
         self._instance = instance
         self._loop = instance.loop
         self._event_id = event_id
         self._notes = notes
         self._live = live
-        self._budget = budget
         self._context = context
         self._parts = parts
         self._push = push
         self._time_left = time_left
         self._lost = lost
-        self._gates = gates
         #: The questions that extensions ask the model outside of the conversation.
         self.aside = Aside(instance.spec, self.ask_once, time_left, instance.clock)
         self._call: asyncio.Task[None] | None = None
@@ -147,7 +140,7 @@ class ModelCalls:
             else:
                 answer = await self._ask(provider, request, stages, tries)
         except GoondanError as error:
-            if error.info.code == "E_LEASE_LOST":  # the broker's word about a budget
+            if error.info.code == "E_LEASE_LOST":  # the broker has said so, to a part that asked it
                 self._lost()
             self._push(ModelFailed(error.info))
         except Exception as error:  # nobody else would end the step
@@ -211,7 +204,6 @@ class ModelCalls:
 
     async def _request(self, provider: Provider, request: ModelRequest, *, anew: bool, hidden: bool) -> ModelAnswer:
         """Make one request to one model. The arguments and errors are those of `ask_once`."""
-        request = self._gated(request)
         attempts, began = ModelAttempts(), self._loop.time()
         self._attempts = attempts
 
@@ -234,12 +226,8 @@ class ModelCalls:
             if self._parts.hooks.model:
                 ask = asking(self._parts.hooks, lambda given, news: provider.complete(given, shown, news))
                 answer = await ask(request, on_news)
-            elif self._budget is None:
-                answer = await provider.complete(request, shown, on_news)
             else:
-                answer = await self._budget.ask(
-                    request, lambda given, news: provider.complete(given, shown, news), on_news
-                )
+                answer = await provider.complete(request, shown, on_news)
         except GoondanError as error:
             spent = ModelAnswer(usage=error.usage) if isinstance(error, ModelFailure) else None
             self._notes.model_ended(request, attempts, code=error.info.code, answer=spent)
@@ -262,12 +250,6 @@ class ModelCalls:
         answer = out_of_answer(answer, self._instance.redact_said)
         self._notes.model_ended(request, attempts, answer=answer)
         return answer
-
-    def _gated(self, request: ModelRequest) -> ModelRequest:
-        """The request with its way out. A provider that asks no server needs none."""
-        if request.model.provider not in BY_NAME:
-            return request
-        return msgspec.structs.replace(request, gate=self._gates.request(request.model))
 
     def _hear(self, news: ModelNews, request: ModelRequest, attempts: ModelAttempts, began: float) -> None:
         """The news of the provider while a request runs, which began at `began`."""

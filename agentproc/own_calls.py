@@ -1,20 +1,17 @@
 """Calls of one turn that run in the agent's process: of tools that extensions registered, and of bundled tools.
 
-The turn's budget is checked before both kinds of call. The broker checks it for calls that go to a tool host.
-
 Most turns have no such call and ask no other agent. So the parts for both are made at their first use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 from goondan.agentproc.base_calls import GET_RESULT, BaseCalls
-from goondan.agentproc.budget import TurnBudget
 from goondan.agentproc.calls import CallContext
-from goondan.agentproc.catalog import Allowed, StepCatalog
+from goondan.agentproc.catalog import StepCatalog
 from goondan.agentproc.extensions.asking import Asking
 from goondan.agentproc.extensions.local_calls import LocalCalls
 from goondan.agentproc.instance import Instance
@@ -37,7 +34,6 @@ class OwnCalls:
         turn_id: str,
         workdir: str,
         deadline: float | None,
-        budget: TurnBudget | None,
         *,
         stepped: Callable[[], None],
         lost: Callable[[], None],
@@ -47,7 +43,6 @@ class OwnCalls:
         self._turn_id = turn_id
         self._workdir = workdir
         self._deadline = deadline
-        self._budget = budget
         self._stepped = stepped
         self._lost = lost
         self._end_of = end_of
@@ -105,16 +100,7 @@ class OwnCalls:
         context: CallContext,
         then: Callable[[ToolResult], None],
     ) -> None:
-        """Make this call with these arguments when it may run. `then` gets its result."""
-        part, run = action.part, partial(self._run, action, args, catalog, context, then)
-        if self._budget is not None and isinstance(catalog.check(part.tool_name, args), Allowed):
-            self._budget.count(part.tool_call_id, f"{self._turn_id}/{part.tool_call_id}", run, then)
-        else:
-            run()
-
-    def _run(
-        self, action: RunTool, args: Any, catalog: StepCatalog, context: CallContext, then: Callable[[ToolResult], None]
-    ) -> None:
+        """Make this call with these arguments. `then` gets its result."""
         part = action.part
         local = self._instance.tools.get(part.tool_name)
         if local is not None:
@@ -138,8 +124,6 @@ class OwnCalls:
 
     def drop(self, tool_call_id: str) -> None:
         """Forget this call: its result is not wanted any more."""
-        if self._budget is not None:
-            self._budget.drop(tool_call_id)
         for calls in self._begun():
             calls.drop(tool_call_id)
 

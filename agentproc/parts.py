@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Final, NamedTuple, Protocol
 
+from msgspec import Raw
+
 from goondan.agentproc.calls import CallContext
 from goondan.agentproc.catalog import StepCatalog
 from goondan.agentproc.conversation import ToolCallPart
@@ -26,8 +28,9 @@ from goondan.agentproc.turn import End, First, Input, RunTool
 from goondan.features import parts
 from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import fail
-from goondan.schemas.wire.frames import AgentEvent, Frame, ToolResult
+from goondan.schemas.wire.frames import AgentEvent, Frame, ToolResult, Welcome
 
 #: Hears the provider's news of a request.
 OnNews = Callable[[ModelNews], None]
@@ -216,6 +219,13 @@ class AgentFeature:
         """
         return {}
 
+    def welcomed(self, welcome: Welcome) -> None:
+        """A broker has welcomed the process, perhaps again."""
+
+    def held(self) -> Any | None:
+        """What the process holds, for a broker that may be a new one (Hello.parts). None: nothing."""
+        return None
+
     def applies(self, spec: AgentSpec, event: Frame) -> bool:
         """Whether a turn of this event needs a part of it. Asked when the turn begins or is taken up again, and at each
         step whose configuration is another than that of the step before.
@@ -278,6 +288,16 @@ class Features:
             if name not in self._names:
                 message = f"agent {spec.name} needs the feature {visible_line(name)}, which this installation has not"
                 raise fail("E_FEATURE_MISSING", message)
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """A broker has welcomed the process, perhaps again."""
+        for feature in self._all:
+            feature.welcomed(welcome)
+
+    def held(self) -> dict[str, Raw]:
+        """What the process holds, by the names of features (Hello.parts)."""
+        found = ((feature.name, feature.held()) for feature in self._all)
+        return {name: to_raw(held) for name, held in found if held is not None}
 
     def close(self) -> None:
         """The process ends."""

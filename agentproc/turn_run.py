@@ -23,7 +23,6 @@ import msgspec
 from msgspec import structs
 
 from goondan.agentproc.answers import answer_payload, done_frame, failed, turn_id
-from goondan.agentproc.budget import TurnBudget
 from goondan.agentproc.calls import CallContext
 from goondan.agentproc.completions import Ended, end_of
 from goondan.agentproc.conversation import Append, Presented
@@ -141,7 +140,6 @@ class TurnRun:
         self.workdir = workdir
         deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
         self._epoch = frame.epoch or 0
-        self._budget = TurnBudget(instance.link, instance.events, self._event_id, self._epoch) if frame.budget else None
         self.live = live = LiveFeed(
             instance.link, self._loop, frame, name, again=row is not None, redact=instance.redact_said
         )
@@ -150,7 +148,6 @@ class TurnRun:
             name,
             workdir,
             deadline,
-            self._budget,
             stepped=self._stepped,
             lost=self.abandon,
             end_of=self._end_of,
@@ -177,13 +174,11 @@ class TurnRun:
             self._event_id,
             self.notes,
             live,
-            self._budget,
             shown,
             self.parts,
             push=self.push,
             time_left=self.time_left,
             lost=self.abandon,
-            gates=instance.gates.of_turn(self._event_id, self._epoch, live.in_line),
         )
         calls.asks.handle(SAMPLE, self._make_sampling().take)
         self._stages: Stages | None = None
@@ -340,8 +335,6 @@ class TurnRun:
         self._transcript.closed = True
         if self._stages is not None:
             self._stages.close()
-        if self._budget is not None:
-            self._budget.close()
         for part in reversed(self.parts.there):
             part.close()
         self.calls.close()

@@ -78,7 +78,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
         commands={"doctor": "Check this machine, the sandbox and the bundle, and say how to mend what is wrong."},
     ),
     Feature("edits", ("agent",)),
-    Feature("gates", ("broker",)),
+    Feature("gates", ("wire", "broker", "agent")),
     Feature(
         "mcp",
         ("broker", "bundle", "command", "jail"),

@@ -21,9 +21,9 @@ from typing import Any, Final, get_args
 import msgspec
 
 from goondan.features import parts
-from goondan.schemas import approvals, budgets, live_config, mcp
+from goondan.schemas import approvals, live_config, mcp
 from goondan.schemas.bundle import launch, resources
-from goondan.schemas.wire import frames, model_gate, runtime_events, tool_asks
+from goondan.schemas.wire import frames, runtime_events, tool_asks
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES
 from goondan.schemas.worker import logins, receipts, worker_frames
 
@@ -61,15 +61,6 @@ _PAYLOADS: Final = (
     frames.AgentsCatalog,
     frames.RestartRequest,
     frames.RestartAnswer,
-    budgets.BudgetReserve,
-    budgets.BudgetGranted,
-    budgets.BudgetSettle,
-    model_gate.PermitAsk,
-    model_gate.PermitGranted,
-    model_gate.PermitOver,
-    model_gate.HeldPermit,
-    model_gate.GateChanged,
-    model_gate.PlaceInLine,
     live_config.ConfigProposal,
     live_config.ConfigOutcome,
     live_config.LiveChanges,
@@ -87,6 +78,12 @@ _PAYLOADS: Final = (
 )
 _SPECS: Final = (launch.AgentSpec, launch.ToolHostSpec)
 _WORKER: Final = (*get_args(worker_frames.HostFrame), *get_args(worker_frames.WorkerFrame))
+
+
+def frame_types() -> list[str]:
+    """The types of all frames: those of the core, then those of features."""
+    own = [name for module in parts("wire") for name in getattr(module, "FRAMES", ())]
+    return [*get_args(frames.FrameType), *own]
 
 
 def export() -> dict[str, bytes]:
@@ -193,7 +190,7 @@ def _refine(name: str, definition: dict[str, Any]) -> None:
     paragraphs = inspect.cleandoc(definition.get("description", "")).split("\n\n")
     definition["description"] = "\n\n".join(" ".join(part.split()) for part in paragraphs)
     if name == "Frame":
-        definition["properties"]["type"]["enum"] = list(get_args(frames.FrameType))
+        definition["properties"]["type"]["enum"] = frame_types()
         definition["properties"]["stage"] = {"enum": [*get_args(frames.AckStage), None], "default": None}
     if name == "Blob":
         definition["properties"]["file"] |= {"pattern": "^[0-9a-f]{32}$", "maxLength": 32}

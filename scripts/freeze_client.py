@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any, Final
 
-from goondan.schemas.wire.frames import FRAME_TYPES
+from scripts.export_schemas import frame_types
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FROZEN: Final = ROOT / "tests" / "frozen"
@@ -36,7 +36,7 @@ def names() -> dict[str, Any]:
     for name, file in (("Frame", "frame"), *((name, "payloads") for name in STRUCTS)):
         schema = json.loads((ROOT / "schemas" / "json" / f"{file}.schema.json").read_text(encoding="utf-8"))
         fields[name] = sorted(schema["$defs"][name]["properties"])
-    return {"types": sorted(FRAME_TYPES), "fields": fields}
+    return {"types": sorted(frame_types()), "fields": fields}
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ SHORTEST_HEADER: Final = 8
 SHORTEST_SAID: Final = 16
 
 
-class Gate(Protocol):
+class Permit(Protocol):
     """The way of one request out of this process. It enters; then it is refused, and enters again, or it is over."""
 
     async def enter(self, size: int, on_news: Callable[[ModelNews], None]) -> None:
@@ -88,7 +88,7 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     #: Words stand for every file, whatever the model sees: of a fallback that cannot see.
     files_as_words: bool = False
     #: Its way out. None: it goes out at once.
-    gate: Gate | None = None
+    permit: Permit | None = None
 
 
 class Usage(Struct, frozen=True):
@@ -149,7 +149,7 @@ class FailedTry(Struct, frozen=True):
 
 #: A provider's news while a request runs. `asking`: a try goes out. `content`: the model has sent more text, arguments
 #: or thinking; data that only keeps a connection alive does not count. `waiting`: no try is out until the next one is
-#: due. `queued`: the request waits until the gate lets it out. `held`: it did, and no other request was before it.
+#: due. `queued`: the request waits for its permit. `held`: it did, and no other request was before it.
 #: FailedTry: the last try failed; `waiting` or `queued` follows.
 ModelNews = Literal["asking", "content", "waiting", "queued", "held"] | FailedTry
 

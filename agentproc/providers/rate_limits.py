@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from datetime import datetime
 
-from goondan.schemas.wire.model_gate import MAX_NAMED, RateLimits
+from goondan.schemas.models.rate_limits import MAX_NAMED, RateLimits
 
 #: What is left counts as little at this share of the limit.
 LOW_SHARE = 0.05

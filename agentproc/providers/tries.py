@@ -1,4 +1,4 @@
-"""The tries of one model call: through the gate, and again after a fault.
+"""The tries of one model call: each with a permit, and again after a fault.
 
 Source: docs/design/turns.md sections 6 and 13.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from goondan.agentproc.providers.base import Gate, ModelAnswer, ModelNews, ModelRequest
+from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, Permit
 from goondan.agentproc.providers.retry import Retries
 from goondan.agentproc.providers.vendor import Fault
 
@@ -17,7 +17,7 @@ class Tries:
 
     def __init__(self, request: ModelRequest, on_news: Callable[[ModelNews], None], clock: Callable[[], float]) -> None:
         self.retries = Retries(request.model.retry)
-        self._gate: Gate | None = request.gate
+        self._permit: Permit | None = request.permit
         self._on_news = on_news
         self._clock = clock
         self._until = None if request.timeout_s is None else clock() + request.timeout_s
@@ -29,9 +29,9 @@ class Tries:
         """Wait until the next try may go out. `size` is that of its body (bytes). A request that is sent again at once
         is out already. Raises Fault, GoondanError.
         """
-        if self._gate is not None and not self._inside:
+        if self._permit is not None and not self._inside:
             began = self._clock()
-            await self._gate.enter(size, self._on_news)
+            await self._permit.enter(size, self._on_news)
             self._inside = True
             if self._faulty_since is not None:
                 self._queued_s += self._clock() - began
@@ -50,9 +50,9 @@ class Tries:
         return self.retries.next_wait(fault, chance, now - self._faulty_since - self._queued_s, left)
 
     async def pause(self, fault: Fault, wait_s: float, sleep: Callable[[float], Awaitable[None]]) -> None:
-        """Wait for the next try, unless the gate does so: behind it all wait together."""
-        if fault.kind == "limited" and self._gate is not None and self._inside:
-            self._gate.refused(fault.retry_after_s)
+        """Wait for the next try, unless it waits for a permit: all requests wait for theirs together."""
+        if fault.kind == "limited" and self._permit is not None and self._inside:
+            self._permit.refused(fault.retry_after_s)
             self._inside = False
             return
         self._over(None, accepted=False)
@@ -64,6 +64,6 @@ class Tries:
         self._over(None, accepted=False)
 
     def _over(self, headers: dict[str, str] | None, *, accepted: bool, tokens: int | None = None) -> None:
-        if self._gate is not None and self._inside:
+        if self._permit is not None and self._inside:
             self._inside = False
-            self._gate.over(headers, accepted=accepted, tokens=tokens)
+            self._permit.over(headers, accepted=accepted, tokens=tokens)

@@ -193,7 +193,7 @@ export interface FilePart {
 /** One frame: the header, and the payload as it travels. */
 export interface Frame {
   /** What it is about (FrameType). */
-  type: "hello" | "welcome" | "ping" | "pong" | "bye" | "event" | "shutdown" | "shutdown_ack" | "ack" | "credit" | "tool.call" | "tool.result" | "tool.progress" | "tool.completed" | "tool.cancel" | "tool.ask" | "tool.answer" | "instance.end" | "agents.spawn" | "agents.list" | "agents.catalog" | "restart" | "changeset.open" | "changeset.commit" | "budget.reserve" | "budget.settle" | "model.permit" | "model.over" | "model.out" | "model.gate" | "model.line" | "config.propose" | "config.changed" | "oauth.token" | "oauth.server" | "oauth.order" | "oauth.granted" | "mcp.attach" | "mcp.list" | "mcp.detach" | "mcp.news" | "admin" | "reply" | "runtime.event" | "approval.ask" | "approval.news" | "clock" | "log" | "error";
+  type: "hello" | "welcome" | "ping" | "pong" | "bye" | "event" | "shutdown" | "shutdown_ack" | "ack" | "credit" | "tool.call" | "tool.result" | "tool.progress" | "tool.completed" | "tool.cancel" | "tool.ask" | "tool.answer" | "instance.end" | "agents.spawn" | "agents.list" | "agents.catalog" | "restart" | "changeset.open" | "changeset.commit" | "config.propose" | "config.changed" | "oauth.token" | "oauth.server" | "oauth.order" | "oauth.granted" | "mcp.attach" | "mcp.list" | "mcp.detach" | "mcp.news" | "admin" | "reply" | "runtime.event" | "approval.ask" | "approval.news" | "clock" | "log" | "error" | "model.permit" | "model.over" | "model.out" | "model.gate" | "model.line" | "budget.reserve" | "budget.settle";
   /** Unique for its sender and incarnation. */
   id?: string;
   /** Version of the protocol. */
@@ -287,16 +287,6 @@ export interface Frame {
   step?: number | null;
 }
 
-/** A request that is out: in `hello`, and payload of `model.out`. */
-export interface HeldPermit {
-  /** Names the request. */
-  id: string;
-  /** The name of its Model document. */
-  model?: string;
-  /** For how long it is out (milliseconds). */
-  outMs?: number;
-}
-
 /** The first frame of every connection. Leases and calls survive a reconnect. */
 export interface Hello {
   /** Says for whom the connection speaks (schemas/wire/tokens.py). */
@@ -317,18 +307,8 @@ export interface Hello {
   startedMs?: number | null;
   /** Of a tool host: who is attached to its MCP servers. */
   attached?: AttachedServer[];
-  /** Of an agent process: its requests to models that are out. */
-  permits?: HeldPermit[];
-  /** Of an agent process: the last state of each gate that it was given. */
-  gates?: KeptState[];
-}
-
-/** In `hello`: the last state of a gate that the agent was given. */
-export interface KeptState {
-  /** The name of the Model document. */
-  model: string;
-  /** The state. */
-  state: string;
+  /** Of an agent process: what its features hold, by their names. */
+  parts?: { [key: string]: unknown };
 }
 
 /** An event that an agent process holds. */

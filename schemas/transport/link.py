@@ -36,7 +36,6 @@ from goondan.schemas.wire.blobs import INLINE_FRAME_BYTES, REFERENCES, check_ref
 from goondan.schemas.wire.codec import DECODE_ERRORS, MAX_RELAYED_BYTES, decode, encode_value
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import AttachedServer, Blob, Frame, Lease, Welcome
-from goondan.schemas.wire.model_gate import ModelsHeld
 from goondan.schemas.wire.peer import (
     Deliver,
     Greet,
@@ -90,7 +89,7 @@ class Link:
 
     - `on_frame` is called in the loop for every frame that is not an answer to a frame of ours. It must neither block
       nor raise. A frame whose large payload is not available has `blob` still set, and an ErrorPayload as its payload.
-    - `leases`, `calls`, `attached` and `models` give at every hello what this process holds.
+    - `leases`, `calls`, `attached` and `parts` give at every hello what this process holds.
     - `on_unsent` gets frames that `send` took and whose large payloads could not be written.
     - `by_reference` False: this process has no access to the kernel's files, so its frames have at most 1 MiB.
     - `broker_uid` is the user of the broker. None: our own user.
@@ -116,7 +115,7 @@ class Link:
         broker_uid: int | None = None,
         renew_token: Callable[[], str] | None = None,
         attached: Callable[[], Sequence[AttachedServer]] = tuple,
-        models: Callable[[], ModelsHeld] = lambda: ((), ()),
+        parts: Callable[[], dict[str, Raw]] = dict,
     ) -> None:
         self.endpoint = endpoint
         self._broker = BrokerIdentity(endpoint, broker_uid)
@@ -124,7 +123,7 @@ class Link:
         self._leases = leases
         self._calls = calls
         self._attached = attached
-        self._models = models
+        self._parts = parts
         self._on_welcome = on_welcome
         self._on_unsent = on_unsent
         self._on_late = on_late
@@ -462,7 +461,7 @@ class Link:
         try:
             if self._renew_token is not None and self._peer.welcome is not None:
                 self._peer.token = self._renew_token()
-            held = self._leases(), self._calls(), loop.time(), self._attached(), self._models()
+            held = self._leases(), self._calls(), loop.time(), self._attached(), self._parts()
             self._queue(self._peer.hello(*held))
         except GoondanError as error:
             self._refuse(LinkRefused(error.info))

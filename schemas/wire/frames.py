@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Raw, Struct, field
 
-from goondan.schemas.wire.model_gate import HeldPermit, KeptState
 from goondan.schemas.wire.usage import Usage
 
 if TYPE_CHECKING:
@@ -72,13 +71,6 @@ FrameType = Literal[
     "restart",
     "changeset.open",
     "changeset.commit",
-    "budget.reserve",
-    "budget.settle",
-    "model.permit",
-    "model.over",
-    "model.out",
-    "model.gate",
-    "model.line",
     "config.propose",
     "config.changed",
     "oauth.token",
@@ -98,6 +90,7 @@ FrameType = Literal[
     "log",
     "error",
 ]
+#: The types of the core's frames. Those of a feature are `FRAMES` of its `wire.py`.
 FRAME_TYPES: Final[frozenset[str]] = frozenset(FrameType.__args__)  # type: ignore[attr-defined]
 
 #: `accepted`: journaled. `renew`: the holder still works. `done`, `failed`: the turn ended, the payload is its answer.
@@ -290,10 +283,8 @@ class Hello(Struct, frozen=True, rename="camel", omit_defaults=True):
     started_ms: int | None = None
     #: Of a tool host: who is attached to its MCP servers.
     attached: list[AttachedServer] = []
-    #: Of an agent process: its requests to models that are out.
-    permits: list[HeldPermit] = []
-    #: Of an agent process: the last state of each gate that it was given.
-    gates: list[KeptState] = []
+    #: Of an agent process: what its features hold, by their names.
+    parts: dict[str, Raw] = {}
 
 
 class Welcome(Struct, frozen=True, rename="camel", omit_defaults=True):

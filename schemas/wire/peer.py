@@ -31,7 +31,7 @@ from collections.abc import Sequence
 from math import inf
 from typing import Any, Final, Literal
 
-from msgspec import Struct, structs
+from msgspec import Raw, Struct, structs
 
 from goondan.schemas.wire.blobs import INLINE_FRAME_BYTES, MAX_BLOB_BYTES, REFERENCES, too_large
 from goondan.schemas.wire.codec import MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw, to_raw
@@ -48,7 +48,6 @@ from goondan.schemas.wire.frames import (
     Lease,
     Welcome,
 )
-from goondan.schemas.wire.model_gate import ModelsHeld
 
 Kind = Literal["post", "call", "ask", "tool ask"]
 Phase = Literal["absent", "greeting", "ready", "closed"]
@@ -382,7 +381,7 @@ class Peer:
         calls: list[str],
         now: float,
         attached: Sequence[AttachedServer] = (),
-        models: ModelsHeld = ((), ()),
+        parts: dict[str, Raw] | None = None,
     ) -> bytes:
         """The hello to send. Afterwards the phase is `greeting`."""
         self.phase = "greeting"
@@ -397,8 +396,7 @@ class Peer:
             pid=self._pid,
             started_ms=self._started_ms,
             attached=list(attached),
-            permits=list(models[0]),
-            gates=list(models[1]),
+            parts=parts or {},
         )
         return encode(Frame("hello", id=self._hello_id, payload=to_raw(body)))
 

@@ -18,8 +18,9 @@ import zmq
 from goondan.schemas.transport import VARIABLE
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.codec import encode, from_raw, to_raw
-from goondan.schemas.wire.frames import FRAME_TYPES, AgentEvent, Answer, Frame, Hello, ReplyTo, Source
+from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, Hello, ReplyTo, Source
 from goondan.schemas.wire.tokens import TokenClass
+from scripts.export_schemas import frame_types
 from tests.process.bare_broker import TOOL, Broker, Raw, bare_broker
 
 FRAMES = 100_000 if "GOONDAN_CHAOS_KILLS" in os.environ else 30_000
@@ -34,7 +35,7 @@ GROWTH_BYTES = 24 << 20
 def corpus(broker: Broker, cls: TokenClass) -> list[bytes]:
     """Well-formed frames of every type, with every field set in some of them."""
     frames = []
-    for kind in sorted(FRAME_TYPES):
+    for kind in sorted(frame_types()):
         frames.append(Frame(kind, id="1"))
         full = Frame(kind, id="2", from_="reviewer", to="coder", instance_key="k", event_id="e1", tool=TOOL)
         full.call_id, full.in_reply_to, full.epoch, full.stage = "t/1", "h", 1, "done"

@@ -20,8 +20,11 @@ from goondan.schemas.bundle.policies import SwarmPolicy
 from goondan.schemas.wire import blobs, frames
 from goondan.schemas.wire.codec import MAX_DEPTH, MAX_FRAME_BYTES, MAX_RELAYED_BYTES
 from goondan.schemas.wire.errors import CODES
-from goondan.schemas.wire.frames import FRAME_TYPES, AckStage, Frame
+from goondan.schemas.wire.frames import AckStage, Frame
 from goondan.schemas.wire.tokens import SOCKETS
+from scripts.export_schemas import frame_types
+
+FRAME_TYPES = set(frame_types())
 
 PAGES = {
     page.name: page.read_text(encoding="utf-8")

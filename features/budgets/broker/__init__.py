@@ -37,7 +37,14 @@ from goondan.features.budgets.broker.amounts import (
     tree_over,
     tree_written,
 )
-from goondan.features.budgets.wire import FEATURE, BudgetLimits
+from goondan.features.budgets.wire import (
+    FEATURE,
+    BudgetGranted,
+    BudgetLeft,
+    BudgetLimits,
+    BudgetReserve,
+    BudgetSettle,
+)
 from goondan.kernel.broker.acting import Actor
 from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.calls import Call
@@ -45,7 +52,6 @@ from goondan.kernel.broker.entities import AGENTS, Connection, Event
 from goondan.kernel.broker.journal.interface import Item
 from goondan.kernel.broker.one_frame import fitting
 from goondan.kernel.broker.parts import SHORT_BYTES, Core, OfCalls, OfEvents, Op, Part, Record, Take, Waiting
-from goondan.schemas.budgets import BudgetGranted, BudgetLeft, BudgetReserve, BudgetSettle
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail

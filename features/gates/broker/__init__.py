@@ -22,6 +22,16 @@ from msgspec import Struct
 
 from goondan.features.gates.broker.gate import Ask, Gate, Permit
 from goondan.features.gates.broker.learned import Key, Lesson
+from goondan.features.gates.wire import (
+    FEATURE,
+    GateChanged,
+    GatesHeld,
+    HeldPermit,
+    PermitAsk,
+    PermitGranted,
+    PermitOver,
+    PlaceInLine,
+)
 from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.entities import AGENTS, Connection, Event
 from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
@@ -32,14 +42,6 @@ from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import Frame, Hello
-from goondan.schemas.wire.model_gate import (
-    GateChanged,
-    HeldPermit,
-    PermitAsk,
-    PermitGranted,
-    PermitOver,
-    PlaceInLine,
-)
 
 #: Requests of one connection that wait or are out. A turn makes one model call at a time, and extensions ask beside it.
 MAX_REQUESTS: Final = 8
@@ -226,11 +228,12 @@ class Gates(Part):
         for way in self._ways.values():
             for key in [key for key in way.gate.permits if key[0] == address]:
                 self._free(way.gate, key)
-        for kept in hello.gates[:MAX_REQUESTS]:
+        said = from_raw(hello.parts[FEATURE], GatesHeld) if FEATURE in hello.parts else GatesHeld()
+        for kept in said.states[:MAX_REQUESTS]:
             self._inherit(peer, kept.model, kept.state, now)
         event = None if peer.instance is None else peer.instance.leased
         if event is not None:
-            for held in hello.permits[:MAX_REQUESTS]:
+            for held in said.permits[:MAX_REQUESTS]:
                 self._is_out(peer, event, held, now)
 
     def tick(self, now: float) -> None:

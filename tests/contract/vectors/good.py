@@ -14,7 +14,6 @@ from msgspec import Raw
 
 from goondan.features import FEATURES
 from goondan.schemas.approvals import ApprovalAsk, ApprovalState
-from goondan.schemas.budgets import BudgetGranted, BudgetLeft, BudgetReserve, BudgetSettle
 from goondan.schemas.wire.blobs import describe as describe_payload
 from goondan.schemas.wire.codec import MAX_DEPTH, to_raw
 from goondan.schemas.wire.errors import error_payload
@@ -47,7 +46,6 @@ from goondan.schemas.wire.frames import (
 )
 from goondan.schemas.wire.runtime_events import RuntimeEvent
 from tests.contract.vectors.bad import FILE_NAME, TIME, nested
-from tests.contract.vectors.gates import gate_frames
 from tests.contract.vectors.live_config import live_config_frames
 from tests.contract.vectors.mcp import mcp_frames
 from tests.contract.vectors.tool_asks import tool_ask_frames
@@ -367,35 +365,6 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
         *(one for module in of_features() for one in module.frames()),
         *tool_ask_frames(),
         *mcp_frames(),
-        *gate_frames(),
-        (
-            "budget.reserve",
-            Frame(
-                "budget.reserve",
-                id="x.19",
-                event_id="e-1",
-                epoch=7,
-                payload=to_raw(BudgetReserve("0f3a", "model", 1200, 8192)),
-            ),
-            "BudgetReserve",
-        ),
-        (
-            "reply to budget.reserve",
-            Frame(
-                "reply",
-                id="b.19",
-                in_reply_to="x.19",
-                payload=to_raw(BudgetGranted(4096, 60000, [BudgetLeft("coder", "tokens", 5296.0, 20000.0)])),
-            ),
-            "BudgetGranted",
-        ),
-        (
-            "budget.settle",
-            Frame(
-                "budget.settle", id="x.20", event_id="e-1", payload=to_raw(BudgetSettle("0f3a", False, True, 1180, 310))
-            ),
-            "BudgetSettle",
-        ),
         (
             "approval.ask",
             Frame(

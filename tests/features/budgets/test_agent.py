@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from goondan.agentproc.budget import BYTES_PER_TOKEN
 from goondan.agentproc.context.estimate import FIRST_SURELY
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta, Usage
 from goondan.agentproc.providers.output_limit import limited_output, output_limit
-from goondan.schemas.budgets import BudgetGranted, BudgetLeft, BudgetReserve, BudgetSettle
+from goondan.features.budgets.agent import BYTES_PER_TOKEN
+from goondan.features.budgets.wire import BudgetGranted, BudgetLeft, BudgetReserve, BudgetSettle
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail

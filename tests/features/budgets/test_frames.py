@@ -9,10 +9,9 @@ from msgspec import structs
 
 from goondan.features.budgets.broker import Budgets
 from goondan.features.budgets.broker.accounts import AccountChain
-from goondan.features.budgets.wire import FEATURE, BudgetLimits
+from goondan.features.budgets.wire import FEATURE, BudgetGranted, BudgetLimits, BudgetReserve, BudgetSettle
 from goondan.kernel.broker.entities import TOOLS, Connection
 from goondan.kernel.cli.console.waits import render
-from goondan.schemas.budgets import BudgetGranted, BudgetReserve, BudgetSettle
 from goondan.schemas.bundle.launch import KernelPlan, ModelSpec
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, Frame, ReplyTo

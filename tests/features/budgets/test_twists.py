@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from goondan.features.budgets.wire import BudgetLimits
+from goondan.features.budgets.wire import BudgetLimits, BudgetReserve, BudgetSettle
 from goondan.kernel.bundle.loader import inspect_bundle
-from goondan.schemas.budgets import BudgetReserve, BudgetSettle
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import Frame, Lease
 from tests.contract.twists.stage import Stage

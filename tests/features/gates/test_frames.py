@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,24 +11,26 @@ import pytest
 
 from goondan.features.gates.broker import MAX_REQUESTS, RETURN_S, Gates, gate_name
 from goondan.features.gates.broker.learned import TAKE_OVER_S
-from goondan.kernel.broker.bus import Bus
-from goondan.kernel.broker.entities import AGENTS, Connection
-from goondan.schemas.bundle.launch import ModelSpec
-from goondan.schemas.models.model_limits import ModelLimits
-from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.wire.frames import ErrorPayload, Frame, Hello
-from goondan.schemas.wire.model_gate import (
+from goondan.features.gates.wire import (
+    FEATURE,
     GateChanged,
+    GatesHeld,
     HeldPermit,
     KeptState,
     PermitAsk,
     PermitGranted,
     PermitOver,
     PlaceInLine,
-    RateLimits,
     Refused,
 )
+from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.entities import AGENTS, Connection
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.models.model_limits import ModelLimits
+from goondan.schemas.models.rate_limits import RateLimits
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import ErrorPayload, Frame, Hello
 
 HERE = "http://127.0.0.1:1/v1"
 
@@ -35,6 +38,12 @@ HERE = "http://127.0.0.1:1/v1"
 def model(name: str = "main", **changes: Any) -> ModelSpec:
     fields = {"provider": "openai", "model": "m", "endpoint": HERE, "api_key": "k", "document": name, **changes}
     return ModelSpec(**fields)
+
+
+def hello_of(permits: Sequence[HeldPermit], *states: KeptState, incarnation: str = "i") -> Hello:
+    """What a process says that has these requests out and keeps these states."""
+    held = GatesHeld(list(permits), list(states))
+    return Hello(token="t", incarnation=incarnation, parts={FEATURE: to_raw(held)})
 
 
 class World:
@@ -284,7 +293,7 @@ def test_another_broker_knows_what_is_out_what_was_learned_and_who_came_first() 
     world.another_broker()
     for agent in (first, second, third):
         permits = [HeldPermit("1", "main", 500)] if agent is first else []
-        hello = Hello(token="t", incarnation=agent.incarnation, permits=permits, gates=[KeptState("main", state)])
+        hello = hello_of(permits, KeptState("main", state), incarnation=agent.incarnation)
         world.gates.here(agent, hello, world.now)
     world.told()
     assert world.ask(third, "3", asked_ms=asked_ms[1]) == world.ask(second, "2", asked_ms=asked_ms[0]) == []
@@ -305,7 +314,7 @@ def test_another_broker_knows_what_is_out_what_was_learned_and_who_came_first() 
 def test_a_state_without_the_brokers_signature_is_nothing(spoilt: str) -> None:
     world = World(a=[model()])
     agent = world.agent("a")
-    hello = Hello(token="t", incarnation=agent.incarnation, gates=[KeptState("main", spoilt)])
+    hello = hello_of([], KeptState("main", spoilt), incarnation=agent.incarnation)
     world.gates.here(agent, hello, world.now)
     assert world.limited("a") == []
 
@@ -314,9 +323,9 @@ def test_a_state_of_another_gate_or_of_this_broker_is_nothing() -> None:
     world = World(a=[model(limits=ONE)], b=[model("b", api_key="other")])
     one, other = world.agent("a"), world.agent("b", "k2")
     state = state_of(world.say(one, "model.permit", PermitAsk("1"), "1"))
-    world.gates.here(one, Hello(token="t", incarnation="i", gates=[KeptState("main", state)]), world.now)
+    world.gates.here(one, hello_of([], KeptState("main", state)), world.now)
     world.another_broker()
-    world.gates.here(other, Hello(token="t", incarnation="i", gates=[KeptState("b", state)]), world.now)
+    world.gates.here(other, hello_of([], KeptState("b", state)), world.now)
     assert world.limited("b") == []
 
 
@@ -328,6 +337,6 @@ def test_only_a_state_that_a_broker_of_this_kernel_has_signed_is_believed(secret
     state = state_of(world.tick(0.6))
     world.bus.secret = secret
     world.another_broker()
-    hello = Hello(token="t", incarnation=agent.incarnation, gates=[KeptState("main", state)])
+    hello = hello_of([], KeptState("main", state), incarnation=agent.incarnation)
     world.gates.here(agent, hello, world.now)
     assert sorted(world.limited("a")) == (["", "main"] if believed else [])

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from goondan.agentproc.model_gate import GatedRequest, ModelGates
 from goondan.agentproc.notes import ModelAttempts
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, Usage
 from goondan.agentproc.providers.rate_limits import exhausted_wait, is_low, rate_limits
 from goondan.agentproc.providers.tries import Tries
 from goondan.agentproc.providers.vendor import Fault
-from goondan.schemas.bundle.launch import ModelSpec
-from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import Frame
-from goondan.schemas.wire.model_gate import (
+from goondan.features.gates.agent import GatedRequest, ModelGates, TurnGates
+from goondan.features.gates.wire import (
     GateChanged,
+    GatesHeld,
     HeldPermit,
+    KeptState,
     PermitAsk,
     PermitGranted,
     PermitOver,
     PlaceInLine,
-    RateLimits,
     Refused,
 )
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.models.rate_limits import RateLimits
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import Frame, Welcome
 
 SPEC = ModelSpec(provider="openai", model="m", document="main")
 
@@ -63,13 +66,15 @@ class Broker:
 class Agent:
     def __init__(self, *, limited: bool) -> None:
         self.broker = Broker()
-        self.gates = ModelGates(self.broker, lambda: 100.0)
-        self.gates.welcome(["main"] if limited else [])
-        self.places: list[PlaceInLine] = []
+        self.gates = ModelGates(cast("Any", SimpleNamespace(link=self.broker)), lambda: 100.0)
+        self.gates.welcomed(
+            Welcome(version=1, principal="p", broker="b", credit=1, max_frame=1, limited=["main"] if limited else [])
+        )
+        self.places: list[tuple[int, int]] = []
         self.news: list[ModelNews] = []
 
     def request(self) -> GatedRequest:
-        return self.gates.of_turn("e1", 3, self.places.append).request(SPEC)
+        return TurnGates(self.gates, "e1", 3, lambda *place: self.places.append(place)).request(SPEC)
 
     async def enter(self, request: GatedRequest) -> asyncio.Task[None]:
         task = asyncio.ensure_future(request.enter(4000, self.news.append))
@@ -84,7 +89,7 @@ async def test_an_open_gate_costs_no_frame() -> None:
     await request.enter(4000, agent.news.append)
     request.over({}, accepted=True, tokens=7)
     assert (agent.broker.sent, agent.broker.posted, agent.news) == ([], [], [])
-    assert agent.gates.held() == []
+    assert agent.gates.held() is None
 
 
 async def test_a_request_waits_for_its_permit_and_gives_it_back() -> None:
@@ -96,15 +101,15 @@ async def test_a_request_waits_for_its_permit_and_gives_it_back() -> None:
     asked = agent.broker.asked
     assert (asked.model, asked.tokens, asked.asked_ms, asked.patience_ms) == ("main", 1000, 100_000, 60_000)
     agent.gates.placed(Frame("model.line", payload=to_raw(PlaceInLine(asked.id, 4, 10))))
-    assert agent.places == [PlaceInLine(asked.id, 4, 10)]
+    assert agent.places == [(4, 10)]
     agent.broker.grant(state="lesson")
     await task
-    assert agent.gates.held() == [HeldPermit(asked.id, "main", 0)]
-    assert [(kept.model, kept.state) for kept in agent.gates.kept()] == [("main", "lesson")]
+    states = [KeptState("main", "lesson")]
+    assert agent.gates.held() == GatesHeld([HeldPermit(asked.id, "main", 0)], states)
     request.over({"x-ratelimit-remaining-requests": "5"}, accepted=True, tokens=7)
     (over,) = agent.broker.sent
     assert from_raw(over.payload, PermitOver) == PermitOver(asked.id, "main", True, 7, RateLimits(5))
-    assert agent.gates.held() == []
+    assert agent.gates.held() == GatesHeld([], states)
 
 
 @pytest.mark.parametrize(("others", "waited", "paused"), [(True, 3.0, 0.0), (False, 0.0, 3.0)])
@@ -153,7 +158,7 @@ async def test_an_ask_that_is_given_up_is_taken_back() -> None:
         await task
     assert agent.broker.forgotten == ["f0"]
     assert [frame.type for frame in agent.broker.sent] == ["model.over"]
-    assert agent.gates.held() == []
+    assert agent.gates.held() is None
 
 
 async def test_what_the_broker_refuses_is_a_fault_or_its_own_error() -> None:
@@ -244,7 +249,7 @@ class Way:
 
 async def test_a_refusal_waits_at_the_gate_and_any_other_fault_by_itself() -> None:
     way, slept = Way(), []
-    request: Any = type("Request", (), {"model": SPEC, "gate": way, "timeout_s": None})
+    request: Any = type("Request", (), {"model": SPEC, "permit": way, "timeout_s": None})
     tries = Tries(request, lambda news: None, lambda: 0.0)
 
     async def sleep(seconds: float) -> None:

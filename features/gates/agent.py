@@ -12,19 +12,20 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from typing import Final
 
-from goondan.agentproc.providers.base import ModelNews
+from msgspec import structs
+
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.parts import AgentFeature, Ask, OnNews, TakeFrame, TurnCore, TurnPart
+from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest
 from goondan.agentproc.providers.rate_limits import is_low, rate_limits
 from goondan.agentproc.providers.vendor import Fault
-from goondan.schemas.bundle.launch import ModelSpec
-from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.wire.frames import Frame
-from goondan.schemas.wire.model_gate import (
-    MAX_NAMED,
+from goondan.features.gates.wire import FEATURE as FEATURE_NAME
+from goondan.features.gates.wire import (
     GateChanged,
+    GatesHeld,
     HeldPermit,
     KeptState,
     PermitAsk,
@@ -33,23 +34,26 @@ from goondan.schemas.wire.model_gate import (
     PlaceInLine,
     Refused,
 )
+from goondan.schemas.bundle.launch import AgentSpec, ModelSpec
+from goondan.schemas.models.model_providers import BY_NAME
+from goondan.schemas.models.rate_limits import MAX_NAMED
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import Frame, Welcome
+
+#: Bytes of a request for one token that the model reads, about.
+BYTES_PER_TOKEN: Final = 4
 
 
-class GateLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
-
-    def send(self, frame: Frame) -> bool: ...
-    def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
-    def forget(self, frame_id: str) -> None: ...
-
-
-class ModelGates:
+class ModelGates(AgentFeature):
     """The gates of one agent process. `clock` is CLOCK_BOOTTIME in seconds, the broker's own."""
 
+    name = FEATURE_NAME
+
     def __init__(
-        self, link: GateLink, clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
+        self, instance: Instance, clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
     ) -> None:
-        self.link = link
+        super().__init__(instance)
         self.clock = clock
         #: The names of the models whose requests have to ask.
         self._limited: set[str] = set()
@@ -60,9 +64,22 @@ class ModelGates:
         #: The requests that wait, by their ids.
         self.waiting: dict[str, GatedRequest] = {}
 
-    def welcome(self, limited: Sequence[str]) -> None:
-        """A broker is there, and names the models whose requests have to ask."""
-        self._limited = set(limited)
+    @property
+    def takes(self) -> Mapping[str, TakeFrame]:
+        """See AgentFeature."""
+        return {"model.gate": self.changed, "model.line": self.placed}
+
+    def welcomed(self, welcome: Welcome) -> None:
+        """The broker names the models whose requests have to ask."""
+        self._limited = set(welcome.limited)
+
+    def applies(self, spec: AgentSpec, event: Frame) -> bool:
+        """Whether the agent asks a server: a provider without one needs no gate."""
+        return any(model.provider in BY_NAME for model in spec.models)
+
+    def begin(self, turn: TurnCore) -> TurnPart:
+        """See AgentFeature."""
+        return TurnGates(self, turn.event.event_id or "", turn.event.epoch or 0, turn.live.in_line)
 
     def is_limited(self, model: str) -> bool:
         """Whether requests to this model have to ask."""
@@ -88,31 +105,31 @@ class ModelGates:
         said = from_raw(frame.payload, PlaceInLine)
         request = self.waiting.get(said.id)
         if request is not None:
-            request.on_place(said)
+            request.on_place(said.before, said.held_ms)
 
-    def held(self) -> list[HeldPermit]:
-        """The requests that are out, for `hello`."""
+    def held(self) -> GatesHeld | None:
+        """The requests that are out, and what the broker had said last about each gate."""
         for request in self.out.values():
             request.known = True
-        return [request.held() for request in self.out.values() if self.is_limited(request.model)]
-
-    def kept(self) -> list[KeptState]:
-        """What the broker had said last about each gate, for `hello`."""
-        return [KeptState(model, state) for model, state in self.states.items()]
-
-    def of_turn(self, event_id: str, epoch: int, on_place: Callable[[PlaceInLine], None]) -> TurnGates:
-        """The gates for the turn of this event. `on_place` hears of the place of a request in the line."""
-        return TurnGates(self, event_id, epoch, on_place)
+        permits = [request.held() for request in self.out.values() if self.is_limited(request.model)]
+        states = [KeptState(model, state) for model, state in self.states.items()]
+        return GatesHeld(permits, states) if permits or states else None
 
 
-class TurnGates:
+class TurnGates(TurnPart):
     """The gates of one turn's requests."""
 
-    def __init__(self, gates: ModelGates, event_id: str, epoch: int, on_place: Callable[[PlaceInLine], None]) -> None:
+    def __init__(self, gates: ModelGates, event_id: str, epoch: int, on_place: Callable[[int, int], None]) -> None:
         self._gates = gates
         self._event_id = event_id
         self._epoch = epoch
         self._on_place = on_place
+
+    async def model(self, request: ModelRequest, on_news: OnNews, ask: Ask) -> ModelAnswer:
+        """Give each request its way out."""
+        if request.model.provider in BY_NAME:
+            request = structs.replace(request, permit=self.request(request.model))
+        return await ask(request, on_news)
 
     def request(self, model: ModelSpec) -> GatedRequest:
         """The way of one request to this model."""
@@ -128,7 +145,7 @@ class GatedRequest:
         model: ModelSpec,
         event_id: str,
         epoch: int,
-        on_place: Callable[[PlaceInLine], None],
+        on_place: Callable[[int, int], None],
     ) -> None:
         self.model = model.document
         #: Hears of its place in the line.
@@ -169,7 +186,7 @@ class GatedRequest:
         )
         frame = self._frame("model.permit", ask)
         gates.waiting[self._id] = self
-        future = gates.link.post(frame)
+        future = gates.instance.link.post(frame)
         try:
             granted = from_raw((await future).payload, PermitGranted)
         except GoondanError as error:
@@ -177,7 +194,7 @@ class GatedRequest:
                 raise Fault("final", error.info.message) from None
             raise
         except asyncio.CancelledError:
-            gates.link.forget(frame.id)
+            gates.instance.link.forget(frame.id)
             self._tell_over()  # it may have been granted meanwhile
             raise
         finally:
@@ -211,14 +228,13 @@ class GatedRequest:
 
     def tell_out(self) -> None:
         """Tell the broker that the request is out."""
-        self.known = self._gates.link.send(self._frame("model.out", self.held()))
+        self.known = self._gates.instance.link.send(self._frame("model.out", self.held()))
 
     def _tell_over(self, said: PermitOver | None = None) -> None:
-        self._gates.link.send(self._frame("model.over", said or PermitOver(self._id, self.model)))
+        self._gates.instance.link.send(self._frame("model.over", said or PermitOver(self._id, self.model)))
 
     def _frame(self, kind: str, payload: PermitAsk | PermitOver | HeldPermit) -> Frame:
         return Frame(kind, event_id=self._event_id, epoch=self._epoch, payload=to_raw(payload))
 
 
-#: Bytes of a request for one token that the model reads, about.
-BYTES_PER_TOKEN = 4
+FEATURE: Final = ModelGates

@@ -9,43 +9,32 @@ Source: docs/design/turns.md section 13; docs/decisions/107.
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
 # every program that starts.
 
-from collections.abc import Sequence
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from goondan.schemas.models.rate_limits import Amount, RateLimits
+
+#: The name of the feature.
+FEATURE: Final = "gates"
+#: The types of its frames.
+FRAMES: Final = ("model.permit", "model.over", "model.out", "model.gate", "model.line")
 #: Characters of an id that an agent gives a request, and of the name of a document.
 MAX_PERMIT_ID: Final = 64
 MAX_DOCUMENT: Final = 128
 #: Characters of a state that an agent keeps for the broker.
 MAX_STATE: Final = 512
-#: The most tokens, requests or milliseconds that are named.
-MAX_NAMED: Final = 10**9
 
 _Id = Annotated[str, Meta(min_length=1, max_length=MAX_PERMIT_ID)]
 _Document = Annotated[str, Meta(max_length=MAX_DOCUMENT)]
-_Amount = Annotated[int, Meta(ge=0, le=MAX_NAMED)]
 _State = Annotated[str, Meta(max_length=MAX_STATE)]
-
-
-class RateLimits(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """What a server says in the headers of an answer about its limits."""
-
-    #: Requests that it still accepts.
-    requests_left: _Amount | None = None
-    #: In how many milliseconds it accepts more of them.
-    requests_reset_ms: _Amount | None = None
-    #: Tokens that it still accepts.
-    tokens_left: _Amount | None = None
-    #: In how many milliseconds it accepts more of them.
-    tokens_reset_ms: _Amount | None = None
 
 
 class Refused(Struct, frozen=True, rename="camel", omit_defaults=True):
     """The server has refused a request because too much is asked of it."""
 
     #: How long it asks to wait (milliseconds); None: it does not say.
-    wait_ms: _Amount | None = None
+    wait_ms: Amount | None = None
 
 
 class PermitAsk(Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -56,11 +45,11 @@ class PermitAsk(Struct, frozen=True, rename="camel", omit_defaults=True):
     #: The name of its Model document.
     model: _Document = ""
     #: The tokens that it will read, as far as is known.
-    tokens: _Amount = 0
+    tokens: Amount = 0
     #: When it began to wait (CLOCK_BOOTTIME, milliseconds). A broker that has just started believes it.
     asked_ms: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     #: How long it waits for a server that refuses everybody (milliseconds).
-    patience_ms: _Amount = 60_000
+    patience_ms: Amount = 60_000
     #: The server has refused it.
     refused: Refused | None = None
 
@@ -86,7 +75,7 @@ class PermitOver(Struct, frozen=True, rename="camel", omit_defaults=True):
     #: Whether the server has answered it.
     accepted: bool = False
     #: The tokens that it has used; None: not known.
-    tokens: _Amount | None = None
+    tokens: Amount | None = None
     #: What the server said of its limits.
     limits: RateLimits | None = None
 
@@ -110,7 +99,7 @@ class HeldPermit(Struct, frozen=True, rename="camel", omit_defaults=True):
     #: The name of its Model document.
     model: _Document = ""
     #: For how long it is out (milliseconds).
-    out_ms: _Amount = 0
+    out_ms: Amount = 0
 
 
 class KeptState(Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -122,8 +111,13 @@ class KeptState(Struct, frozen=True, rename="camel", omit_defaults=True):
     state: _State
 
 
-#: What an agent process says in `hello`: the requests that are out, and the states that it was given.
-ModelsHeld = tuple[Sequence[HeldPermit], Sequence[KeptState]]
+class GatesHeld(Struct, frozen=True, omit_defaults=True):
+    """What an agent process says of gates in `hello`."""
+
+    #: Its requests that are out.
+    permits: list[HeldPermit] = []
+    #: The last state of each gate that it was given.
+    states: list[KeptState] = []
 
 
 class PlaceInLine(Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -132,6 +126,10 @@ class PlaceInLine(Struct, frozen=True, rename="camel", omit_defaults=True):
     #: Names the request.
     id: _Id
     #: How many go out before it.
-    before: _Amount = 0
+    before: Amount = 0
     #: For how long nobody goes out, as far as is known (milliseconds).
-    held_ms: _Amount = 0
+    held_ms: Amount = 0
+
+
+#: Its payloads, for the exported schema.
+EXPORTED: Final = (PermitAsk, PermitGranted, PermitOver, HeldPermit, GateChanged, PlaceInLine)

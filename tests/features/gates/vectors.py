@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from goondan.schemas.wire.codec import to_raw
-from goondan.schemas.wire.frames import Frame
-from goondan.schemas.wire.model_gate import (
+from goondan.features.gates.wire import (
     GateChanged,
     HeldPermit,
     PermitAsk,
     PermitGranted,
     PermitOver,
     PlaceInLine,
-    RateLimits,
     Refused,
 )
+from goondan.schemas.models.rate_limits import RateLimits
+from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire.frames import Frame
+
+KINDS = (GateChanged, HeldPermit, PermitAsk, PermitGranted, PermitOver, PlaceInLine)
 
 
-def gate_frames() -> list[tuple[str, Frame, str | None]]:
+def frames() -> list[tuple[str, Frame, str | None]]:
     """What it shows, the frame, the struct of its payload."""
     ask = PermitAsk("0f3a9c", "main", 1200, 86_400_000, 60_000)
     again = PermitAsk("0f3a9c", "main", 1200, 86_400_000, 60_000, Refused(2500))
