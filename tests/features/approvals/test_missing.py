@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from msgspec import structs
@@ -68,7 +69,7 @@ def test_without_its_row_a_bundle_with_rules_is_no_bundle(look: Look, monkeypatc
 
 def test_without_its_row_an_agent_refuses_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "FEATURES", WITHOUT)
-    instance: Any = SimpleNamespace(spec=plan().agents["coder"], link=None, events=None, secrets=None)
+    instance = MagicMock()
     known = agent_parts.Features(instance, agent_parts.kinds.__wrapped__())
     spec = structs.replace(plan().agents["coder"], parts=RULES)
     with pytest.raises(GoondanError, match="approvals") as refused:
