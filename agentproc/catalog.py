@@ -20,9 +20,8 @@ from msgspec import Struct
 
 from goondan.schemas.bundle.address import MAX_TOOL_NAME, shown_tool_name
 from goondan.schemas.bundle.arguments import ArgumentChecker, compile_arguments, invalid_arguments
-from goondan.schemas.bundle.effective_config import tool_of
+from goondan.schemas.bundle.effective_config import reachable_tools, tool_of
 from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, AgentSpec, CatalogItem
-from goondan.schemas.bundle.reach import reachable_tools
 from goondan.schemas.wire.errors import NEAR_NAME, GoondanError, tool_error
 from goondan.schemas.wire.frames import ToolError
 

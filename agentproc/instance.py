@@ -36,8 +36,7 @@ from goondan.agentproc.store import ConversationStore
 from goondan.agentproc.swarm import DELEGATION_RESULT, AskingLink
 from goondan.agentproc.verdicts import Judge
 from goondan.schemas.bundle.address import instance_dir
-from goondan.schemas.bundle.launch import AgentSpec, ModelSpec
-from goondan.schemas.bundle.structured import OutputSpec
+from goondan.schemas.bundle.launch import AgentSpec, ModelSpec, OutputSpec
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.traces.trace_index import IndexRow, TraceIndex

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from goondan.schemas.wire.attached_files import MAX_FILES, MAX_MESSAGE_BYTES, MAX_NAME_CHARS
+from goondan.schemas.wire.blobs import MAX_FILES, MAX_MESSAGE_BYTES, MAX_NAME_CHARS
 from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.wire.frames import FilePart, ToolResult
 

@@ -273,7 +273,7 @@ class LiveFeed:
         name, call = _short(part.tool_name, MAX_NAME), _short(part.tool_call_id, MAX_NAME)
         line = None
         if kind == "tool.called" and self._for_operator:
-            from goondan.schemas.text.argument_line import argument_line
+            from goondan.schemas.text.visible import argument_line
 
             line = replace_surrogates(argument_line(part.args)) or None
         event = RuntimeEvent(kind=kind, step=self._step, tool_name=name, tool_call_id=call, code=code, arguments=line)

@@ -3,7 +3,8 @@
 Rules.
 - The broker sends the whole configuration with `welcome` and with each `config.changed`: the patches, and the bundle's
   part when that has changed. Older news, and patches made for another state of the bundle, are ignored. So is a
-  specification that this process cannot follow (schemas/bundle/in_place.py): the process is about to be replaced.
+  specification that this process cannot follow (schemas/bundle/effective_config.py): the process is about to be
+  replaced.
 - A step runs with the configuration that was in force when it began (step_config.py).
 - The id of a proposal is derived from its step, so a step that is taken up again proposes the same patch.
 
@@ -24,8 +25,15 @@ import msgspec
 from msgspec import Raw, Struct
 
 from goondan.agentproc.extensions.step_changes import with_config
-from goondan.schemas.bundle.effective_config import Applied, Change, apply_changes, declared, digest_of, shown
-from goondan.schemas.bundle.in_place import can_follow
+from goondan.schemas.bundle.effective_config import (
+    Applied,
+    Change,
+    apply_changes,
+    can_follow,
+    declared,
+    digest_of,
+    shown,
+)
 from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, ModelSpec
 from goondan.schemas.live_config import MAX_PROPOSAL_BYTES, ConfigOutcome, ConfigProposal, LiveChanges
 from goondan.schemas.wire.codec import from_raw, to_raw

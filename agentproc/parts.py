@@ -158,7 +158,7 @@ class TurnCore(Protocol):
 class TurnPart:
     """The hooks of a feature in one turn. A part has a hook if its class defines it; what is absent is not called."""
 
-    #: Questions of running calls that it answers, by their kinds (tool_asks.py).
+    #: Questions of running calls that it answers, by their kinds (schemas/wire/questions.py).
     asks: Mapping[str, Handler] = {}
     #: Frames about this turn that it takes, by their types.
     takes: Mapping[str, TakeFrame] = {}

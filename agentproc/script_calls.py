@@ -26,7 +26,7 @@ from goondan.agentproc.turn import RunTool
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem
 from goondan.schemas.wire.errors import for_model
 from goondan.schemas.wire.frames import OPERATOR_AGENT, ErrorPayload, ToolError, ToolResult
-from goondan.schemas.wire.tool_asks import (
+from goondan.schemas.wire.questions import (
     CODE_MODE,
     CODE_TOOL,
     TOOL,

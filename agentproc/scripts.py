@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import ErrorPayload
-from goondan.schemas.wire.tool_asks import CODE_TOOL, MAX_INNER_CALLS, MAX_OPEN
+from goondan.schemas.wire.questions import CODE_TOOL, MAX_INNER_CALLS, MAX_OPEN
 
 #: How often one script may look for tools: each look goes through the whole catalog.
 MAX_SEARCHES: Final = 100

@@ -15,7 +15,7 @@ from msgspec import Raw
 
 from goondan.agentproc.providers.base import read_json, storable
 from goondan.agentproc.verdicts import Verdict
-from goondan.schemas.bundle.structured import OutputSpec
+from goondan.schemas.bundle.launch import OutputSpec
 from goondan.schemas.wire.codec import check_depth, encode_value
 
 if TYPE_CHECKING:

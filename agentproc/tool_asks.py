@@ -22,7 +22,7 @@ from msgspec import Raw
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import ErrorPayload, Frame
-from goondan.schemas.wire.tool_asks import MAX_ASK_BYTES, MAX_OPEN, ToolAnswer, ToolAsk
+from goondan.schemas.wire.questions import MAX_ASK_BYTES, MAX_OPEN, ToolAnswer, ToolAsk
 
 #: Answers that are kept for each call: a tool host has MAX_OPEN questions open, and as many answers may be on the way.
 KEPT: Final = 4 * MAX_OPEN
@@ -50,7 +50,7 @@ class Asked:
         self.frame_id = frame_id
         #: Its number in its call. A call that runs again asks under the same numbers again.
         self.number = ask.ask_id
-        #: What is asked (schemas/wire/tool_asks.py).
+        #: What is asked (schemas/wire/questions.py).
         self.kind = ask.kind
         #: The value as it came; nil without one.
         self.raw: Raw = Raw(b"\xc0") if ask.value is None else ask.value

@@ -68,12 +68,11 @@ from goondan.agentproc.turn_calls import TurnCalls
 from goondan.agentproc.turn_context import TurnContext
 from goondan.agentproc.usage import TurnUsage
 from goondan.schemas.bundle.address import instance_workdir
-from goondan.schemas.bundle.launch import AgentSpec
-from goondan.schemas.bundle.structured import ToolChoice
+from goondan.schemas.bundle.launch import AgentSpec, ToolChoice
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import OPERATOR_AGENT, ErrorPayload, Frame, ToolResult
+from goondan.schemas.wire.questions import SAMPLE
 from goondan.schemas.wire.spans import is_trace_id, trace_id_of
-from goondan.schemas.wire.tool_asks import SAMPLE
 
 #: How often a running turn says that it still works (seconds). The broker gives up on a silent holder much later.
 RENEW_S: Final = 10.0

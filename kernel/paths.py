@@ -22,8 +22,7 @@ from typing import Final
 
 from goondan.schemas.system.directories import DirectoryRefused, open_directory
 from goondan.schemas.wire.errors import fail
-from goondan.schemas.worker.grantable import TOP, within
-from goondan.schemas.worker.hidden import KEYS
+from goondan.schemas.worker.grantable import KEYS, TOP, within
 
 BUNDLE_FILE: Final = "goondan.yaml"
 #: Characters of a digest in a path: enough against accidents, short enough for socket paths.

@@ -23,9 +23,15 @@ from typing import Final, NamedTuple, NoReturn
 from msgspec import Struct
 
 from goondan.kernel import paths
-from goondan.schemas.system.directories import Directory, DirectoryRefused, has_list, is_group_of, open_directory
+from goondan.schemas.system.directories import (
+    Directory,
+    DirectoryRefused,
+    has_list,
+    is_group_of,
+    open_directory,
+    quoted,
+)
 from goondan.schemas.system.own_users import TOOLHOST_UID
-from goondan.schemas.system.shell import quoted
 from goondan.schemas.wire.errors import GoondanError, fail
 
 #: Its presence in the root says that others could write there. Its text says how.

@@ -130,7 +130,7 @@ class McpNews(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class McpElicit(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """The value of a question of kind `elicit` (schemas/wire/tool_asks.py): a server asks a person."""
+    """The value of a question of kind `elicit` (schemas/wire/questions.py): a server asks a person."""
 
     #: `form`: for values that fit `schema`. `url`: to open `url`, and to say when that is done.
     mode: Literal["form", "url"]

@@ -23,7 +23,7 @@ import msgspec
 from goondan.features import parts
 from goondan.schemas import approvals, live_config, mcp
 from goondan.schemas.bundle import launch, resources
-from goondan.schemas.wire import frames, runtime_events, tool_asks
+from goondan.schemas.wire import frames, questions, runtime_events
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES
 from goondan.schemas.worker import logins, receipts, worker_frames
 
@@ -48,12 +48,12 @@ _PAYLOADS: Final = (
     runtime_events.RuntimeEvent,
     runtime_events.ToolProgress,
     frames.Completion,
-    tool_asks.ToolAsk,
-    tool_asks.ToolAnswer,
-    tool_asks.InnerCall,
-    tool_asks.InnerResult,
-    tool_asks.ToolsQuery,
-    tool_asks.FoundTools,
+    questions.ToolAsk,
+    questions.ToolAnswer,
+    questions.InnerCall,
+    questions.InnerResult,
+    questions.ToolsQuery,
+    questions.FoundTools,
     frames.AgentsSpawn,
     frames.AgentsList,
     frames.SpawnedAgent,

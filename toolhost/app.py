@@ -36,15 +36,13 @@ from goondan.features import parts
 from goondan.schemas.bundle.address import path_segment
 from goondan.schemas.bundle.launch import ToolHostSpec
 from goondan.schemas.system.log_admission import Admission, suppressed_lines
-from goondan.schemas.system.private_files import read_list, replace_file
+from goondan.schemas.system.private_files import read_list, remove_tree, replace_file
 from goondan.schemas.system.startup import report_ready
-from goondan.schemas.system.trees import remove_tree
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import ORCHESTRATOR, Frame, Welcome
-from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
-from goondan.schemas.worker.workdirs import EXPOSURES, LOCK, TOOLHOSTS
+from goondan.schemas.worker.tool_host_reports import EXPOSURES, LOCK, TOOLHOSTS, LogLine, WorkerNews
 from goondan.toolhost.calls.results import Promise
 from goondan.toolhost.facts.folders import FolderCopies
 from goondan.toolhost.facts.hiding import hidden_folders, with_hidden

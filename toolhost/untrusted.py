@@ -20,8 +20,7 @@ from typing import Final
 import msgspec
 
 from goondan.schemas.wire.blobs import MAX_OUTPUT_BYTES
-from goondan.schemas.wire.codec import DECODE_ERRORS
-from goondan.schemas.wire.msgpack_heads import HEADS, MAP, OTHER, SCALAR, STRING
+from goondan.schemas.wire.codec import DECODE_ERRORS, HEADS, MAP, OTHER, SCALAR, STRING
 from goondan.schemas.worker.worker_frames import Ask, Log, Progress, Result, WorkerFrame
 
 #: The most levels of maps and arrays in one output. A payload may have 64; the frames around the output need the rest.

@@ -35,7 +35,7 @@ from goondan.agentproc.extensions.results import (
 )
 from goondan.agentproc.extensions.scopes import Change, TurnScope, View, as_object, changeable, shown
 from goondan.agentproc.extensions.step_changes import read_items
-from goondan.schemas.bundle.structured import ForcedTool, ToolChoice
+from goondan.schemas.bundle.launch import ForcedTool, ToolChoice
 from goondan.schemas.wire.errors import fail
 
 #: The most blocks of one step. An extension that adds blocks in every step by mistake is found early.

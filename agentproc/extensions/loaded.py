@@ -36,7 +36,7 @@ from goondan.agentproc.extensions.state import ExtState, StoredState
 from goondan.agentproc.live_config import LiveConfig
 from goondan.agentproc.servers import Servers
 from goondan.schemas.bundle.address import path_segment
-from goondan.schemas.bundle.extension_config import check_config, with_defaults
+from goondan.schemas.bundle.extensions import check_config, with_defaults
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.mcp import holds_server
 from goondan.schemas.wire.errors import GoondanError, fail

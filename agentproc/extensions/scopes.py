@@ -30,8 +30,7 @@ from goondan.agentproc.extensions.results import (
 )
 from goondan.agentproc.extensions.step_changes import read_items
 from goondan.schemas.bundle.address import shown_tool_name
-from goondan.schemas.bundle.launch import CatalogItem
-from goondan.schemas.bundle.structured import ToolChoice
+from goondan.schemas.bundle.launch import CatalogItem, ToolChoice
 from goondan.schemas.wire.frames import AgentEvent, ErrorPayload
 
 # --- documents ---

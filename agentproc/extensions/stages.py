@@ -44,8 +44,7 @@ from goondan.agentproc.live_config import InForce
 from goondan.agentproc.providers.base import ModelAnswer
 from goondan.agentproc.transcript import Transcript, read_event
 from goondan.agentproc.turn import End, Input, LeaveStep, StepEntered, StepLeft, TurnEntered, TurnLeft
-from goondan.schemas.bundle.launch import CatalogItem
-from goondan.schemas.bundle.structured import ToolChoice
+from goondan.schemas.bundle.launch import CatalogItem, ToolChoice
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, ToolError, ToolResult
 

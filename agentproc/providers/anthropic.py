@@ -40,10 +40,9 @@ from goondan.agentproc.providers.vendor import (
     tokens,
 )
 from goondan.agentproc.turn import AskedCall
-from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
-from goondan.schemas.bundle.structured import ForcedTool, ToolChoice
+from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ModelSpec, ToolChoice
 from goondan.schemas.models.model_providers import BY_NAME, DEFAULT_MAX_TOKENS
-from goondan.schemas.wire.attached_files import PDF
+from goondan.schemas.wire.blobs import PDF
 
 #: The version of the interface. It is the version of the vendor's own package at the time when its requests were
 #: recorded (tests/contract/model_requests/), and there, too, the key is a bearer token. This version refuses

@@ -18,8 +18,7 @@ from goondan.agentproc.conversation import Message
 from goondan.agentproc.providers.body import FilesPlace
 from goondan.agentproc.providers.overflow import Overflow
 from goondan.agentproc.turn import AskedCall
-from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
-from goondan.schemas.bundle.structured import OutputSpec, ToolChoice
+from goondan.schemas.bundle.launch import CatalogItem, ModelSpec, OutputSpec, ToolChoice
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.wire.codec import replace_surrogates
 from goondan.schemas.wire.errors import GoondanError, error_payload

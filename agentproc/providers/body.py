@@ -13,8 +13,7 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from goondan.schemas.wire.attached_files import MAX_FILE_BYTES
-from goondan.schemas.wire.blobs import is_reference
+from goondan.schemas.wire.blobs import MAX_FILE_BYTES, is_reference
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import FilePart
 

@@ -32,7 +32,7 @@ from goondan.agentproc.conversation import (
 )
 from goondan.agentproc.providers.base import ModelRequest, storable
 from goondan.agentproc.providers.body import FilesPlace, SentFile, sent_file
-from goondan.schemas.wire.attached_files import words_for
+from goondan.schemas.wire.blobs import words_for
 from goondan.schemas.wire.codec import check_depth, encode_value
 from goondan.schemas.wire.errors import for_model
 from goondan.schemas.wire.frames import FilePart, ToolResult

@@ -39,10 +39,9 @@ from goondan.agentproc.providers.vendor import (
     tokens,
 )
 from goondan.agentproc.turn import AskedCall
-from goondan.schemas.bundle.launch import CatalogItem
-from goondan.schemas.bundle.structured import ForcedTool, ToolChoice
+from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ToolChoice
 from goondan.schemas.models.model_providers import BY_NAME
-from goondan.schemas.wire.attached_files import PDF
+from goondan.schemas.wire.blobs import PDF
 
 #: The longest name of a tool. Vendors accept 64 characters. The name arrives in pieces, so its length is limited here.
 MAX_NAME_CHARS: Final = 1024

@@ -16,8 +16,7 @@ from msgspec import json
 from msgspec.structs import replace
 
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
-from goondan.schemas.bundle.launch import CatalogItem
-from goondan.schemas.bundle.structured import ForcedTool, OutputSpec, ToolChoice
+from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, OutputSpec, ToolChoice
 
 #: The name of the tool. No tool of a catalog can have it: theirs have two underscores.
 ANSWER_TOOL: Final = "answer"

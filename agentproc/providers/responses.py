@@ -40,10 +40,9 @@ from goondan.agentproc.providers.vendor import (
     put_last,
     tokens,
 )
-from goondan.schemas.bundle.launch import CatalogItem
-from goondan.schemas.bundle.structured import ForcedTool, ToolChoice
+from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ToolChoice
 from goondan.schemas.models.model_providers import BY_NAME
-from goondan.schemas.wire.attached_files import PDF
+from goondan.schemas.wire.blobs import PDF
 
 #: What a vendor that stores nothing has to send, so that its reasoning can be sent back.
 _INCLUDE: Final = ("reasoning.encrypted_content",)

@@ -12,7 +12,7 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 
 from goondan.agentproc.providers.vendor import Fault, FaultKind
-from goondan.schemas.models.model_limits import ModelRetry
+from goondan.schemas.models.model_providers import ModelRetry
 
 #: How often a try is repeated at most, by its fault; a fault that is not named is repeated as long as the patience
 #: lasts. Asking a server again that is busy or out of reach costs nothing. Half an answer was paid for. A silent try

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from goondan.agentproc.conversation import UserData, files_of
 from goondan.agentproc.providers.base import ModelRequest
 from goondan.agentproc.providers.vendor import Fault
-from goondan.schemas.wire.attached_files import MAX_SHOWN, MAX_SHOWN_BYTES, PDF, kind_of, size_of_files
+from goondan.schemas.wire.blobs import MAX_SHOWN, MAX_SHOWN_BYTES, PDF, kind_of, size_of_files
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import FilePart
 

@@ -22,8 +22,7 @@ from goondan.agentproc.providers.history import Written
 from goondan.agentproc.providers.overflow import Overflow
 from goondan.agentproc.providers.sse import SseEvent
 from goondan.agentproc.turn import AskedCall
-from goondan.schemas.bundle.launch import ModelSpec
-from goondan.schemas.models.model_requests import key_headers
+from goondan.schemas.bundle.launch import ModelSpec, key_headers
 from goondan.schemas.wire.codec import describe_decode_error, replace_surrogates
 
 #: The most characters of text, arguments and thinking of one answer together. The longest answers that models can give

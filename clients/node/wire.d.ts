@@ -182,7 +182,7 @@ export interface ErrorPayload {
   name?: string | null;
 }
 
-/** A picture or a PDF beside a text. Its bytes lie in a file; schemas/wire/attached_files.py has the rules. */
+/** A picture or a PDF beside a text. Its bytes lie in a file; schemas/wire/blobs.py has the rules. */
 export interface FilePart {
   type: "file";
   blob: Blob;
@@ -359,7 +359,7 @@ export interface RuntimeEvent {
   toolName?: string | null;
   /** Of `tool.failed`: the code of the error. */
   code?: string | null;
-  /** Of `tool.called`, for an operator: the arguments in one short line (argument_line.py). */
+  /** Of `tool.called`, for an operator: the arguments in one short line (`argument_line`). */
   arguments?: string | null;
   /** Of `tool.progress`: how much is done, as the handler says. */
   done?: number | null;

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from goondan.schemas.approvals import DENIED, WAITS
-from goondan.schemas.text.same_json import same_json
+from goondan.schemas.bundle.json_values import same_json
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import ASK, ErrorCode, add_codes
 

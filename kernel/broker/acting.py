@@ -23,7 +23,7 @@ from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.launch import KernelPlan, ToolSpec
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import OPERATOR, Frame, Source
-from goondan.schemas.wire.tool_asks import CODE_TOOL
+from goondan.schemas.wire.questions import CODE_TOOL
 
 #: One shared object, because there may be very many events of clients.
 _CLIENT: Final = Source("client", "client")

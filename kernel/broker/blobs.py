@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from goondan.schemas.wire.attached_files import check_files
-from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, MAX_REQUEST_BYTES, check_reference
+from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, MAX_REQUEST_BYTES, check_files, check_reference
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import Blob, FilePart, Frame
 

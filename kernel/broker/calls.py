@@ -38,7 +38,7 @@ class Call(Struct, gc=False):
     sent_before: int | None = None
     #: Size of its arguments (bytes) if they go by reference; else 0.
     large: int = 0
-    #: It has asked its agent something (tool_asks.py).
+    #: It has asked its agent something (`tool.ask`).
     asks: bool = False
     #: Of a script of an agent whose calls a person may have to decide: its payload; else b"".
     script: bytes = b""

@@ -23,7 +23,7 @@ from goondan.kernel.broker.places import Claim
 from goondan.kernel.broker.spawns import Spawned
 from goondan.kernel.broker.standing import Standing
 from goondan.kernel.broker.workdirs import Workdir
-from goondan.schemas.wire.attached_files import size_of_files
+from goondan.schemas.wire.blobs import size_of_files
 from goondan.schemas.wire.frames import NO_PAYLOAD, Blob, FilePart, Frame, Hello, ReplyTo, Source
 from goondan.schemas.wire.questions import ANSWER_SUFFIX
 from goondan.schemas.wire.tokens import Claims, TokenClass

@@ -42,8 +42,8 @@ from goondan.kernel.broker.revising import Pieces
 from goondan.kernel.broker.tool_asks import ToolAsks
 from goondan.kernel.broker.tool_calls import ToolCalls
 from goondan.schemas.bundle.address import is_name
+from goondan.schemas.bundle.effective_config import reachable_tools
 from goondan.schemas.bundle.launch import AgentSpec, KernelPlan
-from goondan.schemas.bundle.reach import reachable_tools
 from goondan.schemas.wire.codec import (
     DECODE_ERRORS,
     MAX_FRAME_BYTES,

@@ -27,7 +27,7 @@ from goondan.kernel.broker.refused_calls import tool_error
 from goondan.kernel.broker.shares import describe_shortage
 from goondan.kernel.broker.workdirs import Workdir, check_opened
 from goondan.schemas.bundle.address import is_name
-from goondan.schemas.bundle.reach import server_of
+from goondan.schemas.bundle.effective_config import server_of
 from goondan.schemas.wire.codec import encode_value, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import Blob, Frame, Source

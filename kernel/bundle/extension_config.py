@@ -13,7 +13,7 @@ from goondan.kernel.bundle.feature_extensions import feature_extensions, is_bund
 from goondan.kernel.bundle.problems import Path, Report, did_you_mean
 from goondan.kernel.bundle.servers import server_rules_of
 from goondan.kernel.bundle.shape import Document
-from goondan.schemas.bundle.extension_config import check_config
+from goondan.schemas.bundle.extensions import check_config
 from goondan.schemas.wire.errors import GoondanError
 
 

@@ -19,7 +19,7 @@ from goondan.kernel.bundle.problems import Position, Report
 from goondan.kernel.grants.merge import requested
 from goondan.kernel.grants.policy_file import pin, read_policies
 from goondan.kernel.paths import identity, is_shared, key_file
-from goondan.schemas.worker.hidden import KEYS, STATE_ROOT, runtime_bases
+from goondan.schemas.worker.grantable import KEYS, STATE_ROOT, runtime_bases
 
 #: Of an installation, what is the kernel's own code.
 _PACKAGES: Final = ("schemas", "kernel", "agentproc", "toolhost", "features")

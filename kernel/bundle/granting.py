@@ -37,8 +37,7 @@ from goondan.schemas.bundle import resources
 from goondan.schemas.bundle.address import is_path
 from goondan.schemas.bundle.launch import FolderGrants, Limits, SandboxSpec
 from goondan.schemas.bundle.resources import BASE_PACKAGE
-from goondan.schemas.worker.grantable import unreadable, unwritable
-from goondan.schemas.worker.hidden import uncovered
+from goondan.schemas.worker.grantable import uncovered, unreadable, unwritable
 
 Status = Literal["own", "bundled", "nothing", "accepted", "pending", "changed"]
 

@@ -31,8 +31,7 @@ from goondan.kernel.bundle.problems import Path, Report, did_you_mean, shown
 from goondan.kernel.paths import root_of, state_root
 from goondan.kernel.spawn import command, environment
 from goondan.schemas.bundle.address import build_tool_name
-from goondan.schemas.bundle.launch import SandboxSpec, ToolSpec
-from goondan.schemas.worker.entries import entry_kind
+from goondan.schemas.bundle.launch import SandboxSpec, ToolSpec, entry_kind
 from goondan.schemas.worker.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from goondan.kernel.bundle.lookup import Files
 from goondan.kernel.bundle.problems import Report
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.trust.powers import Power
-from goondan.schemas.bundle.extension_api import API_MEMBERS
+from goondan.schemas.bundle.extensions import API_MEMBERS
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import ModelBody
 

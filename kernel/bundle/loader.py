@@ -21,8 +21,7 @@ from goondan.kernel.bundle.handlers import Check, Inspector, check_handlers
 from goondan.kernel.bundle.lookup import MAX_FILE_BYTES, MAX_PROMPT_BYTES, Unreadable
 from goondan.kernel.bundle.problems import BundleError, Position, Problem, Report
 from goondan.kernel.paths import root_of
-from goondan.schemas.bundle.launch import KernelPlan
-from goondan.schemas.worker.entries import entry_kind
+from goondan.schemas.bundle.launch import KernelPlan, entry_kind
 
 if TYPE_CHECKING:
     from goondan.kernel.bundle.checked import Checked, Package

@@ -21,9 +21,8 @@ from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.variables import VARIABLE_NAME
 from goondan.schemas.bundle import launch, resources
 from goondan.schemas.bundle.address import MAX_TOOL_NAME, SEPARATOR, build_tool_name, is_export_name
-from goondan.schemas.bundle.structured import OutputSpec
+from goondan.schemas.bundle.launch import OutputSpec, entry_kind
 from goondan.schemas.wire.blobs import MAX_OUTPUT_BYTES
-from goondan.schemas.worker.entries import entry_kind
 from goondan.schemas.worker.hosts import MAX_RULES, BadHost, parse_rule, write_network
 from goondan.schemas.worker.hosts import network as make_network
 

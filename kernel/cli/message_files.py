@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from goondan.schemas.system.blob_files import BlobFolder
-from goondan.schemas.wire.attached_files import (
+from goondan.schemas.wire.blobs import (
     HEAD_BYTES,
     MAX_FILE_BYTES,
     MAX_FILES,

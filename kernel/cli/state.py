@@ -20,8 +20,7 @@ from goondan.kernel import paths
 from goondan.kernel.state_root import StateRoot, open_state_root
 from goondan.schemas.bundle.address import is_path
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.worker.grantable import within
-from goondan.schemas.worker.hidden import workspace_of
+from goondan.schemas.worker.grantable import within, workspace_of
 
 
 class Place(Protocol):

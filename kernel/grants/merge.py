@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from goondan.schemas.bundle.launch import Filesystem, Limits, PythonSpec, SandboxSpec
 from goondan.schemas.worker import hosts
 from goondan.schemas.worker.grantable import within
-from goondan.schemas.worker.tiers import STRONGEST, Tier, is_weaker
+from goondan.schemas.worker.receipts import STRONGEST, Tier, is_weaker
 
 Isolation = Literal["shared", "instance", "call"]
 

@@ -1,8 +1,9 @@
 """Files of a bundle that a tool may have written: a kernel does not load them before the operator has accepted them.
 
-Tool hosts write down when jails could write to which folders (schemas/worker/workdirs.py). A file whose time of change
-lies in such a time may be a tool's work, unless it stood read-only. Only the system sets that time, so nothing has to
-be compared with the state before. A person who edits a file while no tool can write to its folder is not asked.
+Tool hosts write down when jails could write to which folders (schemas/worker/tool_host_reports.py). A file whose time
+of change lies in such a time may be a tool's work, unless it stood read-only. Only the system sets that time, so
+nothing has to be compared with the state before. A person who edits a file while no tool can write to its folder is not
+asked.
 
 What was accepted is pinned to its bytes, in `<state root>/accepted-files.json`.
 
@@ -24,10 +25,11 @@ from msgspec import Struct
 from goondan.kernel.bundle.files import MAX_TREE_FILES, SKIPPED_FOLDERS, file_digest, read_file
 from goondan.kernel.bundle.lookup import Unreadable
 from goondan.kernel.state_root import doubt
+from goondan.schemas.system.directories import leads_to
 from goondan.schemas.system.private_files import replace_file
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.grantable import within
-from goondan.schemas.worker.workdirs import EXPOSURES, LOCK, MAX_SILENCE_S, TOOLHOSTS, WriteExposure, leads_to
+from goondan.schemas.worker.tool_host_reports import EXPOSURES, LOCK, MAX_SILENCE_S, TOOLHOSTS, WriteExposure
 
 ACCEPTED_FILE: Final = "accepted-files.json"
 #: A record of exposures, or what was accepted (bytes).

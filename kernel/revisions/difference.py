@@ -1,7 +1,7 @@
 """What of a kernel that runs a new plan affects. Pure.
 
 An agent is affected by what it is told: its model, prompt, policy, extensions, and the tools that it can reach. Its
-processes take that over at their next step, where they can (schemas/bundle/in_place.py). A tool
+processes take that over at their next step, where they can (schemas/bundle/effective_config.py). A tool
 is affected by its manifest, its grants and its code. Limits of the whole swarm are read once, when a broker or a tool
 host starts: when they change, the kernel restarts in place.
 """
@@ -14,7 +14,7 @@ from typing import Any, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from goondan.schemas.bundle.in_place import can_follow
+from goondan.schemas.bundle.effective_config import can_follow
 from goondan.schemas.bundle.launch import AgentSpec, KernelPlan, ToolSpec
 from goondan.schemas.wire.frames import OPERATOR_AGENT
 

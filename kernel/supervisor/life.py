@@ -33,7 +33,7 @@ from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.control import AboutBundle, ToBroker
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.tokens import SECRET_BYTES, Claims
-from goondan.schemas.worker.hidden import COPIES
+from goondan.schemas.worker.grantable import COPIES
 from goondan.schemas.worker.tool_host_reports import WorkerNews
 
 if TYPE_CHECKING:

@@ -23,10 +23,9 @@ from msgspec.structs import replace
 from goondan.kernel.bundle.files import read_file
 from goondan.kernel.bundle.lookup import MAX_MODULE_BYTES, Unreadable
 from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, KernelPlan, McpServerSpec, SandboxSpec, ToolSpec
-from goondan.schemas.system.trees import remove_tree
+from goondan.schemas.system.private_files import remove_tree
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.worker.grantable import within
-from goondan.schemas.worker.hidden import COPIES
+from goondan.schemas.worker.grantable import COPIES, within
 
 #: Files, bytes and nested folders of one copy. A tool's or an extension's folder with more holds something else as
 #: well, and copying it would take longer than the rest of a start.

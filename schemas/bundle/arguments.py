@@ -25,7 +25,7 @@ from typing import Any, Final
 
 import jsonschema_rs
 
-from goondan.schemas.bundle.aliases import json_type, rename_aliases
+from goondan.schemas.bundle.json_values import json_type, rename_aliases
 from goondan.schemas.bundle.schema_limits import Path, SchemaLimits, TooCostly
 from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.wire.errors import GoondanError, fail, tool_error

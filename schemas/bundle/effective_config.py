@@ -1,4 +1,5 @@
-"""The effective configuration of an agent, and changes of it by name. Pure.
+"""The effective configuration of an agent, changes of it by name, what it may reach, and whether its process can go on
+with another one. Pure.
 
 The broker judges patches against it, and agents run with it; both make it here, so they cannot differ.
 
@@ -9,22 +10,29 @@ A `Change` says what a patch does, by the names of tools and extensions instead 
 the same for every instance of the agent, beside every other change, and after the bundle has changed. A part of a
 change that has nothing to act on does nothing.
 
-Source: requirements CONFIG-01 to CONFIG-03, PIPELINE-10, EXT-12.
+The kernel and the agent decide by the same function whether a process can go on with another specification, or has to
+be replaced: the kernel to know whom to replace, the agent because what it
+is told may come before it is told to leave.
+
+Source: requirements CONFIG-01 to CONFIG-03, PIPELINE-10, EXT-12, CATALOG-04, CATALOG-05, CALL-03; docs/design/tools.md
+section 1; docs/design/turns.md section 9.
 """
 
-# Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
-# every program that starts.
+from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+import posixpath
+from collections.abc import Container, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
-from goondan.schemas.bundle.address import parse_tool_name
-from goondan.schemas.bundle.launch import AgentSpec, CatalogItem
-from goondan.schemas.text.same_json import same_json
+from goondan.schemas.bundle.address import SEPARATOR, parse_tool_name
+from goondan.schemas.bundle.json_values import same_json
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExtensionSpec
 
 #: A change of the order of a list is kept under this name; no tool and no extension can have it.
 ORDER: Final = "#order"
@@ -291,3 +299,55 @@ def _edited(config: dict[str, Any], edit: Edit) -> dict[str, Any]:
         inner = {}
     made[key] = _edited(inner, msgspec.structs.replace(edit, path=rest))
     return made
+
+
+# --- what an agent may reach ------------------------------------------------------------------------------------------
+
+
+def reachable_tools(spec: AgentSpec) -> frozenset[str]:
+    """The tools that `spec.tools` names, those that the policy opens to the model, and those that the agent's
+    extensions may add.
+    """
+    opened = {item.name for item in spec.registry if any(fnmatchcase(item.name, p) for p in spec.allow_registry)}
+    return frozenset(spec.catalog) | opened | frozenset(spec.addable)
+
+
+def server_of(tool: str | None, servers: Container[str]) -> str | None:
+    """The MCP server among `servers` (prefixes) that a tool of this name belongs to; None when there is none.
+
+    All tools of a server whose prefix AgentSpec.servers has may be called. Which those are, only the server knows.
+    """
+    prefix, separator, export = (tool or "").partition(SEPARATOR)
+    return prefix if separator and export and prefix in servers else None
+
+
+# --- another specification for the same process -----------------------------------------------------------------------
+
+#: What a process takes over at its next step. Everything else of a specification is read when a process, or a turn,
+#: begins: the model and its connection, the file of the conversation.
+_TAKEN: Final = (
+    "system", "max_steps_per_turn", "registry", "catalog", "allow_registry", "addable", "dynamic", "extensions",
+    "resource", "swarm", "revision", "parts",
+)  # fmt: skip
+
+
+def can_follow(old: AgentSpec, new: AgentSpec) -> bool:
+    """Whether a process that runs `old` can run its next step with `new`.
+
+    It cannot where code of an extension is another: Python cannot take a module back. Nor can an agent get its first
+    extension that way: a turn that was begun without any has no place for one. Such a process has no memory of
+    extensions that it could lose.
+    """
+    if replace(old, **{name: getattr(new, name) for name in _TAKEN}) != new:
+        return False
+    if new.extensions and not old.extensions:
+        return False
+    known = {extension.name: _code(extension) for extension in old.extensions}
+    return all(known.get(extension.name, _code(extension)) == _code(extension) for extension in new.extensions)
+
+
+def _code(extension: ExtensionSpec) -> tuple[Any, ...]:
+    """Names the code of an extension. The folder is no part of it where the content is: a kernel may run a copy."""
+    if extension.modules is None:
+        return extension.entry, extension.bundled
+    return posixpath.basename(extension.entry), extension.modules

@@ -3,23 +3,74 @@
 The kernel computes them from a validated bundle (kernel/plan.py); agents and tool hosts receive only their own.
 Nothing here is read from a user's file: those structs are in resources.py.
 
-Source: docs/design/bundle.md sections 1 and 8; docs/design/sandbox.md section 1.
+Source: docs/design/bundle.md sections 1 and 8; docs/design/sandbox.md section 1; docs/structured-answers.md;
+docs/design/structured-answers.md sections 2 and 3; docs/design/tools.md section 9; schemas/WORKER.md.
 """
 
-# Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
-# every program that starts.
+from __future__ import annotations
 
+import posixpath
 from typing import Annotated, Any, Final, Literal, Self
 
 from msgspec import Meta, Raw, Struct, field, structs
 
-from goondan.schemas.bundle.structured import OutputSpec, ToolChoice
 from goondan.schemas.mcp import McpOAuth
-from goondan.schemas.models.model_limits import ModelLimits, ModelRetry
-from goondan.schemas.models.model_providers import KeyHeader, ServingProvider
+from goondan.schemas.models.model_providers import KeyHeader, ModelLimits, ModelRetry, ServingProvider
 from goondan.schemas.wire.questions import TIMEOUT_MS
 from goondan.schemas.wire.usage import Pricing
-from goondan.schemas.worker.tiers import STRONGEST, Tier
+from goondan.schemas.worker.receipts import STRONGEST, Tier
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+class OutputSpec(Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
+    """The form of an agent's answers."""
+
+    schema: Annotated[
+        dict[str, Any], Meta(description="The JSON Schema that every answer fits. It describes an object.")
+    ]
+    via: Annotated[
+        Literal["auto", "tool"],
+        Meta(
+            description="How the model is told: `auto` takes the vendor's own way where it has one for the schema; "
+            "`tool` offers a tool `answer` that the model calls."
+        ),
+    ] = "auto"
+
+
+class ForcedTool(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """One tool that the model has to call."""
+
+    tool: Annotated[str, Meta(min_length=1, description="Its full name.")]
+
+
+#: Which tools a model may or has to call. `auto`: as it likes. `none`: none. `required`: any.
+ToolChoice = Literal["auto", "none", "required"] | ForcedTool
+
+
+# --- entries of tools -------------------------------------------------------------------------------------------------
+
+#: `python`: the Python worker loads it. `javascript`: the JavaScript worker loads it, under Node or Bun. `executable`:
+#: it is started for each call.
+EntryKind = Literal["python", "javascript", "executable"]
+
+#: Suffixes of JavaScript and TypeScript that the worker loads: modules, and what the nearest package.json decides.
+JAVASCRIPT: Final = (".js", ".mjs", ".ts", ".mts")
+#: Suffixes that nothing loads: CommonJS has no `import`, and JSX needs a compiler. Their files are no programs either.
+UNLOADABLE: Final = (".cjs", ".cts", ".jsx", ".tsx")
+
+
+def entry_kind(entry: str) -> EntryKind | None:
+    """What runs this entry. None: nothing does (UNLOADABLE)."""
+    suffix = posixpath.splitext(entry)[1]
+    if suffix == ".py":
+        return "python"
+    if suffix in JAVASCRIPT:
+        return "javascript"
+    return None if suffix in UNLOADABLE else "executable"
+
+
+# --- agents, tool hosts and the kernel --------------------------------------------------------------------------------
 
 #: ERROR-04
 DEFAULT_ERROR_LIMIT: Final = 1000
@@ -83,6 +134,15 @@ class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
             f"ModelSpec(provider={self.provider!r}, model={self.model!r}, endpoint={self.endpoint!r}, "
             f"api_key={key!r}, params={self.params!r}, headers={sorted(self.headers)!r})"
         )
+
+
+def key_headers(model: ModelSpec) -> dict[str, str]:
+    """The header with the Model's key, in the way in which it is sent; none without a key."""
+    if not model.api_key:
+        return {}
+    if model.auth == "x-api-key":
+        return {"x-api-key": model.api_key}
+    return {"authorization": f"Bearer {model.api_key}"}
 
 
 class McpSource(Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -20,15 +20,15 @@ from goondan.schemas.bundle.launch import (
     DEFAULT_ERROR_LIMIT,
     Filesystem,
     Limits,
+    OutputSpec,
     PythonSpec,
+    ToolChoice,
 )
 from goondan.schemas.bundle.policies import AgentPolicy, Strict, SwarmPolicy, Text
-from goondan.schemas.bundle.structured import OutputSpec, ToolChoice
-from goondan.schemas.models.model_limits import MAX_FALLBACKS, ModelLimits, ModelRetry
-from goondan.schemas.models.model_providers import KeyHeader, NamedProvider
+from goondan.schemas.models.model_providers import MAX_FALLBACKS, KeyHeader, ModelLimits, ModelRetry, NamedProvider
 from goondan.schemas.models.model_windows import LEAST_WINDOW, MOST_WINDOW
 from goondan.schemas.wire.usage import Pricing
-from goondan.schemas.worker.tiers import STRONGEST, Tier
+from goondan.schemas.worker.receipts import STRONGEST, Tier
 
 API_V1: Final = "goondan.ai/v1"
 #: The older spelling, of v0.9 (COMPAT-01).

@@ -25,8 +25,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
-from goondan.schemas.system.shell import quoted
-
 #: Links followed on the way to one directory: the system's own limit.
 MAX_LINKS: Final = 40
 #: The mode of what is made here.
@@ -39,6 +37,13 @@ _GROUP: Final = "/etc/group"
 
 #: Told of what was mended: the path and the mode that it had.
 Mended = Callable[[str, int], None]
+
+
+def quoted(word: str) -> str:
+    """`word` as one word of a POSIX shell, whatever is in it."""
+    from shlex import quote  # every program checks folders when it starts; only one that refuses a folder needs this
+
+    return quote(word)
 
 
 class DirectoryRefused(Exception):
@@ -291,3 +296,12 @@ def _read(path: str) -> str:
             return source.read()
     except OSError:
         return ""
+
+
+def leads_to(path: str, device: int, inode: int) -> bool:
+    """Whether the path is still that of this file."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    return (status.st_dev, status.st_ino) == (device, inode)

@@ -1,8 +1,12 @@
-"""Files of the state that are put in place whole: nobody reads half of one, and nothing is written through a name.
+"""Files of the state that are put in place whole, and trees of files that a jail has written and that have to go.
 
-The new content is written to a file of its own whose name nobody can guess, made in this moment (O_EXCL, no links), and
-takes the old one's place by its name. An entry that is there already, for example a link to another file, is replaced
-and not followed.
+Nobody reads half of a file of the state, and nothing is written through a name. The new content is written to a file of
+its own whose name nobody can guess, made in this moment (O_EXCL, no links), and takes the old one's place by its name.
+An entry that is there already, for example a link to another file, is replaced and not followed.
+
+A tree that a jail has written may be deeper than any recursion, and closed to its owner.
+
+Source: docs/design/sandbox.md section 5.
 """
 
 from __future__ import annotations
@@ -68,3 +72,39 @@ def read_list(path: str, item: type[Item], max_bytes: int) -> list[Item]:
             return msgspec.json.decode(file.read(max_bytes), type=list[item])  # type: ignore[valid-type]
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return []
+
+
+# --- trees that go ----------------------------------------------------------------------------------------------------
+
+
+def remove_tree(path: str) -> None:
+    """Remove a folder and all that is in it, without recursion. What cannot be removed stays. No jail may be in it."""
+    with suppress(OSError):
+        top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            while names := os.listdir(top):
+                for name in names:
+                    _remove(top, name)
+        finally:
+            os.close(top)
+        os.rmdir(path)
+
+
+def _remove(top: int, name: str) -> None:
+    """Remove one entry; folders in a folder are moved up to the top, so that nothing is ever deep."""
+    try:
+        os.unlink(name, dir_fd=top)
+        return
+    except IsADirectoryError:
+        os.chmod(name, 0o700, dir_fd=top)
+    folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
+    try:
+        for child in os.listdir(folder):
+            try:
+                os.unlink(child, dir_fd=folder)
+            except IsADirectoryError:
+                os.chmod(child, 0o700, dir_fd=folder)  # a folder that is moved is written to
+                os.rename(child, os.urandom(16).hex(), src_dir_fd=folder, dst_dir_fd=top)
+    finally:
+        os.close(folder)
+    os.rmdir(name, dir_fd=top)

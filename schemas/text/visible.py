@@ -5,14 +5,17 @@ write the clipboard. A name with a line end in it makes a line that looks like o
 sees can carry a sentence, or make two names look the same. So these characters are shown by their number. This is the
 one list of them.
 
-Source: Unicode's properties Default_Ignorable_Code_Point and White_Space, version 17.0; docs/decisions/122.
+Source: Unicode's properties Default_Ignorable_Code_Point and White_Space, version 17.0; docs/decisions/122;
+docs/design/wire.md section 8; docs/design/commands.md section 9.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import unicodedata
-from typing import Final
+from itertools import islice
+from typing import Any, Final
 
 #: C0, DEL and C1.
 CONTROLS: Final = [*range(0x20), *range(0x7F, 0xA0)]
@@ -130,3 +133,30 @@ def _in_json(number: int) -> str:
         return f"\\u{number:04x}"
     number -= 0x10000
     return f"\\u{0xD800 + (number >> 10):04x}\\u{0xDC00 + (number & 0x3FF):04x}"
+
+
+# --- the arguments of a call ------------------------------------------------------------------------------------------
+
+#: The longest line (characters).
+MAX_LINE: Final = 100
+
+
+def argument_line(args: Any) -> str:
+    """`name=value` for each argument, at most MAX_LINE characters in all. Short words stand as they are, other texts as
+    JSON, lists and objects as their brackets. "" for what is no object.
+    """
+    if not isinstance(args, dict):
+        return ""
+    line = " ".join(f"{_value(str(name))}={_value(value)}" for name, value in islice(args.items(), MAX_LINE))
+    return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 1]}…"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        text = value[:MAX_LINE]
+        return text if text and " " not in text and text.isprintable() else json.dumps(text, ensure_ascii=False)
+    if isinstance(value, dict):
+        return "{…}" if value else "{}"
+    if isinstance(value, list):
+        return "[…]" if value else "[]"
+    return json.dumps(value, default=str)[:MAX_LINE]

@@ -29,7 +29,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from goondan.schemas.system.blob_work import BlobWork
+from goondan.schemas.system.blob_files import BlobWork
 from goondan.schemas.system.broker_identity import BrokerIdentity
 from goondan.schemas.transport import Transport, chosen, path_of
 from goondan.schemas.wire.blobs import INLINE_FRAME_BYTES, REFERENCES, check_reference, is_reference

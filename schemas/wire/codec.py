@@ -1,10 +1,14 @@
 """Encodes and decodes frames, with the limits for hostile senders.
 
+`HEADS` says what a msgpack value's first byte means. Two walks use it: the one here counts and measures any value, that
+of toolhost/untrusted.py demands that a value is JSON.
+
 The order of checks: first the size (nothing is parsed), then msgspec (which skips the payload without building it),
 then version and type. Every fault of the bytes becomes a FrameError, also the RecursionError (deep nesting) and the
 UnicodeDecodeError that msgspec lets through.
 
-Source: docs/design/wire.md section 2; PROTOCOL.md "What a receiver checks itself"; replayed from schemas/vectors/.
+Source: https://github.com/msgpack/msgpack/blob/master/spec.md; docs/design/wire.md section 2; PROTOCOL.md "What a
+receiver checks itself"; replayed from schemas/vectors/.
 """
 
 from __future__ import annotations
@@ -18,7 +22,27 @@ from msgspec import Raw
 
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import Frame
-from goondan.schemas.wire.msgpack_heads import HEADS, LIST, MAP
+
+#: Kinds of values. OTHER is what JSON does not have: bin, ext, and the byte that is never used.
+STRING, SCALAR, LIST, MAP, OTHER = range(5)
+
+#: For each first byte: the kind, how many bytes a length has that follows, and the size without that length. A size is
+#: bytes, items of a list, or keys and values of a map. A length that follows counts pairs of a map.
+HEADS: Final = (
+    *[(SCALAR, 0, 0)] * 0x80,
+    *((MAP, 0, size * 2) for size in range(16)),
+    *((LIST, 0, size) for size in range(16)),
+    *((STRING, 0, size) for size in range(32)),
+    (SCALAR, 0, 0), (OTHER, 0, 0), (SCALAR, 0, 0), (SCALAR, 0, 0),
+    (OTHER, 1, 0), (OTHER, 2, 0), (OTHER, 4, 0), (OTHER, 1, 1), (OTHER, 2, 1), (OTHER, 4, 1),
+    *((SCALAR, 0, size) for size in (4, 8, 1, 2, 4, 8, 1, 2, 4, 8)),
+    *((OTHER, 0, size) for size in (2, 3, 5, 9, 17)),
+    (STRING, 1, 0), (STRING, 2, 0), (STRING, 4, 0), (LIST, 2, 0), (LIST, 4, 0), (MAP, 2, 0), (MAP, 4, 0),
+    *[(SCALAR, 0, 0)] * 0x20,
+)  # fmt: skip
+
+
+# --- frames -----------------------------------------------------------------------------------------------------------
 
 #: The largest frame (bytes). Larger payloads go by reference (docs/design/wire.md section 7).
 MAX_FRAME_BYTES: Final = 1 << 20

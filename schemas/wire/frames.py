@@ -137,7 +137,7 @@ class Blob(Struct, frozen=True):
 
 
 class FilePart(Struct, frozen=True, tag_field="type", tag="file", rename="camel", omit_defaults=True):
-    """A picture or a PDF beside a text. Its bytes lie in a file; schemas/wire/attached_files.py has the rules."""
+    """A picture or a PDF beside a text. Its bytes lie in a file; schemas/wire/blobs.py has the rules."""
 
     #: Where its bytes are: in an event in the folder of large payloads, in a conversation in the instance's own.
     blob: Blob

@@ -76,7 +76,7 @@ class RuntimeEvent(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     tool_name: str | None = None
     #: Of `tool.failed`: the code of the error.
     code: str | None = None
-    #: Of `tool.called`, for an operator: the arguments in one short line (argument_line.py).
+    #: Of `tool.called`, for an operator: the arguments in one short line (`argument_line`).
     arguments: str | None = None
     #: Of `tool.progress`: how much is done, as the handler says.
     done: float | None = None

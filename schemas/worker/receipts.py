@@ -1,21 +1,37 @@
-"""The receipt of a tool call: what the sandbox was, as the tool host saw it. Nothing in it is a jail's word.
+"""The receipt of a tool call, and the tiers of the sandbox: what the sandbox was, as the tool host saw it. Nothing in
+it is a jail's word. Pure.
 
-It stands beside `status` in a `tool.result` and is for operators: agents keep it with the call's notes, for traces, and
-show it to no model. Values are grouped by what they are about: `jail` (all of its life so far, all of its calls) or
-`call` (this one alone).
+A tier says how strong the walls of a jail are; toolhost/policy/plan.py says what each is made of.
+
+A receipt stands beside `status` in a `tool.result` and is for operators: agents keep it with the call's notes, for
+traces, and show it to no model. Values are grouped by what they are about: `jail` (all of its life so far, all of its
+calls) or `call` (this one alone).
 
 Source: docs/design/sandbox.md section 7.
 """
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from goondan.schemas.wire.errors import cut_message
-from goondan.schemas.worker.tiers import Tier
+
+#: The strongest first.
+Tier = Literal["full", "reduced"]
+TIERS: Final[tuple[Tier, ...]] = get_args(Tier)
+#: What a tool runs behind that asks for no less.
+STRONGEST: Final = TIERS[0]
+
+
+def is_weaker(tier: Tier, than: Tier) -> bool:
+    """Whether the walls of `tier` are weaker than those of `than`."""
+    return TIERS.index(tier) > TIERS.index(than)
+
+
+# --- receipts ---------------------------------------------------------------------------------------------------------
 
 Wall = Literal["namespaces", "seccomp", "landlock", "uid", "limits"]
 Mechanism = Literal["cgroup", "rlimit", "watched", "host"]

@@ -246,7 +246,7 @@ class Ask(Struct, frozen=True, tag="ask", rename="camel", omit_defaults=True, kw
     ask_id: int
     #: `request`: a turn of another agent, and its answer. `send`: a turn that nobody waits for. `spawn`, `list` and
     #: `catalog`: what the frames `agents.*` of these names do. The others are asked of the agent that made the call
-    #: (schemas/wire/tool_asks.py): `tool` and `tools` by code mode, the rest by MCP workers. Each field below is an
+    #: (schemas/wire/questions.py): `tool` and `tools` by code mode, the rest by MCP workers. Each field below is an
     #: argument of one or more of them.
     op: Literal["request", "send", "spawn", "list", "catalog", "tool", "tools", "elicit", "sample", "roots", "oauth"]
     #: Name of the agent. Of `oauth`: what is asked.

@@ -25,7 +25,7 @@ from goondan.schemas.approvals import ApprovalAsk
 from goondan.schemas.bundle.address import is_given_id
 from goondan.schemas.wire.codec import encode_value, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame
-from goondan.schemas.wire.tool_asks import CODE_MODE, CODE_TOOL
+from goondan.schemas.wire.questions import CODE_MODE, CODE_TOOL
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import NOTE, FakeLink, FakeModel, echo, event_frame, ok, says, wants
 from tests.unit.agentproc.test_script_calls import CODE

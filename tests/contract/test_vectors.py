@@ -10,7 +10,7 @@ import pytest
 from msgspec import Raw
 
 from goondan.schemas import approvals, live_config, mcp
-from goondan.schemas.wire import frames, runtime_events, tool_asks
+from goondan.schemas.wire import frames, questions, runtime_events
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, check_reference
 from goondan.schemas.wire.blobs import describe as describe_payload
 from goondan.schemas.wire.codec import MAX_DEPTH, MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw
@@ -47,8 +47,8 @@ KINDS: dict[str, Any] = {
     "ToolProgress": runtime_events.ToolProgress,
     "ToolResult": frames.ToolResult,
     "Welcome": frames.Welcome,
-    "ToolAnswer": tool_asks.ToolAnswer,
-    "ToolAsk": tool_asks.ToolAsk,
+    "ToolAnswer": questions.ToolAnswer,
+    "ToolAsk": questions.ToolAsk,
     "McpAttach": mcp.McpAttach,
     "McpListing": mcp.McpListing,
     "McpNews": mcp.McpNews,

@@ -28,8 +28,7 @@ from goondan.agentproc.providers.base import ModelRequest
 from goondan.agentproc.providers.body import Body, FilesPlace, with_files
 from goondan.agentproc.providers.choose import wire_of
 from goondan.agentproc.providers.sending import parts_of
-from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
-from goondan.schemas.bundle.structured import OutputSpec
+from goondan.schemas.bundle.launch import CatalogItem, ModelSpec, OutputSpec
 from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import Blob, FilePart, ToolError, ToolResult

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from goondan.schemas.wire import questions, tool_asks
+from goondan.schemas.wire import questions
 from goondan.schemas.worker import worker_frames
 from goondan.schemas.worker.worker_frames import Result
 from goondan.toolhost import untrusted
@@ -51,10 +51,10 @@ def test_the_numbers() -> None:
         f"{worker.LOG_BURST:,} lines at once and\n  {worker.LOG_PER_S} a second",
         f"1 to {results.MAX_HANDLE:,} printable characters",
         f"more than {sessions.MAX_UNREAD >> 20} MiB of answers",
-        f"may have {tool_asks.MAX_OPEN} questions open, ask {asks.MAX_ASKED:,} in all",
+        f"may have {questions.MAX_OPEN} questions open, ask {asks.MAX_ASKED:,} in all",
         f"in all, and say {asks.MAX_INPUT:,} bytes of `input`",
-        f"in one and {asks.MAX_SAID >> 20} MiB in all;\nan answer has at most {tool_asks.MAX_ANSWER_BYTES >> 20} MiB",
-        f"{tool_asks.MAX_INNER_CALLS:,} in all, with {asks.MAX_SAID_TO_TOOLS >> 20} MiB of `value`",
+        f"in one and {asks.MAX_SAID >> 20} MiB in all;\nan answer has at most {questions.MAX_ANSWER_BYTES >> 20} MiB",
+        f"{questions.MAX_INNER_CALLS:,} in all, with {asks.MAX_SAID_TO_TOOLS >> 20} MiB of `value`",
         f"{questions.TIMEOUT_MS:,} when left out",
         f"up to {asks.MAX_NAME} characters",
         f"{machine.CANCEL_GRACE_S:g} seconds later",

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel.bundle.loader import open_bundle
+from goondan.schemas.bundle.effective_config import reachable_tools
 from goondan.schemas.bundle.launch import AgentSpec, KernelPlan
-from goondan.schemas.bundle.reach import reachable_tools
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import ErrorPayload, Frame
 from tests.process.bare_broker import Broker, bare_broker

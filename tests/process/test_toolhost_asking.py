@@ -15,7 +15,7 @@ from goondan.schemas.bundle.launch import ExportSpec, SandboxSpec
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import AgentEvent, Answer, Frame
-from goondan.schemas.wire.tool_asks import MAX_OPEN
+from goondan.schemas.wire.questions import MAX_OPEN
 from goondan.toolhost.serving import sessions
 from tests.toolhost_fixture import Bench, bench, make_tool
 

@@ -41,21 +41,19 @@ from goondan.schemas.wire.frames import (
 from goondan.schemas.wire.questions import (
     EVENT_TYPES,
     LOOK_UP_MS,
-    TIMEOUT_MS,
-    answer_error,
-    answered,
-    correlation,
-    is_event_type,
-    with_object,
-)
-from goondan.schemas.wire.tool_asks import (
     MAX_ANSWER_BYTES,
     MAX_ASK_BYTES,
     MAX_INNER_CALLS,
     MAX_OPEN,
     OAUTH_PREFIX,
+    TIMEOUT_MS,
     ToolAnswer,
     ToolAsk,
+    answer_error,
+    answered,
+    correlation,
+    is_event_type,
+    with_object,
 )
 from goondan.schemas.worker.worker_frames import Answer, Ask, WorkerError
 from goondan.toolhost.calls.call_registry import Call

@@ -22,8 +22,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from goondan.schemas.bundle.launch import ToolHostSpec
-from goondan.schemas.worker.grantable import TOP, within
-from goondan.schemas.worker.hidden import KEYS, STATE_ROOT, runtime_bases, workspace_of
+from goondan.schemas.worker.grantable import KEYS, STATE_ROOT, TOP, runtime_bases, within, workspace_of
 from goondan.toolhost.launcher.request import state_root_of
 from goondan.toolhost.policy.subject import HostFacts
 

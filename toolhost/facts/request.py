@@ -16,10 +16,9 @@ import msgspec
 
 from goondan.schemas.bundle.address import is_path
 from goondan.schemas.bundle.launch import JavaScriptRuntime, SandboxSpec, ToolHostSpec, ToolSpec
-from goondan.schemas.system.shell import quoted
+from goondan.schemas.system.directories import quoted
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.worker.grantable import within
-from goondan.schemas.worker.hidden import workspace_of
+from goondan.schemas.worker.grantable import within, workspace_of
 from goondan.toolhost.facts.folders import MADE_NAMES, dotfiles, existing, folder_beneath, refuse_links, repositories
 from goondan.toolhost.facts.hiding import unknown_place
 from goondan.toolhost.facts.host import BESIDE_USR, PACKAGE

@@ -23,9 +23,8 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.bundle.launch import Filesystem, SandboxSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.bundle.launch import Filesystem, SandboxSpec, ToolHostSpec, ToolSpec, entry_kind
 from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.worker.entries import entry_kind
 from goondan.schemas.worker.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
 from goondan.schemas.worker.worker_frames import LoadFailed, Ready, WorkerFrame
 from goondan.toolhost.drop_privileges import drop_privileges

@@ -8,8 +8,7 @@ from __future__ import annotations
 import ast
 from typing import Final, Literal
 
-from goondan.schemas.bundle.launch import ToolSpec
-from goondan.schemas.worker.entries import entry_kind
+from goondan.schemas.bundle.launch import ToolSpec, entry_kind
 from goondan.schemas.worker.tool_host_reports import ModuleReport, Reason, Refusal
 from goondan.toolhost.policy.launch_plan import is_javascript
 

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from goondan.schemas.system.own_users import NUMBERS
-from goondan.schemas.system.trees import remove_tree
+from goondan.schemas.system.private_files import remove_tree
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.worker_frames import WORKER_FD
 from goondan.toolhost.facts.host import machine

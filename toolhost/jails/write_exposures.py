@@ -1,4 +1,4 @@
-"""The folders of others that jails can write to now, and the record of that (schemas/worker/workdirs.py).
+"""The folders of others that jails can write to now, and the record of that (schemas/worker/tool_host_reports.py).
 
 A write exposure is a time in which jails could write to a folder.
 
@@ -30,10 +30,11 @@ from typing import Final
 
 import msgspec
 
+from goondan.schemas.system.directories import leads_to
 from goondan.schemas.system.private_files import read_list, replace_file
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.grantable import within
-from goondan.schemas.worker.workdirs import MAX_SILENCE_S, SLACK_NS, GuardedPlace, WriteExposure, leads_to
+from goondan.schemas.worker.tool_host_reports import MAX_SILENCE_S, SLACK_NS, GuardedPlace, WriteExposure
 from goondan.toolhost.facts.folders import MADE_NAMES, remove_placeholders
 from goondan.toolhost.privileges.powers import Powers
 

@@ -36,12 +36,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from goondan.schemas.bundle.launch import JavaScriptRuntime, ToolSpec
+from goondan.schemas.bundle.launch import JavaScriptRuntime, ToolSpec, entry_kind
 from goondan.schemas.wire.errors import fail
-from goondan.schemas.worker.entries import entry_kind
 from goondan.schemas.worker.grantable import within
-from goondan.schemas.worker.receipts import Mechanism, Wall
-from goondan.schemas.worker.tiers import STRONGEST, Tier
+from goondan.schemas.worker.receipts import STRONGEST, Mechanism, Tier, Wall
 from goondan.toolhost.launcher.request import Enclosure, Stage
 from goondan.toolhost.limits.table import GroupPlan, Tree
 from goondan.toolhost.policy.subject import Request

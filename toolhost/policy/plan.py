@@ -23,8 +23,8 @@ On a host that refuses user namespaces, a jail has Landlock, the filter and limi
 tier). Only an ordinary user has it, and only tools whose `minTier` allows it. There are no mounts, so nothing below an
 allowed path can be hidden or made read-only: where the full tier would do that, this tier refuses.
 
-The table of tiers has the strongest first. A tier has its name in schemas/worker/tiers.py, its plan and a row here, and
-in survey/tiers.py how a host is tried for it. Nothing else asks for a tier by its name.
+The table of tiers has the strongest first. A tier has its name in schemas/worker/receipts.py, its plan and a row here,
+and in survey/tiers.py how a host is tried for it. Nothing else asks for a tier by its name.
 
 Source: docs/design/tools.md section 9; docs/design/sandbox.md sections 1, 2, 3 and 7; docs/decisions/038.
 docs/sandbox.md has what the reduced tier does not hold.
@@ -38,8 +38,7 @@ from typing import Final, NamedTuple
 from goondan.schemas.bundle.launch import ToolSpec
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.hosts import BadHost, read_network
-from goondan.schemas.worker.receipts import Wall
-from goondan.schemas.worker.tiers import Tier, is_weaker
+from goondan.schemas.worker.receipts import Tier, Wall, is_weaker
 from goondan.toolhost.launcher.request import Enclosure
 from goondan.toolhost.limits.table import group_plan, mechanisms, resource_limits
 from goondan.toolhost.policy import launch_plan, mounts, subject

@@ -12,9 +12,8 @@ from msgspec import Struct
 
 from goondan.schemas.bundle.launch import SandboxSpec, ToolSpec
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.worker.grantable import unreadable, unwritable, within
-from goondan.schemas.worker.hidden import runtime_place, uncovered, workspace_of
-from goondan.schemas.worker.tiers import STRONGEST, Tier
+from goondan.schemas.worker.grantable import runtime_place, uncovered, unreadable, unwritable, within, workspace_of
+from goondan.schemas.worker.receipts import STRONGEST, Tier
 from goondan.schemas.worker.worker_frames import WORKER_FD
 from goondan.toolhost.limits.table import Tree
 from goondan.toolhost.seccomp.program import Machine

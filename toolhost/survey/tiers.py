@@ -26,8 +26,7 @@ from msgspec.structs import replace
 
 from goondan.schemas.bundle.launch import ExportSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.worker.receipts import Wall
-from goondan.schemas.worker.tiers import TIERS, Tier
+from goondan.schemas.worker.receipts import TIERS, Tier, Wall
 from goondan.schemas.worker.tool_host_reports import Obstacle
 from goondan.schemas.worker.worker_frames import Call, Ended, Forked, LoadFailed, Result, WorkerFrame
 from goondan.toolhost.jails.jail import OUTPUT_LIMIT, CallSandboxes, Jail, Visit

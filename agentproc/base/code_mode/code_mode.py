@@ -14,7 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from goondan.schemas.bundle.launch import CatalogItem
-from goondan.schemas.wire.tool_asks import CODE_TOOL
+from goondan.schemas.wire.questions import CODE_TOOL
 
 #: Families of tools that are named to the model. It finds the others with a search.
 MAX_FAMILIES: Final = 24

@@ -31,7 +31,7 @@ from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, tool_error
 from goondan.schemas.wire.frames import Frame, ToolResult
-from goondan.schemas.wire.tool_asks import ELICIT
+from goondan.schemas.wire.questions import ELICIT
 
 
 class Approvals(AgentFeature):

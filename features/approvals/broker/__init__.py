@@ -43,7 +43,7 @@ from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import encode_value, to_raw
 from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import ErrorPayload, Frame
-from goondan.schemas.wire.tool_asks import CODE_TOOL
+from goondan.schemas.wire.questions import CODE_TOOL
 
 #: Why a question that nobody waits for any more counts as denied.
 WITHDRAWN: Final = "the call that asked has ended"

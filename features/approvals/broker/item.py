@@ -21,7 +21,7 @@ from goondan.kernel.broker.journal.interface import Item as Writes
 from goondan.kernel.broker.journal.interface import Put, Retire
 from goondan.kernel.broker.journal.records import Deadline, encode
 from goondan.schemas.approvals import MAX_ARGS_BYTES, MAX_MESSAGE, ApprovalAsk, ApprovalDecided, Kind
-from goondan.schemas.bundle.aliases import rename_aliases
+from goondan.schemas.bundle.json_values import rename_aliases
 from goondan.schemas.wire.codec import check_depth, check_json, encode_value, from_raw
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import NO_PAYLOAD, Frame, OptionalRaw, ToolCallPayload

@@ -35,7 +35,7 @@ from goondan.features.doctor.command.facts import (
 )
 from goondan.features.model_servers.api.listing import line_of
 from goondan.schemas.system.users import VARIABLE
-from goondan.schemas.worker.tiers import STRONGEST
+from goondan.schemas.worker.receipts import STRONGEST
 
 Level = Literal["ok", "warning", "problem"]
 Area = Literal["versions", "sandbox", "limits", "keys", "paths", "kernel", "bundle", "models"]

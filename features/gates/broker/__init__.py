@@ -37,8 +37,7 @@ from goondan.kernel.broker.entities import AGENTS, Connection, Event
 from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
 from goondan.kernel.broker.parts import SHORT_BYTES, Core, Op, Part, Take, Waiting
 from goondan.schemas.bundle.launch import KernelPlan, ModelSpec
-from goondan.schemas.models.model_limits import ModelLimits
-from goondan.schemas.models.model_providers import BY_NAME
+from goondan.schemas.models.model_providers import BY_NAME, ModelLimits
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import Frame, Hello

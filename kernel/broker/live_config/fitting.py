@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from goondan.schemas.bundle.effective_config import Applied, Change, apply_changes
-from goondan.schemas.bundle.extension_config import check_config
+from goondan.schemas.bundle.extensions import check_config
+from goondan.schemas.bundle.json_values import same_json
 from goondan.schemas.bundle.launch import AgentSpec
-from goondan.schemas.text.same_json import same_json
 from goondan.schemas.wire.errors import fail
 
 #: One error names at most so many issues.

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from goondan.kernel.cli.console.conversation import Conversation, tool_lines
 from goondan.kernel.cli.plain import one_line
-from goondan.schemas.text.argument_line import argument_line
+from goondan.schemas.text.visible import argument_line
 from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:

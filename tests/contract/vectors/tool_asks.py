@@ -5,7 +5,7 @@ from __future__ import annotations
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import Frame, ToolCallPayload
-from goondan.schemas.wire.tool_asks import (
+from goondan.schemas.wire.questions import (
     FoundTool,
     FoundTools,
     InnerCall,

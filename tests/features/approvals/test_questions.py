@@ -18,7 +18,7 @@ from goondan.schemas.mcp import McpElicit
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail, tool_error
 from goondan.schemas.wire.frames import Frame, ToolCallPayload, ToolResult
-from goondan.schemas.wire.tool_asks import ToolAnswer, ToolAsk
+from goondan.schemas.wire.questions import ToolAnswer, ToolAsk
 from tests.unit.agentproc.fakes import FakeLink, ok
 
 TOOL = "pizza__order"

@@ -17,7 +17,7 @@ from goondan.schemas.approvals import ApprovalAsk
 from goondan.schemas.bundle.launch import CatalogItem, SandboxSpec, ToolSpec
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.frames import Frame, Lease, ToolCallPayload
-from goondan.schemas.wire.tool_asks import CODE_TOOL, ToolAsk
+from goondan.schemas.wire.questions import CODE_TOOL, ToolAsk
 from tests.features.approvals.test_calls import decide, items, result
 from tests.unit.kernel.broker.approving import ASK, Bench, code_of
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from goondan.features.gates.broker.gate import Ask, Gate, Permit
 from goondan.features.gates.broker.learned import Key
-from goondan.schemas.models.model_limits import ModelLimits
+from goondan.schemas.models.model_providers import ModelLimits
 
 #: How often the broker looks at its gates (seconds).
 TICK_S: Final = 0.2

@@ -19,8 +19,8 @@ from goondan.kernel.broker.ledger import Ledger
 from goondan.kernel.broker.router import Router
 from goondan.kernel.broker.spawns import Spawned
 from goondan.kernel.broker.workdirs import Beneath, Workdir
+from goondan.schemas.bundle.effective_config import server_of
 from goondan.schemas.bundle.launch import KernelPlan, McpServerSpec, ToolSpec
-from goondan.schemas.bundle.reach import server_of
 from goondan.schemas.mcp import McpAttach, McpListing, McpNews
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.control import Exited, Principal

@@ -32,8 +32,7 @@ from goondan.agentproc.providers.seeing import Seeing
 from goondan.agentproc.providers.sending import PART_BYTES, parts_of
 from goondan.agentproc.providers.vendor import Fault, Vendor
 from goondan.schemas.bundle.launch import ModelSpec
-from goondan.schemas.wire.attached_files import MAX_FILES, MAX_SHOWN, check_files, media_type_of
-from goondan.schemas.wire.blobs import describe
+from goondan.schemas.wire.blobs import MAX_FILES, MAX_SHOWN, check_files, describe, media_type_of
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Blob, FilePart, ToolResult

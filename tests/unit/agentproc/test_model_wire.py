@@ -30,8 +30,7 @@ from goondan.agentproc.providers.retry import Retries, retry_after
 from goondan.agentproc.providers.sse import EventTooLarge, SseDecoder, SseEvent
 from goondan.agentproc.providers.vendor import Fault, FaultKind, page_title
 from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
-from goondan.schemas.models.model_limits import ModelRetry
-from goondan.schemas.models.model_providers import BY_NAME
+from goondan.schemas.models.model_providers import BY_NAME, ModelRetry
 from goondan.schemas.wire.frames import ToolResult
 from tests.unit.agentproc.fakes import BASH, NOTE
 from tests.unit.agentproc.vendor_formats import asked, body, calls, conversation, message, result

@@ -15,7 +15,7 @@ from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Frame
-from goondan.schemas.wire.tool_asks import ToolAnswer, ToolAsk
+from goondan.schemas.wire.questions import ToolAnswer, ToolAsk
 
 GRANTED = ExtensionSpec(name="mcp-a", entry="/x", resource={}, config={"grants": ["sampling"]}, server="a")
 NOT = structs.replace(GRANTED, name="mcp-b", config={"grants": ["roots"]}, server="b")

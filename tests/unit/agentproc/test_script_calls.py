@@ -17,8 +17,8 @@ from goondan.agentproc.scripts import Record
 from goondan.schemas.bundle.launch import CatalogItem, ToolSource
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import Frame, ToolCallPayload, ToolResult
+from goondan.schemas.wire.questions import CODE_MODE, CODE_TOOL, MAX_OPEN, FoundTools, ToolAnswer, ToolAsk
 from goondan.schemas.wire.spans import call_span
-from goondan.schemas.wire.tool_asks import CODE_MODE, CODE_TOOL, MAX_OPEN, FoundTools, ToolAnswer, ToolAsk
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, echo, event_frame, ok, says, wants
 from tests.unit.agentproc.test_runtime_events import details, notes

@@ -10,7 +10,7 @@ from goondan.agentproc.call_ids import MAX_TOOL_CALL_ID
 from goondan.agentproc.scripts import MAX_NAMED, MAX_SEARCHES, Record, Scripts, inner_id, told
 from goondan.schemas.bundle.address import is_given_id
 from goondan.schemas.wire.frames import ErrorPayload
-from goondan.schemas.wire.tool_asks import CODE_TOOL, MAX_INNER_CALLS, MAX_OPEN
+from goondan.schemas.wire.questions import CODE_TOOL, MAX_INNER_CALLS, MAX_OPEN
 
 
 def refused(answer: int | ErrorPayload | None) -> str:

@@ -28,8 +28,7 @@ from goondan.agentproc.turn import (
     Turn,
 )
 from goondan.agentproc.verdicts import Verdict
-from goondan.schemas.bundle.launch import ModelSpec
-from goondan.schemas.bundle.structured import ForcedTool, OutputSpec, ToolChoice
+from goondan.schemas.bundle.launch import ForcedTool, ModelSpec, OutputSpec, ToolChoice
 from tests.unit.agentproc.fakes import BASH
 from tests.unit.agentproc.turn_driver import Driver
 from tests.unit.agentproc.vendor_formats import conversation

@@ -12,7 +12,7 @@ from goondan.agentproc.tool_asks import KEPT, KEPT_BYTES, Asked, ToolAsks, unsen
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import Frame
-from goondan.schemas.wire.tool_asks import ToolAnswer, ToolAsk
+from goondan.schemas.wire.questions import ToolAnswer, ToolAsk
 
 CALL = "t1/c1"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from goondan.kernel.cli.console.commands import HELP, Command, history_line, new_instance, read_command
 from goondan.kernel.cli.console.conversation import tool_lines
 from goondan.schemas.bundle.address import is_instance_key
-from goondan.schemas.text.argument_line import MAX_LINE, argument_line
+from goondan.schemas.text.visible import MAX_LINE, argument_line
 from goondan.schemas.wire.frames import OperatorTool
 
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.schemas.bundle.aliases import json_type
 from goondan.schemas.bundle.arguments import compile_arguments, invalid_arguments
+from goondan.schemas.bundle.json_values import json_type
 from goondan.schemas.wire.errors import GoondanError
 
 TRIM: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.schemas.worker.entries import EntryKind, entry_kind
+from goondan.schemas.bundle.launch import EntryKind, entry_kind
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import fields, replace
 
-from goondan.schemas.bundle.in_place import can_follow
-from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExtensionSpec, ModelSpec
-from goondan.schemas.bundle.structured import OutputSpec
+from goondan.schemas.bundle.effective_config import can_follow
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExtensionSpec, ModelSpec, OutputSpec
 from goondan.schemas.wire.codec import to_raw
 
 ONE = ExtensionSpec(name="one", entry="/b/ext/one.py", resource={"a": 1}, config={"level": 1}, modules={"one.py": "ab"})

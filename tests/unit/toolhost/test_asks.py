@@ -13,8 +13,15 @@ from msgspec import Raw
 from goondan.schemas.wire.codec import MAX_FRAME_BYTES, encode, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import OPERATOR_AGENT, AgentEvent, AgentsList, AgentsSpawn, Answer, Frame, ReplyTo
-from goondan.schemas.wire.questions import TIMEOUT_MS, correlation
-from goondan.schemas.wire.tool_asks import MAX_ANSWER_BYTES, MAX_INNER_CALLS, MAX_OPEN, ToolAnswer, ToolAsk
+from goondan.schemas.wire.questions import (
+    MAX_ANSWER_BYTES,
+    MAX_INNER_CALLS,
+    MAX_OPEN,
+    TIMEOUT_MS,
+    ToolAnswer,
+    ToolAsk,
+    correlation,
+)
 from goondan.schemas.worker.worker_frames import Ask
 from goondan.toolhost.calls.asks import (
     MAX_ASKED,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.schemas.worker.hidden import runtime_place, uncovered, workspace_of
+from goondan.schemas.worker.grantable import runtime_place, uncovered, workspace_of
 from goondan.toolhost.facts.hiding import Hiding, MountInfo, places_of, read_mounts, runtime_folders, unknown_place
 
 ROOT = MountInfo(1, "8:1", "/", "/")
@@ -119,7 +119,7 @@ def test_the_state_root_of_another_kernel_is_known_by_what_is_in_it(tmp_path: Pa
     assert unknown_place(str(tmp_path / "workspaces" / "project"), []) is None, "a project's folder"
 
 
-# --- what may be named in a hidden folder (schemas/worker/hidden.py) ------------------------------------------------
+# --- what may be named in a hidden folder (schemas/worker/grantable.py) ---------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from goondan.schemas.bundle.launch import SandboxSpec
 from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.worker.tiers import TIERS, is_weaker
+from goondan.schemas.worker.receipts import TIERS, is_weaker
 from goondan.toolhost.policy.launch_plan import READ, RUN, WRITE, for_file
 from goondan.toolhost.policy.plan import ROWS, has_namespaces, plan
 from goondan.toolhost.policy.subject import HostPath, Request

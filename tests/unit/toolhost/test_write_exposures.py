@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.worker.workdirs import MAX_SILENCE_S, GuardedPlace, WriteExposure
+from goondan.schemas.worker.tool_host_reports import MAX_SILENCE_S, GuardedPlace, WriteExposure
 from goondan.toolhost.facts.folders import MADE_NAMES
 from goondan.toolhost.jails import write_exposures as module
 from goondan.toolhost.jails.write_exposures import WriteExposures, joined

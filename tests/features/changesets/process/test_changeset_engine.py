@@ -18,7 +18,7 @@ from goondan.features.changesets.process.engine import Engine
 from goondan.features.changesets.wire import OpenedChangeset
 from goondan.kernel.bundle.loader import inspect_bundle
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.worker.workdirs import WriteExposure
+from goondan.schemas.worker.tool_host_reports import WriteExposure
 from tests.features.changesets.process.changeset_bundles import DOCUMENTS, Bundles, git
 
 

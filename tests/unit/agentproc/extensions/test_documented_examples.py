@@ -19,9 +19,8 @@ import pytest
 
 from goondan.agentproc.loop import TurnRunner
 from goondan.kernel.broker.live_config.rules import Proposer, judge
-from goondan.schemas.bundle.effective_config import declared, digest_of
+from goondan.schemas.bundle.effective_config import declared, digest_of, reachable_tools
 from goondan.schemas.bundle.launch import ExtensionSpec
-from goondan.schemas.bundle.reach import reachable_tools
 from goondan.schemas.live_config import ConfigOutcome, ConfigProposal, LiveChanges
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import fail

@@ -8,7 +8,7 @@ import pytest
 
 from goondan.agentproc.extensions.contexts import StepContext
 from goondan.agentproc.extensions.results import StepResult
-from goondan.schemas.bundle.structured import ForcedTool
+from goondan.schemas.bundle.launch import ForcedTool
 from goondan.schemas.wire.errors import GoondanError
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make

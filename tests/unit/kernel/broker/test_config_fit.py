@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from goondan.kernel.broker.live_config import patches as patches_module
 from goondan.kernel.broker.live_config import service as service_module
-from goondan.schemas.bundle.extension_config import check_config
+from goondan.schemas.bundle.extensions import check_config
 from goondan.schemas.live_config import ConfigOutcome
 from goondan.schemas.wire.codec import from_raw
 from tests.unit.kernel.broker.test_live_config import EXTENSIONS, Live, add, code_of, remove, replace

@@ -12,7 +12,7 @@ from goondan.kernel.broker.entities import AGENTS, TOOLS
 from goondan.kernel.broker.tool_asks import ToolAsks
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.frames import Frame, Source
-from goondan.schemas.wire.tool_asks import ToolAnswer, ToolAsk
+from goondan.schemas.wire.questions import ToolAnswer, ToolAsk
 from tests.unit.kernel.broker.test_acting import CALL, code, host, tell
 from tests.unit.kernel.broker.test_acting import working as plain
 from tests.unit.kernel.broker.world import World, part_of

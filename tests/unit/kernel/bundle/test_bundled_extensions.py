@@ -12,9 +12,9 @@ from goondan.kernel.bundle import documents
 from goondan.kernel.bundle.documents import BROUGHT_MANIFEST, EXTENSION_MANIFEST, IN_AGENTS, IN_JAILS, BaseExtensions
 from goondan.kernel.plan import build_plan
 from goondan.kernel.trust.powers import Reach
-from goondan.schemas.bundle.extension_config import check_config
+from goondan.schemas.bundle.effective_config import reachable_tools
+from goondan.schemas.bundle.extensions import check_config
 from goondan.schemas.bundle.launch import ToolSource
-from goondan.schemas.bundle.reach import reachable_tools
 from goondan.schemas.wire.frames import OPERATOR_AGENT
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 

@@ -12,7 +12,7 @@ from goondan.agentproc.extensions import api as api_module
 from goondan.agentproc.extensions.api import ConsoleLogger, ExtensionApi
 from goondan.agentproc.extensions.state import InstanceApi, StoredState
 from goondan.kernel.bundle.extensions import unknown_members
-from goondan.schemas.bundle.extension_api import API_MEMBERS
+from goondan.schemas.bundle.extensions import API_MEMBERS
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 CLASSES: dict[str, Any] = {

@@ -15,7 +15,7 @@ from goondan.kernel.bundle.problems import BundleError
 from goondan.kernel.grants import written
 from goondan.kernel.grants.written import Written, accept, find_written
 from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.worker.workdirs import EXPOSURES, LOCK, MAX_SILENCE_S, GuardedPlace, WriteExposure
+from goondan.schemas.worker.tool_host_reports import EXPOSURES, LOCK, MAX_SILENCE_S, GuardedPlace, WriteExposure
 
 HOUR = 3600 * 10**9
 BUNDLE = """\

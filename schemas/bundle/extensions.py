@@ -1,17 +1,41 @@
-"""The config of an extension against its `spec.configSchema`: what does not fit, and what is filled in. Pure.
+"""What the kernel and an agent both know of extensions: the members of their `api`, and how a config fits its schema.
+Pure.
+
+The agent makes the object (agentproc/extensions/api.py); a test holds the two together. What features bring is in their
+`bundle.py` (`API`).
 
 An extension that declares no schema gets its config as it was written. With one, a config that does not fit is an error
 where it is written, and `default` of top-level properties is filled in for what is left out.
 
-Source: requirements EXT-02, EXT-10.
+Source: docs/extensions.md; requirements EXT-02, EXT-09, EXT-10.
 """
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any, Final
 
 from goondan.schemas.wire.errors import fail
+
+#: Each member with what it has itself; None where that is not fixed.
+API_MEMBERS: Final[Mapping[str, frozenset[str] | None]] = {
+    "agent_name": None,
+    "deny": None,
+    "events": frozenset(("emit", "on", "once")),
+    "ext_state": None,
+    "extension": None,
+    "instance": frozenset(("shared",)),
+    "instance_key": None,
+    "live_config": frozenset(("propose_patch",)),
+    "logger": frozenset(("debug", "error", "info", "log", "warn", "warning")),
+    "pipeline": frozenset(("register",)),
+    "pipelines": frozenset(("mutate", "wrap")),
+    "state": frozenset(("get", "read", "set", "update")),
+    "tools": frozenset(("bring", "register", "unregister")),
+    "workdir": None,
+}
+
 
 #: The beginning of each issue of the checker of arguments, and the words for it here.
 _ARGS: Final = "args"
