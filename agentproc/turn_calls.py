@@ -36,7 +36,6 @@ from goondan.schemas.mcp import CONNECT_S
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import OperatorTool, ToolResult
-from goondan.schemas.wire.questions import ELICIT
 from goondan.schemas.wire.spans import call_span, step_span
 
 log = logging.getLogger("agentproc")

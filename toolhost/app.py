@@ -50,7 +50,7 @@ from goondan.toolhost.host import Host
 from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Powers
-from goondan.toolhost.survey.tiers import ALONE, Survey, survey, why_calls_are_not_forked
+from goondan.toolhost.survey import ALONE, Survey, survey, why_calls_are_not_forked
 from goondan.toolhost.watch.procfs import end_stranded
 
 # --- the folder -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ workspace's state. The next check uses it if the files are the same.
 The loader imports this before everything else, and starts that program while the rest is imported: so what only the
 judging needs is imported there.
 
-Source: docs/design/bundle.md section 5; toolhost/inspection/ has the other half; requirements HANDLER-03, HANDLER-04,
+Source: docs/design/bundle.md section 5; toolhost/inspection.py has the other half; requirements HANDLER-03, HANDLER-04,
 VALIDATE-02.
 """
 

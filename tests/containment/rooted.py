@@ -20,7 +20,7 @@ from goondan.schemas.bundle.launch import Filesystem, SandboxSpec
 from goondan.schemas.system.users import DEFAULT
 from goondan.toolhost.facts.host import gather
 from goondan.toolhost.privileges.powers import instance_uid
-from goondan.toolhost.survey.tiers import survey
+from goondan.toolhost.survey import survey
 from goondan.toolhost.watch.procfs import process_status
 from tests.containment.test_totals import LIMITS, MET, bombs
 from tests.toolhost_fixture import POWERS, Bench, bench, make_tool

@@ -425,7 +425,7 @@ import asyncio, os, sys
 from pathlib import Path
 from tests.toolhost_fixture import POWERS, bench, bwrap, make_tool
 from goondan.toolhost.facts.host import host_facts
-from goondan.toolhost.survey.tiers import probe
+from goondan.toolhost.survey import probe
 
 async def main():
     place = Path(sys.argv[1])

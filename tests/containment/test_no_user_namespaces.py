@@ -33,7 +33,7 @@ from pathlib import Path
 from tests.containment.tried import every_attempt
 from tests.toolhost_fixture import POWERS
 from goondan.toolhost.facts.host import gather
-from goondan.toolhost.survey.tiers import survey
+from goondan.toolhost.survey import survey
 os.environ["HOST_SECRET"] = "x"
 async def main():
     found = await survey(POWERS, gather(POWERS))

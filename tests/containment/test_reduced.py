@@ -23,8 +23,8 @@ from goondan.schemas.bundle.launch import ExportSpec, Filesystem, Limits, Sandbo
 from tests.containment import tried
 from tests.toolhost_fixture import bench, make_tool
 import goondan.toolhost.facts.host
-from goondan.toolhost.survey.__main__ import report
-from goondan.toolhost.survey.tiers import survey
+from goondan.toolhost.survey import report
+from goondan.toolhost.survey import survey
 
 place = Path(sys.argv[1])
 tempfile.tempdir = str(place)

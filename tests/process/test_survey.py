@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 
-import goondan.toolhost.survey.tiers
+import goondan.toolhost.survey
 from goondan.schemas.system.own_users import TOOLHOST_UID
 from goondan.toolhost.facts.host import gather
 from goondan.toolhost.policy.plan import MINIMUM_LANDLOCK
 from goondan.toolhost.policy.subject import HostFacts
-from goondan.toolhost.survey.tiers import Signs
+from goondan.toolhost.survey import Signs
 from tests.toolhost_fixture import POWERS, bwrap
 
 ROOT = Path(__file__).parents[2]
@@ -92,11 +92,11 @@ def test_a_host_where_no_jail_is_one(short_tmp: Path, script: str, what: str) ->
 async def test_a_kernel_without_landlock_has_no_tier_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """Namespaces alone are neither full nor reduced: nothing is even tried, and the fix is named."""
     signs = Signs(release="5.10.0", lsm="capability,yama")
-    monkeypatch.setattr(goondan.toolhost.survey.tiers, "read_signs", lambda *_: signs)
-    monkeypatch.setattr(goondan.toolhost.survey.tiers, "probe", lambda *_: pytest.fail("a jail was tried"))
+    monkeypatch.setattr(goondan.toolhost.survey, "read_signs", lambda *_: signs)
+    monkeypatch.setattr(goondan.toolhost.survey, "probe", lambda *_: pytest.fail("a jail was tried"))
     facts = gather(POWERS)
     assert isinstance(facts, HostFacts)
-    found = await goondan.toolhost.survey.tiers.survey(POWERS, msgspec.structs.replace(facts, landlock=0))
+    found = await goondan.toolhost.survey.survey(POWERS, msgspec.structs.replace(facts, landlock=0))
     assert (found.tier, found.walls, found.facts) == (None, [], None)
     (finding,) = found.findings
     assert finding.what == "landlock" and "5.13" in finding.fix

@@ -37,7 +37,7 @@ from goondan.schemas.worker.worker_frames import (
 )
 from goondan.toolhost.facts.hiding import Hiding
 from goondan.toolhost.host import Host
-from goondan.toolhost.limits.decide import Used
+from goondan.toolhost.limits import Used
 from goondan.toolhost.serving.live import LiveSession
 from goondan.toolhost.sessions.pool import Start
 from goondan.toolhost.sessions.session import JailSession

@@ -44,7 +44,7 @@ from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.jails import worker
 from goondan.toolhost.jails.launch import Launched, launch
 from goondan.toolhost.jails.worker import Granted, Worker, WorkerOwner
-from goondan.toolhost.limits.decide import Used, limit_error
+from goondan.toolhost.limits import Used, limit_error
 from goondan.toolhost.policy.plan import has_namespaces, plan
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Powers

@@ -34,7 +34,7 @@ from goondan.toolhost.jails import worker
 from goondan.toolhost.jails.jail import Jail, JailOwner
 from goondan.toolhost.jails.launch import Launched, Wires, launch
 from goondan.toolhost.jails.template_link import Forked, TemplateLink
-from goondan.toolhost.limits.decide import Used
+from goondan.toolhost.limits import Used
 from goondan.toolhost.policy.launch_plan import LaunchPlan
 from goondan.toolhost.policy.subject import Request
 from goondan.toolhost.privileges.powers import Powers

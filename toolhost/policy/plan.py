@@ -24,7 +24,7 @@ tier). Only an ordinary user has it, and only tools whose `minTier` allows it. T
 allowed path can be hidden or made read-only: where the full tier would do that, this tier refuses.
 
 The table of tiers has the strongest first. A tier has its name in schemas/worker/receipts.py, its plan and a row here,
-and in survey/tiers.py how a host is tried for it. Nothing else asks for a tier by its name.
+and in toolhost/survey.py how a host is tried for it. Nothing else asks for a tier by its name.
 
 Source: docs/design/tools.md section 9; docs/design/sandbox.md sections 1, 2, 3 and 7; docs/decisions/038.
 docs/sandbox.md has what the reduced tier does not hold.
@@ -40,7 +40,7 @@ from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.hosts import BadHost, read_network
 from goondan.schemas.worker.receipts import Tier, Wall, is_weaker
 from goondan.toolhost.launcher.request import Enclosure
-from goondan.toolhost.limits.table import group_plan, mechanisms, resource_limits
+from goondan.toolhost.limits import group_plan, mechanisms, resource_limits
 from goondan.toolhost.policy import launch_plan, mounts, subject
 from goondan.toolhost.policy.launch_plan import (
     DEVICES,

@@ -15,7 +15,7 @@ from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.grantable import runtime_place, uncovered, unreadable, unwritable, within, workspace_of
 from goondan.schemas.worker.receipts import STRONGEST, Tier
 from goondan.schemas.worker.worker_frames import WORKER_FD
-from goondan.toolhost.limits.table import Tree
+from goondan.toolhost.limits import Tree
 from goondan.toolhost.seccomp.program import Machine
 
 Kind = Literal["dir", "file"]

@@ -33,7 +33,7 @@ from goondan.toolhost.jails.jail import CallSandbox, CallSandboxes, Jail
 from goondan.toolhost.jails.network import JailNetwork
 from goondan.toolhost.jails.server_jail import RemoteServer, ServerJail
 from goondan.toolhost.jails.worker import CLOSED, Granted, Worker, WorkerOwner
-from goondan.toolhost.limits.decide import lacks_memory, lacks_processes, limit_error, with_limit
+from goondan.toolhost.limits import lacks_memory, lacks_processes, limit_error, with_limit
 from goondan.toolhost.sessions.machine import AskToStop, EndCall, JailAction, Kill, Leave, LeaveCall, Terminate
 from goondan.toolhost.sessions.session import JailReceipts, JailSession
 from goondan.toolhost.traffic.messages import Denied, Failed

@@ -48,7 +48,7 @@ from goondan.toolhost.jails.jail import CallSandbox, Jail
 from goondan.toolhost.jails.network import Egress
 from goondan.toolhost.jails.server_jail import RemoteServer, ServerJail
 from goondan.toolhost.jails.worker import Worker
-from goondan.toolhost.limits.decide import limit_error
+from goondan.toolhost.limits import limit_error
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.serving.answers import Answers, Asking, Logins, too_much_pending
 from goondan.toolhost.serving.live import LiveSession, load_error, protocol_error, unavailable

@@ -27,7 +27,7 @@ from goondan.schemas.wire.frames import ToolError
 from goondan.schemas.worker.receipts import CallReceipt, JailReceipt
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.results import Work
-from goondan.toolhost.limits.decide import Used
+from goondan.toolhost.limits import Used
 from goondan.toolhost.policy.launch_plan import LaunchPlan
 
 #: Calls in one jail at a time. More calls wait in the host, where cancelling them costs nothing.

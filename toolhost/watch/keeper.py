@@ -16,8 +16,7 @@ from typing import Final
 
 from goondan.toolhost.launcher.operations import FREEZER_STATE
 from goondan.toolhost.launcher.places import write_text
-from goondan.toolhost.limits.decide import ORDINARY, weight_of
-from goondan.toolhost.limits.table import GroupPlan, Tree
+from goondan.toolhost.limits import ORDINARY, GroupPlan, Tree, weight_of
 from goondan.toolhost.privileges.powers import Powers, beside, read_text
 
 #: A counter of Linux gives one number of eight bytes.

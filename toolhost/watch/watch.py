@@ -42,7 +42,7 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Final, NamedTuple
 
-from goondan.toolhost.limits.decide import (
+from goondan.toolhost.limits import (
     DISK_PART,
     MIB,
     Allowance,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.toolhost.survey.tiers import Signs, explain, unknown_machine, without_bubblewrap, without_landlock
+from goondan.toolhost.survey import Signs, explain, unknown_machine, without_bubblewrap, without_landlock
 
 NO_NAMESPACE = "bwrap: No permissions to create a new namespace, likely because the kernel does not allow it"
 UID_MAP = "bwrap: setting up uid map: Permission denied"

@@ -19,7 +19,7 @@ from goondan.toolhost.facts.host import find_bwrap, gather, host_facts, version_
 from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Ordinary, Rooted, Uids
-from goondan.toolhost.survey.tiers import CAPABILITIES, judge, judge_processes
+from goondan.toolhost.survey import CAPABILITIES, judge, judge_processes
 from tests.toolhost_fixture import POWERS
 
 HOST = HostFacts(bwrap="/b", python="/usr/bin/python3", inside="/i", machine="x86_64")

@@ -8,7 +8,7 @@ import pytest
 
 from goondan.schemas.bundle.launch import ExportSpec, ToolSpec
 from goondan.schemas.worker.tool_host_reports import ModuleReport
-from goondan.toolhost.inspection.source import MAX_SOURCE_BYTES, read_source
+from goondan.toolhost.inspection import MAX_SOURCE_BYTES, read_source
 
 FOUND = {
     "a literal": ("handlers = {'a': f, 'b': g}", ["a", "b"]),

@@ -8,8 +8,7 @@ from msgspec.structs import replace
 from goondan.schemas.bundle.launch import JavaScriptRuntime, Limits, ToolSpec
 from goondan.schemas.wire.errors import GoondanError
 from goondan.toolhost.jails.worker import last_line
-from goondan.toolhost.limits.decide import lacks_memory
-from goondan.toolhost.limits.table import Tree, resource_limits
+from goondan.toolhost.limits import Tree, lacks_memory, resource_limits
 from goondan.toolhost.policy.launch_plan import command, limits_data, runtime_of
 
 NODE = JavaScriptRuntime(name="node", program="/n/node", version="22.20.0")

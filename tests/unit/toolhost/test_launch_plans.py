@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from goondan.schemas.bundle.launch import Limits, SandboxSpec
 from goondan.schemas.wire.errors import GoondanError
-from goondan.toolhost.limits.table import GroupPlan, Tree
+from goondan.toolhost.limits import GroupPlan, Tree
 from goondan.toolhost.policy.launch_plan import DEVICES, RUN, LaunchPlan, for_file
 from goondan.toolhost.policy.plan import plan, walls_full
 from goondan.toolhost.policy.subject import HostFacts, HostPath, Request

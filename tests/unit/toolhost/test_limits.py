@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from goondan.schemas.bundle.launch import Limits
 from goondan.schemas.worker.worker_frames import WorkerError
-from goondan.toolhost.limits.decide import (
+from goondan.toolhost.limits import (
     KEPT_S,
     MIB,
     MOVED_S,
@@ -17,28 +17,26 @@ from goondan.toolhost.limits.decide import (
     Allowance,
     CpuMeter,
     DiskMeter,
+    GroupPlan,
     Growth,
     HiddenMemory,
     InFlight,
     KeptDescriptors,
     Lost,
     Pace,
+    Tree,
     Usage,
     exceeded,
+    group_plan,
     limit_error,
+    mechanisms,
     niceness_of_slow,
+    processes_of_a_namespace,
+    resource_limits,
     walk_again_at,
     walked_before,
     weight_of,
     with_limit,
-)
-from goondan.toolhost.limits.table import (
-    GroupPlan,
-    Tree,
-    group_plan,
-    mechanisms,
-    processes_of_a_namespace,
-    resource_limits,
 )
 from goondan.toolhost.watch.keeper import weight
 

@@ -6,7 +6,7 @@ import msgspec
 
 from goondan.schemas.bundle.launch import ToolSpec
 from goondan.schemas.worker.receipts import Receipt
-from goondan.toolhost.limits.decide import Used
+from goondan.toolhost.limits import Used
 from goondan.toolhost.policy.plan import plan
 from goondan.toolhost.policy.subject import Request
 from goondan.toolhost.sessions.session import LONG_S, LOOK_S, JailReceipts

@@ -1,4 +1,4 @@
-"""The handler of the probe: it looks around in its jail and returns what it sees; toolhost/survey/tiers.py judges."""
+"""The handler of the probe: it looks around in its jail and returns what it sees; toolhost/survey.py judges."""
 
 from __future__ import annotations
 

@@ -3,11 +3,23 @@ after the other, the best first.
 
 The probe jail is made like the jail of every tool: policy, launch, worker protocol. Its handler looks around from
 inside, and the host compares the result with its own facts. So a bubblewrap that starts but does not separate is
-noticed. The tool host starts with this survey, and `python -m goondan.toolhost.survey`
-prints it, so both always agree.
+noticed. The tool host starts with this survey, and the program prints it, so both always agree.
 
 The cause comes from the probe jail, or from the search for bubblewrap. The signs are facts that were read from the
 host. A fix is a command or a setting that can be used without changes. No fix asks for a privileged container.
+
+`python -m goondan.toolhost.survey` makes a jail, and prints as one JSON document which sandbox this host can give.
+
+    {"tier": "full" | "reduced" | null, "walls": [NAME, …], "notes": [TEXT, …],
+     "findings": [{"what", "problem", "fix"}, …],
+     "limits": {"memoryMb": "cgroup" | "watched", …},
+     "kernel": "6.18.0", "machine": "x86_64", "root": false, "user": 1000,
+     "bwrap": PATH | null, "bwrapVersion": "0.11.0" | null, "landlock": 6}
+
+`tier` is null when no tool can run. Then `findings` says why, and what would help. `walls` are the walls that the probe
+jail has. `limits` names the mechanism of each limit of a jail. Both use the words of the receipts, and both are empty
+without a jail. `root` says whether root has started the program. Then `user` is the user who makes jails: the tool
+host's own user, or 0 where there is no such number. The exit status is 0 for every result.
 
 Source: docs/design/sandbox.md sections 3.7 and 7; known hosts: Ubuntu's AppArmor rule for user namespaces, containers
 without a fresh procfs, WSL, kernels without Landlock.
@@ -17,6 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -29,7 +42,10 @@ from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.receipts import TIERS, Tier, Wall
 from goondan.schemas.worker.tool_host_reports import Obstacle
 from goondan.schemas.worker.worker_frames import Call, Ended, Forked, LoadFailed, Result, WorkerFrame
+from goondan.toolhost.drop_privileges import drop_privileges
+from goondan.toolhost.facts.host import landlock_abi
 from goondan.toolhost.jails.jail import OUTPUT_LIMIT, CallSandboxes, Jail, Visit
+from goondan.toolhost.limits import mechanisms
 from goondan.toolhost.policy.launch_plan import SERVER_CAPABILITIES as KEPT
 from goondan.toolhost.policy.plan import MINIMUM_LANDLOCK, ROWS, has_namespaces
 from goondan.toolhost.policy.subject import JAIL_UID, HostFacts
@@ -427,3 +443,45 @@ def _allow_namespaces(signs: Signs) -> str:
 
 def _is_wsl(signs: Signs) -> bool:
     return "microsoft" in signs.release.lower()
+
+
+# --- the program ------------------------------------------------------------------------------------------------------
+
+
+async def report(powers: Powers, usual: HostFacts | GoondanError) -> dict[str, object]:
+    """The document: the survey, and facts about the host for a person."""
+    found = await survey(powers, usual)
+    notes = [*found.notes]
+    if found.facts is not None and has_namespaces(found.facts.tier):
+        problem = await why_calls_are_not_forked(found.facts, powers)
+        notes += [] if problem is None else [f"{ALONE}: {problem}."]
+    facts = None if isinstance(usual, GoondanError) else usual
+    return {
+        "tier": found.tier,
+        "walls": found.walls,
+        "notes": notes,
+        "findings": found.findings,
+        "limits": {} if found.facts is None else mechanisms(found.facts.groups),
+        "kernel": os.uname().release,
+        "machine": os.uname().machine,
+        "root": powers.operator == 0,
+        "user": os.geteuid(),
+        "bwrap": (facts.bwrap or None) if facts else None,
+        "bwrapVersion": (facts.bwrap_version or None) if facts else None,
+        "landlock": landlock_abi(),
+    }
+
+
+def main() -> int:
+    """Print the report. Returns 0, or 1 when root could not be given up."""
+    try:
+        powers, facts = drop_privileges()
+    except OSError as error:
+        print(f"goondan.toolhost.survey: cannot give up root's powers: {error.strerror or error}", file=sys.stderr)
+        return 1
+    sys.stdout.buffer.write(msgspec.json.encode(asyncio.run(report(powers, facts))) + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
