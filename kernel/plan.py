@@ -24,7 +24,7 @@ from msgspec.structs import replace
 
 from goondan.features import parts
 from goondan.kernel.bundle.checked import Checked, CheckedAgent
-from goondan.kernel.bundle.feature_extensions import feature_extensions
+from goondan.kernel.bundle.extension_config import feature_extensions
 from goondan.kernel.bundle.servers import CheckedServer, server_rules, server_rules_of
 from goondan.kernel.bundle.tools import CheckedTool
 from goondan.schemas.bundle.address import build_tool_name

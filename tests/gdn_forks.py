@@ -49,13 +49,13 @@ LATER = (
     *(
         "goondan.kernel.bundle.check",
         "goondan.kernel.bundle.documents",
-        "goondan.kernel.bundle.granting",
+        "goondan.kernel.grants.granting",
         "goondan.kernel.bundle.handlers",
     ),
     *(
         "goondan.kernel.bundle.documents",
         "goondan.kernel.bundle.documents",
-        "goondan.kernel.bundle.grant_context",
+        "goondan.kernel.grants.context",
         "goondan.kernel.bundle.documents",
     ),
     *(

@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from goondan.features.approvals.wire import FEATURE, Policy, read_policy
 from goondan.kernel.bundle.checked import CheckedAgent
-from goondan.kernel.bundle.feature_extensions import is_bundled
+from goondan.kernel.bundle.extension_config import is_bundled
 from goondan.kernel.bundle.problems import Report
 from goondan.schemas.bundle.launch import ExtensionSpec
 
 
 class ApprovalExtension:
-    """The bundled extension `approval`, under whatever names a bundle has it (kernel/bundle/feature_extensions.py)."""
+    """The bundled extension `approval`, under whatever names a bundle has it (kernel/bundle/extension_config.py)."""
 
     feature: Final = FEATURE
     extension: Final = "approval"

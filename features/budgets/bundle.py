@@ -12,14 +12,14 @@ import msgspec
 
 from goondan.features.budgets.wire import FEATURE, BudgetLimits
 from goondan.kernel.bundle.checked import CheckedAgent
-from goondan.kernel.bundle.feature_extensions import is_bundled
+from goondan.kernel.bundle.extension_config import is_bundled
 from goondan.kernel.bundle.problems import Report
 from goondan.kernel.bundle.shape import Document
 from goondan.schemas.bundle.launch import ExtensionSpec, ModelSpec
 
 
 class BudgetExtension:
-    """The bundled extension `budget`, under whatever names a bundle has it (kernel/bundle/feature_extensions.py)."""
+    """The bundled extension `budget`, under whatever names a bundle has it (kernel/bundle/extension_config.py)."""
 
     feature: Final = FEATURE
     extension: Final = "budget"

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from goondan.kernel.bundle.feature_extensions import NamedFolders
+from goondan.kernel.bundle.extension_config import NamedFolders
 from goondan.kernel.bundle.lookup import Files
 from goondan.kernel.bundle.problems import Path, Report
 from goondan.kernel.bundle.shape import Document
@@ -23,7 +23,7 @@ from goondan.schemas.bundle.launch import ExtensionSpec
 
 
 class SkillFolders:
-    """The bundled extension `skills`, under whatever name a bundle has it (kernel/bundle/feature_extensions.py)."""
+    """The bundled extension `skills`, under whatever name a bundle has it (kernel/bundle/extension_config.py)."""
 
     extension: Final = "skills"
 

@@ -131,9 +131,9 @@ def _check(pinned: PinnedSkill) -> None:
     """Raise GoondanError for what nobody may be given, so that no policy is written that is refused later."""
     from goondan.kernel.bundle.checked import Checked
     from goondan.kernel.bundle.files import BundleFiles
-    from goondan.kernel.bundle.grant_context import gather
-    from goondan.kernel.bundle.granting import dangers, resolve_part
     from goondan.kernel.bundle.variables import VARIABLE_NAME
+    from goondan.kernel.grants.context import gather
+    from goondan.kernel.grants.granting import dangers, resolve_part
     from goondan.kernel.grants.merge import widen
     from goondan.schemas.bundle.policies import SwarmPolicy
     from goondan.schemas.worker.hosts import BadHost, parse_rule
@@ -156,7 +156,7 @@ def _check(pinned: PinnedSkill) -> None:
 def _gets(pinned: PinnedSkill | None) -> list[str] | None:
     """What a pin gives, in the words of `gdn grant list`; None without a pin."""
     from goondan.kernel.bundle.files import BundleFiles
-    from goondan.kernel.bundle.granting import resolve_part
+    from goondan.kernel.grants.granting import resolve_part
     from goondan.kernel.grants.merge import requested, widen
 
     if pinned is None:

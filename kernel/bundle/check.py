@@ -14,9 +14,8 @@ from typing import Any, Final
 import msgspec
 
 from goondan.kernel.bundle.checked import Checked, CheckedAgent, CheckedFallback, Declared, Packages
-from goondan.kernel.bundle.extension_config import check_given, check_used
+from goondan.kernel.bundle.extension_config import check_given, check_used, feature_extensions, folder_rules_of
 from goondan.kernel.bundle.extensions import Bundled, CheckedExtension, check_extension, circles, misplaced
-from goondan.kernel.bundle.feature_extensions import feature_extensions, folder_rules_of
 from goondan.kernel.bundle.kinds import kinds, providers
 from goondan.kernel.bundle.lookup import Files, Unreadable
 from goondan.kernel.bundle.models import ModelFault, check_model, endpoint_fault, resolve_model, sends_open_key

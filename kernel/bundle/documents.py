@@ -39,8 +39,8 @@ import msgspec
 from msgspec import Struct
 
 from goondan.kernel.bundle.checked import Package
+from goondan.kernel.bundle.extension_config import has_feature
 from goondan.kernel.bundle.extensions import CheckedExtension
-from goondan.kernel.bundle.feature_extensions import has_feature
 from goondan.kernel.bundle.files import NOTHING, BundleFiles, Overlay, list_documents, read_file, read_instead
 from goondan.kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
 from goondan.kernel.bundle.positions import Allowance, Composed, Fault, Mapping, Node, Scalar, compose, decode

@@ -26,8 +26,8 @@ from goondan.schemas.bundle.launch import KernelPlan, entry_kind
 if TYPE_CHECKING:
     from goondan.kernel.bundle.checked import Checked, Package
     from goondan.kernel.bundle.documents import Loaded
-    from goondan.kernel.bundle.granting import GrantContext
     from goondan.kernel.bundle.variables import EnvironmentRedactor
+    from goondan.kernel.grants.granting import GrantContext
     from goondan.kernel.grants.written import Written
     from goondan.kernel.trust.asking import Asking
     from goondan.kernel.trust.judge import Judgement
@@ -99,11 +99,11 @@ def inspect_bundle(
         from goondan.kernel.bundle.check import Checker
         from goondan.kernel.bundle.documents import BaseExtensions, PackageFolders, base_tools, load_documents
         from goondan.kernel.bundle.files import BundleFiles
-        from goondan.kernel.bundle.grant_context import gather
-        from goondan.kernel.bundle.granting import grant
         from goondan.kernel.bundle.kinds import local_models
         from goondan.kernel.bundle.models import without_key
         from goondan.kernel.bundle.variables import EnvironmentRedactor, wanted_variables
+        from goondan.kernel.grants.context import gather
+        from goondan.kernel.grants.granting import grant
         from goondan.kernel.grants.policy_file import POLICY_FILE
         from goondan.kernel.trust.asking import Asking
         from goondan.kernel.trust.judgement import judgement_of
@@ -261,7 +261,7 @@ def open_bundle(
         from goondan.kernel.trust.judge import untrusted
 
         raise untrusted(inspected.judgement, path, running=asking is not None and asking.running is not None)
-    from goondan.kernel.bundle.grant_context import key_folders
+    from goondan.kernel.grants.context import key_folders
     from goondan.kernel.plan import build_plan
 
     loaded, checked = inspected.loaded, inspected.checked

@@ -49,9 +49,9 @@ class CheckedTool(Struct):
     sandbox: launch.SandboxSpec = field(default_factory=launch.SandboxSpec)
     #: The package that it comes from. '': the bundle's own.
     package: str = ""
-    #: What it gets (kernel/bundle/granting.py).
+    #: What it gets (kernel/grants/granting.py).
     granted: launch.SandboxSpec | None = None
-    #: What agents leave of that, by the agent's name (kernel/bundle/granting.py).
+    #: What agents leave of that, by the agent's name (kernel/grants/granting.py).
     narrowed: dict[str, launch.SandboxSpec] = {}
     #: Its handlers run in the process of the agent that calls it. Only bundled tools have that.
     in_agent: bool = False
@@ -61,7 +61,7 @@ class CheckedTool(Struct):
     sandbox_at: Path = ("spec", "sandbox")
     #: Its calls name a folder, which their jail shows read-only.
     takes_folder: bool = False
-    #: What its calls get by their folders, by the agent's name (kernel/bundle/granting.py).
+    #: What its calls get by their folders, by the agent's name (kernel/grants/granting.py).
     folders: dict[str, launch.FolderGrants] = {}
     #: What loads an entry in JavaScript or TypeScript (kernel/bundle/javascript.py).
     javascript: launch.JavaScriptRuntime | None = None

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from goondan.kernel.bundle.examples import Outcome, short
+from goondan.kernel.bundle.tool_pages import Outcome, short
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import BundleTarget, attach_or_start, locate
 from goondan.kernel.cli.commands.call import check_grant, perform
@@ -228,7 +228,7 @@ def run_all(place: BundleTarget, plan: list[Run], allow_net: tuple[str, ...]) ->
 
 async def run_one(session: Session, run: Run) -> Outcome:
     """Run one example: a real call in a workdir of its own. Raises GoondanError when there is no result at all."""
-    from goondan.kernel.bundle.examples import judge
+    from goondan.kernel.bundle.tool_pages import unkept_promises
     from goondan.kernel.cli.batch import ToolCall
 
     if run.reason:
@@ -238,7 +238,7 @@ async def run_one(session: Session, run: Run) -> Outcome:
         call = ToolCall(tool=run.full_name, args=run.example.input, instance=INSTANCE, workdir=folder)
         result = await perform(session, call)
         took = round((time.monotonic() - began) * 1000, 1)
-    found = judge(result, run.example.output, compares=run.compares)
+    found = unkept_promises(result, run.example.output, compares=run.compares)
     answered = {key: result[key] for key in ("output", "error") if key in result}
     return outcome_of(run, "failed" if found else "passed", duration_ms=took, differences=found, **answered)
 

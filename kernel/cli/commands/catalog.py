@@ -26,10 +26,9 @@ import click
 from msgspec import Struct, to_builtins
 
 from goondan.kernel.bundle.documents import BaseExtensions
-from goondan.kernel.bundle.examples import short
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
-from goondan.kernel.bundle.parameters import Parameter, parameter_rows
 from goondan.kernel.bundle.problems import BundleError, did_you_mean, short_path, shown
+from goondan.kernel.bundle.tool_pages import Parameter, parameter_rows, short
 from goondan.kernel.bundle.tools import CheckedTool
 from goondan.kernel.cli import options
 from goondan.kernel.cli.output import emit, is_terminal

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
-from goondan.kernel.bundle.granting import dangers, status
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import BundleTarget
@@ -22,6 +21,7 @@ from goondan.kernel.cli.console.trust_screen import screen, words
 from goondan.kernel.cli.output import columns_of, emit, is_terminal, wants_json, write
 from goondan.kernel.cli.state import checked_root, state_of
 from goondan.kernel.cli.terminal import printable, style_of
+from goondan.kernel.grants.granting import dangers, status
 from goondan.kernel.grants.merge import requested
 from goondan.kernel.grants.policy_file import POLICY_FILE, Accepted, PinnedSkill, write_decisions
 from goondan.kernel.grants.written import accept as accept_files

@@ -15,7 +15,7 @@ from goondan import features
 from goondan.agentproc import parts as agent_parts
 from goondan.features import FEATURES
 from goondan.kernel.broker import assemble
-from goondan.kernel.bundle import feature_extensions
+from goondan.kernel.bundle import extension_config
 from goondan.kernel.cli.commands import command_of
 from goondan.kernel.cli.console.questions import questions
 from goondan.schemas.wire.codec import to_raw
@@ -33,7 +33,7 @@ WITHOUT = tuple(feature for feature in FEATURES if feature.name != "approvals")
     ("file", "load"),
     [
         ("broker", assemble.features),
-        ("bundle", feature_extensions.feature_extensions.__wrapped__),
+        ("bundle", extension_config.feature_extensions.__wrapped__),
         ("agent", agent_parts.kinds.__wrapped__),
         ("console", lambda: questions(SimpleNamespace(on=lambda kind, call: None))),  # type: ignore[arg-type]
         ("command", lambda: command_of("approve")),
@@ -60,7 +60,7 @@ def test_without_its_row_the_broker_refuses_a_plan_with_rules(monkeypatch: pytes
 
 
 def test_without_its_row_a_bundle_with_rules_is_no_bundle(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_extensions, "FEATURES", WITHOUT)
+    monkeypatch.setattr(extension_config, "FEATURES", WITHOUT)
     for bundle in (using("{default: ask}"), OWN + using("{}").replace("Extension/approval", "Extension/guard")):
         (error,) = look(bundle).errors
         assert error.code == "E_CONFIG_UNSUPPORTED"

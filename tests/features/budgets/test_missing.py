@@ -13,7 +13,7 @@ from goondan import features
 from goondan.agentproc import parts
 from goondan.features.budgets.wire import FEATURE
 from goondan.kernel.broker import assemble
-from goondan.kernel.bundle import feature_extensions
+from goondan.kernel.bundle import extension_config
 from goondan.schemas.bundle.launch import AgentSpec, KernelPlan, ModelSpec, ToolHostSpec
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError
@@ -21,7 +21,7 @@ from tests.unit.kernel.bundle.conftest import Look
 from tests.unit.kernel.bundle.test_bundled_extensions import own, using
 
 LOADERS: dict[str, Callable[[], Any]] = {
-    "bundle": feature_extensions.feature_extensions,
+    "bundle": extension_config.feature_extensions,
     "broker": assemble.features,
     "agent": parts.kinds,
 }
@@ -52,7 +52,7 @@ def test_a_process_does_not_start_without_its_file(file: str, monkeypatch: pytes
     [
         "from goondan.agentproc.parts import kinds; kinds()",
         "from goondan.kernel.broker.assemble import features; features()",
-        "import goondan.kernel.cli.commands.denied",
+        "import goondan.kernel.cli.commands.traces",
         "import goondan.toolhost.app",
     ],
     ids=["agent", "broker", "gdn denied", "tool host"],
@@ -64,7 +64,7 @@ def test_every_process_knows_the_code(load: str) -> None:
 
 
 def test_without_the_feature_no_agent_can_use_the_extension(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feature_extensions, "FEATURES", without_row())
+    monkeypatch.setattr(extension_config, "FEATURES", without_row())
     for bundle in (WITH_BUDGET, OWN):
         (error,) = look(bundle).errors
         assert error.code == "E_CONFIG_UNSUPPORTED"

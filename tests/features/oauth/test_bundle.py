@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.kernel.bundle.grant_context import hidden_folders
+from goondan.kernel.grants.context import hidden_folders
 from goondan.kernel.plan import build_plan
 from goondan.kernel.revisions.difference import difference
 from goondan.schemas.worker.logins import is_redirect

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.kernel.bundle.examples import MAX_DIFFERENCES, MAX_VALUE, differences, judge
+from goondan.kernel.bundle.tool_pages import MAX_DIFFERENCES, MAX_VALUE, differences, unkept_promises
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -56,11 +56,11 @@ def test_more_keys_than_shown_are_no_difference_and_fewer_are(shown: dict[str, A
 
 def test_a_result_that_is_no_output() -> None:
     failed = {"status": "error", "error": {"message": "no", "code": "ENOENT"}}
-    assert judge(failed, None, compares=False) == ["the call failed: no [ENOENT]"]
-    assert judge({"status": "pending", "handle": "h"}, None, compares=False) == []
-    assert judge({"status": "pending", "handle": "h"}, {}, compares=True) == [
+    assert unkept_promises(failed, None, compares=False) == ["the call failed: no [ENOENT]"]
+    assert unkept_promises({"status": "pending", "handle": "h"}, None, compares=False) == []
+    assert unkept_promises({"status": "pending", "handle": "h"}, {}, compares=True) == [
         "the result is pending, and the example shows an output"
     ]
-    assert judge({"status": "ok", "output": 3}, None, compares=False) == []
-    assert judge({"status": "ok", "output": 3}, None, compares=True) == ["output: expected null, got 3"]
-    assert judge({"status": "ok", "output": None}, None, compares=True) == []
+    assert unkept_promises({"status": "ok", "output": 3}, None, compares=False) == []
+    assert unkept_promises({"status": "ok", "output": 3}, None, compares=True) == ["output: expected null, got 3"]
+    assert unkept_promises({"status": "ok", "output": None}, None, compares=True) == []

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.bundle.granting import status
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle, open_bundle
 from goondan.kernel.grants.policy_file import MARK, Accepted, pin, write_decisions
 from goondan.kernel.plan import tool_spec
