@@ -24,7 +24,7 @@ from goondan.kernel.cli.batch import (
     parse_line,
     parse_pairs,
 )
-from goondan.kernel.cli.output import is_terminal, print_error, write, write_json, write_pretty
+from goondan.kernel.cli.output import emit, is_terminal, pretty_lines, print_error, wants_json, write, write_json
 from goondan.kernel.cli.state import absolute_workdir
 from goondan.schemas.wire.errors import GoondanError, fail
 
@@ -58,7 +58,7 @@ _WORDS: Final = "Write gdn call TOOL KEY=VALUE, or a JSON object in single quote
 @options.workdir
 @options.instance
 @click.option("--allow-net", metavar="HOST:PORT", multiple=True, help="Let tools reach this address. Repeatable.")
-@options.as_json
+@options.json
 def command(
     tool: str | None,
     words: tuple[str, ...],
@@ -69,7 +69,6 @@ def command(
     workdir: str | None,
     instance: str,
     allow_net: tuple[str, ...],
-    as_json: bool,
 ) -> int:
     """Call one tool, or a batch of tools, in the sandbox."""
     from goondan.kernel.cli.attach import attach_or_start, locate
@@ -96,7 +95,7 @@ def command(
     fd = -1 if batch is None else open_batch(batch)
     kernel = attach_or_start(place, allow_net)
     if call is not None:
-        return _one(kernel, call, as_json)
+        return _one(kernel, call)
     return _many(kernel, fd, instance, workdir)
 
 
@@ -133,7 +132,7 @@ def open_batch(name: str) -> int:
 # --- one call
 
 
-def _one(kernel: Kernel, call: ToolCall, as_json: bool) -> int:
+def _one(kernel: Kernel, call: ToolCall) -> int:
     import asyncio
 
     from goondan.kernel.cli.interrupts import was_cancelled
@@ -150,7 +149,7 @@ def _one(kernel: Kernel, call: ToolCall, as_json: bool) -> int:
 
         async with Session(kernel) as session:
             event_id = session.new_id()
-            screen = Screen(text=False) if shows_status() and not as_json else None
+            screen = Screen(text=False) if shows_status() and not wants_json() else None
             cancelling = Cancelling(session, lambda: [event_id])
             with Interrupts(cancelling.came, signal.SIGINT, signal.SIGTERM) as interrupts:
                 try:
@@ -173,10 +172,10 @@ def _one(kernel: Kernel, call: ToolCall, as_json: bool) -> int:
     finally:
         kernel.finish()
     if cancelled is not None:
-        print_error(cancelled, as_json=True) if as_json else write("cancelled", stream=sys.stderr)
+        print_error(cancelled, as_json=True) if wants_json() else write("cancelled", stream=sys.stderr)
         return status
-    if is_terminal(sys.stdout) and not as_json:
-        write_pretty(result)
+    if is_terminal(sys.stdout):
+        emit(result, pretty_lines(result))
     else:
         write_json(result)
     return 1 if result.get("status") == "error" else 0

@@ -15,7 +15,7 @@ import click
 
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import BundleTarget, Kernel, Started, hold, join_or_start, locate
-from goondan.kernel.cli.output import error_lines, is_terminal, write, write_json, write_text
+from goondan.kernel.cli.output import emit, error_lines, is_terminal, wants_json, write, write_json, write_text
 from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class _Wishes(NamedTuple):
 @click.option("--new", "is_new", is_flag=True, help="Begin a new conversation, in an instance of its own.")
 @options.workdir
 @options.reasoning
-@options.as_json
+@options.json
 def command(
     bundle: str | None,
     policy: str | None,
@@ -101,7 +101,6 @@ def command(
     is_new: bool,
     workdir: str | None,
     reasoning: bool,
-    as_json: bool,
 ) -> int:
     """Start a swarm and talk to its entry agent, or talk to one that runs detached.
 
@@ -116,7 +115,7 @@ def command(
     if detach:
         for option in (name for name, is_given in of_messages.items() if is_given):
             raise fail("E_USAGE", f"{option} belongs to messages", suggestion="Give it to gdn send.")
-        return _detach(place, as_json)
+        return _detach(place)
     if is_new and instance is not None:
         raise fail("E_USAGE", "give --new or --instance, not both")
     key = check_instance(options.DEFAULT_INSTANCE if instance is None else instance)
@@ -125,10 +124,10 @@ def command(
 
         key = new_instance()
     where = None if workdir is None else absolute_workdir(workdir, place)
-    return _talk(place, _Wishes(as_json, where, key, is_new, reasoning))
+    return _talk(place, _Wishes(wants_json(), where, key, is_new, reasoning))
 
 
-def _detach(place: BundleTarget, as_json: bool) -> int:
+def _detach(place: BundleTarget) -> int:
     from goondan.kernel import lock
     from goondan.kernel.cli.consent import started_when_trusted
 
@@ -144,15 +143,11 @@ def _detach(place: BundleTarget, as_json: bool) -> int:
     started = started_when_trusted(place, begin)
     started.let_go()
     model = _model_of(place)
-    if as_json:
-        record = lock.read_record(place.state_dir)
-        run_dir = record.run_dir if record is not None else None
-        document = {"pid": started.pid, "bundle": place.bundle, "runDir": run_dir, "stateDir": place.state_dir}
-        write_json({**document, "model": model})
-    else:
-        write(f"ready, pid {started.pid}; logs in {place.state_dir}/logs")
-        if model is not None:
-            write(f"it talks to {model}")
+    record = lock.read_record(place.state_dir)
+    run_dir = record.run_dir if record is not None else None
+    document = {"pid": started.pid, "bundle": place.bundle, "runDir": run_dir, "stateDir": place.state_dir}
+    talks_to = [] if model is None else [f"it talks to {model}"]
+    emit({**document, "model": model}, [f"ready, pid {started.pid}; logs in {place.state_dir}/logs", *talks_to])
     return 0
 
 
