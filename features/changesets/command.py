@@ -12,7 +12,7 @@ import click
 from goondan.features.changesets.wire import FEATURE
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import locate
-from goondan.kernel.cli.output import write, write_json, write_result
+from goondan.kernel.cli.output import emit
 from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
@@ -31,42 +31,34 @@ def changeset() -> None:
 
 @changeset.command(name="list")
 @options.bundle
-@options.as_json
-def list_(bundle: str | None, as_json: bool) -> int:
+@options.json
+def list_(bundle: str | None) -> None:
     """List the open changesets and those that were committed, the latest first."""
     records = _engine(bundle).records.all()
-    if as_json:
-        write_json({"changesets": [_plain(record) for record in records]})
-    elif not records:
-        write("there are no changesets")
-    else:
-        write(*(_line(record) for record in records))
-    return 0
+    document = {"changesets": [_plain(record) for record in records]}
+    emit(document, [_line(record) for record in records] or ["there are no changesets"])
 
 
 @changeset.command()
 @click.argument("changeset_id")
 @options.bundle
-@options.as_json
-def diff(changeset_id: str, bundle: str | None, as_json: bool) -> int:
+@options.json
+def diff(changeset_id: str, bundle: str | None) -> None:
     """Show what a changeset has changed, or would change, as a patch."""
     from goondan.kernel.cli.terminal import printable
 
     engine = _engine(bundle)
     patch = engine.difference(changeset_id).decode("utf-8", "replace")
-    if as_json:
-        record = engine.records.get(changeset_id)
-        write_json({**({} if record is None else _plain(record)), "diff": patch})
-    else:
-        write(*(printable(line) for line in patch.splitlines()))
-    return 0
+    record = engine.records.get(changeset_id)
+    document = {**({} if record is None else _plain(record)), "diff": patch}
+    emit(document, [printable(line) for line in patch.splitlines()] or [""])
 
 
 @changeset.command()
 @click.argument("changeset_id")
 @options.bundle
-@options.as_json
-def revert(changeset_id: str, bundle: str | None, as_json: bool) -> int:
+@options.json
+def revert(changeset_id: str, bundle: str | None) -> None:
     """Take a committed changeset back with a new commit; in a running swarm it is in force from the next step."""
     import msgspec
 
@@ -74,8 +66,7 @@ def revert(changeset_id: str, bundle: str | None, as_json: bool) -> int:
     if done.error is not None:
         raise fail(done.error.code, done.error.message)
     text = f"took changeset {changeset_id} back: {(done.new_ref or '').removeprefix('git:')[:12]}"
-    write_result(msgspec.to_builtins(done), text, as_json=as_json)
-    return 0
+    emit(msgspec.to_builtins(done), [text])
 
 
 def _revert(bundle: str | None, changeset_id: str) -> CommittedChangeset:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import click
 
 from goondan.kernel.cli import options
-from goondan.kernel.cli.output import write, write_result
+from goondan.kernel.cli.output import emit, write
 from goondan.kernel.cli.session import Session
 
 #: How long an answer may take (seconds): longer than the broker waits for the process that holds tokens.
@@ -40,7 +40,7 @@ def auth() -> None:
 @options.bundle
 @options.policy
 @options.trust
-@options.as_json
+@options.json
 def login(
     app: str,
     subject: str | None,
@@ -49,8 +49,7 @@ def login(
     bundle: str | None,
     policy: str | None,
     trust: bool,
-    as_json: bool,
-) -> int:
+) -> None:
     """Have a person agree to an OAuthApp: show the page to open, and wait until they have."""
     question: dict[str, Any] = {"app": _name_of(app), "subject": subject, "device": device}
 
@@ -64,20 +63,18 @@ def login(
 
     done = _with_kernel(ask, bundle, policy, trust)
     text = f"{done['subject']} has agreed to {done['app']}: {' '.join(done['scopes']) or 'no scopes'}"
-    write_result(done, text, as_json=as_json)
-    return 0
+    emit(done, [text])
 
 
 @auth.command(name="list")
 @options.bundle
 @options.policy
 @options.trust
-@options.as_json
-def list_(bundle: str | None, policy: str | None, trust: bool, as_json: bool) -> int:
+@options.json
+def list_(bundle: str | None, policy: str | None, trust: bool) -> None:
     """List what was agreed to, and who is being asked. No token is shown."""
     found = _with_kernel(lambda session: session.admin({"op": "auth.list"}, _PATIENCE_S), bundle, policy, trust)
-    write_result(found, *render(found), as_json=as_json)
-    return 0
+    emit(found, render(found))
 
 
 @auth.command()
@@ -86,8 +83,8 @@ def list_(bundle: str | None, policy: str | None, trust: bool, as_json: bool) ->
 @options.bundle
 @options.policy
 @options.trust
-@options.as_json
-def revoke(app: str, subject: str | None, bundle: str | None, policy: str | None, trust: bool, as_json: bool) -> int:
+@options.json
+def revoke(app: str, subject: str | None, bundle: str | None, policy: str | None, trust: bool) -> int:
     """Forget the tokens of an OAuthApp, and have its server forget them. Exit status 1 if the server did not."""
     from goondan.schemas.wire.errors import fail
 
@@ -100,7 +97,7 @@ def revoke(app: str, subject: str | None, bundle: str | None, policy: str | None
     )
     if not done["revoked"]:
         raise fail("E_OAUTH_APP", f"no token of {name} is held for this subject", suggestion="See `gdn auth list`.")
-    write_result({"app": name, **done}, f"forgotten here; the server: {done['server']}", as_json=as_json)
+    emit({"app": name, **done}, [f"forgotten here; the server: {done['server']}"])
     return 1 if str(done["server"]).startswith("failed") else 0
 
 

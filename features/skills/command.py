@@ -12,8 +12,7 @@ import click
 
 from goondan.kernel.bundle.problems import BundleError, Report
 from goondan.kernel.cli import options
-from goondan.kernel.cli.output import write as write_lines
-from goondan.kernel.cli.output import write_json
+from goondan.kernel.cli.output import emit
 from goondan.kernel.paths import state_root
 from goondan.schemas.bundle.launch import SandboxSpec
 from goondan.schemas.bundle.resources import FilesystemPart, NetworkAllow, SandboxPart
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 @click.option("--env", multiple=True, metavar="NAME", help="With --pin: a variable of your environment.")
 @click.option("--read", multiple=True, metavar="PATH", help="With --pin: a file or folder to read.")
 @click.option("--write", multiple=True, metavar="PATH", help="With --pin: a folder to write to.")
-@options.as_json
+@options.json
 def skill(
     folder: str,
     pins: bool,
@@ -42,8 +41,7 @@ def skill(
     env: tuple[str, ...],
     read: tuple[str, ...],
     write: tuple[str, ...],
-    as_json: bool,
-) -> int:
+) -> None:
     """Show what the skill in FOLDER asks for and gets, or pin its content.
 
     Commands of a skill in a working directory run with the defaults. A pinned one gets what Tool/skills was granted,
@@ -74,14 +72,11 @@ def skill(
         known = None
         write_decisions(policy, accepted, others)
     gets = _gets(known)
-    if as_json:
-        row: dict[str, Any] = {"skill": os.path.basename(path), "path": path, "digest": digest}
-        row |= {"description": told.description, "allowedTools": told.allowed_tools, "problems": told.problems}
-        write_json({**row, "pinned": gets is not None, "gets": gets or []})
-    else:
-        changed = ["A kernel that runs gets it at its next start."] if pins or unpin else []
-        write_lines(*_lines(os.path.basename(path), told, digest, gets), *changed)
-    return 0
+    row: dict[str, Any] = {"skill": os.path.basename(path), "path": path, "digest": digest}
+    row |= {"description": told.description, "allowedTools": told.allowed_tools, "problems": told.problems}
+    changed = ["A kernel that runs gets it at its next start."] if pins or unpin else []
+    document = {**row, "pinned": gets is not None, "gets": gets or []}
+    emit(document, [*_lines(os.path.basename(path), told, digest, gets), *changed])
 
 
 def _lines(name: str, told: SkillText, digest: str, gets: list[str] | None) -> list[str]:

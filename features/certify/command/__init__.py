@@ -25,7 +25,8 @@ from goondan.features.certify.command.client import Stage, scenarios
 from goondan.features.certify.command.playing import PATIENCE_S, Player, play_all, probe
 from goondan.features.certify.command.scenarios import Report, Row, Rule, Scenario, chosen, read, report
 from goondan.features.certify.command.worker import Host
-from goondan.kernel.cli.output import write_result
+from goondan.kernel.cli import options
+from goondan.kernel.cli.output import emit
 from goondan.kernel.cli.terminal import Style, printable, style_of
 
 #: The tools that workers are certified with, by their language.
@@ -44,24 +45,24 @@ def certify() -> None:
 @certify.command(name="client", context_settings=_ARGV)
 @click.argument("argv", metavar="-- COMMAND…", nargs=-1, required=True)
 @click.option("--only", multiple=True, metavar="WORDS", help="Only scenarios that have these words in name or section.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def try_client(argv: tuple[str, ...], only: tuple[str, ...], as_json: bool) -> int:
+@options.json
+def try_client(argv: tuple[str, ...], only: tuple[str, ...]) -> int:
     """Try a client: COMMAND is started beside a kernel that is played here. docs/certify.md has its lines."""
-    return _show(certify_client(argv, os.environ, only), as_json)
+    return _show(certify_client(argv, os.environ, only))
 
 
 @certify.command(name="worker", context_settings=_ARGV)
 @click.argument("argv", metavar="-- COMMAND…", nargs=-1, required=True)
 @click.option("--entry", default="python", metavar="python|javascript|FILE", help="The tool that it loads.")
 @click.option("--only", multiple=True, metavar="WORDS", help="Only scenarios that have these words in name or section.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def try_worker(argv: tuple[str, ...], entry: str, only: tuple[str, ...], as_json: bool) -> int:
+@options.json
+def try_worker(argv: tuple[str, ...], entry: str, only: tuple[str, ...]) -> int:
     """Try a worker: COMMAND is started on a socket to a tool host that is played here. docs/certify.md has the tool."""
-    return _show(certify_worker(argv, os.environ, entry, only), as_json)
+    return _show(certify_worker(argv, os.environ, entry, only))
 
 
-def _show(report: Report, as_json: bool) -> int:
-    write_result(report, *render(report, style_of(sys.stdout)), as_json=as_json)
+def _show(report: Report) -> int:
+    emit(report, render(report, style_of(sys.stdout)))
     return 0 if report.certified else 1
 
 

@@ -20,7 +20,7 @@ from goondan.features.model_servers.api import choice
 from goondan.features.model_servers.api.offering import offer
 from goondan.kernel import paths
 from goondan.kernel.cli import options
-from goondan.kernel.cli.output import write_result
+from goondan.kernel.cli.output import emit, wants_json
 from goondan.kernel.cli.state import checked_root
 from goondan.kernel.cli.terminal import Style, printable, style_of
 from goondan.schemas.wire.errors import GoondanError
@@ -29,29 +29,29 @@ from goondan.schemas.wire.errors import GoondanError
 @click.command()
 @click.option("--forget-server", is_flag=True, help="Forget which model server of this machine you have chosen.")
 @options.bundle
-@options.as_json
-def doctor(forget_server: bool, bundle: str | None, as_json: bool) -> int:
+@options.json
+def doctor(forget_server: bool, bundle: str | None) -> int:
     """Check this machine, the sandbox, the bundle and its model servers; every finding comes with its fix.
 
     On a terminal it also looks for model servers on the usual ports of this machine, and asks before one is used.
     """
     if forget_server:
-        return _forget_server(as_json)
+        _forget_server()
+        return 0
     findings = judge(gather_facts(bundle))
     problems = sum(finding.level == "problem" for finding in findings)
     warnings = sum(finding.level == "warning" for finding in findings)
     document = {"ok": problems == 0, "problems": problems, "warnings": warnings, "findings": findings}
-    write_result(document, *render(findings, style_of(sys.stdout)), as_json=as_json)
-    if not as_json:
+    emit(document, render(findings, style_of(sys.stdout)))
+    if not wants_json():
         _offer_server(bundle)
     return 1 if problems else 0
 
 
-def _forget_server(as_json: bool) -> int:
+def _forget_server() -> None:
     forgotten = choice.forget(checked_root())
     text = "forgotten: no model server of this machine is chosen" if forgotten else "no model server was chosen"
-    write_result({"forgotten": forgotten}, text, as_json=as_json)
-    return 0
+    emit({"forgotten": forgotten}, [text])
 
 
 def _offer_server(bundle: str | None) -> None:

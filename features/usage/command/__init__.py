@@ -23,7 +23,7 @@ from goondan.kernel.cli import options
 from goondan.kernel.cli.console.answered import money
 from goondan.kernel.cli.console.waits import render_limits
 from goondan.kernel.cli.operator_question import learned_limits
-from goondan.kernel.cli.output import write_result
+from goondan.kernel.cli.output import emit
 from goondan.kernel.cli.plain import one_line
 from goondan.kernel.cli.state import state_of
 from goondan.kernel.cli.terminal import filled, width_of
@@ -55,16 +55,15 @@ _NOTES: Final = "SELECT at, detail FROM runtime_events WHERE seq >= ? AND turn_i
 )
 @click.option("--since", metavar="DAY", help="Only what was used on this day (UTC) and later: 2026-11-23, 7d, today.")
 @options.bundle
-@options.as_json
-def usage(by: str, since: str | None, bundle: str | None, as_json: bool) -> int:
+@options.json
+def usage(by: str, since: str | None, bundle: str | None) -> None:
     """Show how many tokens models have read and written, and what they cost where the Model has prices."""
     day = None if since is None else day_of(since, datetime.datetime.now(datetime.UTC).date())
     found = look(state_of(find_bundle(bundle)), turns=by == "tree")
     document = report(found, cast(By, by), day)
     if limits := learned_limits(bundle):
         document["learnedLimits"] = limits
-    write_result(document, *render(document), *render_limits(limits), as_json=as_json)
-    return 0
+    emit(document, [*render(document), *render_limits(limits)])
 
 
 def render(document: Mapping[str, Any]) -> list[str]:
