@@ -29,6 +29,7 @@ from goondan.kernel.bundle.problems import Path, Report, did_you_mean
 from goondan.kernel.bundle.servers import server_rules_of
 from goondan.kernel.bundle.shape import Document
 from goondan.schemas.bundle.extensions import check_config
+from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.wire.errors import GoondanError
 
 

@@ -1,9 +1,6 @@
 """The context in which grants are decided, gathered from this machine: the policy, digests of packages, folders that
 must be kept.
 
-The digest that a grant is pinned to is of every file of a package, or of a skill. Unlike the digest of a revision it
-leaves nothing out: neither hidden nor compiled nor large files, because a module could import any of them.
-
 Source: docs/design/sandbox.md section 1.
 """
 
@@ -23,19 +20,6 @@ from goondan.kernel.grants.merge import requested
 from goondan.kernel.grants.policy_file import pin, read_policies
 from goondan.kernel.paths import identity, is_shared, key_file
 from goondan.schemas.worker.grantable import KEYS, STATE_ROOT, runtime_bases
-
-#: Nobody could have looked at a package with more.
-MAX_FILES: Final = 20_000
-MAX_BYTES: Final = 1 << 30
-
-
-def pin(root: str, *, max_files: int = MAX_FILES, max_bytes: int = MAX_BYTES) -> str:
-    """`sha256:` and the digest of everything below `root`. Raises Unreadable for what cannot be pinned."""
-    try:
-        return folder_digest(root, max_files=max_files, max_bytes=max_bytes)
-    except NoDigest as error:
-        raise Unreadable(str(error)) from None
-
 
 #: Of an installation, what is the kernel's own code.
 _PACKAGES: Final = ("schemas", "kernel", "agentproc", "toolhost", "features")

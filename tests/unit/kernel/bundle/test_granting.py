@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle, open_bundle
+from goondan.kernel.grants.granting import status
 from goondan.kernel.grants.policy_file import MARK, Accepted, pin, write_decisions
 from goondan.kernel.plan import tool_spec
 from goondan.schemas.bundle.launch import Filesystem, SandboxSpec
