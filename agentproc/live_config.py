@@ -28,6 +28,7 @@ from goondan.agentproc.extensions.step_changes import with_config
 from goondan.schemas.bundle.effective_config import (
     Applied,
     Change,
+    LiveChanges,
     apply_changes,
     can_follow,
     declared,
@@ -35,7 +36,7 @@ from goondan.schemas.bundle.effective_config import (
     shown,
 )
 from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, ModelSpec
-from goondan.schemas.live_config import MAX_PROPOSAL_BYTES, ConfigOutcome, ConfigProposal, LiveChanges
+from goondan.schemas.live_config import MAX_PROPOSAL_BYTES, ConfigOutcome, ConfigProposal
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import NO_PAYLOAD, ErrorPayload, Frame

@@ -80,6 +80,11 @@ FEATURES: Final[tuple[Feature, ...]] = (
     Feature("edits", ("agent",)),
     Feature("gates", ("wire", "broker", "agent")),
     Feature(
+        "live_config",
+        ("broker", "command"),
+        commands={"config": "Show, propose and revert patches of agents that run."},
+    ),
+    Feature(
         "mcp",
         ("broker", "bundle", "command", "jail"),
         commands={

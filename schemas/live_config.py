@@ -9,10 +9,9 @@ Source: requirements CONFIG-01, CONFIG-02.
 from typing import Any, Final, Literal
 
 import msgspec
-from msgspec import Raw, Struct, UnsetType
+from msgspec import Struct, UnsetType
 
-from goondan.schemas.bundle.effective_config import Change
-from goondan.schemas.wire.frames import NO_PAYLOAD, ErrorPayload
+from goondan.schemas.wire.frames import ErrorPayload
 
 #: The instances that a patch is for: the one whose extension proposes it, or all instances of its agent.
 Scope = Literal["instance", "agent"]
@@ -69,17 +68,3 @@ class ConfigOutcome(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     revision: int = 0
     #: Why the patch was rejected.
     error: ErrorPayload | None = None
-
-
-class LiveChanges(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """Payload of `config.changed`, and `config` of `welcome`."""
-
-    #: The number of the last patch or of the last revert.
-    revision: int = 0
-    #: The digest of what the bundle says, which the changes are for.
-    base: str = ""
-    #: Every change that is in force for the instance, in order.
-    changes: list[Change] = []
-    #: What the bundle says of the agent from now on (bundle.launch.AgentSpec, msgpack). Nil when that has not changed.
-    #: A step thus never mixes the bundle of one moment with the patches of another.
-    spec: Raw = NO_PAYLOAD

@@ -22,7 +22,7 @@ import msgspec
 
 from goondan.features import parts
 from goondan.schemas import approvals, live_config, mcp
-from goondan.schemas.bundle import launch, resources
+from goondan.schemas.bundle import effective_config, launch, resources
 from goondan.schemas.wire import frames, questions, runtime_events
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES
 from goondan.schemas.worker import logins, receipts, worker_frames
@@ -63,7 +63,7 @@ _PAYLOADS: Final = (
     frames.RestartAnswer,
     live_config.ConfigProposal,
     live_config.ConfigOutcome,
-    live_config.LiveChanges,
+    effective_config.LiveChanges,
     logins.ServerWish,
     logins.ServerReply,
     approvals.ApprovalAsk,

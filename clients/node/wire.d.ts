@@ -491,8 +491,7 @@ export interface Welcome {
   /** The number of an agent's conversations. One that was begun under a lower number begins again. */
   generation?: number;
   /**
-   * Changes of its configuration that are in force for an agent (goondan.schemas.live_config.LiveChanges); nil:
-   * none.
+   * Changes of its configuration that are in force for an agent (bundle.effective_config.LiveChanges); nil: none.
    */
   config?: unknown;
   /** Of an agent: the names of its Model documents whose requests have to ask ("": its own model). */

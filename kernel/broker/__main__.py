@@ -16,7 +16,6 @@ import msgspec
 from goondan.kernel.broker.assemble import assemble
 from goondan.kernel.broker.journal.factory import boot_id, open_store, release_reserve, start
 from goondan.kernel.broker.journal.interface import DiskFull, JournalFailed, Store
-from goondan.kernel.broker.live_config.fitting import load_checker
 from goondan.kernel.broker.loop import BrokerLoop, clock
 from goondan.kernel.broker.router import Router
 from goondan.schemas.bundle.address import blobs_dir
@@ -77,7 +76,6 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         return _failed(fail("E_RUN_DIR", f"the broker cannot listen: {error}"), options.ready_fd)
     report_ready(options.ready_fd)
-    load_checker(plan.agents)  # while peers start, and not while they wait for the answer to the first patch
     if options.bundle is not None:
         print(visible_line(f"broker ready in {run_dir}"), file=sys.stderr)
     try:

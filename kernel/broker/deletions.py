@@ -20,7 +20,6 @@ Source: docs/design/delivery.md section 9.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, Literal
 
@@ -33,7 +32,7 @@ from goondan.kernel.broker.entities import TOOLS, Connection, Event, Instance
 from goondan.kernel.broker.folders import Folders, Moved
 from goondan.kernel.broker.journal import records
 from goondan.kernel.broker.journal.interface import Item
-from goondan.kernel.broker.parts import OfHosts, Op, Part, Record
+from goondan.kernel.broker.parts import InstanceHooks, OfHosts, Op, Part, Record
 from goondan.kernel.broker.processes import Processes
 from goondan.schemas.bundle.address import instance_workdir, is_instance_key, is_resource_name
 from goondan.schemas.wire.codec import from_raw, to_raw
@@ -88,15 +87,14 @@ class Deletions(Part, OfHosts):
         processes: Processes,
         directory: Directory,
         folders: Folders,
-        forgets: Callable[[str, str], None],
+        hooks: InstanceHooks,
     ) -> None:
-        """`forgets` is called with the agent and the instance key when a deletion is decided."""
         self._bus = bus
         self._cancels = cancels
         self._processes = processes
         self._directory = directory
         self._folders = folders
-        self._forgets = forgets
+        self._hooks = hooks
         self._active: dict[tuple[str, str], Deletion] = {}
         self.ops = (Op("instance.delete", self.ask),)
         #: Records of an earlier broker, until the whole journal was read.
@@ -115,7 +113,7 @@ class Deletions(Part, OfHosts):
             instance.deleting = True
             self._active[agent, key] = Deletion(instance, True, now, "folder")
             self._folders.move(agent, key, tombstone.keep_workdir)
-            self._forgets(agent, key)
+            self._forget_kept(agent, key)
 
     # --- questions
 
@@ -327,7 +325,12 @@ class Deletions(Part, OfHosts):
         """The journal has the tombstone, or the end of the deletion."""
         self._step(instance)
         if instance.deleting:
-            self._forgets(instance.agent, instance.key)
+            self._forget_kept(instance.agent, instance.key)
+
+    def _forget_kept(self, agent: str, key: str) -> None:
+        """Have parts forget what they keep of an instance."""
+        for forget in self._hooks.forget:
+            forget(agent, key)
 
     def _step(self, instance: Instance) -> None:
         deletion = self._active.get((instance.agent, instance.key))

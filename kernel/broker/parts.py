@@ -20,6 +20,7 @@ from goondan.kernel.broker.calls import Call
 from goondan.kernel.broker.clocks import Clocks
 from goondan.kernel.broker.entities import Connection, Event, Handler
 from goondan.kernel.broker.workdirs import Workdir
+from goondan.schemas.bundle.effective_config import LiveChanges
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.frames import Frame, Hello
 
@@ -176,6 +177,23 @@ class OfCalls:
         return False
 
 
+class OfInstances:
+    """The hooks of a part that changes for single instances what the plan says of their agents. One part at most has
+    `changes`.
+    """
+
+    def changes(self, agent: str, key: str) -> LiveChanges | None:
+        """What is changed of the specification of an instance; None: nothing. The part sends later changes itself."""
+        return None
+
+    def allows(self, agent: str, key: str) -> frozenset[str]:
+        """The tools that an instance may call beside those of its agent."""
+        return frozenset()
+
+    def forget(self, agent: str, key: str) -> None:
+        """The deletion of an instance is decided: forget what is kept of it."""
+
+
 class OfHosts:
     """The hooks of a part in the life of tool hosts, for what it has asked them, and for what runs there."""
 
@@ -216,6 +234,16 @@ class CallHooks:
         self.stored = tuple(part.stored for part in mine if type(part).stored is not OfCalls.stored)
         self.over = tuple(part.over for part in mine if type(part).over is not OfCalls.over)
         self.keeps = tuple(part.keeps for part in mine if type(part).keeps is not OfCalls.keeps)
+
+
+class InstanceHooks:
+    """The hooks of all parts that change something for single instances, those that they have."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        mine = [part for part in parts if isinstance(part, OfInstances)]
+        self.changes = tuple(part.changes for part in mine if type(part).changes is not OfInstances.changes)
+        self.allows = tuple(part.allows for part in mine if type(part).allows is not OfInstances.allows)
+        self.forget = tuple(part.forget for part in mine if type(part).forget is not OfInstances.forget)
 
 
 class HostHooks:

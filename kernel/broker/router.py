@@ -32,9 +32,7 @@ from goondan.kernel.broker.folders import Folders
 from goondan.kernel.broker.intake import Intake
 from goondan.kernel.broker.journal.interface import JournalFailed, Row
 from goondan.kernel.broker.live import Live
-from goondan.kernel.broker.live_config.fitting import load_checker
-from goondan.kernel.broker.live_config.service import LiveConfigs
-from goondan.kernel.broker.parts import CallHooks, EventHooks, HostHooks, MakeParts, Part, Take, Waiting
+from goondan.kernel.broker.parts import CallHooks, EventHooks, HostHooks, InstanceHooks, MakeParts, Part, Take, Waiting
 from goondan.kernel.broker.processes import Processes
 from goondan.kernel.broker.quiet import QuietPeers
 from goondan.kernel.broker.recovery import BadRow, Missing, restore
@@ -42,7 +40,7 @@ from goondan.kernel.broker.revising import Pieces
 from goondan.kernel.broker.tool_asks import ToolAsks
 from goondan.kernel.broker.tool_calls import ToolCalls
 from goondan.schemas.bundle.address import is_name
-from goondan.schemas.bundle.effective_config import reachable_tools
+from goondan.schemas.bundle.effective_config import LiveChanges, reachable_tools
 from goondan.schemas.bundle.launch import AgentSpec, KernelPlan
 from goondan.schemas.wire.codec import (
     DECODE_ERRORS,
@@ -79,7 +77,6 @@ class Router:
         self.bus = bus
         # Each part gets the parts that it needs when it is made, so the order shows who depends on whom.
         self._clocks = clocks = Clocks(bus)
-        self._configs = configs = LiveConfigs(bus)
         # What a part does at an end is done before what stands behind it does something.
         beside = [part for make in features for part in make(self)]
         hooks = self._hooks = EventHooks(beside)
@@ -90,9 +87,10 @@ class Router:
         self._pieces = Pieces()
         self._tool_calls = ToolCalls(bus, cancels, CallHooks(beside))
         hosts = HostHooks([self._tool_calls, *beside])
+        self._instances = instances = InstanceHooks(beside)
         self._processes = Processes(bus, cancels, ends, self._tool_calls, hosts)
         self._directory = directory = Directory(bus, actors, self._processes)
-        self._deletions = Deletions(bus, cancels, self._processes, directory, folders, configs.forget_instance)
+        self._deletions = Deletions(bus, cancels, self._processes, directory, folders, instances)
         self._answering = answering = Answering(bus, quiet)
         self._events = Events(
             bus,
@@ -114,7 +112,6 @@ class Router:
             self._processes,
             quiet,
             self._deletions,
-            configs,
             ToolAsks(bus, clocks),
             Live(bus),
             answering,
@@ -348,7 +345,6 @@ class Router:
         self._specs = {name: to_raw(spec) for name, spec in plan.agents.items()}
         self._host_spec = to_raw(plan.toolhost)
         self._allowed = {name: reachable_tools(spec) for name, spec in plan.agents.items()}
-        self._configs.adopt(self._allowed)
 
     def _revise(self, plan: KernelPlan) -> None:
         """A new revision replaces the running one. Changed agents use it from their next step on. Agents that cannot do
@@ -364,18 +360,25 @@ class Router:
         changed = {name for name, spec in plan.agents.items() if not _is_same(before.agents.get(name), spec)}
         for connection in self._connections[AGENTS].values():
             agent, key = connection.claims.agent or "", connection.claims.instance_key or ""
-            connection.allowed = self._configs.allowed(agent, key)
+            connection.allowed = self._allowed_of(agent, key)
             connection.servers = self._servers_of(agent)
             if agent in changed:
-                told = self._configs.with_spec(agent, key, self._specs[agent])
+                found = next((told for changes in self._instances.changes if (told := changes(agent, key))), None)
+                told = replace(found or LiveChanges(), spec=self._specs[agent])
                 bus.send(connection, Frame("config.changed", payload=to_raw(told)))
         for connection in list(self._connections[TOOLS].values()):
             self._tool_calls.host_unreachable(connection)
             info = error_payload("E_HELLO_REQUIRED", "there is a new revision")
             bus.error(connection.cls, connection.ident, info, None)
         self._ends.without_agent()
-        load_checker(plan.agents)
         bus.tell_supervisor(Revised(plan.revision))
+
+    def _allowed_of(self, agent: str, key: str) -> frozenset[str]:
+        """The tools that an instance may call."""
+        allowed = self._allowed.get(agent, frozenset())
+        for allows in self._instances.allows:
+            allowed |= allows(agent, key)
+        return allowed
 
     # --- confined agents
 
@@ -451,7 +454,7 @@ class Router:
             instance.conn = None
             lost = self.bus.mailbox.lose_holder(instance, counts=True)
             self._processes.count_attempt(lost, "another process has taken its place")
-        connection.allowed = self._configs.allowed(agent, key)
+        connection.allowed = self._allowed_of(agent, key)
         connection.servers = self._servers_of(agent)
         self._processes.process_here(instance, connection, now)
         self._directory.welcomed(instance)

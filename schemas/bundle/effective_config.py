@@ -27,12 +27,13 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from goondan.schemas.bundle.address import SEPARATOR, parse_tool_name
 from goondan.schemas.bundle.json_values import same_json
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExtensionSpec
+from goondan.schemas.wire.frames import NO_PAYLOAD
 
 #: A change of the order of a list is kept under this name; no tool and no extension can have it.
 ORDER: Final = "#order"
@@ -96,6 +97,20 @@ class Change(Struct, frozen=True, omit_defaults=True):
     model: ModelName | None = None
     #: Steps that a turn may take.
     max_steps: int | None = None
+
+
+class LiveChanges(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """Payload of `config.changed`, and `config` of `welcome`."""
+
+    #: The number of the last patch or of the last revert.
+    revision: int = 0
+    #: The digest of what the bundle says, which the changes are for.
+    base: str = ""
+    #: Every change that is in force for the instance, in order.
+    changes: list[Change] = []
+    #: What the bundle says of the agent from now on (bundle.launch.AgentSpec, msgpack). Nil when that has not changed.
+    #: A step thus never mixes the bundle of one moment with the patches of another.
+    spec: Raw = NO_PAYLOAD
 
 
 class Applied(Struct, frozen=True):

@@ -316,7 +316,7 @@ class Welcome(Struct, frozen=True, rename="camel", omit_defaults=True):
     durability: Literal["power", "process"] = "power"
     #: The number of an agent's conversations. One that was begun under a lower number begins again.
     generation: int = 0
-    #: Changes of its configuration that are in force for an agent (goondan.schemas.live_config.LiveChanges); nil: none.
+    #: Changes of its configuration that are in force for an agent (bundle.effective_config.LiveChanges); nil: none.
     config: Raw = NO_PAYLOAD
     #: Of an agent: the names of its Model documents whose requests have to ask ("": its own model).
     limited: list[str] = []

@@ -10,6 +10,7 @@ import pytest
 from msgspec import Raw
 
 from goondan.schemas import approvals, live_config, mcp
+from goondan.schemas.bundle import effective_config
 from goondan.schemas.wire import frames, questions, runtime_events
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, check_reference
 from goondan.schemas.wire.blobs import describe as describe_payload
@@ -35,7 +36,7 @@ KINDS: dict[str, Any] = {
     "ApprovalState": approvals.ApprovalState,
     "ConfigOutcome": live_config.ConfigOutcome,
     "ConfigProposal": live_config.ConfigProposal,
-    "LiveChanges": live_config.LiveChanges,
+    "LiveChanges": effective_config.LiveChanges,
     "Credit": frames.Credit,
     "ErrorPayload": frames.ErrorPayload,
     "Hello": frames.Hello,

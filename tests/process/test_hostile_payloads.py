@@ -14,7 +14,7 @@ from tests.process import bare_broker as bare
 from tests.process.bare_broker import Broker, bare_broker
 from tests.process.hostile_payloads import ASKED_BY_AGENTS, ASKED_BY_OPERATORS, payload
 from tests.unit.kernel.broker.approving import ASK, rules
-from tests.unit.kernel.broker.test_live_config import EXTENSIONS
+from tests.unit.kernel.broker.swarm import EXTENSIONS
 
 FRAMES = 1200
 #: What the broker may grow by: items, patches and the allocator's slack.

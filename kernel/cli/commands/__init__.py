@@ -59,7 +59,6 @@ CORE: Final[Mapping[str, str]] = {
     "trace": "Show what a turn did and how long it took.",
     "turns": "List the last messages of people, and what became of them.",
     "denied": "List the calls that were refused, and what would allow them.",
-    "config": "Show, propose and revert patches of agents that run.",
     "restart": "Restart a running swarm in place; its conversations and messages stay.",
     "stop": "Stop a running swarm.",
     "tool": "List, show, make and test tools.",

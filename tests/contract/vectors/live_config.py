@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from goondan.schemas.bundle.effective_config import Change, Edit, ListChange, Prompt
-from goondan.schemas.live_config import ConfigOutcome, ConfigProposal, LiveChanges, Operation
+from goondan.schemas.bundle.effective_config import Change, Edit, ListChange, LiveChanges, Prompt
+from goondan.schemas.live_config import ConfigOutcome, ConfigProposal, Operation
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import Frame, Welcome

@@ -37,9 +37,9 @@ from goondan.agentproc.tool_asks import Asked
 from goondan.agentproc.turn import End
 from goondan.kernel.bundle.kinds import api_members
 from goondan.schemas.approvals import WAITS
+from goondan.schemas.bundle.effective_config import LiveChanges
 from goondan.schemas.bundle.extensions import API_MEMBERS
 from goondan.schemas.bundle.launch import AgentSpec
-from goondan.schemas.live_config import LiveChanges
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import AgentEvent, Frame, ToolResult

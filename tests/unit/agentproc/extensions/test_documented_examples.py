@@ -18,10 +18,9 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.loop import TurnRunner
-from goondan.kernel.broker.live_config.rules import Proposer, judge
-from goondan.schemas.bundle.effective_config import declared, digest_of, reachable_tools
+from goondan.schemas.bundle.effective_config import LiveChanges, declared, digest_of, reachable_tools
 from goondan.schemas.bundle.launch import ExtensionSpec
-from goondan.schemas.live_config import ConfigOutcome, ConfigProposal, LiveChanges
+from goondan.schemas.live_config import ConfigOutcome, ConfigProposal
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import Frame
@@ -580,6 +579,8 @@ class JudgingLink(FakeLink):
             return super().post(frame)
         self._name(frame)
         proposal, spec = from_raw(frame.payload, ConfigProposal), self.runner.instance.spec
+        from goondan.features.live_config.broker.rules import Proposer, judge
+
         proposer = Proposer(False, reachable_tools(spec), proposal.registered)
         judged = judge(spec, declared(spec), proposal.patches, proposer)
         in_force = LiveChanges(revision=1, base=digest_of(spec), changes=[judged.change])
@@ -590,6 +591,7 @@ class JudgingLink(FakeLink):
         return future
 
 
+@pytest.mark.feature("live_config")
 @pytest.mark.requirement("CONFIG-02", "CONFIG-01")
 async def test_a_dynamic_tool_is_offered_when_a_patch_names_it(examples: Examples) -> None:
     link = JudgingLink()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.loop import TurnRunner
-from goondan.schemas.bundle.effective_config import Change, Edit, ListChange, ModelName, Prompt, digest_of
+from goondan.schemas.bundle.effective_config import Change, Edit, ListChange, LiveChanges, ModelName, Prompt, digest_of
 from goondan.schemas.bundle.launch import CatalogItem, ToolSource
-from goondan.schemas.live_config import ConfigOutcome, ConfigProposal, LiveChanges
+from goondan.schemas.live_config import ConfigOutcome, ConfigProposal
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import Frame

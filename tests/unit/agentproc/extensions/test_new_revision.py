@@ -10,9 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from goondan.agentproc.loop import TurnRunner
-from goondan.schemas.bundle.effective_config import Change, Prompt, digest_of
+from goondan.schemas.bundle.effective_config import Change, LiveChanges, Prompt, digest_of
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExtensionSpec, ModelSpec, ToolSource
-from goondan.schemas.live_config import LiveChanges
 from goondan.schemas.wire.codec import to_raw
 from tests.unit.agentproc.extensions.test_reconcile import NOTING, spec_of
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants

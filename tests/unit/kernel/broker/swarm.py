@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from goondan.schemas.bundle.launch import (
     AgentSpec,
     CatalogItem,
     ExportSpec,
+    ExtensionSpec,
     KernelPlan,
     ModelSpec,
     SandboxSpec,
@@ -14,6 +17,22 @@ from goondan.schemas.bundle.launch import (
 )
 
 TOOL = "bash__exec"
+
+#: Tools and extensions of an agent whose configuration is patched.
+TOOLS = ("bash__exec", "notes__add", "secret__tool")
+
+
+def extension(name: str, entry: str = "x.py", **config: Any) -> ExtensionSpec:
+    resource = {"kind": "Extension", "metadata": {"name": name}, "spec": {"entry": entry, "config": config}}
+    return ExtensionSpec(name=name, entry=f"/b/{entry}", resource=resource, config=config)
+
+
+EXTENSIONS = [
+    extension("one", level=1, nested={"a": 1, "b": [1]}),
+    extension("two"),
+    extension("gate", "@goondan/base/approval", rules=["bash__*"]),
+    extension("remote", "@goondan/base/mcp", transport={"command": ["x"]}, prefix="r"),
+]
 
 
 def plan(max_live_agents: int = 256, max_open_events: int = 65_536) -> KernelPlan:

@@ -15,7 +15,7 @@ from goondan.schemas.wire.codec import MAX_FRAME_BYTES, encode_value, from_raw, 
 from goondan.schemas.wire.frames import Frame
 from tests.process.hostile_payloads import ASKED_BY_AGENTS, ASKED_BY_OPERATORS, payload
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer, code_of
-from tests.unit.kernel.broker.test_live_config import EXTENSIONS, TOOLS
+from tests.unit.kernel.broker.swarm import EXTENSIONS, TOOLS
 from tests.unit.kernel.broker.world import part_of
 
 #: Frames of one run; each seed takes another way.
@@ -244,7 +244,7 @@ def test_one_instance_takes_no_place_of_all_questions_about_changesets(monkeypat
 @pytest.mark.parametrize(
     "kind",
     [
-        "config.propose",
+        pytest.param("config.propose", marks=pytest.mark.feature("live_config")),
         pytest.param("approval.ask", marks=pytest.mark.feature("approvals")),
         pytest.param("budget.reserve", marks=pytest.mark.feature("budgets")),
         pytest.param("budget.settle", marks=pytest.mark.feature("budgets")),

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from goondan.kernel.broker.live_config.rules import Proposer, judge
+from goondan.features.live_config.broker.rules import Proposer, judge
 from goondan.kernel.bundle.documents import BaseExtensions
 from goondan.schemas.bundle.effective_config import declared
 from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, ModelSpec

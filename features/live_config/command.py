@@ -30,11 +30,11 @@ _agent: Final = click.argument("agent", shell_complete=options.completed("agents
 
 
 @click.group()
-def command() -> None:
+def config() -> None:
     """Show, propose and revert patches of agents that run."""
 
 
-@command.command(name="list")
+@config.command(name="list")
 @click.option("--agent", metavar="NAME", shell_complete=options.completed("agents"), help="Of this agent only.")
 @_instance
 @options.bundle
@@ -47,7 +47,7 @@ def list_(agent: str | None, instance: str | None, bundle: str | None, as_json: 
     return 0
 
 
-@command.command()
+@config.command()
 @_agent
 @_instance
 @options.bundle
@@ -60,7 +60,7 @@ def show(agent: str, instance: str | None, bundle: str | None, as_json: bool) ->
     return 0
 
 
-@command.command()
+@config.command()
 @_agent
 @click.argument("patch")
 @_instance
@@ -109,7 +109,7 @@ def propose(
     return 0 if accepted else 1
 
 
-@command.command()
+@config.command()
 @click.argument("patch_id", metavar="PATCH")
 @options.bundle
 @options.as_json
@@ -164,3 +164,6 @@ def _read(text: str) -> Any:
     if not isinstance(patch, list):
         raise fail("E_USAGE", "a patch is a JSON list of {op, path, value}")
     return patch
+
+
+COMMANDS: Final = {"config": config}

@@ -7,11 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from goondan.kernel.broker.live_config.patches import MAX_PATCHES
+from goondan.features.live_config.broker.patches import MAX_PATCHES
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.wire.frames import ErrorPayload
 from goondan.schemas.wire.usage import Pricing
-from tests.unit.kernel.broker.test_live_config import EXTENSIONS, Live, add, remove, replace
+from tests.features.live_config.test_patches import Live, add, remove, replace
+from tests.unit.kernel.broker.swarm import EXTENSIONS
 
 
 def with_model(live: Live, **changes: Any) -> None:

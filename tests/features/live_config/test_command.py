@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from goondan.kernel.cli.commands.config import render
+from goondan.features.live_config.command import render
 
 
 def patch(**changes: Any) -> dict[str, Any]:

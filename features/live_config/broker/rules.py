@@ -14,24 +14,32 @@
 | everything else               | no                                     | no: in the bundle   |
 
 A patch that the table refuses is E_CHANGESET_DENIED. An invalid configuration has codes of its own.
+
+The config of extensions has to fit their `configSchema` with a new patch. A patch for all of an agent comes on top of
+the patches of its instances. It is judged together with each of them: two patches that fit alone may not fit together.
+The earlier patch stays and the later one is refused.
+
+The library that compiles schemas takes 20 to 50 ms to import. So `load_checker` is called when nobody waits. A broker
+whose extensions declare no schema never imports it.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from msgspec import UNSET, Struct
 
-from goondan.kernel.broker.live_config.operations import apply_operations, pointer
+from goondan.features.live_config.broker.json_patch import apply_operations, pointer
 from goondan.schemas.bundle.address import shown_tool_name
 from goondan.schemas.bundle.effective_config import (
     Applied,
     Change,
     ModelName,
     Touched,
+    apply_changes,
     change_of,
     declared,
     reference_name,
@@ -39,11 +47,15 @@ from goondan.schemas.bundle.effective_config import (
     tool_of,
     touches,
 )
+from goondan.schemas.bundle.extensions import check_config
+from goondan.schemas.bundle.json_values import same_json
 from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec
 from goondan.schemas.live_config import MAX_OPERATIONS, Operation
 from goondan.schemas.wire.codec import check_json
 from goondan.schemas.wire.errors import GoondanError, fail
 
+#: One error names at most so many issues.
+_MAX_NAMED: Final = 5
 #: The parts that extensions may patch, and the parts that only operators may patch.
 _OPEN: Final = ("extensions", "prompt", "tools")
 _OPERATORS: Final = ("model", "policy")
@@ -321,3 +333,63 @@ def _reference(given: Any, kind: str) -> str:
     except ValueError as error:
         hint = f"Write {kind}/name or {{kind: {kind}, name: …}}."
         raise fail("E_CONFIG_INVALID_VALUE", str(error), suggestion=hint) from None
+
+
+# --- whether configs fit their schemas -----------------------------------------------------------------------------
+
+
+def load_checker(agents: Mapping[str, AgentSpec]) -> None:
+    """Import the library that compiles schemas, if an extension of these agents declares one."""
+    if any(extension.config_schema is not None for spec in agents.values() for extension in spec.extensions):
+        import goondan.schemas.bundle.arguments  # noqa: F401
+
+
+def check_fit(spec: AgentSpec, base: Applied, before: Iterable[Change], after: Iterable[Change]) -> None:
+    """Compare the configuration with the changes `before` and with those `after`. A config that differs has to fit.
+
+    Raises GoondanError E_CONFIG_INVALID_VALUE, E_CONFIG_SCHEMA for a bad schema.
+    """
+    if all(extension.config_schema is None for extension in spec.extensions):
+        return
+    for name, issues, _ in _misfits(spec, apply_changes(base, before), apply_changes(base, after)):
+        message = f"the config of Extension/{name} would not fit its configSchema: {'; '.join(issues[:_MAX_NAMED])}"
+        hint = "`gdn extension list` says where the extension is declared; its configSchema says what fits."
+        raise fail("E_CONFIG_INVALID_VALUE", message, suggestion=hint)
+
+
+def check_instance(spec: AgentSpec, base: Applied, before: Iterable[Change], after: Iterable[Change], key: str) -> None:
+    """The same for an instance with patches of its own, when a patch for all of its agent comes or goes.
+
+    If a config did not fit before, this patch is not the cause. The error does not tell the issues: the proposer of a
+    patch for all of an agent may not read the patches of each instance. Raises GoondanError E_CONFIG_INVALID_VALUE.
+    """
+    old = apply_changes(base, before)
+    for name, _, fitted in _misfits(spec, old, apply_changes(base, after)):
+        if fitted:
+            message = (
+                f"with the patches of instance {key!r} the config of Extension/{name} would not fit its configSchema"
+            )
+            hint = (
+                "`gdn config show AGENT --instance KEY` shows that instance's; `gdn config revert` takes a patch back."
+            )
+            raise fail("E_CONFIG_INVALID_VALUE", message, suggestion=hint)
+
+
+def with_schema(spec: AgentSpec, change: Change) -> frozenset[str]:
+    """The extensions with a schema whose config or presence a change may alter."""
+    named = {edit.extension for edit in change.edits}
+    if change.extensions is not None:
+        named.update(change.extensions.added, change.extensions.removed)
+    return frozenset(one.name for one in spec.extensions if one.config_schema is not None and one.name in named)
+
+
+def _misfits(spec: AgentSpec, old: Applied, new: Applied) -> Iterator[tuple[str, list[str], bool]]:
+    """The extensions whose config differs and does not fit: name, issues, and whether it fitted before."""
+    for extension in spec.extensions:
+        name = extension.name
+        was_there = name in old.extensions
+        if name not in new.extensions or (was_there and same_json(old.configs[name], new.configs[name])):
+            continue
+        issues = check_config(extension.config_schema, new.configs[name])
+        if issues:
+            yield name, issues, not was_there or not check_config(extension.config_schema, old.configs[name])

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.kernel.broker.live_config import patches as patches_module
-from goondan.kernel.broker.live_config import service as service_module
+from goondan.features.live_config import broker as service_module
+from goondan.features.live_config.broker import patches as patches_module
 from goondan.schemas.bundle.extensions import check_config
 from goondan.schemas.live_config import ConfigOutcome
 from goondan.schemas.wire.codec import from_raw
-from tests.unit.kernel.broker.test_live_config import EXTENSIONS, Live, add, code_of, remove, replace
+from tests.features.live_config.test_patches import Live, add, code_of, remove, replace
+from tests.unit.kernel.broker.swarm import EXTENSIONS
 
 #: `high` needs `unit`, and there is room for three.
 SCHEMA = {

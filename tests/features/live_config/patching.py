@@ -15,6 +15,7 @@ import msgspec
 from goondan.agentproc.instance import Instance
 from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.store import ConversationStore
+from goondan.features.live_config.broker import LiveConfigs
 from goondan.kernel.broker.entities import CLIENTS, Connection
 from goondan.kernel.bundle.loader import open_bundle
 from goondan.schemas.bundle.address import instance_dir
@@ -26,7 +27,7 @@ from tests.contract.twists.stage import Actor, Model, Stage, Written, calls, new
 from tests.unit.agentproc.fakes import FakeLink
 from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.test_acting import run, tell
-from tests.unit.kernel.broker.world import World
+from tests.unit.kernel.broker.world import World, part_of
 
 #: Proposes what the message says, one after the other, and notes what came of each.
 PROPOSER = """
@@ -107,7 +108,7 @@ class Patching:
         link, model = Joined(self, key), Model()
         store = ConversationStore(instance_dir(spec.state_dir, spec.name, key), durability="process")
         runner = TurnRunner(Instance(spec, key, link, store, provider=model))
-        changes = self.world.router._configs.of("main", key)
+        changes = part_of(self.world.router, LiveConfigs).changes("main", key)
         if changes is not None:
             runner.instance.live_config.take(to_raw(changes))
         await runner.load_extensions()
@@ -140,7 +141,7 @@ class Patching:
 
     def _spread(self) -> None:
         for key, actor in self.actors.items():
-            changes = self.world.router._configs.of("main", key)
+            changes = part_of(self.world.router, LiveConfigs).changes("main", key)
             if changes is not None:
                 actor.runner.instance.live_config.take(to_raw(changes))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.kernel.broker.live_config.operations import apply_operations, pointer
+from goondan.features.live_config.broker.json_patch import apply_operations, pointer
 from goondan.schemas.live_config import Operation
 from goondan.schemas.wire.errors import GoondanError
 

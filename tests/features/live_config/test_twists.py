@@ -9,8 +9,8 @@ import pytest
 
 from goondan.schemas.wire.errors import GoondanError
 from tests.contract.twists.notes import HAPPENS, NOTES
-from tests.contract.twists.patching import Patching, noting
 from tests.contract.twists.stage import Stage, calls, new
+from tests.features.live_config.patching import Patching, noting
 
 ACCEPTED = ("accepted", "")
 DENIED = ("rejected", "E_CHANGESET_DENIED")

@@ -8,33 +8,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from goondan.features.live_config.broker import MAX_PROPOSALS, LiveConfigs
+from goondan.features.live_config.broker.patches import MAX_PATCHES, MAX_REJECTED
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.entities import AGENTS, CLIENTS, Connection
-from goondan.kernel.broker.live_config.patches import MAX_PATCHES, MAX_REJECTED
-from goondan.kernel.broker.live_config.service import MAX_PROPOSALS
-from goondan.schemas.bundle.effective_config import apply_changes, declared, digest_of, shown
-from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExtensionSpec, KernelPlan, ToolSource
-from goondan.schemas.live_config import ConfigOutcome, ConfigProposal, LiveChanges
+from goondan.schemas.bundle.effective_config import LiveChanges, apply_changes, declared, digest_of, shown
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, KernelPlan, ToolSource
+from goondan.schemas.live_config import ConfigOutcome, ConfigProposal
 from goondan.schemas.wire.codec import encode, from_raw, to_raw
 from goondan.schemas.wire.frames import ErrorPayload, Frame
 from tests.unit.kernel.broker.actors import Agent
+from tests.unit.kernel.broker.swarm import EXTENSIONS, TOOLS
 from tests.unit.kernel.broker.test_acting import out, run, tell
-from tests.unit.kernel.broker.world import World
-
-TOOLS = ("bash__exec", "notes__add", "secret__tool")
-
-
-def extension(name: str, entry: str = "x.py", **config: Any) -> ExtensionSpec:
-    resource = {"kind": "Extension", "metadata": {"name": name}, "spec": {"entry": entry, "config": config}}
-    return ExtensionSpec(name=name, entry=f"/b/{entry}", resource=resource, config=config)
-
-
-EXTENSIONS = [
-    extension("one", level=1, nested={"a": 1, "b": [1]}),
-    extension("two"),
-    extension("gate", "@goondan/base/approval", rules=["bash__*"]),
-    extension("remote", "@goondan/base/mcp", transport={"command": ["x"]}, prefix="r"),
-]
+from tests.unit.kernel.broker.world import World, part_of
 
 
 def with_extensions(plan: KernelPlan) -> KernelPlan:
@@ -111,7 +97,7 @@ class Live:
         return code_of(outcome)
 
     def changes(self, key: str = "k") -> LiveChanges:
-        return self.world.router._configs.of("coder", key) or LiveChanges()
+        return part_of(self.world.router, LiveConfigs).changes("coder", key) or LiveChanges()
 
     def peer(self, key: str = "k") -> Connection:
         connection = self.world.router.bus.mailbox.instances["coder", key].conn
@@ -120,7 +106,7 @@ class Live:
 
     def welcomed(self, key: str) -> LiveChanges:
         """What the agent is told with its `welcome`."""
-        return from_raw(self.world.router._configs.welcome(self.peer(key))["config"], LiveChanges)
+        return from_raw(part_of(self.world.router, LiveConfigs).welcome(self.peer(key))["config"], LiveChanges)
 
     def revision(self, key: str = "k") -> int:
         return self.changes(key).revision
@@ -453,7 +439,7 @@ def test_the_patches_of_an_instance_go_with_it() -> None:
     live = Live()
     live.propose(add("/tools/-", "Tool/notes"))
     live.propose(replace("/prompt/system", "x"), scope="agent")
-    live.world.router._configs.forget_instance("coder", "k")
+    part_of(live.world.router, LiveConfigs).forget("coder", "k")
     live.world.commit()
     assert live.tools() == ["bash"]
     live.restart()
@@ -607,5 +593,5 @@ def test_a_tool_that_extensions_may_not_add_any_more_is_not_added_any_more() -> 
 
 def test_a_welcome_without_patches_carries_nothing() -> None:
     live = Live()
-    assert live.world.router._configs.of("coder", "k") is None
-    assert live.world.router._configs.welcome(live.peer()) == {}
+    assert part_of(live.world.router, LiveConfigs).changes("coder", "k") is None
+    assert part_of(live.world.router, LiveConfigs).welcome(live.peer()) == {}

@@ -1,4 +1,4 @@
-"""Live configuration on the bus: `config.propose` of agents, and the questions of operators. Pure.
+"""`config.propose` of agents, the questions of operators, and what is in force. Pure.
 
 Rules.
 - Proposals are judged one after the other, each against the configuration that it was made from (rules.py, patches.py).
@@ -15,25 +15,50 @@ Source: docs/live-config.md; requirements CONFIG-01, CONFIG-02.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 from msgspec.structs import replace
 
+from goondan.features.live_config.broker.patches import (
+    ConfigPatched,
+    Patch,
+    Patches,
+    entry_of,
+    patch_of,
+    patch_written,
+    patches_forgotten,
+    record_of,
+)
+from goondan.features.live_config.broker.rules import (
+    Proposer,
+    check_fit,
+    check_instance,
+    judge,
+    load_checker,
+    with_schema,
+    within_bound,
+)
 from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.entities import AGENTS, Connection
-from goondan.kernel.broker.live_config.fitting import check_fit, check_instance, with_schema
-from goondan.kernel.broker.live_config.patches import ConfigPatched, Patch, Patches, patch_written, patches_forgotten
-from goondan.kernel.broker.live_config.recorded import entry_of, patch_of, record_of
-from goondan.kernel.broker.live_config.rules import Proposer, judge, within_bound
 from goondan.kernel.broker.one_frame import fitting
-from goondan.kernel.broker.parts import LISTS_BYTES, Op, Part, Record, Take
+from goondan.kernel.broker.parts import LISTS_BYTES, Core, OfInstances, Op, Part, Record, Take
 from goondan.schemas.bundle.address import is_instance_key
-from goondan.schemas.bundle.effective_config import Applied, Change, apply_changes, declared, digest_of, shown, tool_of
-from goondan.schemas.bundle.launch import AgentSpec
+from goondan.schemas.bundle.effective_config import (
+    Applied,
+    Change,
+    LiveChanges,
+    apply_changes,
+    declared,
+    digest_of,
+    reachable_tools,
+    shown,
+    tool_of,
+)
+from goondan.schemas.bundle.launch import AgentSpec, KernelPlan
 from goondan.schemas.live_config import (
     MAX_OPERATIONS,
     MAX_PATCH_ID,
@@ -41,7 +66,6 @@ from goondan.schemas.live_config import (
     MAX_REASON,
     ConfigOutcome,
     ConfigProposal,
-    LiveChanges,
 )
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.wire.codec import from_raw, to_raw
@@ -76,16 +100,24 @@ class _Base(Struct, frozen=True):
     declared: Applied
     #: The digest of this configuration.
     digest: str
+    #: The tools that the agent may call.
+    allowed: frozenset[str]
 
 
-class LiveConfigs(Part):
+def parts(core: Core) -> Sequence[Part]:
+    """See parts.MakeParts."""
+    return (LiveConfigs(core.bus),)
+
+
+class LiveConfigs(Part, OfInstances):
     """All patches, and the frames about them."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._patches = Patches()
-        self._allowed: Mapping[str, frozenset[str]] = {}
         self._bases: dict[str, _Base] = {}
+        #: Whether the plan is new, and nobody has looked whether its schemas have to be compiled.
+        self._new_plan = True
         #: Patch id -> connections and frame ids that wait until the decision is journaled.
         self._askers: dict[str, list[tuple[Connection, str]]] = {}
         #: Agent -> when its last proposals were judged (the broker's clock), the oldest first.
@@ -112,15 +144,21 @@ class LiveConfigs(Part):
         self._patches.restore(patch_of(record) for record in restored)
         self._note_idle()
 
-    def adopt(self, allowed: Mapping[str, frozenset[str]]) -> None:
-        """The plan has changed. `allowed`: the tools that each agent may call by the new plan."""
-        self._allowed = allowed
+    def revise(self, plan: KernelPlan) -> None:
+        """The plan has changed."""
+        self._new_plan = True
         self._bases.clear()
         self._note_idle()
 
+    def tick(self, now: float) -> None:
+        """Load what checks configs, while nobody waits for the answer to a patch."""
+        if self._new_plan:
+            self._new_plan = False
+            load_checker(self._bus.plan.agents)
+
     # --- what is in force
 
-    def of(self, agent: str, key: str) -> LiveChanges | None:
+    def changes(self, agent: str, key: str) -> LiveChanges | None:
         """The changes that are in force for an instance; None when the bundle alone counts."""
         if not self._patches.has_any(agent) or agent not in self._bus.plan.agents:
             return None
@@ -129,28 +167,23 @@ class LiveConfigs(Part):
             return None
         return LiveChanges(revision=revision, base=self._base(agent).digest, changes=self._changes(agent, key))
 
-    def with_spec(self, agent: str, key: str, spec: Raw) -> LiveChanges:
-        """The changes that are in force for an instance, with the bundle's present specification of its agent."""
-        return replace(self.of(agent, key) or LiveChanges(), spec=spec)
-
-    def allowed(self, agent: str, key: str) -> frozenset[str]:
-        """The tools that an instance may call: those that the bundle gives its agent, and those that operators add."""
-        allowed = self._allowed.get(agent, frozenset())
+    def allows(self, agent: str, key: str) -> frozenset[str]:
+        """The tools that operators add to those that the bundle gives the agent of an instance."""
         if not self._patches.has_any(agent) or agent not in self._bus.plan.agents:
-            return allowed
+            return frozenset()
         added = {
             name
             for patch in self._patches.in_force(agent, key)
             if patch.by == OPERATOR and patch.change.tools is not None
             for name in patch.change.tools.added
         }
-        registry = self._bus.plan.agents[agent].registry
-        return allowed.union(item.name for item in registry if tool_of(item) in added) if added else allowed
+        registry = self._bus.plan.agents[agent].registry if added else ()
+        return frozenset(item.name for item in registry if tool_of(item) in added)
 
     def welcome(self, peer: Connection) -> dict[str, Any]:
         """The changes that are in force for an agent."""
         agent, key = peer.claims.agent, peer.claims.instance_key
-        changes = None if peer.cls != AGENTS or agent is None else self.of(agent, key or "")
+        changes = None if peer.cls != AGENTS or agent is None else self.changes(agent, key or "")
         return {} if changes is None else {"config": to_raw(changes)}
 
     # --- proposals
@@ -177,7 +210,7 @@ class LiveConfigs(Part):
         if self._told_again(connection, frame, patch):
             return
         self._check_rate(instance.agent, now)
-        proposer = Proposer(False, self._allowed.get(instance.agent, frozenset()), proposal.registered[:MAX_OPERATIONS])
+        proposer = Proposer(False, self._base(instance.agent).allowed, proposal.registered[:MAX_OPERATIONS])
         self._decide(connection, frame, patch, proposal, proposer, now)
 
     # --- the journal's word
@@ -207,7 +240,7 @@ class LiveConfigs(Part):
         for connection, frame_id in self._askers.pop(patch.id, []):
             self._bus.error(connection.cls, connection.ident, info, Frame("admin", id=frame_id))
 
-    def forget_instance(self, agent: str, key: str) -> None:
+    def forget(self, agent: str, key: str) -> None:
         """The instance is deleted: forget its patches."""
         gone = self._patches.of_instance(agent, key)
         for patch in gone:
@@ -387,8 +420,8 @@ class LiveConfigs(Part):
             own = connection.claims.instance_key or ""
             if connection.claims.agent != agent or key not in (None, own):
                 continue
-            connection.allowed |= self.allowed(agent, own)  # a step that runs keeps what it began with
-            self._bus.send(connection, Frame("config.changed", payload=to_raw(self.of(agent, own))))
+            connection.allowed |= self.allows(agent, own)  # a step that runs keeps what it began with
+            self._bus.send(connection, Frame("config.changed", payload=to_raw(self.changes(agent, own))))
 
     def _tell(self, connection: Connection, frame_id: str, patch: Patch) -> None:
         accepted = patch.state != "rejected"
@@ -402,7 +435,7 @@ class LiveConfigs(Part):
         base = self._bases.get(agent)
         if base is None:
             spec = self._bus.plan.agents[agent]
-            base = self._bases[agent] = _Base(spec, declared(spec), digest_of(spec))
+            base = self._bases[agent] = _Base(spec, declared(spec), digest_of(spec), reachable_tools(spec))
         return base
 
     def _changes(self, agent: str, key: str | None, revision: int | None = None) -> list[Change]:
@@ -426,7 +459,7 @@ class LiveConfigs(Part):
         known = any(tool_of(item) == tool for item in spec.registry)
         if not known and tool not in patch.dynamic:
             return f"Tool/{tool} is not in the bundle any more"
-        if known and patch.by != OPERATOR and not within_bound(spec, tool, self._allowed.get(patch.agent, frozenset())):
+        if known and patch.by != OPERATOR and not within_bound(spec, tool, self._base(patch.agent).allowed):
             return f"Tool/{tool} is one that extensions may not add any more"
         return ""
 
