@@ -78,7 +78,7 @@ class AgentApp:
             on_unsent=self._on_unsent,
             on_late=lambda frame: log.warning("%s", describe_late(frame)),
             broker_uid=broker_uid,
-            parts=lambda: {} if self._runner is None else self._runner.features.held(),
+            held=lambda: {} if self._runner is None else self._runner.features.held(),
         )
 
     async def run(self, ready: Callable[[], None] | None = None) -> int:

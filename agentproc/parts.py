@@ -14,8 +14,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Final, NamedTuple, Protocol
 
-from msgspec import Raw
-
 from goondan.agentproc.calls import CallContext
 from goondan.agentproc.catalog import StepCatalog
 from goondan.agentproc.conversation import ToolCallPart
@@ -28,7 +26,6 @@ from goondan.agentproc.turn import End, First, Input, RunTool
 from goondan.features import parts
 from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.text.visible import visible_line
-from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import AgentEvent, Frame, ToolResult, Welcome
 
@@ -222,9 +219,9 @@ class AgentFeature:
     def welcomed(self, welcome: Welcome) -> None:
         """A broker has welcomed the process, perhaps again."""
 
-    def held(self) -> Any | None:
-        """What the process holds, for a broker that may be a new one (Hello.parts). None: nothing."""
-        return None
+    def held(self) -> Mapping[str, Any]:
+        """Fields of `hello`: what the process holds, for a broker that may be a new one."""
+        return {}
 
     def applies(self, spec: AgentSpec, event: Frame) -> bool:
         """Whether a turn of this event needs a part of it. Asked when the turn begins or is taken up again, and at each
@@ -294,10 +291,9 @@ class Features:
         for feature in self._all:
             feature.welcomed(welcome)
 
-    def held(self) -> dict[str, Raw]:
-        """What the process holds, by the names of features (Hello.parts)."""
-        found = ((feature.name, feature.held()) for feature in self._all)
-        return {name: to_raw(held) for name, held in found if held is not None}
+    def held(self) -> dict[str, Any]:
+        """Fields of `hello`: what the process holds."""
+        return {name: held for feature in self._all for name, held in feature.held().items()}
 
     def close(self) -> None:
         """The process ends."""

@@ -307,8 +307,10 @@ export interface Hello {
   startedMs?: number | null;
   /** Of a tool host: who is attached to its MCP servers. */
   attached?: AttachedServer[];
-  /** Of an agent process: what its features hold, by their names. */
-  parts?: { [key: string]: unknown };
+  /** Of an agent process: its requests to models that are out. The feature that has them says what each is. */
+  permits?: unknown[];
+  /** Of an agent process: the last state of each gate that it was given. The same. */
+  gates?: unknown[];
 }
 
 /** An event that an agent process holds. */

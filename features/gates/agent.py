@@ -13,7 +13,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -25,7 +25,6 @@ from goondan.agentproc.providers.vendor import Fault
 from goondan.features.gates.wire import FEATURE as FEATURE_NAME
 from goondan.features.gates.wire import (
     GateChanged,
-    GatesHeld,
     HeldPermit,
     KeptState,
     PermitAsk,
@@ -107,13 +106,13 @@ class ModelGates(AgentFeature):
         if request is not None:
             request.on_place(said.before, said.held_ms)
 
-    def held(self) -> GatesHeld | None:
+    def held(self) -> Mapping[str, Any]:
         """The requests that are out, and what the broker had said last about each gate."""
         for request in self.out.values():
             request.known = True
         permits = [request.held() for request in self.out.values() if self.is_limited(request.model)]
         states = [KeptState(model, state) for model, state in self.states.items()]
-        return GatesHeld(permits, states) if permits or states else None
+        return {"permits": permits, "gates": states}
 
 
 class TurnGates(TurnPart):

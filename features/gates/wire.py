@@ -111,15 +111,6 @@ class KeptState(Struct, frozen=True, rename="camel", omit_defaults=True):
     state: _State
 
 
-class GatesHeld(Struct, frozen=True, omit_defaults=True):
-    """What an agent process says of gates in `hello`."""
-
-    #: Its requests that are out.
-    permits: list[HeldPermit] = []
-    #: The last state of each gate that it was given.
-    states: list[KeptState] = []
-
-
 class PlaceInLine(Struct, frozen=True, rename="camel", omit_defaults=True):
     """Payload of `model.line`, for an agent whose asker listens: a request waits. It may be lost."""
 
@@ -132,4 +123,4 @@ class PlaceInLine(Struct, frozen=True, rename="camel", omit_defaults=True):
 
 
 #: Its payloads, for the exported schema.
-EXPORTED: Final = (PermitAsk, PermitGranted, PermitOver, HeldPermit, GateChanged, PlaceInLine)
+EXPORTED: Final = (PermitAsk, PermitGranted, PermitOver, HeldPermit, GateChanged, PlaceInLine, KeptState)

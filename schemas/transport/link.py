@@ -23,9 +23,9 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Raw
 
@@ -89,7 +89,8 @@ class Link:
 
     - `on_frame` is called in the loop for every frame that is not an answer to a frame of ours. It must neither block
       nor raise. A frame whose large payload is not available has `blob` still set, and an ErrorPayload as its payload.
-    - `leases`, `calls`, `attached` and `parts` give at every hello what this process holds.
+    - `leases`, `calls`, `attached` and `held` give at every hello what this process holds; `held` gives fields
+      of Hello by their names.
     - `on_unsent` gets frames that `send` took and whose large payloads could not be written.
     - `by_reference` False: this process has no access to the kernel's files, so its frames have at most 1 MiB.
     - `broker_uid` is the user of the broker. None: our own user.
@@ -115,7 +116,7 @@ class Link:
         broker_uid: int | None = None,
         renew_token: Callable[[], str] | None = None,
         attached: Callable[[], Sequence[AttachedServer]] = tuple,
-        parts: Callable[[], dict[str, Raw]] = dict,
+        held: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.endpoint = endpoint
         self._broker = BrokerIdentity(endpoint, broker_uid)
@@ -123,7 +124,7 @@ class Link:
         self._leases = leases
         self._calls = calls
         self._attached = attached
-        self._parts = parts
+        self._held = held
         self._on_welcome = on_welcome
         self._on_unsent = on_unsent
         self._on_late = on_late
@@ -461,7 +462,7 @@ class Link:
         try:
             if self._renew_token is not None and self._peer.welcome is not None:
                 self._peer.token = self._renew_token()
-            held = self._leases(), self._calls(), loop.time(), self._attached(), self._parts()
+            held = self._leases(), self._calls(), loop.time(), self._attached(), self._held()
             self._queue(self._peer.hello(*held))
         except GoondanError as error:
             self._refuse(LinkRefused(error.info))

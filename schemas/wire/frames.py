@@ -283,8 +283,10 @@ class Hello(Struct, frozen=True, rename="camel", omit_defaults=True):
     started_ms: int | None = None
     #: Of a tool host: who is attached to its MCP servers.
     attached: list[AttachedServer] = []
-    #: Of an agent process: what its features hold, by their names.
-    parts: dict[str, Raw] = {}
+    #: Of an agent process: its requests to models that are out. The feature that has them says what each is.
+    permits: list[Any] = []
+    #: Of an agent process: the last state of each gate that it was given. The same.
+    gates: list[Any] = []
 
 
 class Welcome(Struct, frozen=True, rename="camel", omit_defaults=True):

@@ -27,11 +27,11 @@ answered".
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, Final, Literal
 
-from msgspec import Raw, Struct, structs
+from msgspec import Struct, structs
 
 from goondan.schemas.wire.blobs import INLINE_FRAME_BYTES, MAX_BLOB_BYTES, REFERENCES, too_large
 from goondan.schemas.wire.codec import MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw, to_raw
@@ -381,7 +381,7 @@ class Peer:
         calls: list[str],
         now: float,
         attached: Sequence[AttachedServer] = (),
-        parts: dict[str, Raw] | None = None,
+        more: Mapping[str, Any] | None = None,
     ) -> bytes:
         """The hello to send. Afterwards the phase is `greeting`."""
         self.phase = "greeting"
@@ -396,7 +396,7 @@ class Peer:
             pid=self._pid,
             started_ms=self._started_ms,
             attached=list(attached),
-            parts=parts or {},
+            **(more or {}),
         )
         return encode(Frame("hello", id=self._hello_id, payload=to_raw(body)))
 

@@ -15,7 +15,7 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -23,10 +23,9 @@ from msgspec import Struct
 from goondan.features.gates.broker.gate import Ask, Gate, Permit
 from goondan.features.gates.broker.learned import Key, Lesson
 from goondan.features.gates.wire import (
-    FEATURE,
     GateChanged,
-    GatesHeld,
     HeldPermit,
+    KeptState,
     PermitAsk,
     PermitGranted,
     PermitOver,
@@ -55,6 +54,7 @@ STATE_S: Final = 120.0
 #: Models that are named of one gate.
 MAX_NAMED_MODELS: Final = 20
 _MAC_BYTES: Final = 16
+T = TypeVar("T")
 
 
 class _Kept(Struct, frozen=True, array_like=True):
@@ -227,12 +227,11 @@ class Gates(Part):
         for way in self._ways.values():
             for key in [key for key in way.gate.permits if key[0] == address]:
                 self._free(way.gate, key)
-        said = from_raw(hello.parts[FEATURE], GatesHeld) if FEATURE in hello.parts else GatesHeld()
-        for kept in said.states[:MAX_REQUESTS]:
+        for kept in _read(hello.gates[:MAX_REQUESTS], KeptState):
             self._inherit(peer, kept.model, kept.state, now)
         event = None if peer.instance is None else peer.instance.leased
         if event is not None:
-            for held in said.permits[:MAX_REQUESTS]:
+            for held in _read(hello.permits[:MAX_REQUESTS], HeldPermit):
                 self._is_out(peer, event, held, now)
 
     def tick(self, now: float) -> None:
@@ -434,6 +433,14 @@ class Gates(Part):
             if asked is not None and connection is not None:
                 told = PlaceInLine(key[1], place, held_ms)
                 self._bus.send(connection, Frame("model.line", event_id=asked.event.id, payload=to_raw(told)))
+
+
+def _read(said: list[Any], kind: type[T]) -> list[T]:
+    """What `hello` says, in its form. What does not fit is as if it were not said: an agent can say nothing, too."""
+    try:
+        return msgspec.convert(said, list[kind])  # type: ignore[valid-type]
+    except msgspec.ValidationError:
+        return []
 
 
 def gate_name(model: ModelSpec) -> bytes:

@@ -16,7 +16,6 @@ from goondan.agentproc.providers.vendor import Fault
 from goondan.features.gates.agent import GatedRequest, ModelGates, TurnGates
 from goondan.features.gates.wire import (
     GateChanged,
-    GatesHeld,
     HeldPermit,
     KeptState,
     PermitAsk,
@@ -89,7 +88,7 @@ async def test_an_open_gate_costs_no_frame() -> None:
     await request.enter(4000, agent.news.append)
     request.over({}, accepted=True, tokens=7)
     assert (agent.broker.sent, agent.broker.posted, agent.news) == ([], [], [])
-    assert agent.gates.held() is None
+    assert agent.gates.held() == {"permits": [], "gates": []}
 
 
 async def test_a_request_waits_for_its_permit_and_gives_it_back() -> None:
@@ -105,11 +104,11 @@ async def test_a_request_waits_for_its_permit_and_gives_it_back() -> None:
     agent.broker.grant(state="lesson")
     await task
     states = [KeptState("main", "lesson")]
-    assert agent.gates.held() == GatesHeld([HeldPermit(asked.id, "main", 0)], states)
+    assert agent.gates.held() == {"permits": [HeldPermit(asked.id, "main", 0)], "gates": states}
     request.over({"x-ratelimit-remaining-requests": "5"}, accepted=True, tokens=7)
     (over,) = agent.broker.sent
     assert from_raw(over.payload, PermitOver) == PermitOver(asked.id, "main", True, 7, RateLimits(5))
-    assert agent.gates.held() == GatesHeld([], states)
+    assert agent.gates.held() == {"permits": [], "gates": states}
 
 
 @pytest.mark.parametrize(("others", "waited", "paused"), [(True, 3.0, 0.0), (False, 0.0, 3.0)])
@@ -158,7 +157,7 @@ async def test_an_ask_that_is_given_up_is_taken_back() -> None:
         await task
     assert agent.broker.forgotten == ["f0"]
     assert [frame.type for frame in agent.broker.sent] == ["model.over"]
-    assert agent.gates.held() is None
+    assert agent.gates.held() == {"permits": [], "gates": []}
 
 
 async def test_what_the_broker_refuses_is_a_fault_or_its_own_error() -> None:

@@ -12,9 +12,7 @@ import pytest
 from goondan.features.gates.broker import MAX_REQUESTS, RETURN_S, Gates, gate_name
 from goondan.features.gates.broker.learned import TAKE_OVER_S
 from goondan.features.gates.wire import (
-    FEATURE,
     GateChanged,
-    GatesHeld,
     HeldPermit,
     KeptState,
     PermitAsk,
@@ -42,8 +40,8 @@ def model(name: str = "main", **changes: Any) -> ModelSpec:
 
 def hello_of(permits: Sequence[HeldPermit], *states: KeptState, incarnation: str = "i") -> Hello:
     """What a process says that has these requests out and keeps these states."""
-    held = GatesHeld(list(permits), list(states))
-    return Hello(token="t", incarnation=incarnation, parts={FEATURE: to_raw(held)})
+    said = Hello(token="t", incarnation=incarnation, permits=list(permits), gates=list(states))
+    return from_raw(to_raw(said), Hello)
 
 
 class World:
