@@ -349,6 +349,7 @@ def told_of(swarm: Swarm, key: str, handle: str) -> str | None:
 # --- self-restart
 
 
+@pytest.mark.feature("restart")
 def test_a_restart_reads_the_bundle_anew_and_says_why(swarm: Swarm) -> None:
     kernel, key = swarm.kernel, swarm.key()
     kernel.bundle.write_text(BUNDLE.replace("my-swarm", "my-other-swarm"))

@@ -60,6 +60,7 @@ def test_init_writes_through_no_linked_subfolder(
     assert everything(trap.parent) == before
 
 
+@pytest.mark.feature("try_out")
 @pytest.mark.parametrize("bundle", [None, BUNDLE])
 def test_tool_new_writes_through_no_linked_subfolder(
     trap: Path, bundle: str | None, capsys: pytest.CaptureFixture[str]

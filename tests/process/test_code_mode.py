@@ -145,6 +145,7 @@ def waiting_item(kernel: Sandbox, asked: int = 1) -> dict[str, Any]:
     return dict(wait_until(find, what=f"item {asked}"))
 
 
+@pytest.mark.feature("approvals")
 def test_a_yes_shows_the_script_and_is_for_twenty_of_its_calls(kernel: Sandbox) -> None:
     code = "print(sum(tools.json_query__count(data='[1]')['count'] for _ in range(25)))"
     process = kernel.popen("send", "gated", message(code), "--instance", "yes")
@@ -158,6 +159,7 @@ def test_a_yes_shows_the_script_and_is_for_twenty_of_its_calls(kernel: Sandbox) 
     assert json.loads(said(process))["printed"] == "25\n"
 
 
+@pytest.mark.feature("approvals")
 def test_a_no_reaches_the_script_and_its_end_withdraws_what_it_has_asked(kernel: Sandbox) -> None:
     code = """
 try:

@@ -52,6 +52,7 @@ with sandbox() as kernel:
 """
 
 
+@pytest.mark.feature("dead_letters")
 @pytest.mark.skipif(os.getuid() != 0 or shutil.which("unshare") is None, reason="needs a mount of its own")
 def test_what_fails_for_want_of_space_is_answered_when_there_is_room() -> None:
     script = ["unshare", "-m", sys.executable, "-c", FULL]
@@ -78,6 +79,7 @@ spec: {entryAgent: Agent/main}
 """
 
 
+@pytest.mark.feature("dead_letters")
 def test_what_fails_without_a_model_server_is_answered_when_there_is_one() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # nobody listens

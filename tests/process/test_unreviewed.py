@@ -67,8 +67,8 @@ def leaks(text: str) -> bool:
         (["validate", ".", "--json"], True),
         pytest.param(["doctor"], False, marks=pytest.mark.feature("doctor")),
         pytest.param(["doctor", "--json"], True, marks=pytest.mark.feature("doctor")),
-        (["tool", "test", "--json"], False),
-        (["tool", "test", "./goondan.yaml"], True),
+        pytest.param(["tool", "test", "--json"], False, marks=pytest.mark.feature("try_out")),
+        pytest.param(["tool", "test", "./goondan.yaml"], True, marks=pytest.mark.feature("try_out")),
     ],
 )
 def test_a_module_is_looked_at_and_nothing_leaks(home: Sandbox, command: list[str], trusted: bool) -> None:

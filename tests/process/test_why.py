@@ -7,6 +7,8 @@ import os
 import signal
 from typing import Any
 
+import pytest
+
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox, wait_until
 
 TWO = BUNDLE.replace(
@@ -30,6 +32,7 @@ def waits(kernel: Sandbox) -> dict[tuple[str, str], dict[str, Any]]:
     return {(row["kind"], row["agent"]): row for row in answer["waits"]}
 
 
+@pytest.mark.feature("waits")
 def test_who_waits_for_whom_and_since_when() -> None:
     with sandbox(TWO) as kernel:
         kernel.detach()
