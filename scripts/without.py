@@ -9,8 +9,8 @@ and the tests of the core that are marked with one of them. What is generated is
 
     python -m scripts.without NAME… [--short] [--keep FOLDER]
 
-`--short`, which CI uses: of the tests that start programs only SAMPLE, and no marked ones among them. `--keep`: the
-copy is made there and stays. Exits 1 when something fails.
+`--short`: of the tests that start programs only SAMPLE, and no marked ones among them. `--keep`: the copy is made there
+and stays. Exits 1 when something fails.
 
 Source: docs/design/features.md "Without a feature".
 """

@@ -62,6 +62,7 @@ def event(event_id: str, **more: Any) -> Frame:
     return Frame("event", to="coder", instance_key="k", event_id=event_id, reply_to=ReplyTo("client", event_id), **more)
 
 
+@pytest.mark.feature("approvals")
 async def test_large_payloads_go_every_way_and_leave_nothing(broker: Broker) -> None:
     async with linked(broker) as (client, agent, host, events, calls):
         asked = client.ask(event("e1", payload=LARGE))
@@ -87,6 +88,7 @@ async def test_large_payloads_go_every_way_and_leave_nothing(broker: Broker) -> 
         assert call.blob is None
 
 
+@pytest.mark.feature("approvals")
 async def test_hostile_references_are_one_clear_error_each_and_nobody_waits(broker: Broker) -> None:
     """A client that may write to the folder names what is missing, swapped, no file at all, or of another content."""
     written = BlobFolder(str(folder(broker)))
@@ -135,6 +137,7 @@ async def test_hostile_references_are_one_clear_error_each_and_nobody_waits(brok
         await asyncio.wait_for(client.post(Frame("event", to="coder", instance_key="k", event_id="after")), PATIENCE_S)
 
 
+@pytest.mark.feature("approvals")
 async def test_a_peer_without_the_folder_is_told_so(broker: Broker) -> None:
     async with linked(broker, by_reference=False) as (client, agent, _, events, _):
         answer = client.ask(event("e1", payload=LARGE))

@@ -26,6 +26,7 @@ def kernel(model: ScriptedModel) -> Iterator[Sandbox]:
         yield made
 
 
+@pytest.mark.feature("edits")
 def test_commands_never_reach_the_model_and_every_other_line_does(kernel: Sandbox, model: ScriptedModel) -> None:
     lines = [
         "/help",

@@ -8,10 +8,13 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from tests.kernel_fixture import PATIENCE_S, Sandbox, sandbox, wait_until
 from tests.process.terminal import Terminal
 
 
+@pytest.mark.feature("edits")
 def test_instances_are_listed_and_shown_with_and_without_a_kernel() -> None:
     with sandbox() as kernel:
         assert kernel.gdn("instance", "list").out == "there are no instances yet\n"

@@ -173,11 +173,13 @@ def session(package: Path, run_dir: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.feature("approvals")
 @pytest.mark.parametrize("minor", MINORS, ids=lambda minor: minor.name)
 def test_a_client_of_that_minor_works_with_this_kernel(minor: Path, swarm: Sandbox) -> None:
     assert session(minor, swarm.run_dirs[0]) == EXPECTED
 
 
+@pytest.mark.feature("approvals")
 @pytest.mark.parametrize("minor", MINORS, ids=lambda minor: minor.name)
 def test_a_client_of_that_minor_works_with_a_kernel_that_says_more(
     minor: Path, swarm: Sandbox, short_tmp: Path
@@ -186,6 +188,7 @@ def test_a_client_of_that_minor_works_with_a_kernel_that_says_more(
         assert session(minor, place) == EXPECTED
 
 
+@pytest.mark.feature("approvals")
 @pytest.mark.parametrize("minor", MINORS, ids=lambda minor: minor.name)
 def test_this_client_works_with_a_kernel_of_that_minor(minor: Path, swarm: Sandbox, short_tmp: Path) -> None:
     with proxy(swarm.run_dirs[0], short_tmp, said_less(minor)) as place:

@@ -166,6 +166,7 @@ def test_calls_that_are_wrong_are_answered_and_the_step_goes_on(misled: Sandbox,
         assert words in answer
 
 
+@pytest.mark.feature("dead_letters")
 @BOTH
 def test_a_failed_model_fails_the_turn_and_the_agent_takes_the_next(misled: Sandbox, bad: str, provider: str) -> None:
     """Refused once for good, then well: one process, one history."""

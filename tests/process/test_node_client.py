@@ -81,6 +81,7 @@ def kernel(client: Path) -> Iterator[Sandbox]:
         yield made
 
 
+@pytest.mark.feature("approvals")
 def test_what_it_promises(client: Path, kernel: Sandbox) -> None:
     (run_dir,) = kernel.run_dirs
     env = {"GOONDAN_RUN_DIR": str(run_dir), "BLOBS": str(kernel.state_dirs[0] / "blobs")}

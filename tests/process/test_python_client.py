@@ -37,6 +37,7 @@ def exec_(command: str) -> str:
     return f'/bash__exec {{"command": "{command}"}}'
 
 
+@pytest.mark.feature("approvals")
 async def test_what_it_does(run_dir: Path, tmp_path: Path) -> None:
     async with connect(run_dir=run_dir) as gdn:
         answer = await gdn.ask("main", exec_("echo $((6*7))"), instance="does")

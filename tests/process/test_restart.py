@@ -143,6 +143,7 @@ def test_a_bundle_that_may_not_run_stops_nothing(talk: Talk, change: str, code: 
     assert talk.hear() == "serves"
 
 
+@pytest.mark.feature("restart")
 def test_the_bundle_is_read_anew(talk: Talk) -> None:
     kernel = talk.kernel
     [state] = kernel.state_dirs
@@ -161,6 +162,7 @@ def test_the_bundle_is_read_anew(talk: Talk) -> None:
         assert db.execute("SELECT count(*) FROM messages").fetchone()[0] > 4
 
 
+@pytest.mark.feature("restart")
 @pytest.mark.requirement("RESTART-01", "RESTART-02", "RESTART-03", "RESTART-04")
 def test_an_agent_restarts_the_kernel_and_its_turn_goes_on(talk: Talk) -> None:
     kernel, before = talk.kernel, talk.pids()
@@ -179,6 +181,7 @@ def test_an_agent_restarts_the_kernel_and_its_turn_goes_on(talk: Talk) -> None:
     assert talk.hear_json()["result"] == "CHANGED"
 
 
+@pytest.mark.feature("restart")
 @pytest.mark.requirement("RESTART-02")
 def test_a_wish_for_a_bundle_that_may_not_run_is_an_error_result(talk: Talk) -> None:
     kernel, before = talk.kernel, talk.pids()
@@ -214,6 +217,7 @@ def test_a_second_restart_and_a_hold_wait_or_are_refused(talk: Talk) -> None:
     assert talk.hear() == "held"
 
 
+@pytest.mark.feature("restart")
 @pytest.mark.timeout(60)
 @pytest.mark.requirement("RESTART-03")
 def test_a_kernel_that_is_killed_while_it_restarts_has_lost_nothing_and_repeats_nothing() -> None:

@@ -75,6 +75,7 @@ def kernel() -> Iterator[Sandbox]:
         yield made
 
 
+@pytest.mark.feature("try_out")
 @pytest.mark.parametrize("language", FILES)
 def test_the_tool_of_the_page(kernel: Sandbox, language: str) -> None:
     if (needed := missing(language)) is not None:

@@ -158,6 +158,7 @@ def line_of(process: subprocess.Popen[bytes]) -> str:
     return process.stderr.readline().decode().rstrip("\n")
 
 
+@pytest.mark.feature("waits")
 def test_a_model_server_that_says_nothing_is_told_without_a_terminal_and_by_ps(kernel: Sandbox) -> None:
     asking = kernel.popen("send", "mute", "hello", "--event-id", "m1")
     line = line_of(asking)
@@ -177,6 +178,7 @@ def test_a_model_server_that_says_nothing_is_told_without_a_terminal_and_by_ps(k
     assert kernel.gdn("ps", "--why").out == "nobody waits\n"
 
 
+@pytest.mark.feature("waits")
 def test_a_model_server_that_refuses_connections_is_told_with_its_tries_and_the_advice_fits(kernel: Sandbox) -> None:
     asking = kernel.popen("send", "lost", "hello")
     told = line_of(asking)
@@ -192,6 +194,7 @@ def test_a_wrong_path_is_told_as_one(kernel: Sandbox) -> None:
     assert "Check the path of the Model's endpoint" in failed.err
 
 
+@pytest.mark.feature("gates", "usage", "waits")
 def test_what_was_learned_of_a_server_is_shown_and_forgotten(kernel: Sandbox) -> None:
     asking = kernel.popen("send", "patient", "hello", "--event-id", "p1")
     row = waits(kernel, "model")
@@ -211,6 +214,7 @@ def test_what_was_learned_of_a_server_is_shown_and_forgotten(kernel: Sandbox) ->
     asking.communicate()
 
 
+@pytest.mark.feature("waits")
 def test_the_terminal_shows_what_another_agent_does_and_behind_whom_it_is_queued(kernel: Sandbox) -> None:
     asked = {"target": "mute", "input": "hello", "instanceKey": "n"}
     with Terminal(kernel, "send", "/agents__request " + json.dumps(asked), "--event-id", "t1") as terminal:
@@ -224,6 +228,7 @@ def test_the_terminal_shows_what_another_agent_does_and_behind_whom_it_is_queued
         kernel.gdn("cancel", "t1")
 
 
+@pytest.mark.feature("waits")
 def test_an_extension_that_hangs_is_told_with_its_point_and_since_when(kernel: Sandbox) -> None:
     asking = kernel.popen("send", "guarded", "/bash__exec command=true", "--event-id", "g1")
     row = waits(kernel, "extension")

@@ -102,6 +102,7 @@ def watched() -> Iterator[Watched]:
         assert made.run.wait(30) == 0, kernel.log("supervisor")
 
 
+@pytest.mark.feature("restart")
 def test_new_code_of_a_tool_takes_its_jails_and_no_other_process(watched: Watched) -> None:
     before = watched.pids()
     watched.code(2)
@@ -112,6 +113,7 @@ def test_new_code_of_a_tool_takes_its_jails_and_no_other_process(watched: Watche
     assert {key for key in before if after.get(key) != before[key]} == {("worker", "words")}
 
 
+@pytest.mark.feature("restart")
 def test_a_new_prompt_and_another_tool_take_no_process_and_a_new_model_its_agents(watched: Watched) -> None:
     before = watched.pids()
     (watched.kernel.home / "prompt.md").write_text("two")
@@ -151,6 +153,7 @@ def test_junk_and_what_is_put_back_restarts_nothing(watched: Watched) -> None:
     assert {key for key in before if after.get(key) != before[key]} <= {("worker", "words")}
 
 
+@pytest.mark.feature("restart")
 @pytest.mark.parametrize(
     ("change", "says"),
     [
@@ -180,6 +183,7 @@ def test_a_bundle_that_may_not_run_changes_nothing_and_says_so(
     assert watched.hear() == "3"
 
 
+@pytest.mark.feature("restart")
 def test_a_turn_that_runs_comes_to_its_step_boundary_and_goes_on_with_what_is_new(watched: Watched) -> None:
     watched.say("/bash__exec command='echo x >> runs; sleep 2; wc -l < runs'")
     wait_until(lambda: ("worker", "bash") in watched.pids() and ("agent", "main") in watched.pids())
@@ -192,6 +196,7 @@ def test_a_turn_that_runs_comes_to_its_step_boundary_and_goes_on_with_what_is_ne
     assert after["toolhost", "toolhost"] == before["toolhost", "toolhost"]
 
 
+@pytest.mark.feature("restart")
 def test_one_agent_restarts_and_its_conversation_begins_anew_when_that_is_wished(watched: Watched) -> None:
     kernel, before = watched.kernel, watched.pids()
     [state] = kernel.state_dirs
@@ -214,6 +219,7 @@ def test_one_agent_restarts_and_its_conversation_begins_anew_when_that_is_wished
     assert "main, other" in unknown.json["error"]["message"]
 
 
+@pytest.mark.feature("restart")
 def test_a_limit_of_the_swarm_restarts_the_kernel_in_place_and_the_watch_goes_on(watched: Watched) -> None:
     kernel, before = watched.kernel, watched.pids()
     ready = kernel.times_ready("broker")
