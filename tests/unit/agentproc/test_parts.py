@@ -344,6 +344,7 @@ def approving(tool: str, args: Any) -> GoondanError:
     return GoondanError(error_payload(WAITS, "a person is asked"))
 
 
+@pytest.mark.feature("approvals")
 async def test_a_call_that_the_broker_lets_wait_is_known_to_the_part_that_makes_it_again(make: Make) -> None:
     """The feature did not apply: the broker knew of a rule before the agent did."""
     noted: list[Any] = []
@@ -378,6 +379,7 @@ async def test_a_frame_begins_the_part_that_needs_it_and_one_of_another_delivery
     await running
 
 
+@pytest.mark.feature("approvals")
 async def test_a_turn_is_given_back_when_a_part_parks_it(make: Make) -> None:
     noted: list[Any] = []
     link = FakeLink(approving)
