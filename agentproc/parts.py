@@ -24,7 +24,7 @@ from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelReques
 from goondan.agentproc.tool_asks import Handler, ToolAsks
 from goondan.agentproc.turn import End, First, Input, RunTool
 from goondan.features import parts
-from goondan.schemas.bundle.launch import AgentSpec
+from goondan.schemas.bundle.launch import AgentSpec, ModelSpec
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import AgentEvent, Frame, ToolResult, Welcome
@@ -107,6 +107,14 @@ class TurnCore(Protocol):
     @property
     def spec(self) -> AgentSpec:
         """The agent's specification, as the step that runs has it."""
+
+    @property
+    def step(self) -> int:
+        """The number of the step that runs (from 1), or of the first one."""
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model of that step."""
 
     @property
     def event(self) -> Frame:

@@ -38,7 +38,6 @@ from goondan.agentproc.operators_work import note_work
 from goondan.agentproc.own_calls import OwnCalls
 from goondan.agentproc.parts import Features, TurnParts
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
-from goondan.agentproc.sampling import Sampling
 from goondan.agentproc.step_config import TurnConfig
 from goondan.agentproc.store import TurnRow
 from goondan.agentproc.told_event import told_event
@@ -68,10 +67,9 @@ from goondan.agentproc.turn_calls import TurnCalls
 from goondan.agentproc.turn_context import TurnContext
 from goondan.agentproc.usage import TurnUsage
 from goondan.schemas.bundle.address import instance_workdir
-from goondan.schemas.bundle.launch import AgentSpec, ToolChoice
+from goondan.schemas.bundle.launch import AgentSpec, ModelSpec, ToolChoice
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import OPERATOR_AGENT, ErrorPayload, Frame, ToolResult
-from goondan.schemas.wire.questions import SAMPLE
 from goondan.schemas.wire.spans import is_trace_id, trace_id_of
 
 #: How often a running turn says that it still works (seconds). The broker gives up on a silent holder much later.
@@ -179,7 +177,6 @@ class TurnRun:
             time_left=self.time_left,
             lost=self.abandon,
         )
-        calls.asks.handle(SAMPLE, self._make_sampling().take)
         self._stages: Stages | None = None
         self._config = TurnConfig(instance.live_config, instance.catalog, instance.store, name)
         self._followed: InForce | None = None  # the configuration that features were asked about last
@@ -225,16 +222,6 @@ class TurnRun:
         self._timers: list[asyncio.TimerHandle] = [self._loop.call_later(RENEW_S, self._renew)]
         self._set_deadline(deadline)
 
-    def _make_sampling(self) -> Sampling:
-        """What answers MCP servers that ask the agent's model."""
-        self._sampling = Sampling(
-            lambda text, system: self.ask_aside(text, system, max(1, self.turn.steps)),
-            lambda: self._config.in_force.model.model,
-            lambda: self.instance.spec.extensions,
-            self.instance.caller.tool_of,
-        )
-        return self._sampling
-
     def ask_aside(self, text: str, system: str | None, step: int) -> Awaitable[ModelAnswer]:
         """Ask the agent's model outside of the conversation, in this step (from 1)."""
         return self._models.aside.ask(self.instance.provider, self._config.in_force.model, text, system, step)
@@ -246,6 +233,16 @@ class TurnRun:
     def turn_id(self) -> str:
         """The id of the turn."""
         return self.turn.turn_id
+
+    @property
+    def step(self) -> int:
+        """The number of the step that runs, or of the first one."""
+        return max(1, self.turn.steps)
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model of that step."""
+        return self._config.in_force.model
 
     @property
     def spec(self) -> AgentSpec:
@@ -328,7 +325,6 @@ class TurnRun:
             if timer is not None:
                 timer.cancel()
         self._models.close()
-        self._sampling.close()
         if self._renewing is not None:
             self.instance.link.forget(self._renewing.id)
         self._transcript.closed = True

@@ -86,7 +86,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     ),
     Feature(
         "mcp",
-        ("broker", "bundle", "command", "jail"),
+        ("wire", "broker", "agent", "bundle", "command", "jail"),
         commands={
             "mcp": "Use MCP servers, and offer an agent's tools to MCP clients.",
             "mcp add": "Install the package of an MCP server, and write its Extension.",

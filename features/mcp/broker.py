@@ -21,6 +21,7 @@ from typing import Final, Literal
 
 from msgspec import Raw, Struct
 
+import goondan.features.mcp.wire  # noqa: F401 # the codes of its errors
 from goondan.kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
 from goondan.kernel.broker.entities import AGENTS, TOOLS, Connection, Instance
 from goondan.kernel.broker.parts import LISTS_BYTES, SHORT_BYTES, Core, OfHosts, Part, Take

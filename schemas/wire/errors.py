@@ -90,12 +90,6 @@ CODES: Final[dict[str, str]] = {
     "E_OAUTH_SERVER": "Try again later; if it stays so, check the URLs of the OAuthApp and the network.",
     "E_OAUTH_SUBJECT": "Ask within a turn whose event says on whose behalf it is (`auth`), and for nobody else.",
     "E_OAUTH_UNAVAILABLE": "Ask again in a moment; `gdn logs` says what the process that holds tokens did.",
-    # MCP servers
-    "E_MCP_CONNECT": "The message has the server's last words; `gdn mcp inspect` shows what it would need.",
-    "E_MCP_GONE": "The next step starts the server anew; the message has its last words.",
-    "E_MCP_INPUT": "Answer what the server asks, or grant it; `gdn approve list` shows open questions.",
-    "E_MCP_PROTOCOL": "Update the server, or report it to its authors: it does not keep to the protocol.",
-    "E_MCP_REFUSED": "The message is the server's: correct the arguments, or look what the server needs.",
     # kernel
     "E_KERNEL_NOT_RUNNING": "Start it with `gdn run` or `gdn run --detach`.",
     "E_KERNEL_RUNNING": "Another kernel already runs this bundle; stop it with `gdn stop`.",
@@ -123,7 +117,6 @@ CODES: Final[dict[str, str]] = {
     "E_PATCH_NOT_FOUND": "`gdn config list` shows those that there are.",
     "E_STATE": "Check that the state directory is on a working disk and belongs to you.",
     "E_TURN_NOT_FOUND": "`gdn trace` without an id shows the last turn; `gdn send --json` prints ids.",
-    "E_MCP_INSTALL": "Read what the installer says; gdn mcp add --help has the options.",
     "E_INIT": "Name another directory, or give --force to replace what is there.",
     "E_CERTIFY": "See docs/certify.md: how the program is started, and which lines it reads and writes.",
     "E_USAGE": "See --help.",
@@ -155,8 +148,8 @@ ENVIRONMENT: Final = set(
     E_TOOL_CRASHED E_TOOL_OUTCOME_UNKNOWN E_TOOL_NAME_CONFLICT E_TOKEN_MISSING E_SANDBOX_UNAVAILABLE E_OVERLOADED
     E_TOKEN_INVALID E_PRINCIPAL_BUSY E_VERSION E_BLOB_UNAVAILABLE E_LEASE_LOST E_LINK_CLOSED E_AGENT_FAILED
     E_AGENT_SPAWN_FAILED E_EXTENSION_FAILED E_MIDDLEWARE E_MODEL_FAILED E_MODEL_QUOTA E_TURN_STALLED E_OAUTH_APP
-    E_OAUTH_KEY E_OAUTH_LOGIN E_OAUTH_REFUSED E_OAUTH_SERVER E_OAUTH_UNAVAILABLE E_MCP_CONNECT E_MCP_GONE E_MCP_PROTOCOL
-    E_MCP_INSTALL E_KERNEL_NOT_RUNNING E_KERNEL_RUNNING E_KERNEL_SLOW E_KERNEL_LOST E_KERNEL_STOPPED E_RESTART_REFUSED
+    E_OAUTH_KEY E_OAUTH_LOGIN E_OAUTH_REFUSED E_OAUTH_SERVER E_OAUTH_UNAVAILABLE
+    E_KERNEL_NOT_RUNNING E_KERNEL_RUNNING E_KERNEL_SLOW E_KERNEL_LOST E_KERNEL_STOPPED E_RESTART_REFUSED
     E_RESTART_FAILED E_DISK_FULL E_STORE_FULL E_JOURNAL_CORRUPT E_BROKER_UNTRUSTED E_RUN_DIR E_STATE E_CHANGESET_IO
     E_INTERNAL E_BUNDLE_UNTRUSTED E_CONFIG_NOT_FOUND E_CONFIG_SYNTAX E_CONFIG_UNKNOWN_KIND E_CONFIG_UNKNOWN_FIELD
     E_CONFIG_MISSING_FIELD E_CONFIG_INVALID_VALUE E_CONFIG_INVALID_NAME E_CONFIG_DUPLICATE E_CONFIG_MISSING_REF
@@ -173,7 +166,7 @@ E_TOKEN_MISSING E_SANDBOX_UNAVAILABLE E_EXTENSION_FAILED E_MIDDLEWARE E_MODEL_FA
 E_MODEL_CANNOT_SEE E_CONTEXT_OVERFLOW E_OUTPUT_INVALID E_REPLAY_DIFFERS E_TURN_STALLED E_MAX_STEPS E_AGENT_FAILED
 E_AGENT_SPAWN_FAILED E_INSTANCE_BUSY E_INSTANCE_NOT_FOUND E_EVENT_NOT_FOUND E_ANSWER_GONE
 E_OAUTH_APP E_OAUTH_KEY E_OAUTH_LOGIN E_OAUTH_REFUSED E_OAUTH_SCOPE E_OAUTH_SERVER E_OAUTH_SUBJECT E_OAUTH_UNAVAILABLE
-E_MCP_CONNECT E_MCP_GONE E_MCP_INPUT E_MCP_PROTOCOL E_DISK_FULL E_STORE_FULL E_STATE E_INTERNAL E_CONFIG_WIDENING
+E_DISK_FULL E_STORE_FULL E_STATE E_INTERNAL E_CONFIG_WIDENING
 E_CONFIG_LIMIT E_PATCH_NOT_FOUND E_RESTART_REFUSED E_RESTART_FAILED E_FEATURE_MISSING
 """
 #: How advice begins that names what was probably meant. It is for both readers.

@@ -40,6 +40,7 @@ from goondan.schemas.worker.worker_frames import (
     Result,
     WorkerFrame,
 )
+from goondan.toolhost.inside.wire import Frames, framed
 
 #: The process on the other side ends after this time in any case (seconds). A session takes a quarter of a second.
 LIMIT_S: Final = 20
@@ -110,7 +111,7 @@ class _Other:
         self._host = host
         self._server = server
         self._modern = modern
-        self._frames = b""
+        self._frames = Frames()
         self._lines = b""
         self._left = list(_CALLS)
         self._selector = selectors.DefaultSelector()
@@ -132,15 +133,12 @@ class _Other:
                         end.close()
 
     def _send(self, frame: HostFrame) -> None:
-        body = msgspec.msgpack.encode(frame)
-        self._host.sendall(len(body).to_bytes(4, "little") + body)
+        self._host.sendall(framed(msgspec.msgpack.encode(frame)))
 
     def _heard(self, data: bytes) -> None:
         """Frames of the worker."""
-        self._frames += data
-        while len(self._frames) >= 4 and len(self._frames) >= (end := 4 + int.from_bytes(self._frames[:4], "little")):
-            frame = msgspec.msgpack.decode(self._frames[4:end], type=WorkerFrame)
-            self._frames = self._frames[end:]
+        for body in self._frames.feed(data):
+            frame = msgspec.msgpack.decode(body, type=WorkerFrame)
             if isinstance(frame, Ready):
                 self._send(List(1))
             elif isinstance(frame, Listed | Result):

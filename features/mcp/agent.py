@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Final
 
 from msgspec import Struct
 
-from goondan.agentproc.providers.base import ModelAnswer
+from goondan.agentproc.parts import AgentFeature, TurnCore, TurnPart
 from goondan.agentproc.tool_asks import Asked
 from goondan.schemas.bundle.address import SEPARATOR
-from goondan.schemas.bundle.launch import ExtensionSpec
+from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import Frame
+from goondan.schemas.wire.questions import SAMPLE
 
 #: What `grants` has to name.
 _GRANT: Final = "sampling"
@@ -29,9 +31,6 @@ MAX_TEXT: Final = 200_000
 _SPEAKERS: Final = {"user": "User", "assistant": "Assistant"}
 
 log = logging.getLogger("agentproc")
-
-#: Asks the model: a text and a system prompt. Raises GoondanError.
-AskModel = Callable[[str, str | None], Awaitable[ModelAnswer]]
 
 
 class SamplingRequest(Struct, rename="camel"):
@@ -45,26 +44,19 @@ class SamplingRequest(Struct, rename="camel"):
     tools: list[Any] | None = None
 
 
-class Sampling:
-    """The requests of the calls of one turn. `tool_of` gives the full name of the tool of an open call."""
+class Sampling(TurnPart):
+    """The requests of the calls of one turn."""
 
-    def __init__(
-        self,
-        ask_model: AskModel,
-        model_name: Callable[[], str],
-        extensions: Callable[[], Iterable[ExtensionSpec]],
-        tool_of: Callable[[str], str | None],
-    ) -> None:
-        self._ask_model = ask_model
-        self._model_name = model_name
-        self._extensions = extensions
-        self._tool_of = tool_of
+    def __init__(self, turn: TurnCore) -> None:
+        self._turn = turn
         self._open: set[asyncio.Task[None]] = set()
+        self.asks = {SAMPLE: self.take}
 
     def take(self, asked: Asked) -> None:
         """A server asks. Raises GoondanError E_FORBIDDEN, E_FRAME_INVALID, E_MCP_INPUT."""
-        server = (self._tool_of(asked.call_id) or "").partition(SEPARATOR)[0]
-        if not is_granted(server, self._extensions()):
+        instance = self._turn.instance
+        server = (instance.caller.tool_of(asked.call_id) or "").partition(SEPARATOR)[0]
+        if not is_granted(server, instance.spec.extensions):
             raise fail("E_FORBIDDEN", f"the MCP server {server!r} was not granted {_GRANT!r}")
         request: SamplingRequest = asked.read(SamplingRequest)
         text = text_of(request)
@@ -79,7 +71,7 @@ class Sampling:
 
     async def _answer(self, asked: Asked, text: str, system: str | None) -> None:
         try:
-            said = await self._ask_model(text, system)
+            said = await self._turn.ask_aside(text, system, self._turn.step)
         except GoondanError as error:
             asked.refuse(error.info)
         except Exception as error:  # a bug of ours costs this request, and no turn
@@ -90,7 +82,7 @@ class Sampling:
                 {
                     "role": "assistant",
                     "content": {"type": "text", "text": said.text},
-                    "model": said.model or self._model_name(),
+                    "model": said.model or self._turn.model.model,
                     "stopReason": "maxTokens" if said.cut_off else "endTurn",
                 }
             )
@@ -120,3 +112,20 @@ def _words(content: Any) -> str:
     if len(texts) != len(blocks) or not all(isinstance(text, str) for text in texts):
         raise fail("E_MCP_INPUT", "the server asks with something else than text; only text is passed on")
     return "\n".join(str(text) for text in texts)
+
+
+class OfServers(AgentFeature):
+    """What the servers of an agent ask of it."""
+
+    name = "mcp"
+
+    def applies(self, spec: AgentSpec, event: Frame) -> bool:
+        """Whether the agent has servers."""
+        return bool(spec.servers)
+
+    def begin(self, turn: TurnCore) -> TurnPart:
+        """Answer what they ask in a turn."""
+        return Sampling(turn)
+
+
+FEATURE: Final = OfServers

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from msgspec import Raw, structs
 
+from goondan.agentproc.parts import TurnCore
 from goondan.agentproc.providers.base import ModelAnswer
-from goondan.agentproc.sampling import MAX_TEXT, Sampling, SamplingRequest, is_granted, text_of
 from goondan.agentproc.tool_asks import ToolAsks
-from goondan.schemas.bundle.launch import ExtensionSpec
+from goondan.features.mcp.agent import MAX_TEXT, Sampling, SamplingRequest, is_granted, text_of
+from goondan.schemas.bundle.launch import ExtensionSpec, ModelSpec
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Frame
@@ -28,15 +30,20 @@ class Turn:
         self.asked: list[tuple[str, str | None]] = []
         self.error: Exception | None = None
         self.answer = ModelAnswer(text="four")
-        self.sampling = Sampling(self.ask, lambda: "m-1", lambda: [GRANTED, NOT], lambda call_id: tool)
+        self.model = ModelSpec(provider="embedded", model="m-1")
+        spec = SimpleNamespace(extensions=[GRANTED, NOT])
+        self.instance: Any = SimpleNamespace(spec=spec, caller=SimpleNamespace(tool_of=lambda call_id: tool))
+        self.step = 1
+        self.sampling = Sampling(cast("TurnCore", self))
         self.asks = ToolAsks(self, {"t1/c1"}.__contains__)
-        self.asks.handle("sample", self.sampling.take)
+        for kind, handler in self.sampling.asks.items():
+            self.asks.handle(kind, handler)
 
     def send(self, frame: Frame) -> bool:
         self.sent.append(frame)
         return True
 
-    async def ask(self, text: str, system: str | None) -> ModelAnswer:
+    async def ask_aside(self, text: str, system: str | None, step: int) -> ModelAnswer:
         self.asked.append((text, system))
         if self.error is not None:
             raise self.error
