@@ -24,7 +24,6 @@ from goondan.schemas.traces.turn_notes import (
     FailureDetail,
     LayerDetail,
     ModelDetail,
-    ModelOutcome,
     RefusedDetail,
     ResultDetail,
     TryDetail,
@@ -95,7 +94,7 @@ class Tokens(Struct, rename="camel", omit_defaults=True, kw_only=True):
             self.costs[currency] = self.costs.get(currency, 0) + cost
 
 
-class ModelCall(Tokens, ModelOutcome, rename="camel", omit_defaults=True, kw_only=True):
+class ModelCall(Tokens, rename="camel", omit_defaults=True, kw_only=True):
     """One model call."""
 
     #: `lost`: another process had to ask again, or the turn ended without it. `interrupted`: it ended with its kernel.
@@ -106,6 +105,26 @@ class ModelCall(Tokens, ModelOutcome, rename="camel", omit_defaults=True, kw_onl
     duration_ms: int | None = None
     #: The model, as `provider/name`.
     model: str | None = None
+    #: Why the model ended its message.
+    finish_reason: str | None = None
+    #: Of a failure: the error's code.
+    code: str | None = None
+    #: How often the model was asked.
+    attempts: int = 1
+    #: How long nothing was asked between the attempts (milliseconds).
+    paused_ms: int = 0
+    #: How long it waited for the requests of others (milliseconds).
+    waited_ms: int = 0
+    #: The attempts that failed and were followed by another one, the first of them.
+    tries: list[TryDetail] = []
+    #: The name that was asked for, where the server says that another one has answered.
+    asked: str | None = None
+    #: Whether the message ends where the model reached its limit of tokens.
+    cut_off: bool = False
+    #: How many messages of the conversation it was not shown, because they did not fit.
+    left_out: int = 0
+    #: How many messages with results it was shown shortened.
+    shortened: int = 0
 
 
 class Total(Tokens, rename="camel", omit_defaults=True, kw_only=True):

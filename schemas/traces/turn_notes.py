@@ -132,11 +132,19 @@ class TryDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
     waited_ms: int = 0
 
 
-class ModelOutcome(Struct, rename="camel", omit_defaults=True, kw_only=True):
-    """How a model call went, beside its tokens: what a note and a trace have both."""
+class ModelDetail(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """The end of a model call."""
 
+    #: The number of the step.
+    step: int
+    #: The model that answered, as `provider/name`; of a failure the one that was asked.
+    model: str = ""
     #: Why the model ended its message.
     finish_reason: str | None = None
+    #: Tokens that it read, as the vendor counts them.
+    input_tokens: int | None = None
+    #: Tokens that it wrote, as the vendor counts them.
+    output_tokens: int | None = None
     #: Of a failure: the error's code.
     code: str | None = None
     #: How often the model was asked.
@@ -147,37 +155,24 @@ class ModelOutcome(Struct, rename="camel", omit_defaults=True, kw_only=True):
     waited_ms: int = 0
     #: The attempts that failed and were followed by another one: the first MAX_TRIES of them.
     tries: list[TryDetail] = []
-    #: The name that was asked for, where the server says that another one has answered.
-    asked: str | None = None
-    #: Whether the message ends where the model reached its limit of tokens.
-    cut_off: bool = False
-    #: How many messages of the conversation it was not shown, because they did not fit.
-    left_out: int = 0
-    #: How many messages with results it was shown shortened.
-    shortened: int = 0
-
-
-class ModelDetail(ModelOutcome, rename="camel", omit_defaults=True, kw_only=True):
-    """The end of a model call."""
-
-    #: The number of the step.
-    step: int
-    #: The model that answered, as `provider/name`; of a failure the one that was asked.
-    model: str = ""
-    #: Tokens that it read, as the vendor counts them.
-    input_tokens: int | None = None
-    #: Tokens that it wrote, as the vendor counts them.
-    output_tokens: int | None = None
     #: The part of `input_tokens` that came from the vendor's cache.
     cached_tokens: int = 0
     #: The part of `input_tokens` that was put into the vendor's cache.
     cache_write_tokens: int = 0
     #: The part of `output_tokens` that was reasoning.
     reasoning_tokens: int = 0
+    #: The name that was asked for, where the server says that another one has answered.
+    asked: str | None = None
     #: What it cost: billionths of `currency`. None: the model has no price, or nobody knows the tokens.
     money: int | None = None
     #: The currency of the model's price; None: it has none.
     currency: str | None = None
+    #: Whether the message ends where the model reached its limit of tokens.
+    cut_off: bool = False
+    #: How many messages of the conversation it was not shown, because they did not fit.
+    left_out: int = 0
+    #: How many messages with results it was shown shortened.
+    shortened: int = 0
 
 
 class CallDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
