@@ -420,11 +420,11 @@ def test_what_a_slow_peer_did_not_take_comes_in_order(served: Served, short_tmp:
 
 
 def test_a_dealer_without_a_routing_id_and_one_that_asks_for_heartbeats(served: Served, short_tmp: Path) -> None:
-    with peer(short_tmp, HEARTBEAT_IVL=20, HEARTBEAT_TIMEOUT=100, HEARTBEAT_TTL=100) as socket:
+    with peer(short_tmp, HEARTBEAT_IVL=20, HEARTBEAT_TIMEOUT=1000, HEARTBEAT_TTL=1000) as socket:
         socket.send(b"one")
         served.until(lambda: len(served.got) == 1)
         ident = served.got[0][0]
-        end = time.monotonic() + 0.4
+        end = time.monotonic() + 1.3  # longer than a peer waits whose heartbeats nobody answers
         served.until(lambda: time.monotonic() > end)
         assert served.sockets.put(0, ident, b"still there")
         served.sockets.flush()
