@@ -1,7 +1,8 @@
 """Recorded runs in a bundle and in the environment: which agents are answered from a recording, and from which.
 
 A Model with `provider: replay` names a file of the bundle. `gdn replay` names a file for the whole swarm in the
-environment of the kernel that it starts, and `gdn record` there asks for a recording.
+environment of the kernel that it starts, and `gdn record` there asks for a recording. Every start of a kernel imports
+this module, and few have to do with a recording: so the structs of one are imported where they are used.
 
 Source: docs/design/bundle.md section 6; docs/design/commands.md section 11; docs/replay.md.
 """
@@ -10,13 +11,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from goondan.features.recordings.wire import PROVIDER as REPLAY
-from goondan.features.recordings.wire import RecordingsPart, ReplaySpec, read_recording
+from goondan.features.recordings import NAME
+from goondan.features.recordings import PROVIDER as REPLAY
 from goondan.kernel.bundle.checked import CheckedAgent
 from goondan.kernel.bundle.files import read_file
 from goondan.kernel.bundle.lookup import MAX_PROMPT_BYTES, Files, Unreadable
@@ -28,6 +29,9 @@ from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import OPERATOR_AGENT
 
+if TYPE_CHECKING:
+    from goondan.features.recordings.wire import ReplaySpec
+
 #: The name of the run that is recorded.
 RECORD_VARIABLE: Final = "GOONDAN_RECORD"
 #: The recording that the whole swarm repeats: an absolute path.
@@ -38,8 +42,6 @@ MODEL_VARIABLE: Final = "GOONDAN_REPLAY_MODEL"
 PROMPT_VARIABLE: Final = "GOONDAN_REPLAY_PROMPT"
 #: "1": of models' answers only the tool calls are compared.
 CALLS_VARIABLE: Final = "GOONDAN_REPLAY_CALLS"
-#: The feature's name: that of its part of a specification.
-NAME: Final = "recordings"
 
 
 class Repeated(Struct, frozen=True, kw_only=True):
@@ -83,6 +85,8 @@ class Replay:
             place = document.place("spec", "provider")
             report.error("E_CONFIG_MISSING_FIELD", "provider replay needs a recording", place, hint)
             return None
+        from goondan.features.recordings.wire import read_recording
+
         text, place = document.text("spec", "recording"), document.place("spec", "recording")
         found = files.find(body.recording)
         if found.fault is not None:
@@ -118,6 +122,8 @@ def agent_spec(spec: AgentSpec, agent: CheckedAgent) -> AgentSpec:
     """
     if spec.model.provider != REPLAY:
         return spec
+    from goondan.features.recordings.wire import ReplaySpec
+
     return _with_part(spec, replay=ReplaySpec(recording=spec.model.file))
 
 
@@ -138,6 +144,8 @@ def replan(plan: KernelPlan, env: Mapping[str, str]) -> KernelPlan:
 
 
 def _repeating(spec: AgentSpec, repeat: Repeated | None, run: str) -> AgentSpec:
+    from goondan.features.recordings.wire import RecordingsPart, ReplaySpec
+
     raw = spec.parts.get(NAME)
     before = None if raw is None else from_raw(raw, RecordingsPart).replay
     if repeat is None:
@@ -147,6 +155,8 @@ def _repeating(spec: AgentSpec, repeat: Repeated | None, run: str) -> AgentSpec:
 
 
 def _with_part(spec: AgentSpec, *, replay: ReplaySpec | None, record: str = "") -> AgentSpec:
+    from goondan.features.recordings.wire import RecordingsPart
+
     parts = {**spec.parts, NAME: to_raw(RecordingsPart(record=record, replay=replay))}
     return replace(spec, parts=parts, confined=replay is not None)
 

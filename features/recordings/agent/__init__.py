@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from goondan.agentproc.instance import Instance
 from goondan.agentproc.parts import AgentFeature, TurnCore, TurnPart
+from goondan.features.recordings import NAME, PROVIDER
 from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.frames import Frame
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 class Recordings(AgentFeature):
     """What an agent instance records, or repeats."""
 
-    name = "recordings"
+    name = NAME
 
     def __init__(self, instance: Instance) -> None:
         super().__init__(instance)
@@ -27,7 +28,7 @@ class Recordings(AgentFeature):
 
     def _begin_tape(self, spec: AgentSpec) -> Tape:
         from goondan.features.recordings.agent.tape import Tape
-        from goondan.features.recordings.wire import PROVIDER, RecordingsPart
+        from goondan.features.recordings.wire import RecordingsPart
 
         instance = self.instance
         tape = self._tape = Tape(from_raw(spec.parts[self.name], RecordingsPart), instance)

@@ -28,13 +28,13 @@ from goondan.agentproc.parts import Ask, Call, Done, OnNews, Start, TurnCore, Tu
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from goondan.agentproc.turn import Begin, End
 from goondan.features.approvals.wire import decide, policies_of
+from goondan.features.recordings import PROVIDER
 from goondan.features.recordings.agent.forms import Places, recorded_answer, recorded_fault, recorded_result, request_of
 from goondan.features.recordings.agent.replayed import Replayed, ReplayProvider, is_aside
 from goondan.features.recordings.wire import (
     MAX_FILE_BYTES,
     MAX_LINE_BYTES,
     NOTHING,
-    PROVIDER,
     Noted,
     Part,
     RecordedCall,

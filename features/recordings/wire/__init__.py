@@ -26,8 +26,6 @@ from goondan.schemas.models.model_windows import LEAST_WINDOW, MOST_WINDOW
 from goondan.schemas.wire.codec import MAX_DEPTH
 from goondan.schemas.wire.errors import GoondanError, fail
 
-#: The provider of a Model that answers from a recording.
-PROVIDER: Final = "replay"
 #: The version of the file's form.
 FORMAT: Final = 1
 #: The largest file that is written or read (bytes). A run of hundreds of steps with large results fits.
