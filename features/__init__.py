@@ -39,6 +39,9 @@ class Feature(NamedTuple):
     needs: tuple[str, ...] = ()
     #: Its commands of `gdn`, each with one line of help. `COMMANDS` of its `command.py` has them under these names.
     commands: Mapping[str, str] = MappingProxyType({})
+    #: What is typed as `/NAME` in the console of `gdn run`, each with one line of help. `TYPED` of its `command.py` has
+    #: it: a function of the conversation.
+    typed: Mapping[str, str] = MappingProxyType({})
 
 
 FEATURES: Final[tuple[Feature, ...]] = (
@@ -77,7 +80,15 @@ FEATURES: Final[tuple[Feature, ...]] = (
         needs=("model_servers",),
         commands={"doctor": "Check this machine, the sandbox and the bundle, and say how to mend what is wrong."},
     ),
-    Feature("edits", ("agent",)),
+    Feature(
+        "edits",
+        ("agent", "command"),
+        commands={
+            "instance undo": "Take the last turn of a conversation back.",
+            "instance reset": "Remove every message of a conversation.",
+        },
+        typed={"undo": "take the last turn back; what its tools have done stays done"},
+    ),
     Feature("gates", ("wire", "broker", "agent")),
     Feature(
         "live_config",

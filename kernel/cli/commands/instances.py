@@ -1,19 +1,19 @@
-"""`gdn instance list|show|export|undo|reset|delete`: the instances of a workspace, also those without a process.
+"""`gdn instance list|show|export|delete`: the instances of a workspace, also those without a process.
 
 Files on disk are read as `gdn trace` reads them. If a kernel runs, it is asked for the rest. Only the kernel deletes,
-because only the kernel knows which work an instance still has; and only the agent changes its conversation.
+because only the kernel knows which work an instance still has.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import BundleTarget, attach, attach_or_start, locate
+from goondan.kernel.cli.attach import BundleTarget, attach, locate
 from goondan.kernel.cli.batch import check_instance
 from goondan.kernel.cli.consent import can_ask, confirmed
 from goondan.kernel.cli.operator_question import ask_broker, ask_kernel
@@ -26,7 +26,7 @@ from goondan.kernel.trace_search import Search
 from goondan.schemas.bundle.address import instance_workdir
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import OPERATOR_AGENT, ConversationEdited
+from goondan.schemas.wire.frames import OPERATOR_AGENT
 
 if TYPE_CHECKING:
     from goondan.schemas.wire.usage import Usage
@@ -69,7 +69,7 @@ def show(agent: str, key: str, bundle: str | None) -> None:
     KEY is `default` if left out. AGENT/KEY will do as well.
     """
     agent, key = options.named(agent, key)
-    place, found = _begun(agent, key, bundle)
+    place, found = begun(agent, key, bundle)
     process = _processes(place).get((agent, key))
     document: dict[str, Any] = {**found.document(), "status": "dormant", "pid": None, "restarts": 0, "lastExit": None}
     document |= process or {}
@@ -102,49 +102,9 @@ def export(agent: str, key: str, bundle: str | None) -> None:
     `default` if left out.
     """
     agent, key = options.named(agent, key)
-    place, _ = _begun(agent, key, bundle)
+    place, _ = begun(agent, key, bundle)
     found = messages(place.state_dir, agent, key, _generation(place, agent))
     write_json({"agent": agent, "instanceKey": key, "messages": found})
-
-
-@click.command(name="undo")
-@_agent
-@_key
-@options.bundle
-@options.json
-def undo(agent: str, key: str, bundle: str | None) -> None:
-    """Take the last turn of a conversation back: its messages go, and the model never sees them again.
-
-    What its tools have done stays done, and its trace stays. An instance that has work is refused. KEY is `default` if
-    left out. Without a kernel one is started for it.
-    """
-    done = _edit(agent, key, bundle, "undo")
-    text = f"took back {one_line(done.said or '', 60)!r}: {done.removed} messages, {done.left} are left"
-    emit(done, [text])
-
-
-@click.command(name="reset")
-@_agent
-@_key
-@options.bundle
-@click.option("--files", is_flag=True, help="Remove traces and the files of its workdir, too; as `delete` does.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@options.json
-def reset(agent: str, key: str, bundle: str | None, files: bool, yes: bool) -> None:
-    """Remove every message of a conversation. Its traces and its workdir stay, unless --files is given.
-
-    An instance that has work is refused. KEY is `default` if left out. Without a kernel one is started for it.
-    """
-    agent, key = options.named(agent, key)
-    if files:
-        _delete(agent, key, bundle, force=False, yes=yes)
-        return
-    name = one_line(f"{agent}/{key}", 400)
-    question = f"Remove the conversation of {name}? It cannot be brought back. [y/N] "
-    if not yes and can_ask() and not confirmed(question):
-        raise fail("E_CANCELLED", f"{name} was not reset", suggestion="Answer y, or give --yes.")
-    done = _edit(agent, key, bundle, "reset")
-    emit(done, [f"{name} begins again; {done.removed} messages were removed"])
 
 
 @click.command(name="delete")
@@ -163,10 +123,11 @@ def delete(agent: str, key: str | None, bundle: str | None, force: bool, yes: bo
     agent, key = options.named(agent, key)
     if key is None:
         raise fail("E_USAGE", "name the instance: AGENT KEY, or AGENT/KEY")
-    _delete(agent, key, bundle, force=force, yes=yes)
+    delete_instance(agent, key, bundle, force=force, yes=yes)
 
 
-def _delete(agent: str, key: str, bundle: str | None, *, force: bool, yes: bool) -> None:
+def delete_instance(agent: str, key: str, bundle: str | None, *, force: bool, yes: bool) -> None:
+    """Delete an instance. Raises GoondanError."""
     check_instance(key)
     place = locate(bundle)
     kernel = attach(place)
@@ -181,29 +142,7 @@ def _delete(agent: str, key: str, bundle: str | None, *, force: bool, yes: bool)
     emit(answer, [f"deleted {name}"])
 
 
-def _edit(agent: str, key: str, bundle: str | None, kind: Literal["undo", "reset"]) -> ConversationEdited:
-    """Have the agent change its conversation. Raises GoondanError E_INSTANCE_NOT_FOUND for one that nobody began."""
-    import asyncio
-
-    from goondan.kernel.cli.console.conversation import Conversation
-    from goondan.kernel.cli.session import Session
-
-    agent, key = options.named(agent, key)
-    place, _ = _begun(agent, key, bundle)
-    kernel = attach_or_start(place, ())
-
-    async def change() -> ConversationEdited:
-        async with Session(kernel) as session:
-            conversation = Conversation(session, place.state_dir, agent, key)
-            return await (conversation.undo() if kind == "undo" else conversation.reset())
-
-    try:
-        return asyncio.run(change())
-    finally:
-        kernel.finish()
-
-
-def _begun(agent: str, key: str, bundle: str | None) -> tuple[BundleTarget, Instance]:
+def begun(agent: str, key: str, bundle: str | None) -> tuple[BundleTarget, Instance]:
     """An instance, and whose it is. Raises GoondanError E_INSTANCE_NOT_FOUND for one that nobody began."""
     check_instance(key)
     place = locate(bundle)
@@ -297,7 +236,5 @@ COMMANDS = {
     "instance list": list_,
     "instance show": show,
     "instance export": export,
-    "instance undo": undo,
-    "instance reset": reset,
     "instance delete": delete,
 }

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
-from goondan.kernel.cli.console.conversation import Conversation, tool_lines
+from goondan.features import FEATURES, Feature
+from goondan.kernel.cli.console.conversation import Conversation, messages_text, tool_lines
+from goondan.kernel.cli.imports import import_whole
 from goondan.kernel.cli.plain import one_line
 from goondan.schemas.text.visible import argument_line
 from goondan.schemas.wire.errors import fail
@@ -25,15 +27,16 @@ if TYPE_CHECKING:
     from goondan.kernel.cli.session import Session
     from goondan.kernel.conversations import Overview
 
+_OF_FEATURES: Final[Mapping[str, Feature]] = {name: feature for feature in FEATURES for name in feature.typed}
 #: Each command, with what it takes and does.
 HELP: Final[Mapping[str, tuple[str, str]]] = {
     "new": ("[KEY]", "begin another conversation; with KEY: go to the one of this instance"),
     "history": ("[N]", "show the last messages of this conversation (20 if N is left out)"),
-    "undo": ("", "take the last turn back; what its tools have done stays done"),
     "attach": ("[FILE]", "send this picture or PDF with the next message; without FILE: send none"),
     "model": ("", "say which model the agent talks to"),
     "tools": ("", "list the tools that the agent could call now"),
     "tokens": ("", "say how many messages and tokens this conversation has taken"),
+    **{name: ("", feature.typed[name]) for name, feature in _OF_FEATURES.items()},
     "help": ("", "show this list"),
 }
 #: How many messages `/history` shows.
@@ -78,7 +81,6 @@ class Commands:
         self._performs: dict[str, Callable[[str], Awaitable[list[str]]]] = {
             "new": self._new,
             "history": self._history,
-            "undo": self._undo,
             "attach": self._attach,
             "model": self._model,
             "tools": self._tools,
@@ -91,6 +93,11 @@ class Commands:
         takes, _ = HELP[command.name]
         if command.argument and not takes:
             raise fail("E_USAGE", f"/{command.name} takes nothing", suggestion="/help shows the commands.")
+        owner = _OF_FEATURES.get(command.name)
+        if owner is not None:
+            typed = import_whole(f"goondan.features.{owner.name}.command").TYPED
+            lines: list[str] = await typed[command.name](self._conversation)
+            return lines
         return await self._performs[command.name](command.argument)
 
     def take_attached(self) -> list[str]:
@@ -136,11 +143,6 @@ class Commands:
         messages = await self._conversation.messages(int(argument) if argument else HISTORY)
         return [history_line(message) for message in messages] or [f"{self._name} has no messages yet"]
 
-    async def _undo(self, argument: str) -> list[str]:
-        done = await self._conversation.undo()
-        left = "none is left" if not done.left else f"{_messages(done.left)} left"
-        return [f"took back {one_line(done.said or '', 60)!r} ({_messages(done.removed)}); {left}"]
-
     async def _attach(self, argument: str) -> list[str]:
         if not argument:
             dropped = self.take_attached()
@@ -167,7 +169,7 @@ class Commands:
         from goondan.kernel.cli.commands.instances import token_text
 
         numbers = await self._conversation.overview()
-        return [f"{self._name}: {_messages(numbers.messages)}; tokens: {token_text(numbers.usage)}"]
+        return [f"{self._name}: {messages_text(numbers.messages)}; tokens: {token_text(numbers.usage)}"]
 
     async def _help(self, argument: str) -> list[str]:
         width = max(len(f"{name} {takes}") for name, (takes, _) in HELP.items())
@@ -210,10 +212,6 @@ def _part(part: dict[str, Any]) -> str:
     return str(part.get("text") or "")
 
 
-def _messages(count: int) -> str:
-    return "1 message" if count == 1 else f"{count} messages"
-
-
 def _span(numbers: Overview) -> str:
     since = (numbers.since or "")[:16].replace("T", " ")
-    return f"{_messages(numbers.messages)} since {since} UTC" if since else _messages(numbers.messages)
+    return f"{messages_text(numbers.messages)} since {since} UTC" if since else messages_text(numbers.messages)

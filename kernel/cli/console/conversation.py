@@ -1,7 +1,7 @@
 """What commands and the console of `gdn run` ask about one conversation, over an open session.
 
-Messages are read from the instance's file. What changes the conversation goes to the agent as an operator's event. So
-it waits for the turns before it, and is stored by the agent itself.
+Messages are read from the instance's file. What an agent has to do itself goes to it as an operator's event, which
+waits for the turns before it.
 
 Source: docs/design/turns.md section 11; docs/design/commands.md section 9.
 """
@@ -18,11 +18,8 @@ from goondan.kernel.conversations import Overview, messages, overview
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import (
-    OPERATOR_RESET,
     OPERATOR_TOOLS,
-    OPERATOR_UNDO,
     Answer,
-    ConversationEdited,
     OperatorTool,
     ToolResult,
 )
@@ -58,24 +55,12 @@ class Conversation:
         """Its messages as they are stored, only the `last` ones if that is given. Raises GoondanError."""
         return messages(self._state_dir, self.agent, self.instance, await self._generation(), last)
 
-    async def undo(self) -> ConversationEdited:
-        """Take the last turn back. Raises GoondanError E_INSTANCE_BUSY, E_UNDO_REFUSED, those of the session."""
-        await self._check_idle()
-        last = (await self.overview()).last_turn_id
-        return _edited(await self._ask(OPERATOR_UNDO, None if last is None else {"turnId": last}))
-
-    async def reset(self) -> ConversationEdited:
-        """Remove every message. Raises GoondanError E_INSTANCE_BUSY, those of the session."""
-        await self._check_idle()
-        return _edited(await self._ask(OPERATOR_RESET, None))
-
     async def tools(self) -> list[OperatorTool]:
         """The tools that the agent could call now. Raises GoondanError."""
-        return msgspec.convert(_output(await self._ask(OPERATOR_TOOLS, None)) or [], list[OperatorTool])
+        return msgspec.convert(await self.operate(OPERATOR_TOOLS, None) or [], list[OperatorTool])
 
-    # --- inside
-
-    async def _ask(self, kind: str, asked: Any) -> Answer:
+    async def operate(self, kind: str, asked: Any) -> Any:
+        """Have the agent work on an operator's event of this type. Returns the output. Raises GoondanError."""
         answer = await self._session.ask(
             self.agent,
             self.instance,
@@ -87,9 +72,10 @@ class Conversation:
         )
         if answer.error is not None:
             raise GoondanError(answer.error)
-        return answer
+        return _output(answer)
 
-    async def _check_idle(self) -> None:
+    async def check_idle(self) -> None:
+        """Refuse to go on while the instance has work. Raises GoondanError E_INSTANCE_BUSY."""
         question = {"op": "events", "agent": self.agent, "instanceKey": self.instance}
         listed: list[dict[str, Any]] = []
         with suppress(GoondanError):  # it is not known; the event waits for the work before it
@@ -98,6 +84,8 @@ class Conversation:
             message = f"{self.agent}/{self.instance[:100]} has work: the message {str(listed[0]['eventId'])[:100]}"
             suggestion = f"Wait for its end, or cancel it: gdn cancel {str(listed[0]['eventId'])[:100]}"
             raise fail("E_INSTANCE_BUSY", message, suggestion=suggestion)
+
+    # --- inside
 
     async def _generation(self) -> int:
         try:
@@ -134,5 +122,6 @@ def _output(answer: Answer) -> Any:
     return from_raw(result.output, object)
 
 
-def _edited(answer: Answer) -> ConversationEdited:
-    return msgspec.convert(_output(answer), ConversationEdited)
+def messages_text(count: int) -> str:
+    """A number of messages, for a person."""
+    return "1 message" if count == 1 else f"{count} messages"
