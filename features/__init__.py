@@ -82,7 +82,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     ),
     Feature(
         "edits",
-        ("agent", "command"),
+        ("wire", "agent", "command"),
         commands={
             "instance undo": "Take the last turn of a conversation back.",
             "instance reset": "Remove every message of a conversation.",

@@ -21,6 +21,7 @@ from goondan.agentproc.instance import Instance
 from goondan.agentproc.parts import AgentFeature, AnswerEvent
 from goondan.agentproc.turn import End
 from goondan.agentproc.usage import TurnUsage
+from goondan.features.edits.wire import UNDO_REFUSED
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError, cut_message, fail
 from goondan.schemas.wire.frames import (
@@ -92,7 +93,7 @@ def perform(instance: Instance, frame: Frame, edit: Edit) -> Frame:
             # What the operator saw did not have a turn that was given up.
             events, done = changes(store.load_messages(), edit if not leftover else Edit(edit.kind))
         except GoondanError as error:
-            if error.info.code != "E_UNDO_REFUSED":
+            if error.info.code != UNDO_REFUSED:
                 raise
             events, end = [], failed(error.info)
         else:
@@ -114,11 +115,11 @@ def changes(messages: list[Message], edit: Edit) -> tuple[list[MessageEvent], Co
     # A turn's own messages are named TURN.POSITION. No beginning is left when extensions have removed them all.
     first = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].id.endswith(".0")), None)
     if first is None:
-        raise fail("E_UNDO_REFUSED", "there is no turn in this conversation that could be taken back")
+        raise fail(UNDO_REFUSED, "there is no turn in this conversation that could be taken back")
     last = messages[first].id.removesuffix(".0")
     if edit.turn_id is not None and edit.turn_id != last:
         message = f"the conversation has gone on: its last turn is {last}, not {edit.turn_id[:64]}"
-        raise fail("E_UNDO_REFUSED", message)
+        raise fail(UNDO_REFUSED, message)
     data = messages[first].data
     said = cut_message(data.content, MAX_SAID) if isinstance(data, UserData) else ""
     removed: list[MessageEvent] = [Remove(message.id) for message in messages[first:]]

@@ -78,7 +78,6 @@ CODES: Final[dict[str, str]] = {
     "E_MODEL_QUOTA": "Raise the limit of the account or pay for more, or name another Model in `fallback`.",
     "E_OUTPUT_INVALID": "Make the schema simpler, say in the prompt what is wanted, or use a model that keeps to it.",
     "E_MODEL_CANNOT_SEE": "Ask a model that sees it, or describe it in words. Model.spec.sees says what a model sees.",
-    "E_REPLAY_DIFFERS": "Make the run as it was, or record it again: gdn record.",
     "E_TURN_STALLED": "Send it again. For a model that is silent for longer, raise the Agent's policy.stallTimeoutS.",
     "E_MAX_STEPS": "Raise policy.maxStepsPerTurn, or make the task smaller.",
     # access tokens
@@ -102,7 +101,6 @@ CODES: Final[dict[str, str]] = {
     "E_SCRIPT_FAILED": "Mend the script; mind what it has done.",
     "E_SCRIPT_LANGUAGE": "Write the script in Python.",
     "E_STORE_FULL": "Raise the Agent's policy.conversationMb, or go on in a new instance (`--instance`).",
-    "E_UNDO_REFUSED": "`gdn instance show` says what there is; ask again if its last turn is the one you mean.",
     "E_FEATURE_MISSING": "Install Goondan anew, whole; then send the message again: `gdn dead requeue`.",
     "E_JOURNAL_CORRUPT": "Restore the journal, or start with --accept-loss.",
     "E_BROKER_UNTRUSTED": "See whose the socket and the directories above it are; --broker-uid names another user.",
@@ -163,7 +161,7 @@ ENVIRONMENT: Final = set(
 ASK: Final = "Go on without it, or end your turn and say what the message says: a person has to change something."
 _ASK_CODES: Final = """
 E_TOKEN_MISSING E_SANDBOX_UNAVAILABLE E_EXTENSION_FAILED E_MIDDLEWARE E_MODEL_FAILED E_MODEL_QUOTA
-E_MODEL_CANNOT_SEE E_CONTEXT_OVERFLOW E_OUTPUT_INVALID E_REPLAY_DIFFERS E_TURN_STALLED E_MAX_STEPS E_AGENT_FAILED
+E_MODEL_CANNOT_SEE E_CONTEXT_OVERFLOW E_OUTPUT_INVALID E_TURN_STALLED E_MAX_STEPS E_AGENT_FAILED
 E_AGENT_SPAWN_FAILED E_INSTANCE_BUSY E_INSTANCE_NOT_FOUND E_EVENT_NOT_FOUND E_ANSWER_GONE
 E_OAUTH_APP E_OAUTH_KEY E_OAUTH_LOGIN E_OAUTH_REFUSED E_OAUTH_SCOPE E_OAUTH_SERVER E_OAUTH_SUBJECT E_OAUTH_UNAVAILABLE
 E_DISK_FULL E_STORE_FULL E_STATE E_INTERNAL E_CONFIG_WIDENING

@@ -24,7 +24,16 @@ from msgspec import Meta, Struct
 
 from goondan.schemas.models.model_windows import LEAST_WINDOW, MOST_WINDOW
 from goondan.schemas.wire.codec import MAX_DEPTH
-from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.errors import ASK, ErrorCode, GoondanError, add_codes, fail
+
+ERRORS: Final = add_codes(
+    {
+        "E_REPLAY_DIFFERS": ErrorCode(
+            "Make the run as it was, or record it again: gdn record.",
+            for_models=ASK,
+        )
+    }
+)
 
 #: The version of the file's form.
 FORMAT: Final = 1

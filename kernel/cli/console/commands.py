@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 from msgspec import Struct
 
 from goondan.features import FEATURES, Feature
+from goondan.kernel.cli.commands import import_whole
 from goondan.kernel.cli.console.conversation import Conversation, messages_text, tool_lines
-from goondan.kernel.cli.imports import import_whole
 from goondan.kernel.cli.plain import one_line
 from goondan.schemas.text.visible import argument_line
 from goondan.schemas.wire.errors import fail
