@@ -23,6 +23,7 @@ from goondan.schemas.wire.codec import check_depth, check_json, encode_value, fr
 from goondan.schemas.wire.errors import GoondanError, cut_message, row_of, tool_error
 from goondan.schemas.wire.frames import Frame, ToolCallPayload, ToolError, ToolResult
 from goondan.schemas.wire.spans import call_span
+from goondan.schemas.worker import servers
 
 #: The time of a tool call when nothing else limits it: the wall clock limit of a jail (seconds).
 DEFAULT_CALL_S: Final = 120.0
@@ -408,7 +409,7 @@ def _may_help(result: ToolResult, call: OpenCall) -> bool:
 
 def _was_lost(result: ToolResult, call: OpenCall) -> bool:
     """Whether a call has ended because its MCP server or its tool host was lost."""
-    return call.repeats < MAX_REPEATS and _code(result) in ("E_MCP_GONE", "E_TOOL_OUTCOME_UNKNOWN")
+    return call.repeats < MAX_REPEATS and _code(result) in (servers.GONE, "E_TOOL_OUTCOME_UNKNOWN")
 
 
 def _code(result: ToolResult) -> str | None:

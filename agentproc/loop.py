@@ -45,6 +45,7 @@ from goondan.schemas.wire.frames import (
     Lease,
     OperatorCall,
 )
+from goondan.schemas.worker import servers
 
 #: The reasons why a link does not send a large payload.
 UNSENT: Final = ("E_FRAME_TOO_LARGE", "E_DISK_FULL", "E_STATE", "E_BLOB_UNAVAILABLE")
@@ -79,7 +80,7 @@ class TurnRunner:
             "tool.cancel": self.cancel,
             "tool.completed": self.completed,
             "tool.ask": self.asked,
-            "mcp.news": instance.servers.news,
+            servers.NEWS: instance.servers.news,
             "config.changed": lambda frame: instance.live_config.take(frame.payload),
             "clock": self.set_clock,
             **self.features.takes,

@@ -9,12 +9,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Final, Literal, Protocol
+from typing import Final, Protocol
 
-from goondan.schemas.mcp import McpAttach, McpListing, McpNews
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Frame
+from goondan.schemas.worker.servers import ATTACH, DETACH, NOT_CONNECTED, Listed, NamedServer, ServerListing, ServerNews
 
 #: How much longer than the broker an agent waits (seconds), so that the broker's error comes first.
 MARGIN_S: Final = 1.0
@@ -38,7 +38,7 @@ class Around(Protocol):
     def answers_alone(self) -> bool:
         """Whether it asks no server at all."""
 
-    async def listing(self, server: str, ask: Callable[[], Awaitable[McpListing]]) -> McpListing:
+    async def listing(self, server: str, ask: Callable[[], Awaitable[ServerListing]]) -> ServerListing:
         """What a server offers; `ask` asks it. Raises GoondanError."""
 
 
@@ -47,9 +47,9 @@ class Servers:
 
     def __init__(self, link: PostingLink) -> None:
         self._link = link
-        self._listeners: dict[str, Callable[[McpNews], None]] = {}
+        self._listeners: dict[str, Callable[[ServerNews], None]] = {}
         #: Attachments that were begun before their extensions are registered.
-        self._begun: dict[str, asyncio.Task[McpListing]] = {}
+        self._begun: dict[str, asyncio.Task[ServerListing]] = {}
         #: What a feature puts around the questions; None for most.
         self.around: Around | None = None
 
@@ -59,7 +59,7 @@ class Servers:
         """
         for server in servers:
             if server not in self._begun:
-                self._begun[server] = asyncio.ensure_future(self._ask("mcp.attach", server, timeout_s))
+                self._begun[server] = asyncio.ensure_future(self._ask(ATTACH, server, timeout_s))
 
     async def leave_begun(self) -> None:
         """Leave the servers that were attached to early, and that nobody has asked for since."""
@@ -72,36 +72,36 @@ class Servers:
             *(self.detach(server) for server, task in left.items() if task.cancelled() or task.exception() is None)
         )
 
-    async def ask(self, kind: Literal["mcp.attach", "mcp.list"], server: str, timeout_s: float) -> McpListing:
+    async def ask(self, kind: Listed, server: str, timeout_s: float) -> ServerListing:
         """Attach to a server, or ask what it offers now. Raises GoondanError."""
-        begun = self._begun.pop(server, None) if kind == "mcp.attach" else None
+        begun = self._begun.pop(server, None) if kind == ATTACH else None
         return await (self._ask(kind, server, timeout_s) if begun is None else begun)
 
-    async def _ask(self, kind: Literal["mcp.attach", "mcp.list"], server: str, timeout_s: float) -> McpListing:
+    async def _ask(self, kind: Listed, server: str, timeout_s: float) -> ServerListing:
         ask = partial(self._ask_broker, kind, server, timeout_s)
         return await (ask() if self.around is None else self.around.listing(server, ask))
 
-    async def _ask_broker(self, kind: Literal["mcp.attach", "mcp.list"], server: str, timeout_s: float) -> McpListing:
-        frame = Frame(kind, payload=to_raw(McpAttach(server)), deadline_ms=int(timeout_s * 1000))
+    async def _ask_broker(self, kind: Listed, server: str, timeout_s: float) -> ServerListing:
+        frame = Frame(kind, payload=to_raw(NamedServer(server)), deadline_ms=int(timeout_s * 1000))
         reply = await self._post(frame, timeout_s + MARGIN_S)
-        return from_raw(reply.payload, McpListing)
+        return from_raw(reply.payload, ServerListing)
 
     async def detach(self, server: str) -> None:
         """Leave a server. That nobody answers is only logged: the broker sees the end of this process."""
         if self.around is not None and self.around.answers_alone:
             return  # it was never attached to
         try:
-            await self._post(Frame("mcp.detach", payload=to_raw(McpAttach(server))), DETACH_S)
+            await self._post(Frame(DETACH, payload=to_raw(NamedServer(server))), DETACH_S)
         except GoondanError as error:
             log.warning("MCP server %s: %s", server, error.info.message)
 
-    def listen(self, server: str, listener: Callable[[McpNews], None]) -> None:
+    def listen(self, server: str, listener: Callable[[ServerNews], None]) -> None:
         """`listener` gets the news of this server, and nobody else does."""
         self._listeners[server] = listener
 
     def news(self, frame: Frame) -> None:
         """Handle `mcp.news`. Raises GoondanError E_FRAME_INVALID."""
-        news = from_raw(frame.payload, McpNews)
+        news = from_raw(frame.payload, ServerNews)
         begun = self._begun.pop(news.server, None) if news.kind == "gone" else None
         if begun is not None:  # it ended before its extension was registered, which attaches anew
             begun.cancel()
@@ -115,7 +115,7 @@ class Servers:
             async with asyncio.timeout(timeout_s):
                 return await waiting
         except TimeoutError:
-            raise fail("E_MCP_CONNECT", f"no answer within {timeout_s:g} s") from None
+            raise fail(NOT_CONNECTED, f"no answer within {timeout_s:g} s") from None
         finally:
             if not waiting.done() or waiting.cancelled():
                 self._link.forget(frame.id)

@@ -32,11 +32,12 @@ from goondan.agentproc.turn_context import TurnContext
 from goondan.schemas.bundle.address import SEPARATOR
 from goondan.schemas.bundle.arguments import invalid_arguments
 from goondan.schemas.bundle.launch import AgentSpec
-from goondan.schemas.mcp import CONNECT_S
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import OperatorTool, ToolResult
 from goondan.schemas.wire.spans import call_span, step_span
+from goondan.schemas.worker import servers
+from goondan.schemas.worker.servers import CONNECT_S
 
 log = logging.getLogger("agentproc")
 
@@ -179,7 +180,7 @@ class TurnCalls:
     def may_repeat(self, call_id: str) -> None:
         """The server has not begun with this call: if it is lost, the agent attaches again and makes the call again."""
         server = (self._instance.caller.tool_of(call_id) or "").partition(SEPARATOR)[0]
-        self._instance.caller.may_repeat(call_id, lambda: self._instance.servers.ask("mcp.attach", server, CONNECT_S))
+        self._instance.caller.may_repeat(call_id, lambda: self._instance.servers.ask(servers.ATTACH, server, CONNECT_S))
 
     def _send(self, action: RunTool, args: Any, then: Callable[[ToolResult], None], within: str | None) -> None:
         """Make one call over the bus. `within` is the callId of the script that makes it."""

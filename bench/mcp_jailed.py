@@ -19,7 +19,7 @@ from bench.compare import Benchmark, Goal, Metric
 from bench.mcp_sdk import SDK
 from bench.programs import broker, tool_host
 from bench.tool_call import SCHEMA, measure
-from goondan.schemas.bundle.launch import CatalogItem, Filesystem, Limits, McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import CatalogItem, Filesystem, Limits, SandboxSpec, ServerSpec, ToolSpec
 
 _PROGRAM = "features/mcp/jail/start.py"
 
@@ -27,7 +27,7 @@ _PROGRAM = "features/mcp/jail/start.py"
 def server() -> tuple[CatalogItem, ToolSpec]:
     """The server of the other side, in a jail that may read the environment and the benchmarks."""
     program = Path(__file__).with_name("mcp_server.py")
-    spec = McpServerSpec(
+    spec = ServerSpec(
         extension="bench",
         transport="stdio",
         worker="mcp",

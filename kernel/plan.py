@@ -34,9 +34,9 @@ from goondan.schemas.bundle.launch import (
     ExportSpec,
     ExtensionSpec,
     KernelPlan,
-    McpServerSpec,
     ModelSpec,
     SandboxSpec,
+    ServerSpec,
     ToolHostSpec,
     ToolSource,
     ToolSpec,
@@ -286,7 +286,7 @@ def _server_tool(server: CheckedServer, digest: str) -> ToolSpec:
     narrowed = {name: left for name, left in tool.narrowed.items() if name in server.agents}
     narrowed |= {name: own for name, (_, own) in server.of_agents.items()}
     shared = _with_digest(server.spec, sandbox, digest)
-    servers: dict[str, McpServerSpec] = {}
+    servers: dict[str, ServerSpec] = {}
     for name, left in narrowed.items():
         spec = server.of_agents[name][0] if name in server.of_agents else server.spec
         servers[name] = _with_digest(spec, left, digest)
@@ -304,7 +304,7 @@ def _server_tool(server: CheckedServer, digest: str) -> ToolSpec:
     )
 
 
-def _with_digest(spec: McpServerSpec, sandbox: SandboxSpec, folder: str) -> McpServerSpec:
+def _with_digest(spec: ServerSpec, sandbox: SandboxSpec, folder: str) -> ServerSpec:
     total = hashlib.sha256(_ordered.encode([replace(spec, digest=""), sandbox, folder])).hexdigest()
     return replace(spec, digest=total)
 

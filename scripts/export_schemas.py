@@ -21,11 +21,11 @@ from typing import Any, Final, get_args
 import msgspec
 
 from goondan.features import parts
-from goondan.schemas import approvals, live_config, mcp
+from goondan.schemas import approvals, live_config
 from goondan.schemas.bundle import effective_config, launch, resources
 from goondan.schemas.wire import frames, questions, runtime_events
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES
-from goondan.schemas.worker import logins, receipts, worker_frames
+from goondan.schemas.worker import logins, receipts, servers, worker_frames
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 #: Where the committed files are.
@@ -71,9 +71,9 @@ _PAYLOADS: Final = (
     approvals.ApprovalItem,
     approvals.ApprovalDecided,
     approvals.ApprovalDecision,
-    mcp.McpAttach,
-    mcp.McpListing,
-    mcp.McpNews,
+    servers.NamedServer,
+    servers.ServerListing,
+    servers.ServerNews,
     *(payload for module in parts("wire") for payload in getattr(module, "EXPORTED", ())),
 )
 _SPECS: Final = (launch.AgentSpec, launch.ToolHostSpec)

@@ -9,10 +9,10 @@ from typing import Any
 
 import msgspec
 
-from goondan.schemas.bundle.launch import McpServerSpec, SandboxSpec, ToolSpec
-from goondan.schemas.mcp import McpAttach
+from goondan.schemas.bundle.launch import SandboxSpec, ServerSpec, ToolSpec
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import Frame
+from goondan.schemas.worker.servers import NamedServer
 from tests.toolhost_fixture import Bench
 
 #: A server of the handshake era in some lines. Each tool is a function of its arguments; `say` writes a message.
@@ -65,12 +65,12 @@ def make_server(
     last: str = "serve()",
     **options: Any,
 ) -> ToolSpec:
-    """A stdio server: SERVER, then `source`, then the line `last`. `options` are those of McpServerSpec."""
+    """A stdio server: SERVER, then `source`, then the line `last`. `options` are those of ServerSpec."""
     root = folder / f"server-{name}"
     root.mkdir(parents=True, exist_ok=True)
     (root / "server.py").write_text(f"{SERVER}\n{source}\n{last}\n", encoding="utf-8")
     command = [f"{sys.base_prefix}/bin/python3", "-I", "-S", str(root / "server.py"), *(arguments or [])]
-    spec = McpServerSpec(extension=name, transport="stdio", worker="mcp", command=command, tools=True, **options)
+    spec = ServerSpec(extension=name, transport="stdio", worker="mcp", command=command, tools=True, **options)
     return ToolSpec(name=name, entry="", root=str(root), exports=[], sandbox=sandbox or SandboxSpec(), server=spec)
 
 
@@ -94,7 +94,7 @@ class Asker:
         self._count += 1
         number = f"ask-{self._count}"
         waiter = self.bench.answers[number] = asyncio.get_running_loop().create_future()
-        frame = Frame(kind, id=number, from_=agent, instance_key=instance_key, payload=to_raw(McpAttach(server)))
+        frame = Frame(kind, id=number, from_=agent, instance_key=instance_key, payload=to_raw(NamedServer(server)))
         frame.workdir = None if workdir is None else str(workdir)
         self.bench.host.on_frame(frame)
         answer: Frame = await asyncio.wait_for(waiter, 40)
@@ -103,7 +103,7 @@ class Asker:
 
     def detach(self, server: str = "srv", *, agent: str = "coder", instance_key: str = "k1") -> None:
         """Leave a server."""
-        frame = Frame("mcp.detach", from_=agent, instance_key=instance_key, payload=to_raw(McpAttach(server)))
+        frame = Frame("mcp.detach", from_=agent, instance_key=instance_key, payload=to_raw(NamedServer(server)))
         self.bench.host.on_frame(frame)
 
     def news(self, agent: str = "coder") -> list[dict[str, Any]]:

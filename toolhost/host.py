@@ -22,12 +22,13 @@ import msgspec
 
 from goondan.schemas.bundle.address import MAX_PATH_BYTES, is_path
 from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, ToolHostSpec, ToolSpec
-from goondan.schemas.mcp import CONNECT_S, McpAttach
 from goondan.schemas.wire.blobs import MAX_ARGS_BYTES, too_large
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import ErrorPayload, Frame, InstanceEnd, InstanceEnded, ToolCallPayload, ToolError
+from goondan.schemas.worker import servers
 from goondan.schemas.worker.grantable import within
+from goondan.schemas.worker.servers import CONNECT_S, NamedServer
 from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
 from goondan.toolhost.calls.call_inputs import Exports, MessageCache, arguments
 from goondan.toolhost.calls.call_registry import Call, Listing, StoredResult, listing_for
@@ -182,7 +183,7 @@ class Host:
             ending.add_done_callback(self._ending.discard)
         elif kind == "clock":
             self._set_clock(frame)
-        elif kind in ("mcp.attach", "mcp.list", "mcp.detach"):
+        elif kind in (servers.ATTACH, servers.LIST, servers.DETACH):
             self._server_frame(frame)
         elif kind == "ack" and frame.stage == "result":
             self._calls.acknowledge(frame.calls or ([frame.call_id] if frame.call_id else []))
@@ -190,9 +191,9 @@ class Host:
     def _server_frame(self, frame: Frame) -> None:
         """An agent attaches to a server, asks what it offers, or leaves it."""
         try:
-            prefix = from_raw(frame.payload, McpAttach).server
+            prefix = from_raw(frame.payload, NamedServer).server
             owner = (frame.from_ or "", frame.instance_key or "")
-            if frame.type == "mcp.detach":
+            if frame.type == servers.DETACH:
                 self.sessions.detach(owner, prefix)
                 return
             if self._closing:

@@ -1,7 +1,7 @@
 """The `api` object that an extension's `register(api)` gets.
 
-Names follow the specification in snake_case. `api.mcp` is the one MCP server of an extension. The bundled extension
-`mcp` has it, and no other (docs/design/tools.md section 11).
+Names follow the specification in snake_case. `api.server` is the one server of an extension. A bundled extension that
+has one has it, and no other (docs/design/tools.md section 11).
 
 Source: requirements CONTEXT-06, EXT-03, EXT-09 to EXT-11, PIPELINE-01, PIPELINE-02, PIPELINE-05, PIPELINE-06,
 DYNAMIC-01, DYNAMIC-02, DYNAMIC-04, COMPAT-03, EVENTS-01 to EVENTS-06, OAUTH-01, STATE-01 to STATE-06.
@@ -25,8 +25,9 @@ from goondan.agentproc.extensions.state import ExtState, InstanceApi, StoredStat
 from goondan.agentproc.live_config import LiveConfig
 from goondan.agentproc.servers import Servers
 from goondan.schemas.bundle.launch import ExtensionSpec
-from goondan.schemas.mcp import McpListing, McpNews
 from goondan.schemas.wire.errors import cut_message, fail
+from goondan.schemas.worker import servers
+from goondan.schemas.worker.servers import ServerListing, ServerNews
 
 _NONE: Final[Mapping[str, object]] = MappingProxyType({})
 
@@ -75,19 +76,19 @@ class ServerApi:
         self._extension = extension
         self.name = name
 
-    async def attach(self, timeout_s: float) -> McpListing:
+    async def attach(self, timeout_s: float) -> ServerListing:
         """Hold the server for this agent, and get what it offers. Raises GoondanError E_MCP_CONNECT and others."""
-        return await self._servers.ask("mcp.attach", self.name, timeout_s)
+        return await self._servers.ask(servers.ATTACH, self.name, timeout_s)
 
-    async def list(self, timeout_s: float) -> McpListing:
+    async def list(self, timeout_s: float) -> ServerListing:
         """What the server offers now. Raises GoondanError as `attach`."""
-        return await self._servers.ask("mcp.list", self.name, timeout_s)
+        return await self._servers.ask(servers.LIST, self.name, timeout_s)
 
     async def detach(self) -> None:
         """Hold the server no more."""
         await self._servers.detach(self.name)
 
-    def on_news(self, listener: Callable[[McpNews], None]) -> None:
+    def on_news(self, listener: Callable[[ServerNews], None]) -> None:
         """Call `listener` for each piece of news of the server."""
         self._servers.listen(self.name, listener)
 
@@ -302,8 +303,8 @@ class ExtensionApi:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
 
     @property
-    def mcp(self) -> ServerApi:
-        """The MCP server of the bundled extension `mcp` (server_api.py). Raises GoondanError E_USAGE in any other."""
+    def server(self) -> ServerApi:
+        """The server of a bundled extension that has one. Raises GoondanError E_USAGE in any other."""
         if self._server is None:
             hint = "Name an Extension with the entry @goondan/base/mcp in spec.extensions."
             raise fail("E_USAGE", "only the bundled extension mcp has a server", suggestion=hint)

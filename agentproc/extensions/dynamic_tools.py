@@ -37,6 +37,7 @@ from goondan.schemas.bundle.launch import CatalogItem, ToolSource
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import fail, tool_error
 from goondan.schemas.wire.frames import ToolError
+from goondan.schemas.worker import servers
 
 Handler = Callable[[Any, Any], Any]
 #: Gets the arguments of a call and returns an absolute path. What it raises is the call's error.
@@ -78,7 +79,7 @@ class BroughtTool(Struct, frozen=True):
 
 
 #: What stands before the own name of a tool in its other name.
-ALIAS: Final = "mcp" + SEPARATOR
+ALIAS: Final = servers.ALIAS + SEPARATOR
 
 
 class ServedTool(Struct, frozen=True):
@@ -146,7 +147,7 @@ class ServedTools:
         why = self._gone.get(self._whose.get(name, ""))
         if why is None:
             return None
-        return tool_error("E_MCP_GONE", f"Tool '{name}': the MCP server has ended: {why}", name="McpError")
+        return tool_error(servers.GONE, f"Tool '{name}': the MCP server has ended: {why}", name=servers.ERROR_NAME)
 
     def _index(self) -> None:
         every = [(extension, tool) for extension, tools in self._of.items() for tool in tools]

@@ -38,8 +38,8 @@ from goondan.agentproc.servers import Servers
 from goondan.schemas.bundle.address import path_segment
 from goondan.schemas.bundle.extensions import check_config, with_defaults
 from goondan.schemas.bundle.launch import ExtensionSpec
-from goondan.schemas.mcp import holds_server
 from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.worker.servers import holds_server
 
 #: How long `register` may take (seconds).
 REGISTER_S: Final = 30.0

@@ -21,7 +21,7 @@ from goondan.agentproc.catalog import Catalog
 from goondan.agentproc.extensions.pipeline import MiddlewareError
 from goondan.schemas.bundle.address import SEPARATOR, shown_tool_name
 from goondan.schemas.bundle.effective_config import reference_name, tool_of
-from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec, McpSource, ToolSource
+from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec, ServerSource, ToolSource
 
 
 def wanted_extensions(config: Mapping[str, Any], known: Mapping[str, ExtensionSpec]) -> list[ExtensionSpec]:
@@ -158,7 +158,7 @@ def source_of(given: Any, extension: str) -> ToolSource:
         return ToolSource("extension", extension)
     mcp = given.get("mcp")
     server = mcp.get("serverName") if isinstance(mcp, Mapping) else given.get("server")
-    return ToolSource("mcp", extension, McpSource(extension, server if isinstance(server, str) else None))
+    return ToolSource("mcp", extension, ServerSource(extension, server if isinstance(server, str) else None))
 
 
 def with_known_source(item: Any) -> Any:

@@ -27,10 +27,10 @@ from goondan.kernel.broker.entities import AGENTS, TOOLS, Connection, Instance
 from goondan.kernel.broker.parts import LISTS_BYTES, SHORT_BYTES, Core, OfHosts, Part, Take
 from goondan.kernel.broker.workdirs import check_opened
 from goondan.schemas.bundle.launch import KernelPlan
-from goondan.schemas.mcp import CONNECT_S, McpAttach, McpNews
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import AttachedServer, Frame, Hello
+from goondan.schemas.worker.servers import CONNECT_S, NamedServer, ServerNews
 
 #: How long a question about a server may take (seconds): the start of the server, and as much again for the tool host,
 #: which may have to wait for a place or to be started itself.
@@ -125,7 +125,7 @@ class Servers(Part, OfHosts):
     def ask(self, connection: Connection, frame: Frame, now: float) -> None:
         """`mcp.attach` or `mcp.list` from an agent."""
         instance = _instance(connection)
-        server = from_raw(frame.payload, McpAttach).server
+        server = from_raw(frame.payload, NamedServer).server
         if server not in self._bus.plan.agents[instance.agent].servers:
             message = f"the declaration of {instance.agent!r} names no MCP server {server[:100]!r}"
             raise fail("E_FORBIDDEN", message)
@@ -148,7 +148,7 @@ class Servers(Part, OfHosts):
     def detach(self, connection: Connection, frame: Frame, now: float) -> None:
         """`mcp.detach` from an agent."""
         instance = _instance(connection)
-        server = from_raw(frame.payload, McpAttach).server
+        server = from_raw(frame.payload, NamedServer).server
         one = self._attached.get((server, instance.key), {}).get(instance.agent)
         if one is not None:
             self._detach(one)
@@ -168,7 +168,7 @@ class Servers(Part, OfHosts):
 
     def news(self, connection: Connection, frame: Frame, now: float) -> None:
         """`mcp.news` from a tool host: for the agents that are attached there, or for the one that `to` names."""
-        news = from_raw(frame.payload, McpNews)
+        news = from_raw(frame.payload, ServerNews)
         attached = self._attached.get((news.server, frame.instance_key or ""), {})
         for one in list(attached.values()):
             if one.host is connection and frame.to in (None, one.agent):
@@ -243,7 +243,7 @@ class Servers(Part, OfHosts):
             self._waiting.append(asked)
             return
         frame = Frame(
-            asked.kind, from_=instance.agent, instance_key=instance.key, payload=to_raw(McpAttach(asked.server))
+            asked.kind, from_=instance.agent, instance_key=instance.key, payload=to_raw(NamedServer(asked.server))
         )
         place = instance.place
         frame.workdir = place.path
@@ -298,7 +298,7 @@ class Servers(Part, OfHosts):
 
     def _gone(self, one: _Attached, message: str) -> None:
         self._drop(one)
-        self._tell(one, to_raw(McpNews(server=one.server, kind="gone", message=message)))
+        self._tell(one, to_raw(ServerNews(server=one.server, kind="gone", message=message)))
 
     def _tell(self, one: _Attached, payload: Raw) -> None:
         connection = self._connection(one)
@@ -308,7 +308,7 @@ class Servers(Part, OfHosts):
     def _detach(self, one: _Attached) -> None:
         """Tell the tool host that this agent does not need the server any more."""
         self._drop(one)
-        frame = Frame("mcp.detach", from_=one.agent, instance_key=one.key, payload=to_raw(McpAttach(one.server)))
+        frame = Frame("mcp.detach", from_=one.agent, instance_key=one.key, payload=to_raw(NamedServer(one.server)))
         self._bus.send(one.host, frame)
 
     def _drop(self, one: _Attached) -> None:

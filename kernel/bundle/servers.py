@@ -20,7 +20,7 @@ from goondan.kernel.bundle.problems import Path, Report
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.tools import CheckedTool
 from goondan.kernel.trust.powers import Power
-from goondan.schemas.bundle.launch import McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import SandboxSpec, ServerSpec, ToolSpec
 
 
 class ServerUse(Struct):
@@ -44,9 +44,9 @@ class CheckedServer(Struct):
     #: The config that most agents use: that of the first one.
     use: ServerUse
     #: How it is reached, by that config.
-    spec: McpServerSpec
+    spec: ServerSpec
     #: Agent -> how it is reached and what its jail gets, where that agent's own config differs.
-    of_agents: dict[str, tuple[McpServerSpec, SandboxSpec]] = {}
+    of_agents: dict[str, tuple[ServerSpec, SandboxSpec]] = {}
     #: Every config, each once.
     uses: list[ServerUse] = []
     #: The agents that have it.

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from goondan.kernel.supervisor_client import ProcessInfo
+from goondan.schemas.worker import servers
 from goondan.schemas.worker.tool_host_reports import WorkerNews
 
 #: The longest line (bytes). Longer ones are skipped.
@@ -107,7 +108,7 @@ class Workers:
             for news in self._running.values()
         ] + [
             ProcessInfo(
-                role="mcp",
+                role=servers.ROLE,
                 name=news.tool,
                 instance_key=news.instance_key,
                 pid=news.pid or None,

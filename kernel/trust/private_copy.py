@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from goondan.kernel.bundle.files import read_file
 from goondan.kernel.bundle.lookup import MAX_MODULE_BYTES, Unreadable
-from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, KernelPlan, McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, KernelPlan, SandboxSpec, ServerSpec, ToolSpec
 from goondan.schemas.system.private_files import remove_tree
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.grantable import COPIES, within
@@ -99,7 +99,7 @@ def with_private_copy(plan: KernelPlan, root: str) -> KernelPlan:
         seen = [path for path in sandbox.filesystem.read if path != whole]
         return replace(sandbox, filesystem=replace(sandbox.filesystem, read=seen))
 
-    def server(spec: McpServerSpec, folder: str) -> McpServerSpec:
+    def server(spec: ServerSpec, folder: str) -> ServerSpec:
         # A folder beside this one may have a name that begins with its name.
         named = re.compile(re.escape(folder) + r"(?=/|\Z)")
         return replace(spec, command=[named.sub(lambda _: moved(folder), word) for word in spec.command])

@@ -14,11 +14,11 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from msgspec import Meta, Raw, Struct, field, structs
 
-from goondan.schemas.mcp import McpOAuth
 from goondan.schemas.models.model_providers import KeyHeader, ModelLimits, ModelRetry, ServingProvider
 from goondan.schemas.wire.questions import TIMEOUT_MS
 from goondan.schemas.wire.usage import Pricing
 from goondan.schemas.worker.receipts import STRONGEST, Tier
+from goondan.schemas.worker.servers import ServerLogin
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
@@ -145,7 +145,7 @@ def key_headers(model: ModelSpec) -> dict[str, str]:
     return {"authorization": f"Bearer {model.api_key}"}
 
 
-class McpSource(Struct, frozen=True, rename="camel", omit_defaults=True):
+class ServerSource(Struct, frozen=True, rename="camel", omit_defaults=True):
     """The origin of an MCP server's tool: the extension that offers it, and the name that the server gives itself
     (ITEM-03).
     """
@@ -164,7 +164,7 @@ class ToolSource(Struct, frozen=True, omit_defaults=True):
     #: Name of the Tool or of the Extension.
     name: str
     #: Which server and tool, of an MCP server.
-    mcp: McpSource | None = None
+    mcp: ServerSource | None = None
 
 
 class CatalogItem(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
@@ -226,7 +226,7 @@ class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     tools: list[str] = []
     #: Of the bundled extension `mcp`: the prefix of its server. "": it has none.
     server: str = ""
-    #: Of the same: the McpServerSpec.digest of that server. Its config here has no values of variables and headers.
+    #: Of the same: the ServerSpec.digest of that server. Its config here has no values of variables and headers.
     server_digest: str = ""
 
 
@@ -342,7 +342,7 @@ class SandboxSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     min_tier: Tier = STRONGEST
 
 
-class McpServerSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+class ServerSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """An MCP server: how it is reached, and who shares it (MCP-03 to MCP-10)."""
 
     #: The Extension that offers it.
@@ -360,7 +360,7 @@ class McpServerSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     #: Of `http`: headers of each request. They may be secrets.
     headers: dict[str, str] = {}
     #: Of `http`: how it is logged in to. None: as the server wants it.
-    oauth: McpOAuth | None = None
+    oauth: ServerLogin | None = None
     #: `stateful`: one session as long as somebody is attached. `stateless`: one for each listing and each call.
     mode: Literal["stateful", "stateless"] = "stateful"
     #: `instance`: the agents of one instance key share it, and it sees no workdir. `agent`: each agent instance has its
@@ -383,7 +383,7 @@ class McpServerSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
 
     def __repr__(self) -> str:
         """The text for logs and tracebacks: without variables and headers."""
-        return f"McpServerSpec(extension={self.extension!r}, transport={self.transport!r}, scope={self.scope!r})"
+        return f"ServerSpec(extension={self.extension!r}, transport={self.transport!r}, scope={self.scope!r})"
 
 
 class ExportSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
@@ -453,9 +453,9 @@ class ToolSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=
     #: more when it changes.
     digest: str = ""
     #: The Tool is an MCP server: its exports are what the server lists, and its `name` is the prefix of their names.
-    server: McpServerSpec | None = None
+    server: ServerSpec | None = None
     #: The server as an agent has it whose own config differs, by the agent's name.
-    servers: dict[str, McpServerSpec] = {}
+    servers: dict[str, ServerSpec] = {}
     #: By the names of agents: their calls name a folder (ToolCallPayload.folder), which the jail shows read-only.
     folders: dict[str, FolderGrants] = {}
     #: What loads an entry in JavaScript or TypeScript. None: the entry is another one, or `lack` says why nothing does.

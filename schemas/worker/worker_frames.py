@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Raw, Struct, field
 
-from goondan.schemas.mcp import McpListing, McpServerInit, NewsKind
 from goondan.schemas.worker.logins import ServerOp, ServerReply
+from goondan.schemas.worker.servers import NewsKind, ServerInit, ServerListing
 
 if TYPE_CHECKING:
     OptionalRaw = Raw | None
@@ -74,7 +74,7 @@ class Init(Struct, frozen=True, tag="init", rename="camel", omit_defaults=True):
     #: What the handlers may ask of the bus. `agents` allows `ask` frames.
     permissions: list[str] = []
     #: To an MCP worker: the server that it talks to. Then there is no module, and `entry` is empty.
-    server: McpServerInit | None = None
+    server: ServerInit | None = None
 
 
 class Message(Struct, frozen=True, tag="message", rename="camel"):
@@ -186,7 +186,7 @@ class Ready(Struct, frozen=True, tag="ready"):
     #: The names in `handlers` of the module.
     exports: list[str]
     #: From an MCP worker: what the server offers.
-    listing: McpListing | None = None
+    listing: ServerListing | None = None
 
 
 class LoadFailed(Struct, frozen=True, tag="load_failed"):
@@ -278,7 +278,7 @@ class Listed(Struct, frozen=True, tag="listed", rename="camel", omit_defaults=Tr
     #: The number of the `list`.
     list_id: int
     #: What it offers.
-    listing: McpListing | None = None
+    listing: ServerListing | None = None
     #: Why that is not known.
     error: WorkerError | None = None
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from goondan.schemas.bundle.launch import McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import SandboxSpec, ServerSpec, ToolSpec
 from goondan.schemas.worker.hosts import network, parse_rule, write_network
 from tests.mcp_fixture import Asker, make_server
 from tests.toolhost_fixture import Bench, bench
@@ -96,7 +96,7 @@ def servers(folder: Path, port: int) -> list[ToolSpec]:
         replace(
             never,
             name=name,
-            server=McpServerSpec(
+            server=ServerSpec(
                 extension=name,
                 transport="http",
                 worker="mcp",

@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 from goondan.agentproc.calls import CallContext, ToolCaller
-from goondan.schemas.bundle.launch import ExportSpec, McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import ExportSpec, SandboxSpec, ServerSpec, ToolSpec
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import CODES, HELP_BASE
 from goondan.schemas.wire.frames import ToolError, ToolResult
@@ -63,7 +63,7 @@ def test_codes_of_its_own_of_the_system_and_of_our_tools_stay() -> None:
     for code in OF_BUNDLED:
         assert said(code, call_of(bundled=True))["code"] == code
     assert said("E_APPROVAL_DENIED", call_of(bundled=True))["code"] == "tool:E_APPROVAL_DENIED"
-    server = McpServerSpec(extension="s", transport="stdio", command=["x"])
+    server = ServerSpec(extension="s", transport="stdio", command=["x"])
     assert said("E_MCP_GONE", call_of(server=server))["code"] == "E_MCP_GONE", "our worker says so, outside of jails"
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from goondan.schemas import approvals, live_config, mcp
+from goondan.schemas import approvals, live_config
 from goondan.schemas.bundle import effective_config
 from goondan.schemas.wire import frames, questions, runtime_events
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, check_reference
@@ -17,6 +17,7 @@ from goondan.schemas.wire.blobs import describe as describe_payload
 from goondan.schemas.wire.codec import MAX_DEPTH, MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import AckStage, Frame
+from goondan.schemas.worker import servers
 from scripts.export_schemas import frame_types
 from tests.contract.vectors import generate
 from tests.contract.vectors.generate import FILE, describe, from_json, to_json
@@ -50,9 +51,9 @@ KINDS: dict[str, Any] = {
     "Welcome": frames.Welcome,
     "ToolAnswer": questions.ToolAnswer,
     "ToolAsk": questions.ToolAsk,
-    "McpAttach": mcp.McpAttach,
-    "McpListing": mcp.McpListing,
-    "McpNews": mcp.McpNews,
+    "NamedServer": servers.NamedServer,
+    "ServerListing": servers.ServerListing,
+    "ServerNews": servers.ServerNews,
 }
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.providers.route import tls_context as of_agents
-from goondan.schemas.bundle.launch import McpServerSpec, ToolSpec
+from goondan.schemas.bundle.launch import ServerSpec, ToolSpec
 from tests.containment.test_server_secrets import Web
 from tests.mcp_fixture import Asker
 from tests.toolhost_fixture import bench
@@ -120,7 +120,7 @@ async def test_a_worker_behind_its_walls_has_them(
     web = Web()
     async with await asyncio.start_server(web, "127.0.0.1", 0, ssl=tls) as listening:
         endpoint = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}/web"
-        server = McpServerSpec(
+        server = ServerSpec(
             extension="web",
             transport="http",
             worker="mcp",

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from goondan.schemas.bundle.launch import Filesystem, Limits, McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import Filesystem, Limits, SandboxSpec, ServerSpec, ToolSpec
 from tests.mcp_fixture import Asker
 from tests.toolhost_fixture import Bench, bench
 
@@ -44,7 +44,7 @@ def spec(name: str, command: list[str], *, network: Any = "none", **options: Any
     sandbox = SandboxSpec(
         filesystem=Filesystem(read=read), network=network, limits=Limits(memory_mb=1024, processes=128)
     )
-    server = McpServerSpec(
+    server = ServerSpec(
         extension=name,
         transport="stdio",
         worker="mcp",
@@ -59,7 +59,7 @@ def spec(name: str, command: list[str], *, network: Any = "none", **options: Any
 
 def specs(port: int) -> list[ToolSpec]:
     everything = spec("everything", [node(), str(PACKAGES / "server-everything/dist/index.js"), "stdio"])
-    at_url = McpServerSpec(
+    at_url = ServerSpec(
         extension="url",
         transport="http",
         worker="mcp",

@@ -3,7 +3,7 @@
 Rules.
 - Each question is asked in the name of a call that runs here. The broker finds out whose call that is.
 - What is asked of other agents needs the permission `agents`. Code mode asks the agent that made the call (`tool.ask`),
-  and needs the permission `tools`. So do MCP workers, with the permission `mcp`, which no bundle can name.
+  and needs the permission `tools`. So do MCP workers, with the permission `server`, which no bundle can name.
 - The id of a question is made from the call's id, from what is asked, and from how often the call asked the same
   before. So a handler that runs again asks under the same ids, in whatever order, and the broker answers what it knows
   already.
@@ -78,7 +78,7 @@ _NOTHING: Final = Raw(b"\xc0")
 _PERMISSIONS: Final = {
     **dict.fromkeys(("request", "send", "spawn", "list", "catalog"), "agents"),
     **dict.fromkeys(("tool", "tools"), "tools"),
-    **dict.fromkeys(("elicit", "sample", "roots", "oauth"), "mcp"),
+    **dict.fromkeys(("elicit", "sample", "roots", "oauth"), "server"),
 }
 
 

@@ -29,10 +29,11 @@ import msgspec
 from msgspec import Raw, Struct
 
 from goondan.schemas.bundle.launch import ExportSpec, ToolSpec
-from goondan.schemas.mcp import McpListing
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import NO_PAYLOAD, ErrorPayload, Frame, ToolError
+from goondan.schemas.worker import servers
+from goondan.schemas.worker.servers import ServerListing
 from goondan.toolhost.policy.subject import CallFolder
 
 Name = TypeVar("Name", bound=Hashable)
@@ -398,17 +399,19 @@ def listing_for(frame: Frame, tool: ToolSpec, generation: str, now: float, allow
         allowed_ms=int(allowed_s * 1000),
         generation=generation,
         request=frame.id,
-        attaches=frame.type == "mcp.attach",
+        attaches=frame.type == servers.ATTACH,
     )
 
 
-def answer_of(call: Listing, listing: McpListing) -> Frame:
+def answer_of(call: Listing, listing: ServerListing) -> Frame:
     """What the agent is told: the listing, or that it is too large."""
     payload = to_raw(listing)
     size = memoryview(payload).nbytes
     if size > MAX_LISTING:
         message = f"what the MCP server {call.tool.name} offers takes {size} bytes, limit {MAX_LISTING}"
-        info = error_payload("E_MCP_CONNECT", message, suggestion="Filter its tools, or turn off what is not needed.")
+        info = error_payload(
+            servers.NOT_CONNECTED, message, suggestion="Filter its tools, or turn off what is not needed."
+        )
         return _answer(call, "error", to_raw(info))
     return _answer(call, "reply", payload)
 
@@ -416,7 +419,7 @@ def answer_of(call: Listing, listing: McpListing) -> Frame:
 def refusal_of(call: Listing, error: ToolError) -> Frame:
     """What the agent is told when there is no listing."""
     info = ErrorPayload(
-        code=error.code or "E_MCP_CONNECT",
+        code=error.code or servers.NOT_CONNECTED,
         message=error.message,
         suggestion=error.suggestion,
         help_url=error.help_url,

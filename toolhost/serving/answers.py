@@ -29,7 +29,6 @@ import msgspec
 from msgspec import Raw
 
 from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, ToolSpec
-from goondan.schemas.mcp import McpListing
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail, tool_error
@@ -46,6 +45,7 @@ from goondan.schemas.wire.frames import (
 from goondan.schemas.wire.runtime_events import ToolProgress
 from goondan.schemas.wire.spans import call_span
 from goondan.schemas.worker.logins import MAX_DOCUMENT, ServerReply, ServerWish
+from goondan.schemas.worker.servers import ServerListing
 from goondan.schemas.worker.tool_host_reports import LogLine
 from goondan.schemas.worker.worker_frames import Answer, Ask, LoginAnswer, LoginAsk, Progress, WorkerError
 from goondan.toolhost.calls.asks import Asker, Reply, ended, refusal, value_of
@@ -263,7 +263,7 @@ class Answers:
         else:
             self.end_work(work, payload)
 
-    def listed(self, call: Listing, listing: McpListing) -> None:
+    def listed(self, call: Listing, listing: ServerListing) -> None:
         """Tell an agent what a server offers."""
         self._end_listing(call, answer_of(call, listing))
 

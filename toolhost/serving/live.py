@@ -14,14 +14,15 @@ from typing import Final
 from msgspec import Raw
 from msgspec.structs import replace
 
-from goondan.schemas.bundle.launch import McpServerSpec, ToolSpec
-from goondan.schemas.mcp import McpServerInit, longest_export
+from goondan.schemas.bundle.launch import ServerSpec, ToolSpec
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.text.secret_values import granted_secrets, secret_parts
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire.errors import tool_error
 from goondan.schemas.wire.frames import ToolError
+from goondan.schemas.worker import servers
 from goondan.schemas.worker.hosts import read_network
+from goondan.schemas.worker.servers import ServerInit, longest_export
 from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
 from goondan.schemas.worker.worker_frames import SERVER_LEFT, WORKER_PROTOCOL, Cancel, Exit, Init, Message, WorkerError
 from goondan.schemas.worker.worker_frames import Call as WorkerCall
@@ -154,7 +155,7 @@ class LiveSession:
         if self.network is not None:
             (self.sandboxes or jail).hold()  # until its sockets are there
 
-    def _connect(self, server: McpServerSpec, *, handshake: bool) -> None:
+    def _connect(self, server: ServerSpec, *, handshake: bool) -> None:
         """Tell an MCP worker which server it speaks with. The server waits for its network, if it has one."""
         tool, plan = self.tool, self.jail.plan
         oauth = server.oauth
@@ -167,7 +168,7 @@ class LiveSession:
             self.jail.hide(redact)
             if self.network is not None:
                 self.network.redact = redact
-        told = McpServerInit(
+        told = ServerInit(
             transport=server.transport,
             endpoint=server.endpoint,
             headers=server.headers,
@@ -312,12 +313,12 @@ class LiveSession:
         words = worker.last_words
         said = f"; it said last: {words}" if words else ""
         if worker.live:
-            return tool_error("E_MCP_GONE", f"the MCP server {self.tool.name} {cause}{said}", name="McpError")
+            return tool_error(servers.GONE, f"the MCP server {self.tool.name} {cause}{said}", name=servers.ERROR_NAME)
         if self.unloaded is not None and (cause == CLOSED or SERVER_LEFT not in self.unloaded):
             message = f"the MCP server {self.tool.name}: {self.unloaded}{said}"
         else:
             message = f"the MCP server {self.tool.name} {cause} before it had said what it offers{said}"
-        return tool_error("E_MCP_CONNECT", message, name="McpError")
+        return tool_error(servers.NOT_CONNECTED, message, name=servers.ERROR_NAME)
 
     def explained(self, error: WorkerError) -> WorkerError:
         """A handler's error together with the wall or the limit that it met, as far as that is known at once."""
@@ -405,7 +406,7 @@ def unavailable(message: str) -> ToolError:
 def load_error(tool: ToolSpec, why: str) -> ToolError:
     """The error of calls whose worker could not load its tool, or could not connect to its server."""
     if tool.server is not None:
-        return tool_error("E_MCP_CONNECT", f"the MCP server {tool.name}: {why}", name="McpError")
+        return tool_error(servers.NOT_CONNECTED, f"the MCP server {tool.name}: {why}", name=servers.ERROR_NAME)
     return tool_error("E_CONFIG_ENTRY", f"the tool {tool.name} could not be loaded: {why}", name="ToolLoadError")
 
 

@@ -20,12 +20,13 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.mcp import CONNECT_S, McpListing, McpNews, NewsKind
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import tool_error
 from goondan.schemas.wire.frames import AttachedServer, Frame, ToolError
+from goondan.schemas.worker import servers
 from goondan.schemas.worker.logins import SERVER_APP
+from goondan.schemas.worker.servers import CONNECT_S, NewsKind, ServerListing, ServerNews
 from goondan.schemas.worker.tool_host_reports import ServerPhase, ServerState, WorkerNews
 from goondan.schemas.worker.worker_frames import List, LoginAnswer, LoginAsk, News
 from goondan.toolhost.calls.call_registry import Call, Listing
@@ -68,7 +69,7 @@ class Servers:
         self._answers = answers
         self._send = send
         self._on_worker = on_worker
-        self._listings: dict[int, McpListing] = {}  # by the numbers of sessions
+        self._listings: dict[int, ServerListing] = {}  # by the numbers of sessions
         self._waiting: dict[int, dict[tuple[NewsKind, str | None], None]] = {}  # news, by the numbers of sessions
         self._lost: dict[tuple[Owner, str], str] = {}  # why, by the agent instance and the prefix
         self._told: dict[int, ServerState] = {}  # the last report, by the numbers of sessions
@@ -84,7 +85,7 @@ class Servers:
         why = self._lost.get((call.owner, call.tool.name))
         if why is None:
             return None
-        return tool_error("E_MCP_GONE", why[:MAX_MESSAGE], name="McpError")
+        return tool_error(servers.GONE, why[:MAX_MESSAGE], name=servers.ERROR_NAME)
 
     def of(self, owner: Owner, prefix: str | None = None) -> list[JailSession]:
         """The sessions to which an agent instance is attached; of all servers, or of one."""
@@ -117,7 +118,7 @@ class Servers:
         """Ask a server what it offers."""
         live.jail.send(List(int(call.worker_call_id)))
 
-    def heard(self, session: JailSession, listing: McpListing) -> McpListing:
+    def heard(self, session: JailSession, listing: ServerListing) -> ServerListing:
         """A server has said what it offers. Returns it with the session's number, by which agents tell sessions
         apart. Raises Violation for what is not JSON: its schemas are somebody hostile's.
         """
@@ -191,9 +192,9 @@ class Servers:
 
     def _tell(self, session: JailSession, news: Iterable[tuple[NewsKind, str | None]], why: str | None = None) -> None:
         for kind, uri in news:
-            payload = to_raw(McpNews(server=session.key[0], kind=kind, uri=uri, message=why))
+            payload = to_raw(ServerNews(server=session.key[0], kind=kind, uri=uri, message=why))
             for agent, instance_key in session.attached:
-                self._send(Frame("mcp.news", to=agent, instance_key=instance_key, payload=payload))
+                self._send(Frame(servers.NEWS, to=agent, instance_key=instance_key, payload=payload))
 
     def lost(self, session: JailSession, why: str) -> None:
         """The session ends, or takes nothing new: who is attached has to attach again."""
@@ -265,5 +266,5 @@ def _memory(before: ServerState | None) -> int:
     return 0 if before is None else before.memory_kb
 
 
-def _of_session(listing: McpListing, number: int) -> McpListing:
+def _of_session(listing: ServerListing, number: int) -> ServerListing:
     return msgspec.structs.replace(listing, session=number)

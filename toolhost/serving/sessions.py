@@ -21,9 +21,10 @@ from typing import Final
 import msgspec
 
 from goondan.schemas.bundle.launch import ToolHostSpec, ToolSpec
-from goondan.schemas.mcp import CONNECT_S
 from goondan.schemas.wire.errors import GoondanError, tool_error
 from goondan.schemas.wire.frames import Frame, ToolError
+from goondan.schemas.worker import servers
+from goondan.schemas.worker.servers import CONNECT_S
 from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
 from goondan.schemas.worker.worker_frames import (
     WORKER_PROTOCOL,
@@ -228,7 +229,7 @@ class Sessions:
             live = self._live[session.number]
             if live.jail.dying and session.server and not isinstance(call, Listing):
                 message = f"the MCP server {call.tool.name} is ending"
-                self._answers.fail(call, tool_error("E_MCP_GONE", message, name="McpError"))
+                self._answers.fail(call, tool_error(servers.GONE, message, name=servers.ERROR_NAME))
                 return
             if live.jail.dying:
                 self._perform(self.pool.close(session))  # its worker has ended, only its last process has not
@@ -625,7 +626,7 @@ class Sessions:
             self._listed(live, call)
             return
         said = frame.error
-        error = tool_error("E_MCP_CONNECT", "the MCP server does not say what it offers", name="McpError")
+        error = tool_error(servers.NOT_CONNECTED, "the MCP server does not say what it offers", name=servers.ERROR_NAME)
         if said is not None:
             error = msgspec.structs.replace(error, message=f"{error.message}: {said.message[:4096]}")
         self._answers.fail(call, error)
@@ -647,7 +648,7 @@ class Sessions:
         if isinstance(call, Listing):
             raise Violation("the worker sent a result for a listing")
         said = result.error
-        if said is not None and said.code == "E_MCP_GONE" and isinstance(live.jail, ServerJail):
+        if said is not None and said.code == servers.GONE and isinstance(live.jail, ServerJail):
             live.jail.ends()  # the end of its jail says why, and answers the call
             return
         if said is not None:

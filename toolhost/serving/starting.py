@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.bundle.launch import McpServerSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.bundle.launch import ServerSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import ErrorPayload
 from goondan.toolhost.calls.call_registry import Call
@@ -181,7 +181,7 @@ class JailStarter:
         live.load(self._environment, owner, self._loop)
         return live
 
-    def _template(self, server: McpServerSpec) -> TemplateLink:
+    def _template(self, server: ServerSpec) -> TemplateLink:
         if server.worker not in self.templates:
             self.templates[server.worker] = TemplateLink(server.worker, self._loop, self.powers)
         return self.templates[server.worker]
@@ -235,5 +235,5 @@ def why_not(error: Exception) -> ErrorPayload:
 def _permissions(tool: ToolSpec) -> Sequence[str]:
     """What the workers of a tool may ask. A shared jail is for everybody: it has none, whatever was asked for."""
     if tool.server is not None:
-        return ("mcp",)  # its worker is ours, and asks in the name of the call that the server works on
+        return ("server",)  # its worker is ours, and asks in the name of the call that the server works on
     return () if tool.sandbox.isolation == "shared" else tool.sandbox.permissions

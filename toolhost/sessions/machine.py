@@ -24,9 +24,10 @@ from typing import Final, Literal
 
 from msgspec import Raw, Struct
 
-from goondan.schemas.mcp import CONNECT_S
 from goondan.schemas.wire.errors import tool_error
 from goondan.schemas.wire.frames import ToolError
+from goondan.schemas.worker import servers
+from goondan.schemas.worker.servers import CONNECT_S
 from goondan.schemas.worker.worker_frames import Result
 from goondan.toolhost.calls.asks import may_ask
 from goondan.toolhost.calls.call_registry import Call, Listing
@@ -361,7 +362,9 @@ class Machine:
             return [Terminate(session), Wait(session, SERVER_TERM_S, "signal")]
         if then == "load" and session.server:
             message = f"the MCP server {tool} has not said what it offers in {CONNECT_S:g} s"
-            return self.break_off(session, tool_error("E_MCP_CONNECT", message, name="McpError"), "was silent")
+            return self.break_off(
+                session, tool_error(servers.NOT_CONNECTED, message, name=servers.ERROR_NAME), "was silent"
+            )
         if then == "load":
             message = f"the tool {tool} did not load in {LOAD_TIMEOUT_S:g} s"
             return self.break_off(

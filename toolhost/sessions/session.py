@@ -21,7 +21,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Raw, Struct, field
 
-from goondan.schemas.bundle.launch import McpServerSpec
+from goondan.schemas.bundle.launch import ServerSpec
 from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.wire.frames import ToolError
 from goondan.schemas.worker.receipts import CallReceipt, JailReceipt
@@ -148,7 +148,7 @@ def key_of(call: Call, *, forks: bool) -> Key:
     return (*key, call.id) if isolation == "call" and not forks else key
 
 
-def _server_key(call: Call, server: McpServerSpec) -> Key:
+def _server_key(call: Call, server: ServerSpec) -> Key:
     """Everybody of one scope shares a stateful server. Each call and each listing of a stateless one has its own."""
     if server.scope == "instance":
         key: Key = (call.tool.name, call.generation, "", call.instance_key)

@@ -21,9 +21,17 @@ from msgspec import Struct
 
 from goondan.agentproc.extensions.dynamic_tools import ServedTool
 from goondan.schemas.bundle.address import build_tool_name, is_shown_name
-from goondan.schemas.bundle.launch import CatalogItem, McpSource, ToolSource
-from goondan.schemas.mcp import SHARED_RESOURCES, McpListing, McpNews, McpPrompt, McpResource, McpTool, holds_server
+from goondan.schemas.bundle.launch import CatalogItem, ServerSource, ToolSource
 from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.worker.servers import (
+    SHARED_RESOURCES,
+    ServerListing,
+    ServerNews,
+    ServerPrompt,
+    ServerResource,
+    ServerTool,
+    holds_server,
+)
 
 #: How long a server has when the extension is registered (seconds): less than the extension has itself.
 REGISTER_S: Final = 25.0
@@ -52,7 +60,7 @@ async def register(api: Any, config: dict[str, Any]) -> None:
         return
     settings = read_settings(config)
     server = Server(api, settings)
-    api.mcp.on_news(server.heard)
+    api.server.on_news(server.heard)
     api.events.on("extension.cleanup", server.clean_up)
     if settings.stateful:
         await server.refresh(REGISTER_S)
@@ -98,8 +106,8 @@ class Server:
         self._settings = settings
         self._clock = clock
         self._name: str = api.extension.metadata.name
-        self._listing: McpListing | None = None
-        self._tools: dict[str, tuple[McpTool, ServedTool]] = {}
+        self._listing: ServerListing | None = None
+        self._tools: dict[str, tuple[ServerTool, ServedTool]] = {}
         self._blocks: list[dict[str, Any]] = []
         #: Whether this agent holds the server.
         self._attached = False
@@ -115,13 +123,15 @@ class Server:
 
     # --- events
 
-    def heard(self, news: McpNews) -> None:
+    def heard(self, news: ServerNews) -> None:
         """Handle news of the server."""
         if news.kind == "gone":
             self._attached = False
             self._away = news.message or "it has ended"
-            self._api.mcp.gone(self._away)
-            self._api.logger.warn(f"MCP server {self._api.mcp.name} has ended: {news.message or 'no reason is known'}")
+            self._api.server.gone(self._away)
+            self._api.logger.warn(
+                f"MCP server {self._api.server.name} has ended: {news.message or 'no reason is known'}"
+            )
         elif news.kind in _LISTS:
             self._changed = True
         elif news.uri is not None:
@@ -129,10 +139,10 @@ class Server:
 
     async def clean_up(self, payload: Any) -> None:
         """The extension is unloaded: leave the server."""
-        self._api.instance.shared.get(SHARED_RESOURCES, {}).pop(self._api.mcp.name, None)
+        self._api.instance.shared.get(SHARED_RESOURCES, {}).pop(self._api.server.name, None)
         if self._attached:
             self._attached = False
-            await self._api.mcp.detach()
+            await self._api.server.detach()
 
     # --- steps
 
@@ -147,7 +157,9 @@ class Server:
         """Handle `step.blocks`."""
         blocks = self._blocks
         if self._away is not None:
-            text = f"The MCP server {self._api.mcp.name} cannot be used now, and its tools are not there: {self._away}"
+            text = (
+                f"The MCP server {self._api.server.name} cannot be used now, and its tools are not there: {self._away}"
+            )
             blocks = [*blocks, {"type": "mcp.unavailable", "text": text[:MAX_TEXT], "source": self._name}]
         return ctx.replace(blocks=[*ctx.blocks, *blocks]) if blocks else ctx
 
@@ -169,7 +181,7 @@ class Server:
 
     async def refresh(self, timeout_s: float) -> bool:
         """Attach if that is due, and get the lists. False when the server could not be asked, or nothing is new."""
-        mcp, self._changed = self._api.mcp, False
+        mcp, self._changed = self._api.server, False
         try:
             attaches = self._settings.stateful and not self._attached
             listing = await (mcp.attach(timeout_s) if attaches else mcp.list(timeout_s))
@@ -196,37 +208,37 @@ class Server:
         if self._failures > 1:
             pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self._failures - 2))
             self._not_before = self._clock() + pause_s
-        self._api.logger.warn(f"MCP server {self._api.mcp.name}: {error.info.code}: {error.info.message}")
+        self._api.logger.warn(f"MCP server {self._api.server.name}: {error.info.code}: {error.info.message}")
 
-    def _offer(self, listing: McpListing) -> None:
+    def _offer(self, listing: ServerListing) -> None:
         """Offer the tools of a listing. A tool that is as it was keeps its item, and so its compiled schema."""
         known, self._tools = self._tools, {}
         for tool in listing.tools:
-            name = build_tool_name(self._api.mcp.name, tool.export)
+            name = build_tool_name(self._api.server.name, tool.export)
             if not is_shown_name(name) or not self._is_wanted(tool):
                 continue
             before = known.get(name)
             if before is None or before[0] != tool:
                 before = (tool, self._served(name, tool, listing.server_name))
             self._tools[name] = before
-        self._api.mcp.offer([served for _, served in self._tools.values()])
+        self._api.server.offer([served for _, served in self._tools.values()])
         self._blocks = blocks_of(listing, self._settings, self._name)
         if self._settings.resources:
-            self._api.instance.shared.setdefault(SHARED_RESOURCES, {})[self._api.mcp.name] = listing.resources
+            self._api.instance.shared.setdefault(SHARED_RESOURCES, {})[self._api.server.name] = listing.resources
 
-    def _is_wanted(self, tool: McpTool) -> bool:
+    def _is_wanted(self, tool: ServerTool) -> bool:
         """Whether `expose` lets the tool through. Reading resources and getting prompts is offered with these."""
         tools = self._settings.tools
         if tool.offered or tools is True:
             return True
         return tools is not False and any(fnmatchcase(tool.name, pattern) for pattern in tools)
 
-    def _served(self, name: str, tool: McpTool, server_name: str) -> ServedTool:
+    def _served(self, name: str, tool: ServerTool, server_name: str) -> ServedTool:
         item = CatalogItem(
             name=name,
             description=tool.description,
             parameters=parameters_of(tool.input_schema),
-            source=ToolSource("mcp", self._name, McpSource(self._name, server_name or None)),
+            source=ToolSource("mcp", self._name, ServerSource(self._name, server_name or None)),
             call_s=self._settings.call_s,
         )
         return ServedTool(item, tool.name, {"source": "mcp", "mcpServer": self._name})
@@ -239,7 +251,7 @@ def parameters_of(schema: dict[str, Any] | None) -> dict[str, Any]:
     return schema if "type" in schema else {"type": "object", **schema}
 
 
-def blocks_of(listing: McpListing, settings: Settings, source: str) -> list[dict[str, Any]]:
+def blocks_of(listing: ServerListing, settings: Settings, source: str) -> list[dict[str, Any]]:
     """The blocks that tell the model of a listing (MCP-17, MCP-18), each only if it has something to say."""
     blocks: list[dict[str, Any]] = []
     if settings.instructions and listing.instructions:
@@ -256,7 +268,7 @@ def blocks_of(listing: McpListing, settings: Settings, source: str) -> list[dict
     return blocks
 
 
-def resource_item(resource: McpResource) -> dict[str, Any]:
+def resource_item(resource: ServerResource) -> dict[str, Any]:
     """A resource as the model is told it."""
     item: dict[str, Any] = {"uri": resource.uri, "name": resource.name}
     if resource.mime_type is not None:
@@ -264,13 +276,13 @@ def resource_item(resource: McpResource) -> dict[str, Any]:
     return item
 
 
-def template_item(resource: McpResource) -> dict[str, Any]:
+def template_item(resource: ServerResource) -> dict[str, Any]:
     """A template of resources as the model is told it."""
     item = resource_item(resource)
     return {"uriTemplate": item.pop("uri"), **item}
 
 
-def prompt_item(prompt: McpPrompt) -> dict[str, Any]:
+def prompt_item(prompt: ServerPrompt) -> dict[str, Any]:
     """A prompt as the model is told it."""
     item: dict[str, Any] = {"name": prompt.name}
     if prompt.description is not None:

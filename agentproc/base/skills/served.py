@@ -15,9 +15,9 @@ from typing import Any, Final
 from msgspec import Struct
 
 from goondan.schemas.bundle.address import build_tool_name
-from goondan.schemas.mcp import READ_RESOURCE, McpResource
 from goondan.schemas.skills import MAX_DESCRIPTION, is_skill_name, read_skill_text
 from goondan.schemas.text.visible import visible_line
+from goondan.schemas.worker.servers import READ_RESOURCE, ServerResource
 
 #: The longest URI of a skill (characters): the model is told it.
 MAX_URI: Final = 2000
@@ -54,7 +54,7 @@ def served_skills(resources: Mapping[str, Sequence[Any]], limit: int) -> dict[st
     found: dict[str, ServedSkill] = {}
     for prefix, listed in resources.items():
         for resource in listed:
-            match = _URI.fullmatch(resource.uri) if isinstance(resource, McpResource) else None
+            match = _URI.fullmatch(resource.uri) if isinstance(resource, ServerResource) else None
             if match is None or len(resource.uri) > MAX_URI or not is_skill_name(match[1]):
                 continue
             if len(found) < limit and visible_line(resource.uri) == resource.uri:

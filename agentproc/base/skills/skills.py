@@ -23,8 +23,8 @@ from goondan.agentproc.base.skills.finding import (
     repository_place,
 )
 from goondan.agentproc.base.skills.served import ServedSkill, served_skills
-from goondan.schemas.mcp import SHARED_RESOURCES
 from goondan.schemas.wire.errors import fail
+from goondan.schemas.worker.servers import SHARED_RESOURCES
 
 #: Where skills are looked for when the config does not say (SKILL-02).
 REPO_SKILL_DIRS: Final = (".claude/skills",)

@@ -6,7 +6,7 @@ Rules.
   gets the answer that is there.
 - `decline` is a person's no, `cancel` that nobody has answered in time.
 - A call that ends without its answer withdraws the item. But a call whose server has not begun with it
-  (McpElicit.again) is made anew when its server or tool host is lost: it asks the same again, and the item stands.
+  (ServerQuestion.again) is made anew when its server or tool host is lost: it asks the same again, and the item stands.
 
 Source: docs/mcp.md; docs/design/tools.md section 11.
 """
@@ -25,10 +25,10 @@ from msgspec import structs
 from goondan.agentproc.parts import TurnCore
 from goondan.agentproc.tool_asks import Asked
 from goondan.schemas.approvals import MAX_MESSAGE, ApprovalAsk, ApprovalState
-from goondan.schemas.mcp import McpElicit, McpElicited
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import Frame
+from goondan.schemas.worker.servers import ServerAnswer, ServerQuestion
 
 #: What a call that was made again has behind its id (agentproc/calls.py).
 _AGAIN: Final = re.compile(r"~[0-9]+\Z")
@@ -46,7 +46,7 @@ class Questions:
 
     def take(self, asked: Asked) -> None:
         """A server asks. Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN."""
-        question: McpElicit = asked.read(McpElicit)
+        question: ServerQuestion = asked.read(ServerQuestion)
         tool = self._turn.instance.caller.tool_of(asked.call_id)
         if tool is None:
             raise GoondanError(error_payload("E_CALL_ENDED", "the call has ended"))
@@ -119,7 +119,7 @@ def item_name(call_id: str, number: int) -> str:
     return f"{_AGAIN.sub('', call_id)}?{number}"
 
 
-def ask_of(tool: str, question: McpElicit) -> ApprovalAsk:
+def ask_of(tool: str, question: ServerQuestion) -> ApprovalAsk:
     """The question as a person is asked it."""
     server = tool.partition("__")[0]
     if question.mode == "url":
@@ -130,9 +130,9 @@ def ask_of(tool: str, question: McpElicit) -> ApprovalAsk:
     return ApprovalAsk(kind="question", args=to_raw({}), message=text[:MAX_MESSAGE], schema=to_raw(schema))
 
 
-def elicited(state: ApprovalState) -> McpElicited:
+def elicited(state: ApprovalState) -> ServerAnswer:
     """The answer to the server."""
     if state.state != "answered":
-        return McpElicited(action="cancel" if state.expired else "decline")
+        return ServerAnswer(action="cancel" if state.expired else "decline")
     content = None if state.answer is None else from_raw(state.answer, dict)
-    return McpElicited(action="accept", content=content or None)
+    return ServerAnswer(action="accept", content=content or None)

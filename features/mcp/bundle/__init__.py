@@ -35,13 +35,13 @@ from goondan.kernel.bundle.variables import VARIABLE_NAME
 from goondan.kernel.trust.powers import Command, Power, Reach, ServerEndpoint
 from goondan.schemas.bundle import launch, resources
 from goondan.schemas.bundle.address import is_resource_name
-from goondan.schemas.bundle.launch import McpServerSpec, SandboxSpec, ToolSpec
-from goondan.schemas.mcp import McpOAuth
+from goondan.schemas.bundle.launch import SandboxSpec, ServerSpec, ToolSpec
 from goondan.schemas.models.origins import origin_of
 from goondan.schemas.worker.grantable import SYSTEM, within
 from goondan.schemas.worker.hosts import BadHost, Rule, parse_login_rule, parse_rule, write_network
 from goondan.schemas.worker.hosts import network as make_network
 from goondan.schemas.worker.logins import is_redirect
+from goondan.schemas.worker.servers import ServerLogin
 
 #: The feature whose worker speaks with such servers.
 _FEATURE: Final = "mcp"
@@ -313,7 +313,7 @@ def _server(prefix: str, use: ServerUse, files: Files, report: Report) -> Checke
     config = use.config
     transport, attach, expose = config["transport"], config.get("attach", {}), config["expose"]
     deadlines = config.get("deadlines", {})
-    spec = McpServerSpec(
+    spec = ServerSpec(
         extension=use.extension,
         transport=transport["type"],
         worker=_FEATURE,
@@ -360,12 +360,12 @@ def login_rules(config: Mapping[str, Any]) -> list[Rule]:
     return [parse_login_rule(text) for text in (config["transport"].get("oauth") or {}).get("hosts", ())]
 
 
-def _oauth(written: Any) -> McpOAuth | None:
+def _oauth(written: Any) -> ServerLogin | None:
     if written is None:
         return None
     if written is False:
-        return McpOAuth(enabled=False)
-    return msgspec.convert({key: value for key, value in written.items() if key != "hosts"}, McpOAuth)
+        return ServerLogin(enabled=False)
+    return msgspec.convert({key: value for key, value in written.items() if key != "hosts"}, ServerLogin)
 
 
 def _resolve_command(command: list[str], tool: CheckedTool, use: ServerUse, files: Files, report: Report) -> list[str]:

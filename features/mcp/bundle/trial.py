@@ -23,9 +23,9 @@ from goondan.kernel.cli.commands.call import tool_result
 from goondan.kernel.cli.session import Session
 from goondan.kernel.supervisor_client import SupervisorClient
 from goondan.schemas.bundle.launch import ToolSpec
-from goondan.schemas.mcp import GET_PROMPT, READ_RESOURCE
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall
+from goondan.schemas.worker.servers import GET_PROMPT, READ_RESOURCE
 
 #: The names of the bundle's parts.
 SERVER: Final = "inspected"

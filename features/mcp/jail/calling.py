@@ -28,8 +28,8 @@ from goondan.features.mcp.jail.bounds import MAX_DESCRIPTION, Allowance
 from goondan.features.mcp.jail.client import Client
 from goondan.features.mcp.jail.results import Failure, error_of
 from goondan.features.mcp.jail.tasks import Task
-from goondan.schemas.mcp import GET_PROMPT, McpElicit, McpElicited, McpTool
 from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.worker.servers import GET_PROMPT, ServerAnswer, ServerQuestion, ServerTool
 from goondan.schemas.worker.worker_frames import Answer, Ask, Call, Progress, Result, WorkerError, WorkerFrame
 
 #: How often a server may ask within one call before it is refused, and how many questions of one answer are asked.
@@ -45,7 +45,7 @@ MAX_FORM_BYTES: Final = 64 << 10
 
 _MAP: Final[TypeAdapter[Any]] = TypeAdapter(dict[str, Any])
 _decode = msgspec.msgpack.Decoder().decode
-_elicited = msgspec.msgpack.Decoder(McpElicited).decode
+_elicited = msgspec.msgpack.Decoder(ServerAnswer).decode
 
 Input = Mapping[str, Any]
 
@@ -163,7 +163,7 @@ class Calls:
             raise _late(running, self._loop.time()) from None
         return Result(call_id=call.call_id, status="ok", output=results.packed(output, self._output_limit))
 
-    async def _output(self, running: Running, tool: McpTool, arguments: dict[str, Any]) -> Any:
+    async def _output(self, running: Running, tool: ServerTool, arguments: dict[str, Any]) -> Any:
         if not tool.offered:
             if self._client.only_as_task(tool):
                 return await self._begun(running, tool, await self._client.call_as_task(tool, arguments))
@@ -177,14 +177,14 @@ class Calls:
         uri = arguments.get("uri")
         return results.resource_output(await self._rounds(running, lambda more: _read_request(uri, more)))
 
-    def _told(self, tool: McpTool, result: dict[str, Any]) -> Any:
+    def _told(self, tool: ServerTool, result: dict[str, Any]) -> Any:
         """The output of a finished call. Raises Failure."""
         if result.get("isError") is True:
             raise Failure("E_TOOL", results.error_text(result), name="McpToolError")
         self._client.check_structured(tool, result)
         return results.call_output(result)
 
-    async def _begun(self, running: Running, tool: McpTool, task: Task) -> Any:
+    async def _begun(self, running: Running, tool: ServerTool, task: Task) -> Any:
         """The output of a task that ends quickly, or the task."""
         try:
             over = await task.follow(lambda requests: self._inputs(running, requests), tasks.QUICK_S)
@@ -368,16 +368,16 @@ def _late(running: Running, now: float) -> Failure:
     return Failure("E_TOOL_TIMEOUT", f"the server said nothing for {running.idle_s:g} s", name="TimeoutError")
 
 
-def _question(params: types.ElicitRequestParams, *, again: bool) -> McpElicit:
+def _question(params: types.ElicitRequestParams, *, again: bool) -> ServerQuestion:
     """A question as an agent is told it. Raises Failure for one that cannot be shown."""
     message = bounds.text(params.message, MAX_DESCRIPTION)
     if isinstance(params, types.ElicitRequestURLParams):
         if not bounds.is_page(params.url):
             raise Failure("E_MCP_PROTOCOL", "the server wants an address to be opened that is no plain http address")
-        return McpElicit(mode="url", message=message, url=params.url, again=again)
+        return ServerQuestion(mode="url", message=message, url=params.url, again=again)
     if len(encode_value(params.requested_schema)) > MAX_FORM_BYTES:
         raise Failure("E_MCP_PROTOCOL", f"the server asks with a form of more than {MAX_FORM_BYTES} bytes")
-    return McpElicit(mode="form", message=message, schema=params.requested_schema, again=again)
+    return ServerQuestion(mode="form", message=message, schema=params.requested_schema, again=again)
 
 
 def _defaults(schema: dict[str, Any] | None) -> dict[str, Any]:

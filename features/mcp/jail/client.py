@@ -36,8 +36,16 @@ from goondan.features.mcp.jail.bounds import MAX_NAME
 from goondan.features.mcp.jail.results import Failure, is_gone
 from goondan.features.mcp.jail.tasks import Task
 from goondan.schemas.bundle.arguments import TOO_MUCH, ArgumentChecker, compile_arguments
-from goondan.schemas.mcp import CONNECT_S, McpListing, McpPrompt, McpResource, McpServerInit, McpTool, NewsKind
 from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.worker.servers import (
+    CONNECT_S,
+    NewsKind,
+    ServerInit,
+    ServerListing,
+    ServerPrompt,
+    ServerResource,
+    ServerTool,
+)
 
 #: Pages of one list. A server whose list has no end is cut off here.
 MAX_PAGES: Final = 200
@@ -86,7 +94,7 @@ class Events(Protocol):
 class Client:
     """The connection with one server."""
 
-    def __init__(self, init: McpServerInit, events: Events) -> None:
+    def __init__(self, init: ServerInit, events: Events) -> None:
         self._init = init
         self._events = events
         self._session: ClientSession | None = None
@@ -96,7 +104,7 @@ class Client:
         #: Which kinds of lists the server tells about when they change.
         self._watched: set[NewsKind] = set()
         #: The tools of the last listing, by their exports.
-        self.exports: dict[str, McpTool] = {}
+        self.exports: dict[str, ServerTool] = {}
         self._of_tasks: set[str] = set()
         self._dispatcher: Dispatcher[Any] | None = None
         self._checkers: dict[str, ArgumentChecker] = {}
@@ -113,7 +121,7 @@ class Client:
         """Whether the server speaks a version without handshake and session."""
         return self.session.protocol_version in MODERN_PROTOCOL_VERSIONS
 
-    def only_as_task(self, tool: McpTool) -> bool:
+    def only_as_task(self, tool: ServerTool) -> bool:
         """Whether a tool of a server of the handshake era must be called as a task."""
         capabilities = self.session.server_capabilities
         if tool.name not in self._of_tasks:
@@ -123,14 +131,14 @@ class Client:
         requests = capabilities.tasks.requests
         return requests is not None and requests.tools is not None and requests.tools.call is not None
 
-    async def call_as_task(self, tool: McpTool, arguments: dict[str, Any]) -> Task:
+    async def call_as_task(self, tool: ServerTool, arguments: dict[str, Any]) -> Task:
         """Begin a call that the server is to go on with by itself. Raises Failure, MCPError."""
         assert self._dispatcher is not None
         params = {"name": tool.name, "arguments": arguments, "task": {"ttl": tasks.TTL_MS}}
         # Past the session: it takes nothing but a finished result for an answer to a call.
         return Task(self.session, await self._dispatcher.send_raw_request("tools/call", params), modern=False)
 
-    def check_structured(self, tool: McpTool, result: dict[str, Any]) -> None:
+    def check_structured(self, tool: ServerTool, result: dict[str, Any]) -> None:
         """Raise Failure when a result does not fit what its tool has declared."""
         if tool.output_schema is None:
             return
@@ -145,7 +153,7 @@ class Client:
             told = "; ".join(issues[:3]).replace("args", "the result")
             raise Failure("E_MCP_PROTOCOL", f"{tool.name} returned what does not fit its own schema: {told}")
 
-    def _new_checker(self, tool: McpTool) -> ArgumentChecker:
+    def _new_checker(self, tool: ServerTool) -> ArgumentChecker:
         """The checker of a tool's results. A schema that cannot be used refuses none of them."""
         checker = compile_arguments(tool.output_schema, {})
         try:
@@ -158,7 +166,7 @@ class Client:
         self._checkers[tool.name] = checker
         return checker
 
-    async def run(self, way: Way, connected: Callable[[McpListing], None]) -> None:
+    async def run(self, way: Way, connected: Callable[[ServerListing], None]) -> None:
         """Connect, list, and stay until `end`. Raises what the connection fails with."""
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(CONNECT_S) as self._connecting:
@@ -209,17 +217,17 @@ class Client:
 
     # --- lists
 
-    async def look(self) -> McpListing:
+    async def look(self) -> ServerListing:
         """Ask for everything that is wanted. Raises Failure, MCPError, ValidationError, TimeoutError."""
         async with asyncio.timeout(LIST_S):
             return await self._look()
 
-    async def _look(self) -> McpListing:
+    async def _look(self) -> ServerListing:
         session, init = self.session, self._init
         capabilities = session.server_capabilities or types.ServerCapabilities()
         allowance = listing.Allowance()
         ttls: list[int] = []
-        tools: list[McpTool] = []
+        tools: list[ServerTool] = []
         has_tools = init.tools and capabilities.tools is not None
         has_resources = init.resources and capabilities.resources is not None
         has_prompts = init.prompts and capabilities.prompts is not None
@@ -227,9 +235,9 @@ class Client:
             raw = [tool async for page in self._pages(session.list_tools, "tools", ttls) for tool in page.tools]
             tools = listing.tools(map(_dumped, raw), init.longest_export, allowance)
             self._of_tasks = {it.name for it in raw if it.execution and it.execution.task_support == "required"}
-        resources: list[McpResource] = []
-        templates: list[McpResource] = []
-        prompts: list[McpPrompt] = []
+        resources: list[ServerResource] = []
+        templates: list[ServerResource] = []
+        prompts: list[ServerPrompt] = []
         if has_resources:
             pages = self._pages(session.list_resources, "resources", ttls)
             resources = listing.resources(
@@ -248,7 +256,7 @@ class Client:
         self.exports = {tool.export: tool for tool in tools}
         self._checkers.clear()
         info = session.server_info
-        return McpListing(
+        return ServerListing(
             server_name=bounds.line(info.name, MAX_NAME) if info is not None else "",
             server_version=bounds.line(info.version, MAX_NAME) if info is not None else "",
             protocol_version=session.protocol_version or "",

@@ -18,7 +18,14 @@ import msgspec
 
 from goondan.features.mcp.jail import bounds
 from goondan.features.mcp.jail.bounds import MAX_DESCRIPTION, MAX_URI, Excess
-from goondan.schemas.mcp import GET_PROMPT, READ_RESOURCE, McpPrompt, McpResource, McpTool, export_names
+from goondan.schemas.worker.servers import (
+    GET_PROMPT,
+    READ_RESOURCE,
+    ServerPrompt,
+    ServerResource,
+    ServerTool,
+    export_names,
+)
 
 #: Items of one list. The largest servers that are known have a few hundred tools.
 MAX_ITEMS: Final = 5_000
@@ -85,9 +92,9 @@ class Allowance:
         return [*self.notes, f"{self._unnamed} more were left out"] if self._unnamed else self.notes
 
 
-def tools(listed: Iterable[dict[str, Any]], longest_export: int, allowance: Allowance) -> list[McpTool]:
+def tools(listed: Iterable[dict[str, Any]], longest_export: int, allowance: Allowance) -> list[ServerTool]:
     """The tools of a server, from the maps that it lists, each with the export by which it is called."""
-    kept: dict[str, McpTool] = {}
+    kept: dict[str, ServerTool] = {}
     for item in listed:
         tool = _tool(item, allowance)
         if tool is None or tool.name in kept:
@@ -101,24 +108,24 @@ def tools(listed: Iterable[dict[str, Any]], longest_export: int, allowance: Allo
     return [msgspec.structs.replace(tool, export=exports[name]) for name, tool in kept.items()]
 
 
-def offered(tools: list[McpTool], *, resources: bool, prompts: bool) -> list[McpTool]:
+def offered(tools: list[ServerTool], *, resources: bool, prompts: bool) -> list[ServerTool]:
     """The exports that are no tools of the server: the ways to its resources and prompts."""
     taken = {tool.export for tool in tools}
-    added: list[McpTool] = []
+    added: list[ServerTool] = []
     if resources and READ_RESOURCE not in taken:
         text = "Reads a resource of this server. Its resources are listed in the context."
         added.append(
-            McpTool(export=READ_RESOURCE, name=READ_RESOURCE, description=text, input_schema=_READ, offered=True)
+            ServerTool(export=READ_RESOURCE, name=READ_RESOURCE, description=text, input_schema=_READ, offered=True)
         )
     if prompts and GET_PROMPT not in taken:
         text = "Gets a prompt of this server: messages to go by. Its prompts are listed in the context."
-        added.append(McpTool(export=GET_PROMPT, name=GET_PROMPT, description=text, input_schema=_GET, offered=True))
+        added.append(ServerTool(export=GET_PROMPT, name=GET_PROMPT, description=text, input_schema=_GET, offered=True))
     return added
 
 
-def resources(listed: Iterable[dict[str, Any]], uri: str, allowance: Allowance) -> list[McpResource]:
+def resources(listed: Iterable[dict[str, Any]], uri: str, allowance: Allowance) -> list[ServerResource]:
     """Resources, or templates of them; `uri` names the field with their URI."""
-    kept: dict[str, McpResource] = {}
+    kept: dict[str, ServerResource] = {}
     for item in listed:
         place, name = item.get(uri), item.get("name")
         if not bounds.is_name(place, MAX_URI) or not isinstance(place, str):
@@ -127,7 +134,7 @@ def resources(listed: Iterable[dict[str, Any]], uri: str, allowance: Allowance) 
         if len(kept) >= MAX_ITEMS:
             allowance.note(f"resources after the first {MAX_ITEMS} were left out")
             break
-        resource = McpResource(
+        resource = ServerResource(
             uri=place,
             name=bounds.line(name, bounds.MAX_NAME),
             mime_type=bounds.line(item.get("mimeType"), MAX_MEDIA_TYPE) or None,
@@ -138,9 +145,9 @@ def resources(listed: Iterable[dict[str, Any]], uri: str, allowance: Allowance) 
     return list(kept.values())
 
 
-def prompts(listed: Iterable[dict[str, Any]], allowance: Allowance) -> list[McpPrompt]:
+def prompts(listed: Iterable[dict[str, Any]], allowance: Allowance) -> list[ServerPrompt]:
     """Prompts."""
-    kept: dict[str, McpPrompt] = {}
+    kept: dict[str, ServerPrompt] = {}
     for item in listed:
         name = item.get("name")
         if not bounds.is_name(name) or not isinstance(name, str):
@@ -149,13 +156,13 @@ def prompts(listed: Iterable[dict[str, Any]], allowance: Allowance) -> list[McpP
         if len(kept) >= MAX_ITEMS:
             allowance.note(f"prompts after the first {MAX_ITEMS} were left out")
             break
-        prompt = McpPrompt(name=name, description=_description(item), arguments=_arguments(item.get("arguments")))
+        prompt = ServerPrompt(name=name, description=_description(item), arguments=_arguments(item.get("arguments")))
         if name not in kept and allowance.admit(prompt, f"prompt {name}"):
             kept[name] = prompt
     return list(kept.values())
 
 
-def _tool(item: dict[str, Any], allowance: Allowance) -> McpTool | None:
+def _tool(item: dict[str, Any], allowance: Allowance) -> ServerTool | None:
     name = item.get("name")
     if not bounds.is_name(name) or not isinstance(name, str):
         allowance.note("a tool was left out: its name is no text of one line, or too long")
@@ -169,7 +176,7 @@ def _tool(item: dict[str, Any], allowance: Allowance) -> McpTool | None:
             return None
         schemas[field] = schema
     annotations = item.get("annotations")
-    return McpTool(
+    return ServerTool(
         export="",
         name=name,
         description=_description(item),

@@ -29,9 +29,9 @@ from msgspec import Struct
 from pydantic import BaseModel, ValidationError
 
 from goondan.features.mcp.jail.results import Failure
-from goondan.schemas.mcp import McpOAuth
 from goondan.schemas.text.redaction import redact
 from goondan.schemas.worker.logins import MAX_DOCUMENT, ServerOp, ServerReply
+from goondan.schemas.worker.servers import ServerLogin
 
 #: The name that people read when they are asked whether they agree.
 CLIENT_NAME: Final = "Goondan"
@@ -121,7 +121,7 @@ class Login(httpx2.Auth):
 
     requires_response_body = True
 
-    def __init__(self, endpoint: str, config: McpOAuth, keeper: Keeper, clock: Clock) -> None:
+    def __init__(self, endpoint: str, config: ServerLogin, keeper: Keeper, clock: Clock) -> None:
         self._endpoint = endpoint
         self._config = config
         self._keeper = keeper

@@ -27,7 +27,7 @@ from mcp_types.version import LATEST_MODERN_VERSION
 from msgspec import Raw
 
 from goondan.features.mcp.jail.worker import serve
-from goondan.schemas.mcp import McpServerInit
+from goondan.schemas.worker.servers import ServerInit
 from goondan.schemas.worker.worker_frames import (
     WORKER_PROTOCOL,
     Call,
@@ -105,7 +105,7 @@ def _session(*, modern: bool, at_url: bool) -> None:
 class _Other:
     """Host and server of one session, in turns of a loop."""
 
-    server_init = McpServerInit(transport="stdio", tools=True, resources=True, prompts=True, secrets=["warm-warm"])
+    server_init = ServerInit(transport="stdio", tools=True, resources=True, prompts=True, secrets=["warm-warm"])
 
     def __init__(self, host: socket.socket, server: socket.socket, *, modern: bool) -> None:
         self._host = host
@@ -179,7 +179,7 @@ class _Other:
 class _AtUrl(_Other):
     """The same with a server at an URL: the other side of the connector is the proxy and the server at once."""
 
-    server_init = McpServerInit(
+    server_init = ServerInit(
         transport="http", endpoint="http://warm.invalid/mcp", tools=True, resources=True, prompts=True
     )
 

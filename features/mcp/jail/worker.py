@@ -32,10 +32,10 @@ from goondan.features.mcp.jail.http import Http
 from goondan.features.mcp.jail.login import Login
 from goondan.features.mcp.jail.results import Failure, error_of
 from goondan.features.mcp.jail.stdio import CLOSED_HERE, Stdio
-from goondan.schemas.mcp import McpListing, McpOAuth, McpServerInit, NewsKind
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.text.secret_values import in_texts
 from goondan.schemas.worker.logins import ServerOp, ServerReply
+from goondan.schemas.worker.servers import NewsKind, ServerInit, ServerListing, ServerLogin
 from goondan.schemas.worker.worker_frames import (
     WORKER_PROTOCOL,
     Answer,
@@ -197,11 +197,11 @@ class Worker:
         self._stdio = Stdio(self._server, self._loop, on_noise=self._noise, on_end=self._server_gone)
         yield self._stdio
 
-    async def _over_http(self, asked: McpServerInit, client: Client) -> None:
+    async def _over_http(self, asked: ServerInit, client: Client) -> None:
         """Try the ways to the server, the newest first."""
         if self._connector is None or asked.endpoint is None:
             raise Failure("E_MCP_CONNECT", "the server's endpoint is missing")
-        oauth = asked.oauth or McpOAuth()
+        oauth = asked.oauth or ServerLogin()
         has_token = any(name.lower() == "authorization" for name in asked.headers)
         wanted = oauth.enabled and not has_token
         login = Login(asked.endpoint, oauth, self._tokens, client) if wanted else None
@@ -223,7 +223,7 @@ class Worker:
         finally:
             await http.close()
 
-    def _connected(self, listing: McpListing) -> None:
+    def _connected(self, listing: ServerListing) -> None:
         self._ready = True
         self._channel.send(Ready(protocol=WORKER_PROTOCOL, exports=[], listing=listing))
         early, self._early = self._early, []

@@ -50,9 +50,9 @@ from goondan.features.recordings.wire.texts import (
     same,
     without_places,
 )
-from goondan.schemas.mcp import McpListing
 from goondan.schemas.wire.errors import GoondanError, tool_error
 from goondan.schemas.wire.frames import ToolResult
+from goondan.schemas.worker.servers import ServerListing
 
 #: The id of the one message of a question that is asked outside of the conversation (agentproc/aside.py).
 ASIDE: Final = "aside"
@@ -145,7 +145,7 @@ class Replayed:
         error = self._differs(step, "a tool call", expected, self._comparable(shown_call(tool, args)))
         return ToolResult(status="error", error=tool_error(error.info.code, error.info.message, name="ReplayError"))
 
-    def listing(self, server: str) -> McpListing:
+    def listing(self, server: str) -> ServerListing:
         """What an MCP server offered when it was asked for the first, second, … time. When it was asked less often:
         what it offered last. Raises GoondanError E_REPLAY_DIFFERS.
         """
@@ -154,7 +154,7 @@ class Replayed:
         for n in range(self._listed[server], 0, -1):
             if (server, n) in self._listings:
                 with suppress(msgspec.ValidationError):
-                    return msgspec.convert(self._fill(self._listings[server, n]), McpListing)
+                    return msgspec.convert(self._fill(self._listings[server, n]), ServerListing)
         raise self._differs(0, f"what MCP server {server} offers", "", "a question for it")
 
     # --- inside

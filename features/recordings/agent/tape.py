@@ -51,11 +51,11 @@ from goondan.features.recordings.wire import (
 from goondan.features.recordings.wire.texts import STATE, WORKDIR, comparable, without_places
 from goondan.schemas.bundle.address import SEPARATOR
 from goondan.schemas.bundle.launch import ModelSpec
-from goondan.schemas.mcp import McpListing
 from goondan.schemas.models.model_windows import known_window
 from goondan.schemas.text.secret_values import in_texts
 from goondan.schemas.wire.errors import GoondanError, fail, tool_error
 from goondan.schemas.wire.frames import FilePart, ToolResult
+from goondan.schemas.worker.servers import ServerListing
 
 #: Room for the line that says that nothing more is written (bytes).
 _ROOM_FOR_END: Final = 1024
@@ -153,7 +153,7 @@ class Tape:
         """Whether no MCP server is asked."""
         return self.replayed is not None
 
-    async def listing(self, server: str, ask: Callable[[], Awaitable[McpListing]]) -> McpListing:
+    async def listing(self, server: str, ask: Callable[[], Awaitable[ServerListing]]) -> ServerListing:
         """What an MCP server offers, or offered when the run was recorded. Raises GoondanError E_REPLAY_DIFFERS, and as
         `ask`.
         """

@@ -231,7 +231,7 @@ class RecordedListing(
     server: str
     #: Which of the listings of this server, from 1.
     n: int
-    #: The McpListing as JSON values.
+    #: The ServerListing as JSON values.
     listing: Any = None
 
 

@@ -14,11 +14,11 @@ from goondan.agentproc.tool_asks import ToolAsks
 from goondan.features.approvals.agent.questions import Questions, item_name
 from goondan.schemas.approvals import ApprovalAsk, ApprovalState
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
-from goondan.schemas.mcp import McpElicit
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail, tool_error
 from goondan.schemas.wire.frames import Frame, ToolCallPayload, ToolResult
 from goondan.schemas.wire.questions import ToolAnswer, ToolAsk
+from goondan.schemas.worker.servers import ServerQuestion
 from tests.unit.agentproc.fakes import FakeLink, ok
 
 TOOL = "pizza__order"
@@ -83,7 +83,7 @@ class Turn:
 
         self.caller.may_repeat(call_id, attach)
 
-    def ask(self, question: McpElicit, call_id: str = "t1/c1", number: int = 1) -> None:
+    def ask(self, question: ServerQuestion, call_id: str = "t1/c1", number: int = 1) -> None:
         payload = to_raw(ToolAsk(number, "elicit", to_raw(question)))
         self.asks.take(Frame("tool.ask", id=f"{call_id}.{number}", call_id=call_id, payload=payload))
 
@@ -106,7 +106,7 @@ class Turn:
         return [(frame.call_id, from_raw(frame.payload, ApprovalAsk)) for frame, _ in self.link.questions]
 
 
-SIZE = McpElicit(mode="form", message="How large?", schema=FORM)
+SIZE = ServerQuestion(mode="form", message="How large?", schema=FORM)
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ async def test_a_person_is_asked_and_the_server_is_answered(decision: Any, answe
 
 async def test_a_page_that_is_to_be_opened_is_named_and_opened_by_nobody() -> None:
     turn = Turn()
-    turn.ask(McpElicit(mode="url", message="Log in.", url="https://login.example/x"))
+    turn.ask(ServerQuestion(mode="url", message="Log in.", url="https://login.example/x"))
     ((_, ask),) = turn.asked()
     assert ask.message == "The MCP server of pizza wants you to open a page: https://login.example/x\nLog in."
     await turn.decide(state="answered", answer=to_raw({}))
@@ -172,7 +172,7 @@ async def test_a_call_that_ends_withdraws_its_question() -> None:
 @pytest.mark.parametrize("code", ["E_MCP_GONE", "E_TOOL_OUTCOME_UNKNOWN"])
 async def test_a_call_that_its_server_had_not_begun_is_made_again_when_the_server_is_lost(code: str) -> None:
     turn = Turn()
-    turn.ask(McpElicit(mode="form", message="How large?", schema=FORM, again=True))
+    turn.ask(ServerQuestion(mode="form", message="How large?", schema=FORM, again=True))
     await turn.decide(state="waits")
     turn.link.finish("t1/c1", ToolResult(status="error", error=tool_error(code, "it has ended", name="McpError")))
     await turn.settle()
@@ -191,7 +191,7 @@ async def test_a_call_that_its_server_had_not_begun_is_made_again_when_the_serve
 async def test_a_server_that_cannot_be_had_again_ends_the_call() -> None:
     turn = Turn()
     turn.refuses = True
-    turn.ask(McpElicit(mode="form", message="How large?", schema=FORM, again=True))
+    turn.ask(ServerQuestion(mode="form", message="How large?", schema=FORM, again=True))
     turn.link.finish(
         "t1/c1", ToolResult(status="error", error=tool_error("E_MCP_GONE", "it has ended", name="McpError"))
     )
@@ -204,7 +204,7 @@ async def test_a_server_that_cannot_be_had_again_ends_the_call() -> None:
 
 async def test_an_ordinary_error_is_the_result_even_of_a_call_that_could_be_made_again() -> None:
     turn = Turn()
-    turn.ask(McpElicit(mode="form", message="How large?", schema=FORM, again=True))
+    turn.ask(ServerQuestion(mode="form", message="How large?", schema=FORM, again=True))
     turn.link.finish("t1/c1", ToolResult(status="error", error=tool_error("E_TOOL", "no", name="McpError")))
     await turn.settle()
     assert (turn.attached, len(turn.results)) == (0, 1)

@@ -20,17 +20,17 @@ from goondan.kernel.broker.router import Router
 from goondan.kernel.broker.spawns import Spawned
 from goondan.kernel.broker.workdirs import Beneath, Workdir
 from goondan.schemas.bundle.effective_config import server_of
-from goondan.schemas.bundle.launch import KernelPlan, McpServerSpec, ToolSpec
-from goondan.schemas.mcp import McpAttach, McpListing, McpNews
+from goondan.schemas.bundle.launch import KernelPlan, ServerSpec, ToolSpec
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.control import Exited, Principal
 from goondan.schemas.wire.frames import AgentEvent, AttachedServer, ErrorPayload, Frame, Hello
 from goondan.schemas.wire.tokens import Claims, mint
+from goondan.schemas.worker.servers import NamedServer, ServerListing, ServerNews
 from tests.unit.kernel.broker.actors import SECRET
 from tests.unit.kernel.broker.swarm import plan
 
 SHARED, OWN = "github", "files"
-LISTING = to_raw(McpListing(server_name="a server"))
+LISTING = to_raw(ServerListing(server_name="a server"))
 
 
 def server_plan(servers: list[str]) -> KernelPlan:
@@ -38,8 +38,8 @@ def server_plan(servers: list[str]) -> KernelPlan:
     base = plan()
     agents = {name: structs.replace(spec, servers=servers) for name, spec in base.agents.items()}
     agents["plain"] = structs.replace(agents["coder"], name="plain", servers=[])
-    shared = McpServerSpec(extension=SHARED, transport="stdio", scope="instance")
-    own = McpServerSpec(extension=OWN, transport="stdio", scope="agent")
+    shared = ServerSpec(extension=SHARED, transport="stdio", scope="instance")
+    own = ServerSpec(extension=OWN, transport="stdio", scope="agent")
     tools = [ToolSpec(name=one.extension, entry="", root="", exports=[], server=one) for one in (shared, own)]
     return structs.replace(base, agents=agents, toolhost=structs.replace(base.toolhost, tools=tools))
 
@@ -123,7 +123,7 @@ class Bench:
         self.flush()
 
     def ask(self, agent: bytes, server: str, kind: str = "mcp.attach", **more: Any) -> None:
-        self.send(agent, Frame(kind, payload=to_raw(McpAttach(server)), **more))
+        self.send(agent, Frame(kind, payload=to_raw(NamedServer(server)), **more))
 
     def asked(self, host: bytes, kind: str = "mcp.attach") -> Frame:
         (frame,) = self.take(host)
@@ -157,13 +157,13 @@ def code(frames: list[Frame]) -> str:
 
 def news(frames: list[Frame]) -> list[tuple[str, str]]:
     assert {frame.type for frame in frames} <= {"mcp.news"}
-    told = [from_raw(frame.payload, McpNews) for frame in frames]
+    told = [from_raw(frame.payload, ServerNews) for frame in frames]
     return [(one.server, one.kind) for one in told]
 
 
 def detached(frames: list[Frame]) -> list[tuple[str | None, str | None, str]]:
     assert {frame.type for frame in frames} <= {"mcp.detach"}
-    return [(frame.from_, frame.instance_key, from_raw(frame.payload, McpAttach).server) for frame in frames]
+    return [(frame.from_, frame.instance_key, from_raw(frame.payload, NamedServer).server) for frame in frames]
 
 
 def test_a_question_says_who_asks_and_where_that_instance_works_whatever_the_agent_wrote() -> None:
@@ -295,9 +295,9 @@ def test_news_go_to_who_is_attached_there() -> None:
     for agent in (coder, reviewer, elsewhere):
         bench.attach(agent, host)
         bench.attach(agent, host, OWN)
-    bench.send(host, Frame("mcp.news", instance_key="k", payload=to_raw(McpNews(server=SHARED, kind="tools"))))
+    bench.send(host, Frame("mcp.news", instance_key="k", payload=to_raw(ServerNews(server=SHARED, kind="tools"))))
     assert [news(bench.take(agent)) for agent in (coder, reviewer, elsewhere)] == [[(SHARED, "tools")]] * 2 + [[]]
-    own = Frame("mcp.news", instance_key="k", to="reviewer", payload=to_raw(McpNews(server=OWN, kind="prompts")))
+    own = Frame("mcp.news", instance_key="k", to="reviewer", payload=to_raw(ServerNews(server=OWN, kind="prompts")))
     bench.send(host, own)
     assert [news(bench.take(agent)) for agent in (coder, reviewer, elsewhere)] == [[], [(OWN, "prompts")], []]
     bench.send(bench.host("2"), own)
@@ -308,7 +308,9 @@ def test_a_server_that_is_gone_has_nobody_attached() -> None:
     bench = Bench()
     host, agent = bench.host(), bench.agent()
     bench.attach(agent, host)
-    gone = Frame("mcp.news", instance_key="k", payload=to_raw(McpNews(server=SHARED, kind="gone", message="segfault")))
+    gone = Frame(
+        "mcp.news", instance_key="k", payload=to_raw(ServerNews(server=SHARED, kind="gone", message="segfault"))
+    )
     bench.send(host, gone)
     assert news(bench.take(agent)) == [(SHARED, "gone")]
     bench.lose(agent)
@@ -408,7 +410,7 @@ def test_a_new_broker_believes_the_tool_host_and_detaches_who_does_not_come_back
     host = bench.host(attached=told)
     assert detached(bench.take(host)) == [("coder", "k", "x")]  # no such server
     agent = bench.agent()
-    bench.send(host, Frame("mcp.news", instance_key="k", payload=to_raw(McpNews(server=SHARED, kind="tools"))))
+    bench.send(host, Frame("mcp.news", instance_key="k", payload=to_raw(ServerNews(server=SHARED, kind="tools"))))
     assert news(bench.take(agent)) == [(SHARED, "tools")]
     bench.wait(2 * RETURN_S)
     assert detached(bench.take(host)) == [("reviewer", "k", SHARED)]

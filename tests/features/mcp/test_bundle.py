@@ -12,9 +12,9 @@ from goondan.features.mcp.bundle import MAX_PREFIX
 from goondan.kernel.bundle.loader import open_bundle
 from goondan.kernel.bundle.problems import BundleError
 from goondan.kernel.trust.powers import Command, Folder, Reach, ServerEndpoint, Variable
-from goondan.schemas.bundle.launch import KernelPlan, McpServerSpec, ToolSpec
-from goondan.schemas.mcp import McpOAuth
+from goondan.schemas.bundle.launch import KernelPlan, ServerSpec, ToolSpec
 from goondan.schemas.wire.frames import OPERATOR_AGENT
+from goondan.schemas.worker.servers import ServerLogin
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 EXTENSION = """\
@@ -49,7 +49,7 @@ def plan_of(folder: Path, text: str, env: dict[str, str] | None = None) -> Kerne
     ).plan
 
 
-def server_of(plan: KernelPlan, prefix: str = "github") -> tuple[ToolSpec, McpServerSpec]:
+def server_of(plan: KernelPlan, prefix: str = "github") -> tuple[ToolSpec, ServerSpec]:
     (tool,) = [tool for tool in plan.toolhost.tools if tool.name == prefix]
     assert tool.server is not None
     return tool, tool.server
@@ -64,7 +64,7 @@ def test_what_the_config_says_arrives_at_the_tool_host(tmp_path: Path) -> None:
         " sandbox: {network: {allow: ['api.example:443']}, limits: {memoryMb: 256}}}"
     )
     tool, server = server_of(plan_of(tmp_path, text))
-    assert server == McpServerSpec(
+    assert server == ServerSpec(
         extension="mcp-github",
         transport="stdio",
         worker="mcp",
@@ -454,7 +454,7 @@ def test_how_a_server_is_logged_in_to_arrives_at_the_tool_host_and_its_secret_no
     )
     plan = plan_of(tmp_path, bundle(OAUTH.replace("OAUTH", oauth)), {"SECRET": "a secret"})
     tool, server = server_of(plan)
-    assert server.oauth == McpOAuth(
+    assert server.oauth == ServerLogin(
         client_id="mine", client_secret="a secret", issuer="https://login.example", scopes=["read"]
     )
     assert set(tool.sandbox.network["allow"]) == {"login.example:443", "tracker.example:443"}
@@ -464,7 +464,7 @@ def test_how_a_server_is_logged_in_to_arrives_at_the_tool_host_and_its_secret_no
 
 def test_a_login_can_be_turned_off(tmp_path: Path) -> None:
     _, server = server_of(plan_of(tmp_path, bundle(OAUTH.replace("OAUTH", "false"))))
-    assert server.oauth == McpOAuth(enabled=False)
+    assert server.oauth == ServerLogin(enabled=False)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.schemas.bundle.address import MAX_TOOL_NAME, SHOWN_NAME, build_tool_name
-from goondan.schemas.mcp import export_names, longest_export
+from goondan.schemas.worker.servers import export_names, longest_export
 
 NAMES = st.lists(st.text(min_size=1, max_size=90) | st.from_regex(r"[a-c._]{1,4}\Z"), max_size=12)
 

@@ -312,8 +312,8 @@ def test_questions_to_the_caller_are_numbered_in_their_call_whatever_the_worker_
 
 def test_each_kind_of_question_needs_its_permission() -> None:
     every = ("request", "send", "spawn", "list", "catalog", "tool", "tools", "elicit", "sample", "roots", "oauth")
-    allowed = {name: [op for op in every if may_ask(op, [name])] for name in ("agents", "tools", "mcp", "restart")}
-    assert allowed == {"agents": list(every[:5]), "tools": ["tool", "tools"], "mcp": list(every[7:]), "restart": []}
+    allowed = {name: [op for op in every if may_ask(op, [name])] for name in ("agents", "tools", "server", "restart")}
+    assert allowed == {"agents": list(every[:5]), "tools": ["tool", "tools"], "server": list(every[7:]), "restart": []}
 
 
 def test_a_script_has_its_own_number_of_calls_and_bytes() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from goondan.schemas.bundle.launch import McpServerSpec, ToolSpec
+from goondan.schemas.bundle.launch import ServerSpec, ToolSpec
 from goondan.toolhost.jails import server_jail
 from goondan.toolhost.jails.server_jail import Eras
 
 
 def _server(name: str, digest: str = "d") -> ToolSpec:
-    server = McpServerSpec(extension=name, transport="stdio", command=["x"], digest=digest)
+    server = ServerSpec(extension=name, transport="stdio", command=["x"], digest=digest)
     return ToolSpec(name=name, entry="", root="/x", exports=[], server=server)
 
 

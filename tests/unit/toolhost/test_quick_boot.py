@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from goondan.schemas.bundle.launch import JavaScriptRuntime, McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import JavaScriptRuntime, SandboxSpec, ServerSpec, ToolSpec
 from goondan.toolhost.policy.launch_plan import quick_boot_plan
 from goondan.toolhost.policy.plan import plan
 from goondan.toolhost.policy.subject import HostFacts, Request
@@ -25,7 +25,7 @@ def test_a_jail_that_becomes_a_runtime_boots_quickly_where_there_is_a_perl_and_n
     assert not plan(Request(tool=TOOL), replace(HOST, perl="")).quick
     assert not plan(Request(tool=TOOL), replace(HOST, user_namespaces=False)).quick
     assert not plan(Request(tool=replace(TOOL, entry="/x/t.py", javascript=None)), HOST).quick
-    server = McpServerSpec(extension="e", transport="stdio", command=["x"])
+    server = ServerSpec(extension="e", transport="stdio", command=["x"])
     assert not plan(Request(tool=replace(TOOL, root="", entry="", javascript=None, server=server)), HOST).quick
 
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from msgspec.structs import replace
 
-from goondan.schemas.bundle.launch import ExportSpec, McpServerSpec, SandboxSpec, ToolHostSpec, ToolSpec
-from goondan.schemas.mcp import McpListing, McpTool
+from goondan.schemas.bundle.launch import ExportSpec, SandboxSpec, ServerSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.worker.servers import ServerListing, ServerTool
 from goondan.toolhost.calls.call_registry import Call, CallRegistry
 from goondan.toolhost.host import Host
 from goondan.toolhost.privileges.powers import Ordinary
@@ -29,7 +29,7 @@ def server(
     scope: Literal["instance", "agent"] = "instance",
     mode: Literal["stateful", "stateless"] = "stateful",
 ) -> ToolSpec:
-    spec = McpServerSpec(extension=name, transport="stdio", scope=scope, mode=mode)
+    spec = ServerSpec(extension=name, transport="stdio", scope=scope, mode=mode)
     return ToolSpec(name=name, entry="", root="", exports=[], sandbox=SandboxSpec(), server=spec)
 
 
@@ -266,7 +266,7 @@ def test_silence_and_the_whole_time_are_two_bounds() -> None:
 async def test_a_listing_whose_schemas_are_not_json_breaks_the_protocol(value: object) -> None:
     host = Host(ToolHostSpec(tools=[], state_dir="/nonexistent", revision="1"), Ordinary(), send=lambda frame: True)
     _, session, _ = serving(server())
-    listing = McpListing(tools=[McpTool(export="x", name="x", input_schema={"default": value})])
+    listing = ServerListing(tools=[ServerTool(export="x", name="x", input_schema={"default": value})])
     if isinstance(value, dict):
         assert host.sessions.servers.heard(session, listing).session == session.number
     else:

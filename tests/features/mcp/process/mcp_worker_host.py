@@ -18,8 +18,8 @@ from msgspec import Raw
 
 from goondan.features.mcp.jail.login import Keeper
 from goondan.features.mcp.jail.worker import Worker
-from goondan.schemas.mcp import McpServerInit
 from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.worker.servers import ServerInit
 from goondan.schemas.worker.worker_frames import (
     Answer,
     Ask,
@@ -214,7 +214,7 @@ async def hosted(
     reader, writer = await asyncio.open_connection(sock=ours)
     host = Host(reader, writer, task)
     host.keeper = keeper
-    host.send(Init(1, "srv", "", {}, output_limit=output_limit, server=McpServerInit(**{**wanted, **init})))
+    host.send(Init(1, "srv", "", {}, output_limit=output_limit, server=ServerInit(**{**wanted, **init})))
     try:
         yield host
     finally:

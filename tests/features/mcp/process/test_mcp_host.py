@@ -21,7 +21,7 @@ import pytest
 import pytest_asyncio
 from msgspec.structs import replace
 
-from goondan.schemas.bundle.launch import Filesystem, McpServerSpec, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import Filesystem, SandboxSpec, ServerSpec, ToolSpec
 from goondan.toolhost.jails.server_jail import RemoteServer, ServerJail
 from goondan.toolhost.serving.live import LiveSession
 from goondan.toolhost.sessions import machine
@@ -134,7 +134,7 @@ class HttpServer:
 
 def far(name: str, port: int, path: str) -> ToolSpec:
     """The same at the tool host."""
-    spec = McpServerSpec(
+    spec = ServerSpec(
         extension=name,
         transport="http",
         worker="mcp",

@@ -21,9 +21,9 @@ import pytest
 
 from goondan.features.mcp.jail.login import Login
 from goondan.features.mcp.jail.results import Failure
-from goondan.schemas.mcp import McpOAuth
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.logins import ServerOp, ServerReply
+from goondan.schemas.worker.servers import ServerLogin
 from goondan.schemas.worker.worker_frames import LoadFailed
 from tests.features.mcp.process.mcp_worker_host import hosted, pass_time, tunnels
 
@@ -210,7 +210,7 @@ def server() -> Iterator[Server]:
 
 async def _call(server: Server, keeper: Keeper, times: int = 1, **config: Any) -> list[int]:
     clock = Clock()
-    login = Login(f"{server.url}/mcp", McpOAuth(**config), keeper, clock)
+    login = Login(f"{server.url}/mcp", ServerLogin(**config), keeper, clock)
     async with httpx2.AsyncClient(auth=login, trust_env=False) as client:
         statuses = [(await client.post(f"{server.url}/mcp", json={"n": n})).status_code for n in range(times)]
     assert clock.held == clock.went_on
@@ -273,7 +273,7 @@ def test_a_worker_logs_in_for_a_second_time(server: Server) -> None:
     keeper = Keeper()
 
     async def twice() -> list[int]:
-        login = Login(f"{server.url}/mcp", McpOAuth(), keeper, Clock())
+        login = Login(f"{server.url}/mcp", ServerLogin(), keeper, Clock())
         async with httpx2.AsyncClient(auth=login, trust_env=False) as client:
             first = await client.post(f"{server.url}/mcp", json={})
             server.good.clear()
@@ -390,7 +390,7 @@ def test_a_login_that_comes_to_nothing_says_why(server: Server) -> None:
 
 
 def test_no_login_is_tried_with_a_token_of_the_config_or_when_it_is_turned_off(server: Server) -> None:
-    for init in ({"headers": {"authorization": "Bearer stale"}}, {"oauth": McpOAuth(enabled=False)}):
+    for init in ({"headers": {"authorization": "Bearer stale"}}, {"oauth": ServerLogin(enabled=False)}):
         keeper = Keeper()
         assert "401" in asyncio.run(_over_the_worker(server, keeper, **init))
         assert keeper.ops == []

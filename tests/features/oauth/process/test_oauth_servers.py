@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 import pytest
 
-from goondan.schemas.bundle.launch import KernelPlan, McpServerSpec, ToolSpec
+from goondan.schemas.bundle.launch import KernelPlan, ServerSpec, ToolSpec
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import ErrorPayload, Frame
@@ -76,8 +76,8 @@ def browse(url: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
-    def server(transport: Any, endpoint: str | None) -> McpServerSpec:
-        return McpServerSpec(extension="mcp-tracker", transport=transport, endpoint=endpoint, command=["x"])
+    def server(transport: Any, endpoint: str | None) -> ServerSpec:
+        return ServerSpec(extension="mcp-tracker", transport=transport, endpoint=endpoint, command=["x"])
 
     def make(state_dir: str) -> KernelPlan:
         made = plan(state_dir)

@@ -15,9 +15,9 @@ from goondan.agentproc.base.skills.served import served_skills
 from goondan.agentproc.conversation import ToolData
 from goondan.agentproc.loop import TurnRunner
 from goondan.schemas.bundle.launch import CatalogItem, ToolSource
-from goondan.schemas.mcp import SHARED_RESOURCES, McpResource
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.frames import ToolCallPayload, ToolResult
+from goondan.schemas.worker.servers import SHARED_RESOURCES, ServerResource
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, code_of
@@ -380,8 +380,8 @@ def test_the_defaults_are_those_of_the_specification() -> None:
 # --- skills of MCP servers --------------------------------------------------------------------------------------------
 
 
-def resource(uri: str, description: str | None = "Reads bills.", name: str = "bills") -> McpResource:
-    return McpResource(uri=uri, name=name, description=description)
+def resource(uri: str, description: str | None = "Reads bills.", name: str = "bills") -> ServerResource:
+    return ServerResource(uri=uri, name=name, description=description)
 
 
 async def test_a_skill_of_a_server_is_listed_and_says_how_it_is_read(make: Make, workdir: Path) -> None:

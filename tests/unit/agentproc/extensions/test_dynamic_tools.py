@@ -18,7 +18,7 @@ from goondan.agentproc.extensions.scopes import Resource
 from goondan.agentproc.extensions.step_changes import read_items
 from goondan.agentproc.loop import TurnRunner
 from goondan.schemas.bundle.address import instance_workdir
-from goondan.schemas.bundle.launch import CatalogItem, McpSource, ToolSource
+from goondan.schemas.bundle.launch import CatalogItem, ServerSource, ToolSource
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import ToolResult
@@ -105,7 +105,7 @@ async def test_a_tool_of_an_mcp_server_says_so_and_whose_it_is(make: Make, given
     await runner.run(event_frame("e1", "go"))
     item = model.requests[0].tools[-1]
     assert (item.source.type, item.source.name) == ("mcp", "weather-ext")
-    assert item.source.mcp == McpSource("weather-ext", server)
+    assert item.source.mcp == ServerSource("weather-ext", server)
     assert (item.tool, item.export) == (kept["tool"], kept["export"])
 
 
@@ -114,7 +114,7 @@ def test_an_item_of_middleware_may_name_its_source_in_the_older_form() -> None:
     there = {name: CatalogItem(name=name) for name in ("github__find", "a__b")}
     catalog = Catalog(there, [], reach=frozenset(there))
     (item,) = read_items([{"name": "github__find", "source": {"type": "mcp", "extension": "mcp-github"}}], catalog)
-    assert item.source == ToolSource("mcp", "mcp-github", McpSource("mcp-github"))
+    assert item.source == ToolSource("mcp", "mcp-github", ServerSource("mcp-github"))
     (plain,) = read_items([{"name": "a__b", "source": {"type": "config", "name": "a"}}], catalog)
     assert plain.source == ToolSource("config", "a")
 

@@ -12,23 +12,31 @@ from msgspec import structs
 
 from goondan.agentproc.base.mcp import mcp
 from goondan.agentproc.conversation import ToolData
-from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec, McpSource, ToolSource
-from goondan.schemas.mcp import SHARED_RESOURCES, McpAttach, McpListing, McpNews, McpPrompt, McpResource, McpTool
+from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec, ServerSource, ToolSource
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import Frame
+from goondan.schemas.worker.servers import (
+    SHARED_RESOURCES,
+    NamedServer,
+    ServerListing,
+    ServerNews,
+    ServerPrompt,
+    ServerResource,
+    ServerTool,
+)
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, the_answer
 
-CREATE = McpTool(
+CREATE = ServerTool(
     export="create_issue",
     name="create_issue",
     description="Open an issue",
     input_schema={"type": "object", "properties": {"title": {"type": "string"}}, "required": ["title"]},
 )
-LIST = McpTool(export="list_issues", name="list_issues")
-LISTING = McpListing(server_name="GitHub", server_version="1.2", tools=[CREATE, LIST])
+LIST = ServerTool(export="list_issues", name="list_issues")
+LISTING = ServerListing(server_name="GitHub", server_version="1.2", tools=[CREATE, LIST])
 STATEFUL: dict[str, Any] = {"transport": {"type": "stdio", "command": ["x"]}, "expose": {"tools": True}}
 STATELESS = {**STATEFUL, "attach": {"mode": "stateless"}}
 
@@ -36,9 +44,9 @@ STATELESS = {**STATEFUL, "attach": {"mode": "stateless"}}
 class ServerLink(FakeLink):
     """A link behind which there are MCP servers. `offers` are what each says it has, or why it cannot be asked."""
 
-    def __init__(self, **offers: McpListing | str) -> None:
+    def __init__(self, **offers: ServerListing | str) -> None:
         super().__init__()
-        self.offers: dict[str, McpListing | str] = dict(offers)
+        self.offers: dict[str, ServerListing | str] = dict(offers)
         #: What was asked of servers: the type of the frame, and the server.
         self.asked_of: list[tuple[str, str]] = []
         self.news: Callable[[Frame], None] = lambda frame: None
@@ -49,7 +57,7 @@ class ServerLink(FakeLink):
         if not frame.type.startswith("mcp."):
             return super().post(frame)
         self._name(frame)
-        server = from_raw(frame.payload, McpAttach).server
+        server = from_raw(frame.payload, NamedServer).server
         self.asked_of.append((frame.type, server))
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self.before()
@@ -63,7 +71,7 @@ class ServerLink(FakeLink):
         return future
 
     def tell(self, server: str, kind: Any, **more: Any) -> None:
-        self.news(Frame("mcp.news", payload=to_raw(McpNews(server=server, kind=kind, **more))))
+        self.news(Frame("mcp.news", payload=to_raw(ServerNews(server=server, kind=kind, **more))))
 
 
 def server(config: dict[str, Any], name: str = "mcp-github", prefix: str = "github") -> ExtensionSpec:
@@ -110,7 +118,7 @@ async def test_a_stateful_server_is_attached_when_it_is_registered_and_its_tools
         name="github__create_issue",
         description="Open an issue",
         parameters=CREATE.input_schema,
-        source=ToolSource("mcp", "mcp-github", McpSource("mcp-github", "GitHub")),
+        source=ToolSource("mcp", "mcp-github", ServerSource("mcp-github", "GitHub")),
         call_s=600.0,
     )
     served = runner.instance.tools.served
@@ -124,7 +132,7 @@ async def test_a_stateful_server_is_attached_when_it_is_registered_and_its_tools
 class SlowLink(ServerLink):
     """Servers that answer when the test says so."""
 
-    def __init__(self, **offers: McpListing | str) -> None:
+    def __init__(self, **offers: ServerListing | str) -> None:
         super().__init__(**offers)
         self.may_answer = asyncio.Event()
 
@@ -198,7 +206,7 @@ async def test_another_name_of_a_tool_is_its_name(make: Make, name: str) -> None
 
 @pytest.mark.requirement("MCP-15")
 async def test_a_name_that_two_servers_have_is_nobodys_other_name(make: Make) -> None:
-    link = ServerLink(github=LISTING, gitlab=McpListing(tools=[CREATE]))
+    link = ServerLink(github=LISTING, gitlab=ServerListing(tools=[CREATE]))
     model = FakeModel(wants(("a", "mcp__create_issue", {"title": "t"}), ("b", "mcp__list_issues", {})), says("done"))
     runner = await begun(make, link, model, server(STATEFUL), server(STATEFUL, "mcp-gitlab", "gitlab"))
     await runner.run(event_frame("e1", "go"))
@@ -239,8 +247,8 @@ async def test_a_handler_may_show_a_tool_by_its_other_name(make: Make, tmp_path:
     ],
 )
 async def test_what_is_exposed_is_offered_and_nothing_else(make: Make, tools: Any, names: list[str]) -> None:
-    offered = McpTool(export="read_resource", name="read_resource", offered=True)
-    resource = McpResource(uri="repo://readme", name="readme")
+    offered = ServerTool(export="read_resource", name="read_resource", offered=True)
+    resource = ServerResource(uri="repo://readme", name="readme")
     listing = structs.replace(LISTING, tools=[*LISTING.tools, offered], resources=[resource])
     model = FakeModel(says("done"))
     config = {**STATEFUL, "expose": {"tools": tools, "resources": False}}
@@ -252,14 +260,14 @@ async def test_what_is_exposed_is_offered_and_nothing_else(make: Make, tools: An
 
 @pytest.mark.requirement("MCP-17", "MCP-18")
 async def test_resources_prompts_and_instructions_are_blocks_of_each_step(make: Make) -> None:
-    listing = McpListing(
+    listing = ServerListing(
         instructions="Ask first.",
         resources=[
-            McpResource(uri="repo://readme", name="readme", mime_type="text/markdown"),
-            McpResource(uri="repo://x", name="x", description="not told"),
+            ServerResource(uri="repo://readme", name="readme", mime_type="text/markdown"),
+            ServerResource(uri="repo://x", name="x", description="not told"),
         ],
-        resource_templates=[McpResource(uri="repo://{path}", name="file")],
-        prompts=[McpPrompt(name="review", description="Look", arguments=[{"name": "n"}]), McpPrompt(name="bare")],
+        resource_templates=[ServerResource(uri="repo://{path}", name="file")],
+        prompts=[ServerPrompt(name="review", description="Look", arguments=[{"name": "n"}]), ServerPrompt(name="bare")],
     )
     model = FakeModel(wants(("a", "notes__add", {})), says("done"))
     config = {**STATEFUL, "expose": {"resources": True, "prompts": True}}
@@ -295,8 +303,8 @@ async def test_resources_prompts_and_instructions_are_blocks_of_each_step(make: 
 
 @pytest.mark.requirement("MCP-17")
 async def test_a_server_without_resources_has_no_block_and_one_with_many_has_a_short_one(make: Make) -> None:
-    resources = [McpResource(uri=f"r://{n}", name=str(n)) for n in range(mcp.MAX_TOLD + 5)]
-    link = ServerLink(github=McpListing(), gitlab=McpListing(resources=resources))
+    resources = [ServerResource(uri=f"r://{n}", name=str(n)) for n in range(mcp.MAX_TOLD + 5)]
+    link = ServerLink(github=ServerListing(), gitlab=ServerListing(resources=resources))
     config = {**STATEFUL, "expose": {"resources": True}}
     model = FakeModel(says("done"))
     runner = await begun(make, link, model, server(config), server(config, "mcp-gitlab", "gitlab"))
@@ -385,7 +393,7 @@ async def test_news_are_asked_for_at_the_next_step(make: Make, kind: str) -> Non
     runner = await begun(make, link, model, server(STATEFUL))
 
     def changes(tool: str, args: Any) -> Any:
-        link.offers["github"] = structs.replace(LISTING, tools=[LIST, McpTool(export="new", name="new")])
+        link.offers["github"] = structs.replace(LISTING, tools=[LIST, ServerTool(export="new", name="new")])
         link.tell("github", kind)
         return FakeLink().handler(tool, args)
 
@@ -463,7 +471,7 @@ async def test_without_a_config_it_warns_and_registers_nothing(make: Make, caplo
 async def test_no_other_extension_has_a_server(make: Make, tmp_path: Any) -> None:
     module = tmp_path / "own" / "own.py"
     module.parent.mkdir()
-    module.write_text("def register(api):\n    api.mcp.name\n")
+    module.write_text("def register(api):\n    api.server.name\n")
     resource = {"kind": "Extension", "metadata": {"name": "own"}, "spec": {"entry": "own.py"}}
     own = ExtensionSpec(name="own", entry=str(module), resource=resource)
     link = ServerLink(github=LISTING)

@@ -17,9 +17,9 @@ from goondan.schemas.bundle.launch import (
     Filesystem,
     JavaScriptRuntime,
     KernelPlan,
-    McpServerSpec,
     ModelSpec,
     SandboxSpec,
+    ServerSpec,
     ToolHostSpec,
     ToolSpec,
 )
@@ -167,7 +167,7 @@ def test_copies_of_earlier_kernels_go(root: Path) -> None:
 def test_a_servers_command_moves_with_its_folder_and_not_with_one_whose_name_is_longer(root: Path) -> None:
     here = str(root / "tools")
     command = ["python3", f"{here}/t.py", f"--data={here}", f"{here}-more/t.py"]
-    server = McpServerSpec(extension="s", transport="stdio", command=command)
+    server = ServerSpec(extension="s", transport="stdio", command=command)
     spec = ToolSpec(name="s", entry=f"{here}/t.py", root=here, exports=[], server=server)
     given = plan(root)
     made = with_private_copy(replace(given, toolhost=replace(given.toolhost, tools=[spec])), str(root))
@@ -183,7 +183,7 @@ def test_an_installed_server_takes_the_packages_that_it_may_read_along(root: Pat
         (whole / part).parent.mkdir(parents=True)
         (whole / part).write_text("")
     program = f"{whole}/node_modules/server/dist/index.js"
-    server = McpServerSpec(extension="s", transport="stdio", command=["node", program])
+    server = ServerSpec(extension="s", transport="stdio", command=["node", program])
     sandbox = SandboxSpec(filesystem=Filesystem(read=[str(whole), "/opt/node"]))
     home = os.path.dirname(program)
     spec = ToolSpec(

@@ -1,4 +1,7 @@
-"""MCP servers: what agents, broker, tool host and MCP worker tell each other about them, and the names of their tools.
+"""Servers: what agents, broker, tool host and workers tell each other about them, and the names of their tools.
+
+The names of the frames and codes say which protocol is spoken with the servers that there are now. They are promises to
+clients and operators (PROTOCOL.md, docs/errors.md), so they stay; the core has them from here alone.
 
 A server is one ToolSpec whose `server` is set (schemas/bundle/launch.py). Its tools are called like any other tool, as
 `{prefix}__{export}`. Which exports there are is known when the server has been asked.
@@ -18,12 +21,29 @@ from msgspec import Struct
 
 from goondan.schemas.bundle.address import MAX_TOOL_NAME, SEPARATOR
 
+#: What agents ask about a server: to be attached to it, what it offers now, and to be detached.
+ATTACH: Final = "mcp.attach"
+LIST: Final = "mcp.list"
+DETACH: Final = "mcp.detach"
+#: What an agent is told that is attached to one.
+NEWS: Final = "mcp.news"
+#: The questions that the tool host answers with a listing.
+Listed = Literal["mcp.attach", "mcp.list"]
+#: The codes of a server that could not be reached, and of one that has ended.
+NOT_CONNECTED: Final = "E_MCP_CONNECT"
+GONE: Final = "E_MCP_GONE"
+#: The name of errors that a server's session ends with.
+ERROR_NAME: Final = "McpError"
+#: What stands before the name of a tool in its older spelling, and the kind of its source.
+ALIAS: Final = "mcp"
+#: The role of a server's process in `gdn ps`.
+ROLE: Final = "mcp"
 #: The export by which a model reads a resource, when resources are exposed.
 READ_RESOURCE: Final = "read_resource"
 #: The export by which a model gets a prompt, when prompts are exposed.
 GET_PROMPT: Final = "get_prompt"
 #: The key of `api.instance.shared` under which other extensions find the resources that the model is told of: a list of
-#: McpResource by the server's prefix.
+#: ServerResource by the server's prefix.
 SHARED_RESOURCES: Final = "mcp:resources"
 #: How long a server may take to start and to say what it offers (seconds). A server that a package runner has to
 #: prepare takes a few; nothing is installed at a start.
@@ -38,7 +58,7 @@ Era = Literal["handshake", "modern"]
 NewsKind = Literal["tools", "resources", "prompts", "resource", "gone"]
 
 
-class McpTool(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+class ServerTool(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """One tool of a server."""
 
     #: Its name behind the prefix: vendors accept it, and no other tool of the server has it.
@@ -58,7 +78,7 @@ class McpTool(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=T
     offered: bool = False
 
 
-class McpResource(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+class ServerResource(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """One resource of a server, or one template of resources."""
 
     #: Its URI. Of a template: a URI with places in braces.
@@ -71,7 +91,7 @@ class McpResource(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     description: str | None = None
 
 
-class McpPrompt(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+class ServerPrompt(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """One prompt of a server."""
 
     #: Its name.
@@ -82,7 +102,7 @@ class McpPrompt(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     arguments: list[dict[str, Any]] | None = None
 
 
-class McpListing(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+class ServerListing(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """What a server is and offers. The `reply` to `mcp.attach` and `mcp.list`."""
 
     #: The name that it gives itself.
@@ -96,27 +116,27 @@ class McpListing(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     #: What it says about its use, for the model.
     instructions: str | None = None
     #: Its tools.
-    tools: list[McpTool] = []
+    tools: list[ServerTool] = []
     #: Its resources.
-    resources: list[McpResource] = []
+    resources: list[ServerResource] = []
     #: Its templates of resources.
-    resource_templates: list[McpResource] = []
+    resource_templates: list[ServerResource] = []
     #: Its prompts.
-    prompts: list[McpPrompt] = []
+    prompts: list[ServerPrompt] = []
     #: For how long the lists are good, as the server says (milliseconds). None: until there is news.
     ttl_ms: int | None = None
     #: Names the session. Another number means that the server was started anew.
     session: int = 0
 
 
-class McpAttach(Struct, frozen=True):
+class NamedServer(Struct, frozen=True):
     """Payload of `mcp.attach`, `mcp.list` and `mcp.detach`: the server's prefix."""
 
     #: The server's prefix.
     server: str
 
 
-class McpNews(Struct, frozen=True, omit_defaults=True, kw_only=True):
+class ServerNews(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Payload of `mcp.news`, from a tool host to the agents that are attached to a server."""
 
     #: The server's prefix.
@@ -129,7 +149,7 @@ class McpNews(Struct, frozen=True, omit_defaults=True, kw_only=True):
     message: str | None = None
 
 
-class McpElicit(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+class ServerQuestion(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """The value of a question of kind `elicit` (schemas/wire/questions.py): a server asks a person."""
 
     #: `form`: for values that fit `schema`. `url`: to open `url`, and to say when that is done.
@@ -144,7 +164,7 @@ class McpElicit(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     again: bool = False
 
 
-class McpElicited(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+class ServerAnswer(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """The value of the answer to a question of kind `elicit`."""
 
     #: `decline`: the person says no. `cancel`: nobody has decided.
@@ -153,7 +173,7 @@ class McpElicited(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     content: dict[str, Any] | None = None
 
 
-class McpOAuth(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+class ServerLogin(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """How a server that is reached over HTTP is logged in to. What is left out, the server and the person are asked."""
 
     #: False: no login is tried, and a refusal is the server's last word.
@@ -175,10 +195,10 @@ class McpOAuth(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=
 
     def __repr__(self) -> str:
         """As in a log or a traceback: without the secret."""
-        return f"McpOAuth(enabled={self.enabled!r}, client_id={self.client_id!r}, flow={self.flow!r})"
+        return f"ServerLogin(enabled={self.enabled!r}, client_id={self.client_id!r}, flow={self.flow!r})"
 
 
-class McpServerInit(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+class ServerInit(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """What the MCP worker is told in `init`: the server that it talks to, and what is wanted of it."""
 
     #: `stdio`: the worker's second descriptor is the server. `http`: the server is at `endpoint`.
@@ -202,7 +222,7 @@ class McpServerInit(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     #: A call of which the server says nothing for so long is given up (milliseconds). None: it has only its deadline.
     idle_ms: int | None = None
     #: Of `http`: how it is logged in to.
-    oauth: McpOAuth | None = None
+    oauth: ServerLogin | None = None
     #: The handshake is tried first: this server has ended when it was asked for a version without one.
     handshake: bool = False
     #: What the worker takes out of all that it says (schemas/text/secret_values.py): secrets of variables and headers.
@@ -210,7 +230,7 @@ class McpServerInit(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
 
     def __repr__(self) -> str:
         """As in a log or a traceback: without headers and secrets."""
-        return f"McpServerInit(transport={self.transport!r}, endpoint={self.endpoint!r})"
+        return f"ServerInit(transport={self.transport!r}, endpoint={self.endpoint!r})"
 
 
 def holds_server(config: Mapping[str, Any]) -> bool:
