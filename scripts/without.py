@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Final
 
@@ -76,10 +77,13 @@ WRITERS: Final = (
 
 def take_out(tree: Path, gone: frozenset[str]) -> None:
     """Take the features out of a tree: their folders, rows and tests. The tests of the core stay, marked or not."""
-    codes: set[str] = set()
+    wires = [
+        import_module(f"goondan.features.{row.name}.wire")
+        for row in FEATURES
+        if row.name in gone and "wire" in row.files
+    ]
+    codes = {code for wire in wires for code in getattr(wire, "ERRORS", ())}
     for name in gone:
-        for path in (tree / "features" / name).rglob("*.py"):
-            codes |= edits.error_codes(path.read_text(encoding="utf-8"))
         shutil.rmtree(tree / "features" / name)
         shutil.rmtree(tree / "tests" / "features" / name, ignore_errors=True)
     _change(tree / "features" / "__init__.py", lambda text: edits.table(text, gone))

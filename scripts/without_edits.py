@@ -190,11 +190,6 @@ def page(text: str, gone: Collection[str], codes: Collection[str] = ()) -> str:
     return re.sub(rf"`({below}[\w./-]*)`", r"\1", text)
 
 
-def error_codes(source: str) -> frozenset[str]:
-    """The error codes that a module of a feature adds (`add_codes` of schemas/wire/errors.py)."""
-    return frozenset(re.findall(r'"(E_[A-Z_]+)": ErrorCode\(', source))
-
-
 def error_page(text: str, codes: Collection[str]) -> str:
     """A page with a section for each error code, without the sections of these."""
     parts = re.split(r"^(?=##)", text, flags=re.MULTILINE)

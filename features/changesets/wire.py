@@ -16,6 +16,8 @@ from goondan.schemas.wire.frames import ErrorPayload
 
 #: The name of this feature.
 FEATURE: Final = "changesets"
+#: The types of its frames.
+FRAMES: Final = ("changeset.open", "changeset.commit")
 #: Of a reason and of a message (characters); more is cut.
 MAX_REASON: Final = 500
 MAX_MESSAGE: Final = 10_000

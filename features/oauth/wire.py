@@ -19,6 +19,8 @@ Flow = Literal["authorizationCode", "deviceCode", "clientCredentials"]
 
 #: The name of the process that holds tokens: in its token, in `gdn ps`, and of its log.
 OAUTH: Final = "oauth"
+#: The types of its frames.
+FRAMES: Final = ("oauth.token", "oauth.server", "oauth.order", "oauth.granted")
 #: How a reference to an OAuthApp begins.
 REF_PREFIX: Final = "OAuthApp/"
 #: The subject of a token that is the app's own (`flow: clientCredentials`): nobody has agreed to it.

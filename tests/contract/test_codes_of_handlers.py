@@ -62,9 +62,13 @@ def test_codes_of_its_own_of_the_system_and_of_our_tools_stay() -> None:
     assert said(None, call_of())["code"] == "E_TOOL"
     for code in OF_BUNDLED:
         assert said(code, call_of(bundled=True))["code"] == code
-    assert said("E_APPROVAL_DENIED", call_of(bundled=True))["code"] == "tool:E_APPROVAL_DENIED"
     server = ServerSpec(extension="s", transport="stdio", command=["x"])
     assert said("E_MCP_GONE", call_of(server=server))["code"] == "E_MCP_GONE", "our worker says so, outside of jails"
+
+
+@pytest.mark.feature("approvals")
+def test_no_tool_says_that_a_person_denied_its_call() -> None:
+    assert said("E_APPROVAL_DENIED", call_of(bundled=True))["code"] == "tool:E_APPROVAL_DENIED"
 
 
 @pytest.mark.parametrize(
@@ -85,14 +89,22 @@ handlers = {"fail": fail}
 """
 
 
-async def test_the_codes_of_a_real_handler(short_tmp: Path) -> None:
+@pytest.mark.parametrize(
+    "code",
+    [
+        "E_TOOL_OUTCOME_UNKNOWN",
+        "E_TOOL_CRASHED",
+        pytest.param("E_MCP_GONE", marks=pytest.mark.feature("mcp")),
+        pytest.param("E_APPROVAL_DENIED", marks=pytest.mark.feature("approvals")),
+    ],
+)
+async def test_the_codes_of_a_real_handler(code: str, short_tmp: Path) -> None:
     """Through a worker in its jail: the codes after which agents repeat calls of an idempotent export."""
     workdir = short_tmp / "w"
     workdir.mkdir()
     async with bench(make_tool(short_tmp, SOURCE, "fail")) as made:
-        for code in ("E_TOOL_OUTCOME_UNKNOWN", "E_TOOL_CRASHED", "E_MCP_GONE", "E_APPROVAL_DENIED"):
-            error = (await made.call("t__fail", {"code": code}, workdir=workdir))["error"]
-            assert (error["code"], error["suggestion"]) == (f"tool:{code}", CODES["E_TOOL"])
+        error = (await made.call("t__fail", {"code": code}, workdir=workdir))["error"]
+        assert (error["code"], error["suggestion"]) == (f"tool:{code}", CODES["E_TOOL"])
 
 
 @pytest.mark.parametrize("code", ["E_TOOL_OUTCOME_UNKNOWN", "E_TOOL_CRASHED"])

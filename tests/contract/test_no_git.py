@@ -45,4 +45,4 @@ def test_no_trusted_module_names_the_program() -> None:
     paths = list(trusted())
     assert len(paths) > 150
     found = {path.relative_to(ROOT).as_posix(): commands(path.read_text(encoding="utf-8")) for path in paths}
-    assert [path for path, names in found.items() if names] == [THE_ONE]
+    assert [path for path, names in found.items() if names] == [THE_ONE] * (ROOT / THE_ONE).exists()

@@ -86,6 +86,9 @@ TOOLS: dict[str, list[str]] = {
     "12.2, 14.2 HTTP": [f"{DOCUMENTS}::test_the_tools", "tests/contract/test_parity_http_fetch.py::test_recorded"],
 }
 
+#: Sections whose example needs a feature.
+OF_FEATURES = {"6.4 what makes a dynamic tool seen", "8.3 a changeset"}
+
 
 @cache
 def functions_of(file: str) -> frozenset[str]:
@@ -93,7 +96,14 @@ def functions_of(file: str) -> frozenset[str]:
     return frozenset(node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
 
 
-@pytest.mark.parametrize("section", [*EXTENSIONS, *TOOLS])
+@pytest.mark.parametrize(
+    "section",
+    [
+        *(section for section in [*EXTENSIONS, *TOOLS] if section not in OF_FEATURES),
+        pytest.param("6.4 what makes a dynamic tool seen", marks=pytest.mark.feature("live_config")),
+        pytest.param("8.3 a changeset", marks=pytest.mark.feature("changesets")),
+    ],
+)
 def test_each_example_has_a_test(section: str) -> None:
     named = (EXTENSIONS | TOOLS)[section]
     assert named

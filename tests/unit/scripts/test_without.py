@@ -122,7 +122,6 @@ def test_a_page_keeps_the_words_of_a_link_that_would_lead_nowhere() -> None:
 
 
 def test_the_pages_of_errors_lose_the_codes_of_the_feature() -> None:
-    assert edits.error_codes('add_codes({"E_NOTE": ErrorCode("Do."), "E_TWO": ErrorCode("")})') == {"E_NOTE", "E_TWO"}
     text = "# Errors\n\n## Notes\n\n### E_NOTE\nIt.\n\n### E_NOTES\nAll.\n\n## End\n"
     assert edits.error_page(text, {"E_NOTE"}) == "# Errors\n\n## Notes\n\n### E_NOTES\nAll.\n\n## End\n"
     links = "[E_NOTE](errors.md#e_note), [E_NOTES](docs/errors.md#e_notes)"

@@ -569,31 +569,30 @@ async def test_the_connection_is_closed_at_the_end(examples: Examples) -> None:
     assert not connection.open
 
 
-class JudgingLink(FakeLink):
-    """A link whose broker judges patches by the real rules, and keeps no journal."""
-
-    runner: TurnRunner
-
-    def post(self, frame: Frame) -> asyncio.Future[Frame]:
-        if frame.type != "config.propose":
-            return super().post(frame)
-        self._name(frame)
-        proposal, spec = from_raw(frame.payload, ConfigProposal), self.runner.instance.spec
-        from goondan.features.live_config.broker.rules import Proposer, judge
-
-        proposer = Proposer(False, reachable_tools(spec), proposal.registered)
-        judged = judge(spec, declared(spec), proposal.patches, proposer)
-        in_force = LiveChanges(revision=1, base=digest_of(spec), changes=[judged.change])
-        self.runner.instance.live_config.take(to_raw(in_force))
-        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        outcome = ConfigOutcome(status="accepted", patch_id=proposal.id, revision=1)
-        future.set_result(Frame("reply", in_reply_to=frame.id, payload=to_raw(outcome)))
-        return future
-
-
 @pytest.mark.feature("live_config")
 @pytest.mark.requirement("CONFIG-02", "CONFIG-01")
 async def test_a_dynamic_tool_is_offered_when_a_patch_names_it(examples: Examples) -> None:
+    from goondan.features.live_config.broker.rules import Proposer, judge
+
+    class JudgingLink(FakeLink):
+        """A link whose broker judges patches by the real rules, and keeps no journal."""
+
+        runner: TurnRunner
+
+        def post(self, frame: Frame) -> asyncio.Future[Frame]:
+            if frame.type != "config.propose":
+                return super().post(frame)
+            self._name(frame)
+            proposal, spec = from_raw(frame.payload, ConfigProposal), self.runner.instance.spec
+            proposer = Proposer(False, reachable_tools(spec), proposal.registered)
+            judged = judge(spec, declared(spec), proposal.patches, proposer)
+            in_force = LiveChanges(revision=1, base=digest_of(spec), changes=[judged.change])
+            self.runner.instance.live_config.take(to_raw(in_force))
+            future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+            outcome = ConfigOutcome(status="accepted", patch_id=proposal.id, revision=1)
+            future.set_result(Frame("reply", in_reply_to=frame.id, payload=to_raw(outcome)))
+            return future
+
     link = JudgingLink()
     model = FakeModel(wants(("a", "notes__add", {})), wants(("b", "myExt__echo", {"message": "hello"})), says("done"))
     link.runner = runner = await examples.start(link, model, exposes=False, dynamic=OFFERED)

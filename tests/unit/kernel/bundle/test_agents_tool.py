@@ -20,7 +20,7 @@ def test_no_other_bundled_tool_runs_in_the_agent() -> None:
     assert [name for name, tool in base_tools().items() if tool.in_agent] == ["agents", "handoff", "self-restart"]
 
 
-@pytest.mark.requirement("RESTART-01", "ERROR-09")
+@pytest.mark.requirement("ERROR-09")
 def test_self_restart_has_one_export_with_one_parameter_that_may_be_left_out() -> None:
     tool = base_tools()["self-restart"]
     (export,) = tool.body.exports
