@@ -84,6 +84,7 @@ class BrokerLoop:
         for fd in (self._wake_r, self._journal.wake_fd()):
             if fd is not None:
                 self._epoll.register(fd, select.EPOLLIN)
+        self._tick(clock())  # what a part loads beforehand is there before anybody is served
         next_tick = clock() + TICK_S
         while not self._stop:
             self._wait(next_tick)

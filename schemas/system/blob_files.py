@@ -10,7 +10,6 @@ Source: docs/design/wire.md section 7; PROTOCOL.md "Large payloads".
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import hashlib
 import os
@@ -26,6 +25,7 @@ from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Blob
 
 if TYPE_CHECKING:
+    import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
 
@@ -280,7 +280,9 @@ class BlobWork:
             from concurrent.futures import ThreadPoolExecutor  # most processes never need one
 
             self._pool = ThreadPoolExecutor(_THREADS, "blobs")
-        loop = asyncio.get_running_loop()
+        from asyncio import get_running_loop  # the broker has no event loop, and uses the folder alone
+
+        loop = get_running_loop()
 
         def finished(future: asyncio.Future[T]) -> None:
             if self._closed or future.cancelled():
