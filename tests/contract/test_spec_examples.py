@@ -34,7 +34,8 @@ EXTENSIONS: dict[str, list[str]] = {
     ],
     "6.3 dynamic tools": [f"{EXAMPLES}::test_the_dynamic_tools"],
     "6.4 what makes a dynamic tool seen": [
-        f"{EXAMPLES}::test_a_dynamic_tool_is_offered_when_a_patch_names_it",
+        "tests/features/live_config/test_documented_dynamic_tools.py::"
+        "test_a_dynamic_tool_is_offered_when_a_patch_names_it",
         "tests/unit/agentproc/extensions/test_dynamic_tools.py::"
         "test_a_v09_tool_waits_in_the_registry_until_step_middleware_shows_it",
     ],

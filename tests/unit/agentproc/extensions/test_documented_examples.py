@@ -18,9 +18,7 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.loop import TurnRunner
-from goondan.schemas.bundle.effective_config import LiveChanges, declared, digest_of, reachable_tools
 from goondan.schemas.bundle.launch import ExtensionSpec
-from goondan.schemas.live_config import ConfigOutcome, ConfigProposal
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import Frame
@@ -201,21 +199,6 @@ async def register(api):
 """
 
 #: 6.4: a tool that is registered is offered when a patch of the configuration names it.
-OFFERED = (
-    DYNAMIC
-    + """
-    async def offer(ctx):
-        if ctx.step.index == 0:
-            api.instance.shared["outcome"] = await api.live_config.propose_patch({
-                "patches": [{"op": "add", "path": "/tools/-", "value": {"kind": "Tool", "name": "myExt.echo"}}],
-                "reason": "the model may echo from now on",
-            })
-        return ctx
-
-    api.pipelines.mutate("step.post", offer)
-"""
-)
-
 #: What the example's second tool reads: its extension says elsewhere what it has done since when.
 STATUS = (
     DYNAMIC
@@ -567,42 +550,6 @@ async def test_the_connection_is_closed_at_the_end(examples: Examples) -> None:
     async with asyncio.timeout(5):
         await runner.close()
     assert not connection.open
-
-
-@pytest.mark.feature("live_config")
-@pytest.mark.requirement("CONFIG-02", "CONFIG-01")
-async def test_a_dynamic_tool_is_offered_when_a_patch_names_it(examples: Examples) -> None:
-    from goondan.features.live_config.broker.rules import Proposer, judge
-
-    class JudgingLink(FakeLink):
-        """A link whose broker judges patches by the real rules, and keeps no journal."""
-
-        runner: TurnRunner
-
-        def post(self, frame: Frame) -> asyncio.Future[Frame]:
-            if frame.type != "config.propose":
-                return super().post(frame)
-            self._name(frame)
-            proposal, spec = from_raw(frame.payload, ConfigProposal), self.runner.instance.spec
-            proposer = Proposer(False, reachable_tools(spec), proposal.registered)
-            judged = judge(spec, declared(spec), proposal.patches, proposer)
-            in_force = LiveChanges(revision=1, base=digest_of(spec), changes=[judged.change])
-            self.runner.instance.live_config.take(to_raw(in_force))
-            future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-            outcome = ConfigOutcome(status="accepted", patch_id=proposal.id, revision=1)
-            future.set_result(Frame("reply", in_reply_to=frame.id, payload=to_raw(outcome)))
-            return future
-
-    link = JudgingLink()
-    model = FakeModel(wants(("a", "notes__add", {})), wants(("b", "myExt__echo", {"message": "hello"})), says("done"))
-    link.runner = runner = await examples.start(link, model, exposes=False, dynamic=OFFERED)
-    await runner.run(event_frame("e1", "go"))
-    outcome = runner.instance.extensions._shared["outcome"]
-    assert (outcome["status"], outcome["effectiveFrom"], outcome["error"]) == ("accepted", "next-step", None)
-    shown = [[tool.name for tool in request.tools] for request in model.requests]
-    own = ["bash__exec", "notes__add"]
-    assert shown == [own, *[[*own, "myExt__echo"]] * 2]
-    assert from_raw(result_of(runner, "b").output or b"", object) == {"echoed": "hello"}
 
 
 async def test_the_dynamic_tools(examples: Examples) -> None:
