@@ -1,5 +1,4 @@
-"""The `blobs` folder of a workspace: large payloads written, read and swept, always beneath one descriptor, and beside
-an event loop in threads.
+"""The `blobs` folder of a workspace: large payloads written, read and swept, always beneath one descriptor.
 
 Everything in there may be hostile: names are hexadecimal digits and never paths, files are opened without following
 links and without waiting (a FIFO, a device), must be regular, and of the size and the digest that were promised. Calls
@@ -17,17 +16,12 @@ import stat
 import time
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final
 
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, MAX_FOLDER_BYTES, MAX_VALUES, describe, is_reference
 from goondan.schemas.wire.codec import check_values
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Blob
-
-if TYPE_CHECKING:
-    import asyncio
-    from concurrent.futures import ThreadPoolExecutor
-
 
 #: Read, hashed and written at once (bytes): other threads run in between.
 _CHUNK: Final = 1 << 20
@@ -222,87 +216,3 @@ def _missing(blob: Blob, why: str) -> GoondanError:
 
 def _mismatch(blob: Blob, why: str) -> GoondanError:
     return fail("E_BLOB_MISMATCH", f"the payload {blob.file} of {blob.size} bytes {why}")
-
-
-# --- beside an event loop ---------------------------------------------------------------------------------------------
-
-#: Payloads that one link reads or writes at once: the disk is the limit, and each is in memory.
-_THREADS: Final = 2
-
-T = TypeVar("T")
-
-
-class BlobWork:
-    """The file work of one link. Callbacks come in the loop that was running when the work was asked for."""
-
-    def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-        self._closed = False
-
-    def write(
-        self,
-        folder: str | None,
-        payload: memoryview,
-        sync: bool,
-        done: Callable[[Blob | None, GoondanError | None], None],
-    ) -> None:
-        """BlobFolder.write; `done` gets its result or its error."""
-        self._run(lambda: _at(folder).write(payload, sync=sync), done)
-
-    def read(
-        self,
-        folder: str | None,
-        blob: Blob,
-        remove: bool,
-        done: Callable[[bytes | None, GoondanError | None], None],
-    ) -> None:
-        """BlobFolder.read; `done` gets its result or its error."""
-        self._run(lambda: _at(folder).read(blob, remove=remove), done)
-
-    def touch(self, folder: str | None, blob: Blob) -> None:
-        """BlobFolder.touch."""
-        self._run(lambda: _at(folder).touch(blob), _ignore)
-
-    def remove(self, folder: str | None, blob: Blob) -> None:
-        """BlobFolder.remove."""
-        self._run(lambda: _at(folder).remove([blob.file]), _ignore)
-
-    def close(self) -> None:
-        """Begin nothing more; what runs ends by itself, and nobody is told."""
-        self._closed = True
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _run(self, work: Callable[[], T], done: Callable[[T | None, GoondanError | None], None]) -> None:
-        if self._closed:
-            return
-        if self._pool is None:
-            from concurrent.futures import ThreadPoolExecutor  # most processes never need one
-
-            self._pool = ThreadPoolExecutor(_THREADS, "blobs")
-        from asyncio import get_running_loop  # the broker has no event loop, and uses the folder alone
-
-        loop = get_running_loop()
-
-        def finished(future: asyncio.Future[T]) -> None:
-            if self._closed or future.cancelled():
-                return
-            error = future.exception()
-            if error is None:
-                done(future.result(), None)
-            elif isinstance(error, GoondanError):
-                done(None, error)
-            else:
-                done(None, fail("E_INTERNAL", f"the payload's file met an unexpected {type(error).__name__}"))
-
-        loop.run_in_executor(self._pool, work).add_done_callback(finished)
-
-
-def _at(folder: str | None) -> BlobFolder:
-    if folder is None:
-        raise fail("E_BLOB_UNAVAILABLE", "this process has no access to the folder of large payloads")
-    return BlobFolder(folder)
-
-
-def _ignore(result: object, error: GoondanError | None) -> None:
-    """Best effort: the sweep finds what is left."""

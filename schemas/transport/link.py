@@ -29,9 +29,9 @@ from typing import Any, Final
 
 from msgspec import Raw
 
-from goondan.schemas.system.blob_files import BlobWork
 from goondan.schemas.system.broker_identity import BrokerIdentity
 from goondan.schemas.transport import Transport, chosen, path_of
+from goondan.schemas.transport.blob_work import BlobWork
 from goondan.schemas.wire.blobs import INLINE_FRAME_BYTES, REFERENCES, check_reference, is_reference
 from goondan.schemas.wire.codec import DECODE_ERRORS, MAX_RELAYED_BYTES, decode, encode_value
 from goondan.schemas.wire.errors import GoondanError, fail

@@ -46,6 +46,7 @@ OPERATOR_TYPES: Final = frozenset({OPERATOR_CALL, OPERATOR_TOOLS, OPERATOR_UNDO,
 #: The event type by which a tool host tells an agent instance what pending work came to (input: Completion).
 TOOL_COMPLETED: Final = "tool.completed"
 
+#: The types of the frames of the core. Those of a feature are `FRAMES` of its `wire.py`.
 FrameType = Literal[
     "hello",
     "welcome",
@@ -84,9 +85,6 @@ FrameType = Literal[
     "log",
     "error",
 ]
-#: The types of the core's frames. Those of a feature are `FRAMES` of its `wire.py`.
-FRAME_TYPES: Final[frozenset[str]] = frozenset(FrameType.__args__)  # type: ignore[attr-defined]
-
 #: `accepted`: journaled. `renew`: the holder still works. `done`, `failed`: the turn ended, the payload is its answer.
 #: `release`: the holder gives the event back unfinished. `result`: the agent has stored these tool results (`calls`).
 #: `park`: as `release`, because every open call of its step waits for a person.
