@@ -39,7 +39,7 @@ def of_oauth() -> ssl.SSLContext:
 
 
 def of_workers() -> ssl.SSLContext:
-    certificates: Any = import_module("goondan.features.mcp.jail.connections").certificates
+    certificates: Any = import_module("goondan.features.mcp.jail.http").certificates
     certificates.cache_clear()
     try:
         context: ssl.SSLContext = certificates()

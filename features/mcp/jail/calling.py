@@ -1,4 +1,4 @@
-"""Calls of one server: from the arguments to the one result, with what the server asks meanwhile.
+"""Calls of one server: from the arguments to the one result, with what the server asks meanwhile, and tasks.
 
 Rules.
 - A call ends at its deadline, when the server has said nothing of it for too long, when it is cancelled, and when the
@@ -7,27 +7,34 @@ Rules.
 - What the server asks belongs to a call. In the handshake era it does not say to which: with calls of one agent open
   it is the newest of them; with calls of several agents, nobody is asked, because the wrong one could be.
 
-Source: docs/design/tools.md section 11; requirement MCP-16.
+A task is a call that a server goes on with after its first answer. The SDK's client has none. Up to 2025-11-25: the
+client asks for a task (`task` in the parameters of `tools/call`), polls `tasks/get`, and has the result by
+`tasks/result`. With 2026-07-28 tasks are an extension: the server makes a task when it likes (`resultType: task`), and
+`tasks/get` holds the result, or what the server asks.
+
+Source: docs/design/tools.md section 11; requirement MCP-16; the protocol's page "Tasks" (2025-11-25) and its tasks
+extension (2026-07-28).
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 import mcp_types as types
 import msgspec
+from mcp.client.session import ClientSession
 from mcp.shared.exceptions import MCPError
 from msgspec import Raw
 from pydantic import TypeAdapter, ValidationError
 
-from goondan.features.mcp.jail import bounds, results, tasks
-from goondan.features.mcp.jail.bounds import MAX_DESCRIPTION, Allowance
 from goondan.features.mcp.jail.client import Client
-from goondan.features.mcp.jail.results import Failure, error_of
-from goondan.features.mcp.jail.tasks import Task
+from goondan.features.mcp.jail.protocol import bounds, results
+from goondan.features.mcp.jail.protocol.bounds import MAX_DESCRIPTION, Allowance
+from goondan.features.mcp.jail.protocol.results import Failure, error_of
 from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.worker.servers import GET_PROMPT, ServerAnswer, ServerQuestion, ServerTool
 from goondan.schemas.worker.worker_frames import Answer, Ask, Call, Progress, Result, WorkerError, WorkerFrame
@@ -122,11 +129,6 @@ class Calls:
         if waiter is not None and not waiter.done():
             waiter.set_result(answer)
 
-    @property
-    def count(self) -> int:
-        """How many calls run."""
-        return len(self._running)
-
     # --- one call
 
     async def _run(self, running: Running) -> None:
@@ -166,7 +168,8 @@ class Calls:
     async def _output(self, running: Running, tool: ServerTool, arguments: dict[str, Any]) -> Any:
         if not tool.offered:
             if self._client.only_as_task(tool):
-                return await self._begun(running, tool, await self._client.call_as_task(tool, arguments))
+                answer = await self._client.call_as_task(tool, arguments, TTL_MS)
+                return await self._begun(running, tool, Task(self._client.session, answer, modern=False))
             result = await self._rounds(running, lambda more: _call_request(tool.name, arguments, more))
             if result.get("resultType") == "task":
                 return await self._begun(running, tool, Task(self._client.session, result, modern=True))
@@ -187,7 +190,7 @@ class Calls:
     async def _begun(self, running: Running, tool: ServerTool, task: Task) -> Any:
         """The output of a task that ends quickly, or the task."""
         try:
-            over = await task.follow(lambda requests: self._inputs(running, requests), tasks.QUICK_S)
+            over = await task.follow(lambda requests: self._inputs(running, requests), QUICK_S)
             return self._told(tool, await task.result()) if over else task
         except BaseException:
             if not task.over:
@@ -402,3 +405,120 @@ def _read_request(uri: object, more: Input) -> types.ReadResourceRequest:
     if not isinstance(uri, str):
         raise Failure("E_TOOL_INVALID_ARGS", "read_resource takes a uri", name="ValueError")
     return types.ReadResourceRequest(params=types.ReadResourceRequestParams(uri=uri, **more))
+
+
+#: How long a server is to keep what came of a task (milliseconds): as long as the host waits for pending work.
+TTL_MS: Final = 3_600_000
+#: A task that ends this quickly is answered like any call (seconds).
+QUICK_S: Final = 1.0
+#: How often a server is asked (seconds): as it wishes, within these.
+POLL_S: Final = 1.0
+MIN_POLL_S: Final = 0.1
+MAX_POLL_S: Final = 60.0
+#: Questions that a server may ask in one task.
+MAX_TASK_QUESTIONS: Final = 100
+
+_INPUTS: Final[TypeAdapter[dict[str, types.InputRequest]]] = TypeAdapter(dict[str, types.InputRequest])
+
+#: Answers what a server asks, by the names of its questions.
+Inputs = Callable[[dict[str, types.InputRequest]], Awaitable[dict[str, Any]]]
+
+
+class _OfTask(types.Request[dict[str, Any], str]):
+    """A request about a task."""
+
+    #: The method.
+    method: str
+    #: The parameters.
+    params: dict[str, Any]
+    name_param = "taskId"
+
+
+class Task:
+    """One task of a server, from the answer that made it."""
+
+    def __init__(self, session: ClientSession, answer: dict[str, Any], *, modern: bool) -> None:
+        """Raises Failure when `answer` makes no task."""
+        self._session = session
+        self._modern = modern
+        self._asked = 0
+        self._answered: set[str] = set()
+        self._id = ""
+        self._take(answer["task"] if isinstance(answer.get("task"), dict) else answer)
+
+    def _take(self, state: dict[str, Any]) -> None:
+        key = state.get("taskId", self._id)
+        if not bounds.is_name(key, 1024) or (self._id and key != self._id):
+            raise Failure("E_MCP_PROTOCOL", "the server's task has no name, or another one than before")
+        self._id = key
+        self._state = state
+
+    @property
+    def over(self) -> bool:
+        """Whether it has come to its end."""
+        return self._state.get("status") in ("completed", "failed", "cancelled")
+
+    @property
+    def _poll_s(self) -> float:
+        wished = bounds.number(self._state.get("pollIntervalMs" if self._modern else "pollInterval"))
+        return POLL_S if wished is None else min(MAX_POLL_S, max(MIN_POLL_S, wished / 1000))
+
+    async def follow(self, inputs: Inputs, seconds: float | None = None) -> bool:
+        """Ask how it is until it is over, or until the seconds are; whether it is over. Raises Failure, MCPError."""
+        loop = asyncio.get_running_loop()
+        end = None if seconds is None else loop.time() + seconds
+        while not self.over:
+            if self._state.get("status") == "input_required":
+                await self._give(inputs)
+            wait = self._poll_s
+            if end is not None:
+                if loop.time() >= end:
+                    return False
+                wait = min(wait, max(0.0, end - loop.time()))
+            await asyncio.sleep(wait)
+            self._take(await self._ask(_OfTask(method="tasks/get", params={"taskId": self._id})))
+        return True
+
+    async def result(self) -> dict[str, Any]:
+        """What came of it: a `CallToolResult`. Raises Failure, MCPError."""
+        status, said = self._state.get("status"), bounds.line(self._state.get("statusMessage"), 2000)
+        if status == "cancelled":
+            raise Failure("E_CANCELLED", f"the server cancelled its task: {said or 'it says no reason'}")
+        if not self._modern:
+            # Of a failed one too: the server's error, or a result that says so.
+            return await self._ask(_OfTask(method="tasks/result", params={"taskId": self._id}))
+        error, result = self._state.get("error"), self._state.get("result")
+        if status == "failed":
+            text = bounds.text(error.get("message"), 2000) if isinstance(error, dict) else said
+            raise Failure("E_MCP_REFUSED", f"the server's task failed: {text or 'it says no reason'}")
+        if not isinstance(result, dict):
+            raise Failure("E_MCP_PROTOCOL", "the server's task is completed and has no result")
+        return result
+
+    async def cancel(self) -> None:
+        """Tell the server that nobody wants it any more."""
+        with suppress(MCPError, Failure, ValidationError):  # it has ended, or the server cannot
+            await self._ask(_OfTask(method="tasks/cancel", params={"taskId": self._id}))
+
+    async def _give(self, inputs: Inputs) -> None:
+        """Answer what the server asks within its task."""
+        if not self._modern:
+            return  # it asks by requests of its own
+        try:
+            wanted = _INPUTS.validate_python(self._state.get("inputRequests") or {}, by_name=False)
+        except ValidationError:
+            raise Failure("E_MCP_PROTOCOL", "the server's task asks what is no question") from None
+        fresh = {key: request for key, request in wanted.items() if key not in self._answered}
+        self._asked += len(fresh)
+        if self._asked > MAX_TASK_QUESTIONS:
+            raise Failure("E_MCP_PROTOCOL", f"the server's task asked more than {MAX_TASK_QUESTIONS} questions")
+        if not fresh:
+            return
+        self._answered.update(fresh)
+        answers = {key: value.model_dump(by_alias=True, mode="json", exclude_none=True)
+                   for key, value in (await inputs(fresh)).items()}  # fmt: skip
+        await self._ask(_OfTask(method="tasks/update", params={"taskId": self._id, "inputResponses": answers}))
+
+    async def _ask(self, request: types.Request[Any, Any]) -> dict[str, Any]:
+        answer: dict[str, Any] = await self._session.send_request(request, _MAP)
+        return answer

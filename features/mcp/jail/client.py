@@ -31,10 +31,9 @@ from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
 from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSIONS
 from pydantic import BaseModel, FileUrl, ValidationError
 
-from goondan.features.mcp.jail import bounds, listing, tasks
-from goondan.features.mcp.jail.bounds import MAX_NAME
-from goondan.features.mcp.jail.results import Failure, is_gone
-from goondan.features.mcp.jail.tasks import Task
+from goondan.features.mcp.jail.protocol import bounds, results
+from goondan.features.mcp.jail.protocol.bounds import MAX_NAME
+from goondan.features.mcp.jail.protocol.results import Failure, is_gone
 from goondan.schemas.bundle.arguments import TOO_MUCH, ArgumentChecker, compile_arguments
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.worker.servers import (
@@ -55,9 +54,12 @@ LIST_S: Final = 30.0
 LISTEN_S: Final = 5.0
 #: Waits before changes are asked for again, after a server has ended that (seconds).
 LISTEN_AGAIN_S: Final = (1.0, 2.0, 5.0, 15.0, 60.0)
+#: The name of the protocol's extension for tasks (calling.py).
+TASKS: Final = "io.modelcontextprotocol/tasks"
 #: Characters of what a server says about its use.
 MAX_INSTRUCTIONS: Final = 16_384
 
+_LISTS: Final[tuple[NewsKind, ...]] = ("tools", "resources", "prompts")
 _INFO: Final = types.Implementation(name="goondan", version="1")
 _CHANGED: Final[dict[type[BaseModel], NewsKind]] = {
     types.ToolListChangedNotification: "tools",
@@ -98,7 +100,6 @@ class Client:
         self._init = init
         self._events = events
         self._session: ClientSession | None = None
-        self._ending = asyncio.Event()
         #: How long connecting may take.
         self._connecting: asyncio.Timeout | None = None
         #: Which kinds of lists the server tells about when they change.
@@ -131,12 +132,14 @@ class Client:
         requests = capabilities.tasks.requests
         return requests is not None and requests.tools is not None and requests.tools.call is not None
 
-    async def call_as_task(self, tool: ServerTool, arguments: dict[str, Any]) -> Task:
-        """Begin a call that the server is to go on with by itself. Raises Failure, MCPError."""
+    async def call_as_task(self, tool: ServerTool, arguments: dict[str, Any], ttl_ms: int) -> dict[str, Any]:
+        """Begin a call that the server is to go on with by itself, and keep the outcome of for `ttl_ms`; the answer,
+        which makes a task. Raises MCPError.
+        """
         assert self._dispatcher is not None
-        params = {"name": tool.name, "arguments": arguments, "task": {"ttl": tasks.TTL_MS}}
+        params = {"name": tool.name, "arguments": arguments, "task": {"ttl": ttl_ms}}
         # Past the session: it takes nothing but a finished result for an answer to a call.
-        return Task(self.session, await self._dispatcher.send_raw_request("tools/call", params), modern=False)
+        return await self._dispatcher.send_raw_request("tools/call", params)
 
     def check_structured(self, tool: ServerTool, result: dict[str, Any]) -> None:
         """Raise Failure when a result does not fit what its tool has declared."""
@@ -167,7 +170,7 @@ class Client:
         return checker
 
     async def run(self, way: Way, connected: Callable[[ServerListing], None]) -> None:
-        """Connect, list, and stay until `end`. Raises what the connection fails with."""
+        """Connect, list, and stay until this is cancelled. Raises what the connection fails with."""
         async with AsyncExitStack() as stack:
             async with asyncio.timeout(CONNECT_S) as self._connecting:
                 dispatcher = self._dispatcher = await stack.enter_async_context(way())
@@ -178,7 +181,7 @@ class Client:
                 found = await self.look()
             try:
                 connected(found)
-                await self._ending.wait()
+                await asyncio.Event().wait()
             finally:
                 if watcher is not None:
                     watcher.cancel()
@@ -203,17 +206,13 @@ class Client:
             dispatcher=dispatcher,
             client_info=_INFO,
             log_level="info",
-            extensions={tasks.EXTENSION: {}},
+            extensions={TASKS: {}},
             elicitation_callback=lambda _, params: self._events.elicit(params),
             sampling_callback=(lambda _, params: self._events.sample(params)) if "sampling" in granted else None,
             list_roots_callback=self._roots if "roots" in granted else None,
             logging_callback=self._logged,
             message_handler=self._told,
         )
-
-    def end(self) -> None:
-        """Let `run` come to its end."""
-        self._ending.set()
 
     # --- lists
 
@@ -225,7 +224,7 @@ class Client:
     async def _look(self) -> ServerListing:
         session, init = self.session, self._init
         capabilities = session.server_capabilities or types.ServerCapabilities()
-        allowance = listing.Allowance()
+        room = results.Room()
         ttls: list[int] = []
         tools: list[ServerTool] = []
         has_tools = init.tools and capabilities.tools is not None
@@ -233,25 +232,23 @@ class Client:
         has_prompts = init.prompts and capabilities.prompts is not None
         if has_tools:
             raw = [tool async for page in self._pages(session.list_tools, "tools", ttls) for tool in page.tools]
-            tools = listing.tools(map(_dumped, raw), init.longest_export, allowance)
+            tools = results.tools(map(_dumped, raw), init.longest_export, room)
             self._of_tasks = {it.name for it in raw if it.execution and it.execution.task_support == "required"}
         resources: list[ServerResource] = []
         templates: list[ServerResource] = []
         prompts: list[ServerPrompt] = []
         if has_resources:
             pages = self._pages(session.list_resources, "resources", ttls)
-            resources = listing.resources(
-                [_dumped(it) async for page in pages for it in page.resources], "uri", allowance
-            )
+            resources = results.resources([_dumped(it) async for page in pages for it in page.resources], "uri", room)
             pages = self._pages(session.list_resource_templates, "resources", ttls)
             found = [_dumped(it) async for page in pages for it in page.resource_templates]
-            templates = listing.resources(found, "uriTemplate", allowance)
+            templates = results.resources(found, "uriTemplate", room)
         if has_prompts:
             pages = self._pages(session.list_prompts, "prompts", ttls)
-            prompts = listing.prompts([_dumped(it) async for page in pages for it in page.prompts], allowance)
+            prompts = results.prompts([_dumped(it) async for page in pages for it in page.prompts], room)
         # Servers say that they have resources and prompts when they only could: what is empty is not offered.
-        tools += listing.offered(tools, resources=bool(resources or templates), prompts=bool(prompts))
-        for note in allowance.told():
+        tools += results.offered(tools, resources=bool(resources or templates), prompts=bool(prompts))
+        for note in room.told():
             self._events.log("warn", note)
         self.exports = {tool.export: tool for tool in tools}
         self._checkers.clear()
@@ -299,12 +296,10 @@ class Client:
         """Have changes told. In the handshake era the server tells by itself."""
         capabilities = self.session.server_capabilities or types.ServerCapabilities()
         offered: set[NewsKind] = set()
-        if self._init.tools and capabilities.tools is not None and capabilities.tools.list_changed:
-            offered.add("tools")
-        if self._init.resources and capabilities.resources is not None and capabilities.resources.list_changed:
-            offered.add("resources")
-        if self._init.prompts and capabilities.prompts is not None and capabilities.prompts.list_changed:
-            offered.add("prompts")
+        for kind in _LISTS:
+            told = getattr(capabilities, kind)
+            if getattr(self._init, kind) and told is not None and told.list_changed:
+                offered.add(kind)
         if not self.modern or not offered:
             return None
         confirmed = asyncio.Event()
@@ -330,7 +325,7 @@ class Client:
                     resources_list_changed="resources" in offered,
                     prompts_list_changed="prompts" in offered,
                 ) as subscription:
-                    self._watched = _agreed(subscription.honored)
+                    self._watched = {it for it in _LISTS if getattr(subscription.honored, f"{it}_list_changed")}
                     if confirmed.is_set():
                         for kind in sorted(self._watched):  # what happened meanwhile, nobody was told
                             self._events.changed(kind)
@@ -430,18 +425,6 @@ async def _negotiate_old_first(session: ClientSession) -> None:
     else:
         return
     await session.discover()
-
-
-def _agreed(honored: types.SubscriptionFilter) -> set[NewsKind]:
-    """Which lists the server tells about."""
-    agreed: set[NewsKind] = set()
-    if honored.tools_list_changed:
-        agreed.add("tools")
-    if honored.resources_list_changed:
-        agreed.add("resources")
-    if honored.prompts_list_changed:
-        agreed.add("prompts")
-    return agreed
 
 
 def _speaks_handshake(error: MCPError) -> bool:

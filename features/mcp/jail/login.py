@@ -28,7 +28,7 @@ from mcp.shared.auth import (
 from msgspec import Struct
 from pydantic import BaseModel, ValidationError
 
-from goondan.features.mcp.jail.results import Failure
+from goondan.features.mcp.jail.protocol.results import Failure
 from goondan.schemas.text.redaction import redact
 from goondan.schemas.worker.logins import MAX_DOCUMENT, ServerOp, ServerReply
 from goondan.schemas.worker.servers import ServerLogin

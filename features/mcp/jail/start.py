@@ -19,8 +19,9 @@ import goondan  # noqa: E402, F401
 
 sys.path.remove(ROOT)
 
-from goondan.features.mcp.jail.template import main  # noqa: E402
-
 *user, channel, filter_, worker_filter, authorities = map(int, sys.argv[1:])
 os.environ["SSL_CERT_FILE"] = f"/dev/fd/{authorities}"  # it is read before the walls are there
+
+from goondan.features.mcp.jail.template import main  # noqa: E402 # imports the SDK
+
 sys.exit(main(channel, filter_, worker_filter, user=user[0] if user else None))

@@ -23,8 +23,19 @@ from mcp.shared.transport_context import TransportContext
 from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT
 from pydantic import ValidationError
 
-from goondan.features.mcp.jail import bounds
-from goondan.features.mcp.jail.lines import GONE, Answered, Asked, Flood, Id, Lines, Noise, Told, encode
+from goondan.features.mcp.jail.protocol import bounds
+from goondan.features.mcp.jail.protocol.bounds import (
+    GONE,
+    Answered,
+    Asked,
+    Flood,
+    Id,
+    Lines,
+    Message,
+    Noise,
+    Told,
+    encode,
+)
 from goondan.schemas.worker.worker_frames import SERVER_LEFT
 from goondan.toolhost.socket_end import SocketEnd
 
@@ -237,7 +248,7 @@ class Stdio:
 
     # --- messages of the server
 
-    def _take(self, message: Answered | Asked | Told | Noise) -> None:
+    def _take(self, message: Message) -> None:
         if type(message) is Answered:
             self._answered(message)
         elif type(message) is Told:

@@ -24,13 +24,13 @@ import msgspec
 import uvloop
 from mcp.shared.dispatcher import Dispatcher
 
-from goondan.features.mcp.jail import bounds
-from goondan.features.mcp.jail.bounds import Allowance
 from goondan.features.mcp.jail.calling import Calls
 from goondan.features.mcp.jail.client import Client
 from goondan.features.mcp.jail.http import Http
 from goondan.features.mcp.jail.login import Login
-from goondan.features.mcp.jail.results import Failure, error_of
+from goondan.features.mcp.jail.protocol import bounds
+from goondan.features.mcp.jail.protocol.bounds import Allowance
+from goondan.features.mcp.jail.protocol.results import Failure, error_of
 from goondan.features.mcp.jail.stdio import CLOSED_HERE, Stdio
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.text.secret_values import in_texts

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.features.mcp.jail import bounds, lines
-from goondan.features.mcp.jail.lines import NOT_LET_THROUGH, Answered, Asked, Flood, Lines, Noise, Told, parse
+from goondan.features.mcp.jail.protocol import bounds
+from goondan.features.mcp.jail.protocol.bounds import NOT_LET_THROUGH, Answered, Asked, Flood, Lines, Noise, Told, parse
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -56,7 +56,7 @@ def test_any_json_is_some_message(value: Any) -> None:
         (b'{"jsonrpc":"2.0","method":"x","params":{}}', Told("x", {})),
     ],
 )
-def test_messages_of_each_kind(line: bytes, message: lines.Message) -> None:
+def test_messages_of_each_kind(line: bytes, message: bounds.Message) -> None:
     assert parse(line) == message
 
 
@@ -109,7 +109,7 @@ def test_half_a_character_is_mended_and_does_not_cost_the_answer() -> None:
 def test_a_line_without_an_end_is_a_flood() -> None:
     reader = Lines(0.0)
     piece = b"x" * (1 << 20)
-    for _ in range(lines.MAX_LINE >> 20):
+    for _ in range(bounds.MAX_MESSAGE_BYTES >> 20):
         reader.feed(piece, 0.0)
     with pytest.raises(Flood, match="bytes"):
         reader.feed(b"x", 0.0)
@@ -117,7 +117,7 @@ def test_a_line_without_an_end_is_a_flood() -> None:
 
 def test_the_longest_line_is_let_through() -> None:
     head, tail = b'{"jsonrpc":"2.0","id":1,"result":{"text":"', b'"}}'
-    line = head + b"x" * (lines.MAX_LINE - len(head) - len(tail)) + tail
+    line = head + b"x" * (bounds.MAX_MESSAGE_BYTES - len(head) - len(tail)) + tail
     reader = Lines(0.0)
     messages = [m for at in range(0, len(line), 65536) for m in reader.feed(line[at : at + 65536], 0.0)]
     messages += reader.feed(b"\n", 0.0)
@@ -129,8 +129,8 @@ def test_the_longest_line_is_let_through() -> None:
 def test_so_many_messages_that_nobody_asked_for_are_a_flood_and_answers_are_none() -> None:
     reader = Lines(0.0)
     told = b'{"jsonrpc":"2.0","method":"notifications/message"}\n'
-    reader.feed(told * lines.UNASKED_BURST, 0.0)
-    reader.feed(told * lines.UNASKED_PER_S, 1.0)
+    reader.feed(told * bounds.UNASKED_BURST, 0.0)
+    reader.feed(told * bounds.UNASKED_PER_S, 1.0)
     reader.feed(b'{"jsonrpc":"2.0","id":1,"result":{}}\n' * 1000, 1.0)
     with pytest.raises(Flood, match="nobody asked for"):
         reader.feed(told, 1.0)
@@ -139,7 +139,7 @@ def test_so_many_messages_that_nobody_asked_for_are_a_flood_and_answers_are_none
 def test_so_many_bytes_that_nobody_asked_for_are_a_flood() -> None:
     reader = Lines(0.0)
     noise = b"x" * (1 << 20) + b"\n"
-    for _ in range(lines.UNASKED_BYTES_BURST >> 20):
+    for _ in range(bounds.UNASKED_BYTES_BURST >> 20):
         reader.feed(noise, 0.0)
     with pytest.raises(Flood, match="nobody asked for"):
         reader.feed(noise, 0.0)

@@ -8,9 +8,9 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.features.mcp.jail import listing
-from goondan.features.mcp.jail.bounds import MAX_DESCRIPTION
-from goondan.features.mcp.jail.listing import Allowance
+from goondan.features.mcp.jail.protocol import results
+from goondan.features.mcp.jail.protocol.bounds import MAX_DESCRIPTION
+from goondan.features.mcp.jail.protocol.results import Room
 from tests.features.mcp.test_lines import json_values
 
 FIELDS = ("name", "title", "description", "inputSchema", "outputSchema", "annotations", "uri", "arguments")
@@ -20,12 +20,12 @@ items = st.fixed_dictionaries({}, optional=dict.fromkeys(FIELDS, json_values))
 @settings(max_examples=30)
 @given(st.lists(items, max_size=4))
 def test_lists_of_anything_become_lists_that_travel(listed: list[dict[str, Any]]) -> None:
-    allowance = Allowance()
-    tools = listing.tools(listed, 48, allowance)
-    tools += listing.offered(tools, resources=True, prompts=True)
+    room = Room()
+    tools = results.tools(listed, 48, room)
+    tools += results.offered(tools, resources=True, prompts=True)
     assert len({tool.export for tool in tools}) == len(tools)
     assert all(0 < len(tool.export) <= 48 for tool in tools)
-    found = [tools, listing.resources(listed, "uri", allowance), listing.prompts(listed, allowance)]
+    found = [tools, results.resources(listed, "uri", room), results.prompts(listed, room)]
     msgspec.msgpack.encode(found)
 
 
@@ -34,14 +34,14 @@ def tool(name: str, **more: Any) -> dict[str, Any]:
 
 
 def test_a_name_with_control_characters_is_left_out_and_named() -> None:
-    allowance = Allowance()
-    kept = listing.tools([tool("ok"), tool("\x1b[31mred"), tool("a\u202eb"), tool(""), tool("x" * 300)], 48, allowance)
+    room = Room()
+    kept = results.tools([tool("ok"), tool("\x1b[31mred"), tool("a\u202eb"), tool(""), tool("x" * 300)], 48, room)
     assert [found.name for found in kept] == ["ok"]
-    assert len(allowance.told()) == 4
+    assert len(room.told()) == 4
 
 
 def test_a_description_is_cut_and_cleaned() -> None:
-    found = listing.tools([tool("a", description="do\x1b[2J this\U000e0041\U000e0042" + "x" * 9000)], 48, Allowance())
+    found = results.tools([tool("a", description="do\x1b[2J this\U000e0041\U000e0042" + "x" * 9000)], 48, Room())
     assert found[0].description is not None
     assert found[0].description.startswith("do[2J thisx")
     assert len(found[0].description) == MAX_DESCRIPTION
@@ -52,40 +52,40 @@ def test_a_schema_that_is_too_large_or_too_deep_costs_its_tool() -> None:
     for _ in range(60):
         deep = {"properties": {"a": deep}}
     large = {"enum": ["x" * 1000] * 200}
-    allowance = Allowance()
+    room = Room()
     listed = [
         tool("deep", inputSchema=deep),
         tool("large", outputSchema=large),
         tool("big", inputSchema={"const": 2**70}),
     ]
-    assert listing.tools([*listed, tool("fine")], 48, allowance)[0].name == "fine"
-    assert [note.split()[1] for note in allowance.told()] == ["deep", "large", "big"]
+    assert results.tools([*listed, tool("fine")], 48, room)[0].name == "fine"
+    assert [note.split()[1] for note in room.told()] == ["deep", "large", "big"]
 
 
 def test_all_lists_together_have_a_bound() -> None:
-    allowance = Allowance()
+    room = Room()
     listed = [tool(f"t{n}", description="x" * 8000) for n in range(500)]
-    kept = listing.tools(listed, 48, allowance)
+    kept = results.tools(listed, 48, room)
     assert 100 < len(kept) < 120
-    assert len(msgspec.msgpack.encode(kept)) <= listing.MAX_LISTING_BYTES
-    notes = allowance.told()
-    assert len(notes) == listing.MAX_NOTES + 1
+    assert len(msgspec.msgpack.encode(kept)) <= results.MAX_LISTING_BYTES
+    notes = room.told()
+    assert len(notes) == results.MAX_NOTES + 1
     assert notes[-1].endswith("more were left out")
 
 
 def test_only_the_protocols_hints_are_passed_on() -> None:
     given = {"readOnlyHint": True, "destructiveHint": "yes", "evil": {"a": 1}, "title": "Look\nhere"}
-    assert listing.tools([tool("a", annotations=given)], 48, Allowance())[0].annotations == {
+    assert results.tools([tool("a", annotations=given)], 48, Room())[0].annotations == {
         "readOnlyHint": True,
         "title": "Look here",
     }
 
 
 def test_a_server_with_tools_of_these_names_is_not_offered_others() -> None:
-    tools = listing.tools([tool("read_resource")], 48, Allowance())
-    assert [found.export for found in listing.offered(tools, resources=True, prompts=True)] == ["get_prompt"]
+    tools = results.tools([tool("read_resource")], 48, Room())
+    assert [found.export for found in results.offered(tools, resources=True, prompts=True)] == ["get_prompt"]
 
 
 def test_the_first_of_two_tools_of_one_name_counts() -> None:
-    tools = listing.tools([tool("a", description="one"), tool("a", description="two")], 48, Allowance())
+    tools = results.tools([tool("a", description="one"), tool("a", description="two")], 48, Room())
     assert [(found.export, found.description) for found in tools] == [("a", "one")]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.features.mcp.jail import results
-from goondan.features.mcp.jail.results import TooLarge, call_output, error_text, packed
+from goondan.features.mcp.jail.protocol import results
+from goondan.features.mcp.jail.protocol.results import TooLarge, call_output, error_text, packed
 from goondan.toolhost.untrusted import check_json
 from tests.features.mcp.test_lines import json_values
 

@@ -20,7 +20,7 @@ import httpx2
 import pytest
 
 from goondan.features.mcp.jail.login import Login
-from goondan.features.mcp.jail.results import Failure
+from goondan.features.mcp.jail.protocol.results import Failure
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.logins import ServerOp, ServerReply
 from goondan.schemas.worker.servers import ServerLogin

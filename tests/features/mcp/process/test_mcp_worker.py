@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from goondan.features.mcp.jail import lines, tasks
+from goondan.features.mcp.jail import calling
+from goondan.features.mcp.jail.protocol import bounds
 from goondan.schemas.worker.worker_frames import LoadFailed
 from tests.features.mcp.process import mcp_sdk_server
 from tests.features.mcp.process.mcp_worker_host import (
@@ -223,8 +224,8 @@ async def test_a_server_that_closes_in_the_middle_fails_its_calls_at_once() -> N
 
 
 async def test_a_server_that_floods_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "UNASKED_BYTES_BURST", 1 << 20)
-    monkeypatch.setattr(lines, "UNASKED_BYTES_PER_S", 1)  # on no machine slow enough
+    monkeypatch.setattr(bounds, "UNASKED_BYTES_BURST", 1 << 20)
+    monkeypatch.setattr(bounds, "UNASKED_BYTES_PER_S", 1)  # on no machine slow enough
 
     async def flood(message: dict[str, Any]) -> None:
         notice = b'{"jsonrpc":"2.0","method":"notifications/message","params":{"data":"%s"}}\n' % (b"x" * (128 << 10))
@@ -372,10 +373,10 @@ async def test_a_tool_that_must_be_a_task_gives_a_pending_result_and_then_its_ow
     def state(message: dict[str, Any]) -> dict[str, Any]:
         if states[0] == "long":
             states[0] = "working"
-            pass_time(monkeypatch, tasks.QUICK_S)
+            pass_time(monkeypatch, calling.QUICK_S)
         return {**task, "status": states.pop(0), "pollInterval": 1}
 
-    monkeypatch.setattr(tasks, "MIN_POLL_S", 0.01)
+    monkeypatch.setattr(calling, "MIN_POLL_S", 0.01)
     states = ["working", "long", "completed"]
     task = {"taskId": "T1", "createdAt": "2026-01-01T00:00:00Z", "lastUpdatedAt": "2026-01-01T00:00:00Z", "ttl": None}
     server = Scripted(

@@ -1,0 +1,1 @@
+"""What a server says, as far as it is let through, and as ours. Pure."""
