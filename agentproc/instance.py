@@ -30,7 +30,6 @@ from goondan.agentproc.known_secrets import KnownSecrets
 from goondan.agentproc.live_config import InForce, LiveConfig
 from goondan.agentproc.providers.base import SHORTEST_SAID, Provider, redactor_of
 from goondan.agentproc.providers.choose import make_provider
-from goondan.agentproc.script_log import ScriptLog
 from goondan.agentproc.servers import Servers
 from goondan.agentproc.store import ConversationStore
 from goondan.agentproc.swarm import DELEGATION_RESULT, AskingLink
@@ -110,8 +109,6 @@ class Instance:
         #: Who may ask the model servers, and when.
         self.caller = ToolCaller(link, loop, self.tools.folder_of)
         self.acks = ResultAcks(link, loop)
-        #: What the calls of a running script have come to.
-        self.script_log = ScriptLog(files)
         self._index = TraceIndex(spec.state_dir)
         self._given = provider
         self._provider: Provider | None = None
@@ -197,7 +194,6 @@ class Instance:
         self.acks.close()
         self.caller.abandon()
         self.store.close()
-        self.script_log.close()
         self._index.close()
         for provider in (self._provider, *self._others.values()):
             if provider is not None:

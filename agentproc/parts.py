@@ -84,10 +84,10 @@ class CallsOfTurn(Protocol):
     def drop_calls(self, tool_call_ids: list[str]) -> None:
         """Give calls up."""
 
-    def inner_began(self, script: str, part: ToolCallPart) -> None:
-        """Note that the call `script` makes a call."""
+    def inner_began(self, outer: str, part: ToolCallPart) -> None:
+        """Note that the call `outer` makes a call."""
 
-    def inner_ended(self, script: str, part: ToolCallPart, result: ToolResult) -> None:
+    def inner_ended(self, outer: str, part: ToolCallPart, result: ToolResult) -> None:
         """Note the result of that call."""
 
     def may_repeat(self, call_id: str) -> None:
@@ -175,11 +175,11 @@ class TurnPart:
         return await ask(request, on_news)
 
     def call(self, call: Call, done: Done, start: Start) -> None:
-        """A call of the model or of a script. Call `start` now or later, or `done` with the result."""
+        """A call of the model, or an inner call. Call `start` now or later, or `done` with the result."""
         start(call, done)
 
     def waits(self, tool_call_id: str, within: str | None, again: Callable[[], None]) -> None:
-        """The broker lets a call wait. `again` makes it again. `within` is the callId of the script that makes it."""
+        """The broker lets a call wait. `again` makes it again. `within` is the callId of the call that makes it."""
 
     def drop(self, tool_call_id: str) -> None:
         """A call is given up: nobody wants its result any more."""

@@ -1,7 +1,7 @@
-"""The tool calls of one turn: those of the model, and those of its scripts (code mode).
+"""The tool calls of one turn: those of the model, and those that other calls make (inner calls).
 
 A call goes through the middleware around it, then to a handler in this process or over the bus. Both kinds of call go
-the same way. What differs is where the result goes: into the conversation, or to the script.
+the same way. What differs is where the result goes: into the conversation, or to the call that made it.
 
 Source: docs/design/turns.md section 2; docs/design/delivery.md section 6; docs/design/tools.md section 12.
 """
@@ -25,13 +25,11 @@ from goondan.agentproc.notes import TurnNotes, results_of
 from goondan.agentproc.own_calls import OwnCalls
 from goondan.agentproc.parts import Call, TurnParts, starting
 from goondan.agentproc.providers.history import KEPT
-from goondan.agentproc.script_calls import ScriptCalls
 from goondan.agentproc.tool_asks import ToolAsks
 from goondan.agentproc.turn import DropCalls, Input, Listed, ListTools, RunTool, ToolFinished, Turn
 from goondan.agentproc.turn_context import TurnContext
 from goondan.schemas.bundle.address import SEPARATOR
 from goondan.schemas.bundle.arguments import invalid_arguments
-from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import OperatorTool, ToolResult
@@ -81,7 +79,6 @@ class TurnCalls:
         self.first_sent: dict[str, int] = {}
         #: What calls of this turn ask of it.
         self.asks = ToolAsks(instance.link, instance.caller.is_open)
-        self._scripts = ScriptCalls(self, self.asks, instance.script_log)
         #: Tool call id -> callId under which the tool host gave the result.
         self._answered: dict[str, str] = {}
         self._shown_message = ""
@@ -90,11 +87,6 @@ class TurnCalls:
     def turn_id(self) -> str:
         """The id of the turn."""
         return self._machine.turn_id
-
-    @property
-    def spec(self) -> AgentSpec:
-        """The agent's specification, as it is now."""
-        return self._instance.spec
 
     def list_tools(self, _: ListTools) -> None:
         """Tell the turn which tools an operator could call now."""
@@ -166,8 +158,6 @@ class TurnCalls:
             self._own_calls.start(action, args, self.catalog, self.context, then)
         elif (gone := self._of_lost_server(action)) is not None:
             then(gone)
-        elif (unknown := self._scripts.begin(action)) is not None:
-            then(unknown)
         else:
             self._send(action, args, then, within)
 
@@ -183,7 +173,7 @@ class TurnCalls:
         self._instance.caller.may_repeat(call_id, lambda: self._instance.servers.ask(servers.ATTACH, server, CONNECT_S))
 
     def _send(self, action: RunTool, args: Any, then: Callable[[ToolResult], None], within: str | None) -> None:
-        """Make one call over the bus. `within` is the callId of the script that makes it."""
+        """Make one call over the bus. `within` is the callId of the call that makes it."""
         part, message, instance = action.part, action.message, self._instance
         encoded = None
         if message.id != self._shown_message:
@@ -194,7 +184,7 @@ class TurnCalls:
                 log.warning("turn %s: %s", self.turn_id, result)
                 self._lost()
                 return
-            self._over(part.tool_call_id, result)
+            self.asks.drop(f"{self.turn_id}/{part.tool_call_id}")
             if answered_id is not None and within is None:
                 self._answered[part.tool_call_id] = answered_id
             elif answered_id is not None:
@@ -221,7 +211,6 @@ class TurnCalls:
         if refused is not None:
             if encoded is not None:
                 self._shown_message = ""  # nobody has seen it yet
-            self._over(part.tool_call_id, refused)
             then(refused)
 
     def drop(self, action: DropCalls) -> None:
@@ -236,16 +225,11 @@ class TurnCalls:
             self.stages.drop_calls(tool_call_ids)
 
     def _drop(self, tool_call_id: str) -> None:
-        self._over(tool_call_id, None)
+        self.asks.drop(f"{self.turn_id}/{tool_call_id}")
         self._instance.caller.cancel([f"{self.turn_id}/{tool_call_id}"])
         for drop in self._parts.hooks.drop:
             drop(tool_call_id)
         self._own_calls.drop(tool_call_id)
-
-    def _over(self, tool_call_id: str, result: ToolResult | None) -> None:
-        """A call has its result, or is given up: what it has asked is, too."""
-        self.asks.drop(f"{self.turn_id}/{tool_call_id}")
-        self._scripts.end(tool_call_id, result)
 
     def use(self, catalog: StepCatalog) -> None:
         """The tools of the step that begins."""
@@ -264,16 +248,16 @@ class TurnCalls:
         self._own_calls.close()
         self.asks.close()
 
-    # --- the calls of scripts
+    # --- inner calls
 
-    def inner_began(self, script: str, part: ToolCallPart) -> None:
-        """A script makes a call."""
-        self._notes.inner_began(script, part, self._instance.clock(), self.catalog)
+    def inner_began(self, outer: str, part: ToolCallPart) -> None:
+        """The call `outer` makes a call."""
+        self._notes.inner_began(outer, part, self._instance.clock(), self.catalog)
         self._noted()
 
-    def inner_ended(self, script: str, part: ToolCallPart, result: ToolResult) -> None:
-        """A call of a script has its result."""
-        self._notes.inner_ended(script, part, result, self._instance.clock())
+    def inner_ended(self, outer: str, part: ToolCallPart, result: ToolResult) -> None:
+        """That call has its result."""
+        self._notes.inner_ended(outer, part, result, self._instance.clock())
         self._noted()
 
     def cancel_unseen(self, call_ids: Sequence[str]) -> None:

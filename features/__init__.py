@@ -16,6 +16,8 @@ place, or see that something passed without it.
 
 - Recordings come first. A call that is played again from a recording was allowed and paid for when it was recorded.
 - Approvals come before budgets. What a person refuses costs nothing, and what waits for a person has reserved nothing.
+- Code mode lies between them. A call of a script begins at the outermost layer, as every call does, so it passes the
+  rules of both. A script that is played again from a recording does not run, so it makes none.
 - Budgets come last, so nothing between a budget and the call that it counts can make one more call.
 """
 
@@ -69,6 +71,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
         ("wire", "bundle", "broker", "agent", "command", "process"),
         commands={"changeset": "List what agents have changed in the bundle; show it, or take it back."},
     ),
+    Feature("code_mode", ("wire", "agent")),
     Feature(
         "dead_letters",
         ("broker", "command"),

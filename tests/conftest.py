@@ -45,7 +45,7 @@ LONG = (
         "process/test_walkthrough",
     ),
     *("process/test_agents_tool", "process/test_cli_tool", "process/test_kernel_commands", "process/test_live"),
-    *("features/mcp/process/test_mcp_serve", "process/test_code_mode"),
+    *("features/mcp/process/test_mcp_serve", "features/code_mode/process/test_code_mode"),
 )
 #: What scripts/test sets for a run of all tests, which is two runs beside each other.
 WHOLE_RUN = "GOONDAN_WHOLE_RUN" in os.environ

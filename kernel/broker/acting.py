@@ -23,7 +23,6 @@ from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.launch import KernelPlan, ToolSpec
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import OPERATOR, Frame, Source
-from goondan.schemas.wire.questions import CODE_TOOL
 
 #: One shared object, because there may be very many events of clients.
 _CLIENT: Final = Source("client", "client")
@@ -101,16 +100,16 @@ class Actors:
         return _of_turn(agent_address(instance.agent, instance.key), instance, call.event, call_id)
 
 
-def open_script(bus: Bus, event: Event, within: str) -> Call:
-    """The script that makes a call, which has to be open in the same turn. Raises GoondanError: E_FORBIDDEN, or
-    E_OVERLOADED while its agent may be about to send it again.
+def outer_call(bus: Bus, event: Event, within: str) -> Call:
+    """The call that makes another one: it is open in the same turn, and its tool may make calls. Raises GoondanError:
+    E_FORBIDDEN, or E_OVERLOADED while its agent may be about to send it again.
     """
     call = bus.calls.get(within)
     if call is None and bus.now < bus.calls.back_by:
-        message = "the script of this call is not open here"
+        message = "the call that makes this one is not open here"
         raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
-    if call is None or call.event is not event or call.tool != CODE_TOOL:
-        raise fail("E_FORBIDDEN", "`within` names no open script of this turn")
+    if call is None or call.event is not event or not bus.calls.may_make_calls(call.tool):
+        raise fail("E_FORBIDDEN", "`within` names no open call of this turn that may make calls")
     return call
 
 

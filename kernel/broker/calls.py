@@ -13,6 +13,7 @@ from msgspec import Struct
 from goondan.kernel.broker.blobs import MAX_CALL_BYTES
 from goondan.kernel.broker.entities import Connection, Event
 from goondan.kernel.broker.shares import Pool, kept_of
+from goondan.schemas.bundle.address import SEPARATOR
 
 
 class Call(Struct, gc=False):
@@ -40,7 +41,7 @@ class Call(Struct, gc=False):
     large: int = 0
     #: It has asked its agent something (`tool.ask`).
     asks: bool = False
-    #: Of a script of an agent whose calls a person may have to decide: its payload; else b"".
+    #: Of a call that may make others, of an agent whose calls a person may have to decide: its payload; else b"".
     script: bytes = b""
     #: Its tool host has said that it waits for its jail; None: it does not.
     jail_since: float | None = None
@@ -59,12 +60,18 @@ class Calls:
         self._waiting: dict[str, Call] = {}
         #: Until then, agents may be about to send calls again that are not open here (seconds on the broker's clock).
         self.back_by = 0.0
+        #: The names of the tools whose calls may make calls of other tools. Kept by ToolAsks.
+        self.makers: frozenset[str] = frozenset()
         #: Size of all arguments by reference of open calls (bytes).
         self.large = Pool(MAX_CALL_BYTES, kept_of(MAX_CALL_BYTES))
         self.get = self.open.get
 
     def __len__(self) -> int:
         return len(self.open)
+
+    def may_make_calls(self, tool: str | None) -> bool:
+        """Whether calls of this tool, by its full name, may make calls of other tools."""
+        return (tool or "").partition(SEPARATOR)[0] in self.makers
 
     def wait(self, call: Call, data: bytes) -> None:
         """Keep the frame until a tool host comes, because none is there."""

@@ -6,14 +6,14 @@ from __future__ import annotations
 class Standing:
     """The items of one event. Times are seconds on the broker's clock."""
 
-    __slots__ = ("asked", "asked_bytes", "held_since", "holds", "items", "of_scripts", "ready", "unread")
+    __slots__ = ("asked", "asked_bytes", "held_since", "holds", "inner", "items", "ready", "unread")
 
     def __init__(self) -> None:
         #: How many items of its own turn wait for a person.
         self.items = 0
-        #: How many of them belong to calls of scripts. Such a call ends with the process of the turn, so the turn is
-        #: handed over without a decision.
-        self.of_scripts = 0
+        #: How many of them belong to inner calls. Such a call ends with the process of the turn, so the turn is handed
+        #: over without a decision.
+        self.inner = 0
         #: How many items its own turn has, with decided ones: they stay until the event ends.
         self.asked = 0
         #: Bytes of these items.
@@ -30,9 +30,9 @@ class Standing:
     def lost(self) -> bool:
         """The process of its turn is gone. Returns whether the turn only waited; then this is not a failed attempt."""
         self.ready = self.unread > 0
-        return self.items > self.of_scripts and not self.unread
+        return self.items > self.inner and not self.unread
 
     @property
     def waits(self) -> bool:
         """Whether it must not be handed over now, because its work needs a person's decision first."""
-        return self.items > self.of_scripts and not self.ready
+        return self.items > self.inner and not self.ready

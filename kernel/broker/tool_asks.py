@@ -1,8 +1,9 @@
 """What a running call asks of the agent that made it, and the agent's answer. Pure. This is a hot path.
 
 Rules.
-- A tool host asks in the name of a call that is open on its connection and whose tool may ask: an MCP server, or the
-  tool of code mode. The question goes to the process that holds the call's event, and to nobody else.
+- A tool host asks in the name of a call that is open on its connection and whose tool may ask: a server, or a tool
+  whose calls make others (the permission `tools`). The question goes to the process that holds the call's event, and
+  to nobody else.
 - An agent answers for calls of the event that it holds. The answer goes to the tool host that has the call. Which
   question it answers is checked there.
 - Payloads are passed on unchanged.
@@ -21,7 +22,7 @@ from goondan.kernel.broker.clocks import Clocks
 from goondan.kernel.broker.entities import AGENTS, TOOLS, Connection
 from goondan.kernel.broker.parts import Part, Take
 from goondan.schemas.bundle.address import SEPARATOR
-from goondan.schemas.bundle.launch import KernelPlan, ToolSpec
+from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import Frame
@@ -41,7 +42,10 @@ class ToolAsks(Part):
 
     def revise(self, plan: KernelPlan) -> None:
         """The tools are those of `plan` from now on."""
-        self._may = frozenset(tool.name for tool in plan.toolhost.tools if _may_ask(tool))
+        tools = plan.toolhost.tools
+        makers = frozenset(tool.name for tool in tools if "tools" in tool.sandbox.permissions)
+        self._bus.calls.makers = makers
+        self._may = makers.union(tool.name for tool in tools if tool.server is not None or tool.servers)
 
     def ask(self, connection: Connection, frame: Frame, now: float) -> None:
         """`tool.ask` from a tool host."""
@@ -81,11 +85,6 @@ class ToolAsks(Part):
         frame.event_id = frame.epoch = frame.tool = None
         _without_claims(frame)
         self._out.append((TOOLS, call.host.ident, encode_value(frame)))
-
-
-def _may_ask(tool: ToolSpec) -> bool:
-    """Whether calls of this tool may ask: code mode, and MCP servers."""
-    return tool.server is not None or bool(tool.servers) or "tools" in tool.sandbox.permissions
 
 
 def _without_claims(frame: Frame) -> None:

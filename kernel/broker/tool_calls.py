@@ -17,7 +17,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Final
 
-from goondan.kernel.broker.acting import open_script
+from goondan.kernel.broker.acting import outer_call
 from goondan.kernel.broker.bus import CREDIT, CREDIT_SLACK, MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
 from goondan.kernel.broker.calls import Call
 from goondan.kernel.broker.cancels import Cancels
@@ -86,7 +86,7 @@ class ToolCalls(Part, OfHosts):
         check_opened(place, self._bus.plan.spawn_workdirs)
         frame.attach = False
         if frame.within is not None:
-            open_script(self._bus, event, frame.within)
+            outer_call(self._bus, event, frame.within)
         for admits in self._admits:
             if not admits(connection, event, frame, place, now):
                 return

@@ -92,9 +92,9 @@ def check_tool(tool: CheckedTool, files: Files, report: Report, *, schemas: bool
     check_sandbox(tool.body.sandbox, tool.document, ("spec", "sandbox"), files, report)
     if "tools" in tool.body.sandbox.permissions and not tool.bundled:
         at = tool.body.sandbox.permissions.index("tools")
-        message = "the permission 'tools' is for the bundled tool of code mode"
+        message = "the permission 'tools' is for tools that come with the kernel"
         place = tool.document.place("spec", "sandbox", "permissions", at)
-        report.error("E_CONFIG_INVALID_VALUE", message, place, "Leave it out, and name Extension/code-mode.")
+        report.error("E_CONFIG_INVALID_VALUE", message, place, "Leave it out.")
     if tool.body.sandbox.javascript is not None and tool.body.entry and entry_kind(tool.body.entry) != "javascript":
         message = "the entry is neither JavaScript nor TypeScript"
         place = tool.document.place("spec", "sandbox", "javascript")

@@ -98,8 +98,6 @@ CODES: Final[dict[str, str]] = {
     "E_RESTART_REFUSED": "Wait until the kernel is ready (`gdn ps`), then ask again.",
     "E_RESTART_FAILED": "The kernel goes on as it was; `gdn logs` says more.",
     "E_DISK_FULL": "Free space on the disk of the state directory.",
-    "E_SCRIPT_FAILED": "Mend the script; mind what it has done.",
-    "E_SCRIPT_LANGUAGE": "Write the script in Python.",
     "E_STORE_FULL": "Raise the Agent's policy.conversationMb, or go on in a new instance (`--instance`).",
     "E_FEATURE_MISSING": "Install Goondan anew, whole; then send the message again: `gdn dead requeue`.",
     "E_JOURNAL_CORRUPT": "Restore the journal, or start with --accept-loss.",
@@ -192,6 +190,8 @@ class ErrorCode(NamedTuple):
     refuser: str = ""
     #: Whether an agent is told this code when one that it has asked fails by it. Else it is told E_AGENT_FAILED.
     passed_on: bool = False
+    #: Whether bundled tools may say it of their own calls.
+    of_tools: bool = False
     #: Whether the broker answers a call with it that waits. The call is made again when the broker says so.
     waits: bool = False
 

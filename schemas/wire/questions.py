@@ -12,13 +12,13 @@ docs/design/tools.md section 12.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final
 
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import error_payload, row_of
-from goondan.schemas.wire.frames import OPERATOR_TYPES, TOOL_COMPLETED, Answer, ErrorPayload
+from goondan.schemas.wire.frames import OPERATOR_TYPES, TOOL_COMPLETED, Answer, ErrorPayload, OptionalRaw
 
 #: How long an answer may take when the asker does not say (milliseconds; AGENTS-12).
 TIMEOUT_MS: Final = 60_000
@@ -89,16 +89,6 @@ def answered(target: str, event_id: str, correlation_id: str, response: str | No
 
 # --- what a call asks of its agent ------------------------------------------------------------------------------------
 
-if TYPE_CHECKING:
-    OptionalRaw = Raw | None
-else:
-    # msgspec takes Raw out of a union and would then accept nothing but nil; the default stays None.
-    OptionalRaw = Raw
-
-#: Call one of the agent's tools (InnerCall). Answered with InnerResult.
-TOOL: Final = "tool"
-#: Look for tools in the catalog (ToolsQuery). Answered with FoundTools.
-TOOLS: Final = "tools"
 #: A server asks a person (MCP elicitation).
 ELICIT: Final = "elicit"
 #: A server asks the agent's model (MCP sampling).
@@ -107,14 +97,6 @@ SAMPLE: Final = "sample"
 ROOTS: Final = "roots"
 #: How the kinds begin by which a server's token is asked for (MCP authorization).
 OAUTH_PREFIX: Final = "oauth."
-#: The kinds that code mode has, and those of MCP servers, without the ones that begin with OAUTH_PREFIX.
-CODE_KINDS: Final = frozenset({TOOL, TOOLS})
-SERVER_KINDS: Final = frozenset({ELICIT, SAMPLE, ROOTS})
-
-#: The bundled extension of code mode, and the full name of the tool that it brings.
-CODE_MODE: Final = "code-mode"
-CODE_TOOL: Final = "code__run"
-
 #: Questions of one call that may be open at once.
 MAX_OPEN: Final = 16
 #: Calls of tools that one call may make in all.
@@ -143,54 +125,3 @@ class ToolAnswer(Struct, frozen=True, rename="camel", omit_defaults=True):
     value: OptionalRaw = None
     #: Why there is no value.
     error: ErrorPayload | None = None
-
-
-class InnerCall(Struct, frozen=True):
-    """The value of a question of kind `tool`: one call of a tool."""
-
-    #: The tool's full name, as in the agent's catalog.
-    name: str
-    #: The arguments: a JSON object.
-    args: Any = None
-
-
-class InnerResult(Struct, frozen=True, omit_defaults=True):
-    """The value of the answer to a question of kind `tool`. A call that failed is answered with an error."""
-
-    #: `pending`: the work goes on after this result.
-    status: Literal["ok", "pending"]
-    #: With `ok`: the tool's output.
-    output: OptionalRaw = None
-    #: With `pending`: the name of the work that goes on.
-    handle: str | None = None
-
-
-class ToolsQuery(Struct, frozen=True, rename="camel", omit_defaults=True):
-    """The value of a question of kind `tools`."""
-
-    #: Words to look for in names and descriptions. None: `names` are described.
-    query: str | None = None
-    #: Full names of tools to describe.
-    names: list[str] = []
-    #: How many tools are found at most.
-    limit: int = 10
-
-
-class FoundTool(Struct, frozen=True, omit_defaults=True):
-    """One tool of the agent's catalog."""
-
-    #: Its full name.
-    name: str
-    #: What it does.
-    description: str | None = None
-    #: The JSON Schema of its arguments. None: it declares none.
-    parameters: dict[str, Any] | None = None
-
-
-class FoundTools(Struct, frozen=True):
-    """The value of the answer to a question of kind `tools`."""
-
-    #: The best first.
-    tools: list[FoundTool]
-    #: How many tools there are in all.
-    total: int

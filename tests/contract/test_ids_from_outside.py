@@ -6,7 +6,6 @@ that a person's yes to the script is one to that call, too.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from importlib import import_module
 from pathlib import Path
@@ -25,11 +24,8 @@ from goondan.schemas.approvals import ApprovalAsk
 from goondan.schemas.bundle.address import is_given_id
 from goondan.schemas.wire.codec import encode_value, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame
-from goondan.schemas.wire.questions import CODE_MODE, CODE_TOOL
-from tests.unit.agentproc.bundled import bundled
-from tests.unit.agentproc.fakes import NOTE, FakeLink, FakeModel, echo, event_frame, ok, says, wants
-from tests.unit.agentproc.test_script_calls import CODE
-from tests.unit.agentproc.turns import Make, Runners, settle
+from tests.unit.agentproc.fakes import ok
+from tests.unit.agentproc.turns import Make, Runners
 from tests.unit.agentproc.vendor_formats import (
     begin,
     body,
@@ -122,21 +118,6 @@ def test_a_strange_id_of_a_model_is_replaced_and_call_and_result_stay_a_pair(
         assert len(paired(provider, body([stored.message, result.message], provider))) == 1
 
 
-async def test_a_model_does_not_make_its_call_one_of_a_script(make: Make) -> None:
-    link = FakeLink(lambda tool_, args: None if tool_ == CODE_TOOL else echo(tool_, args))
-    script = ("s", CODE_TOOL, {"language": "python", "code": "…"})
-    model = FakeModel(wants(script, ("s>51", "notes__add", {}), ("s>1", "notes__add", {})), says("done"))
-    parts: dict[str, Any] = {"registry": [CODE, NOTE], "catalog": ["notes__add"], "addable": [CODE_TOOL]}
-    runner = make(link, model, extensions=[bundled(CODE_MODE)], **parts)
-    await runner.load_extensions()
-    turn = asyncio.ensure_future(runner.run(event_frame("e1", "go")))
-    await settle()
-    assert [frame.within for frame in link.calls] == [None] * 3
-    assert [(frame.call_id or "").partition("/")[2] for frame in link.calls] == ["s", "call_1_2", "call_1_3"]
-    link.finish(link.calls[0].call_id or "", ok({"printed": ""}))
-    await turn
-
-
 # --- the broker
 
 
@@ -146,6 +127,20 @@ def own_call(script: Any, within: str) -> str | None:
     frame = Frame("approval.ask", tool="bash__own", call_id="t1/x", event_id="e1", within=within, payload=payload)
     frame.epoch = script.bench.instance("coder").epoch
     return code_of(script.agent.say(frame))
+
+
+def test_no_call_is_within_one_whose_tool_may_make_none() -> None:
+    bench = Bench({"rules": []})
+    client, host = bench.client(), bench.host()
+    bench.ask(client)
+    agent = bench.agent()
+    agent.take()
+    bench.now += RETURN_S
+    assert code_of(agent.call({"command": "ls"}, "t1/open")) is None
+    assert len(host.take("tool.call")) == 1
+    for within in ("t1/never", "t1/open", ""):
+        assert code_of(agent.call({"command": "ls"}, "t1/x", within=within)) == "E_FORBIDDEN"
+    assert host.take("tool.call") == []
 
 
 @pytest.mark.feature("approvals")

@@ -35,7 +35,7 @@ from msgspec import Raw, Struct
 
 from goondan.schemas.bundle.launch import ToolSpec
 from goondan.schemas.wire.codec import encode_value
-from goondan.schemas.wire.errors import CODES, cut_message, help_url, tool_error
+from goondan.schemas.wire.errors import CODES, cut_message, help_url, row_of, tool_error
 from goondan.schemas.wire.frames import ErrorPayload, ToolError, ToolResult
 from goondan.schemas.worker.worker_frames import Result, WorkerError
 from goondan.toolhost.calls.call_registry import Call, FairStore
@@ -217,13 +217,12 @@ MAX_URL: Final = 1000
 _CODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]*")
 #: Before a code of the kernel that a handler says of its own accord.
 OWN: Final = "tool:"
-#: Codes of the kernel that any handler may say of its own call, and those that the bundled tools say besides.
+#: Codes of the kernel that any handler may say of its own call, and those that the bundled tools say besides,
+#: with those that features have for theirs (ErrorCode.of_tools).
 OF_HANDLERS: Final = frozenset(
     ("E_TOOL", "E_TOOL_INVALID_ARGS", "E_TOOL_LIMIT", "E_TOOL_BAD_OUTPUT", "E_TOOL_NOT_FOUND", "E_CALL_ENDED")
 )
-OF_BUNDLED: Final = frozenset(
-    ("E_SANDBOX_DENIED", "E_TOKEN_MISSING", "E_SCRIPT_FAILED", "E_SCRIPT_LANGUAGE", "E_CANCELLED", "E_TOOL_TIMEOUT")
-)
+OF_BUNDLED: Final = frozenset(("E_SANDBOX_DENIED", "E_TOKEN_MISSING", "E_CANCELLED", "E_TOOL_TIMEOUT"))
 _NIL: Final = b"\xc0"
 # {"status": "ok", "output": …, "receipt": …} up to the output, and from there to the receipt
 _OK: Final = encode_value({"status": "ok", "output": None, "receipt": None}).partition(b"\xc0")[0]
@@ -280,7 +279,9 @@ def own_error(error: WorkerError, call: Call) -> WorkerError:
     if not _CODE.fullmatch(code):
         code = "E_TOOL"
     elif code in CODES and not (
-        code in OF_HANDLERS or code in call.heard or (call.tool.bundled and code in OF_BUNDLED)
+        code in OF_HANDLERS
+        or code in call.heard
+        or (call.tool.bundled and (code in OF_BUNDLED or row_of(code).of_tools))
     ):
         code = OWN + code
     return error if code == error.code else msgspec.structs.replace(error, code=code)

@@ -14,8 +14,9 @@ from typing import Any, Final
 import msgspec
 
 from goondan.schemas.bundle.launch import CatalogItem
-from goondan.schemas.wire.questions import CODE_TOOL
 
+#: The tool that it brings.
+CODE_TOOL: Final = "code__run"
 #: Families of tools that are named to the model. It finds the others with a search.
 MAX_FAMILIES: Final = 24
 

@@ -31,7 +31,7 @@ from goondan.features.approvals.broker.item import (
 from goondan.features.approvals.broker.items import Items, reply
 from goondan.features.approvals.broker.operators import Operators
 from goondan.features.approvals.wire import UNREADABLE, Decision, Policy, concerns, decide, policies_of
-from goondan.kernel.broker.acting import open_script
+from goondan.kernel.broker.acting import outer_call
 from goondan.kernel.broker.bus import MAX_ID
 from goondan.kernel.broker.calls import Call
 from goondan.kernel.broker.entities import AGENTS, Connection, Event
@@ -43,7 +43,6 @@ from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import encode_value, to_raw
 from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import ErrorPayload, Frame
-from goondan.schemas.wire.questions import CODE_TOOL
 
 #: Why a question that nobody waits for any more counts as denied.
 WITHDRAWN: Final = "the call that asked has ended"
@@ -138,7 +137,11 @@ class GatedCalls(Part, OfCalls):
 
     def opens(self, call: Call, frame: Frame, now: float) -> None:
         """Remember a script: a person is shown it with the calls that it makes."""
-        if frame.tool == CODE_TOOL and frame.blob is None and call.event.instance.agent in self.policies:
+        if (
+            frame.blob is None
+            and call.event.instance.agent in self.policies
+            and self._bus.calls.may_make_calls(frame.tool)
+        ):
             call.script = bytes(frame.payload)
 
     # --- calls that run in the agent, and questions
@@ -211,7 +214,7 @@ class GatedCalls(Part, OfCalls):
 
     def _script_of(self, event: Event, within: str | None) -> Script | None:
         """The script that makes a call; None for a call of the model."""
-        return None if within is None else Script(within, read_script(open_script(self._bus, event, within).script))
+        return None if within is None else Script(within, read_script(outer_call(self._bus, event, within).script))
 
     def _decided_with(
         self, wanted: Wanted, connection: Connection, frame: Frame

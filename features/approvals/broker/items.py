@@ -191,7 +191,7 @@ class Items(Part, OfEvents, OfCalls):
         item.holds_time = True
         standing = event.standing = event.standing or Standing()
         standing.items += 1
-        standing.of_scripts += item.within is not None
+        standing.inner += item.within is not None
 
     def _release_clocks(self, item: Item, now: float) -> None:
         """The item does not wait any more."""
@@ -200,7 +200,7 @@ class Items(Part, OfEvents, OfCalls):
         self._bytes.give(event.session, event.root, item.size)
         if event.standing is not None:
             event.standing.items -= 1
-            event.standing.of_scripts -= item.within is not None
+            event.standing.inner -= item.within is not None
         chain, item.chain = item.chain, []
         self._clocks.release(chain, now)
         self._clocks.tell_call(item.id, "runs")

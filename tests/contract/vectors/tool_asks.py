@@ -5,22 +5,15 @@ from __future__ import annotations
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import Frame, ToolCallPayload
-from goondan.schemas.wire.questions import (
-    FoundTool,
-    FoundTools,
-    InnerCall,
-    InnerResult,
-    ToolAnswer,
-    ToolAsk,
-    ToolsQuery,
-)
+from goondan.schemas.wire.questions import ToolAnswer, ToolAsk
 
 
 def tool_ask_frames() -> list[tuple[str, Frame, str | None]]:
     """Name, frame and payload kind of everything that our own encoder writes."""
-    called = InnerCall("json-query__count", {"data": [1, 2], "path": "$"})
-    result = InnerResult("ok", to_raw({"count": 2}))
-    found = FoundTools([FoundTool("json-query__count", "Count.", {"type": "object"})], 12)
+    called = {"name": "json-query__count", "args": {"data": [1, 2], "path": "$"}}
+    result = {"status": "ok", "output": {"count": 2}}
+    tool = {"name": "json-query__count", "description": "Count.", "parameters": {"type": "object"}}
+    found = {"tools": [tool], "total": 12}
     failed = error_payload("E_TOOL_NOT_IN_CATALOG", "Tool 'x' is not available in the current Tool Catalog.")
     inner = ToolCallPayload(args=to_raw({"data": "[1, 2]"}), turn_id="t1", tool_call_id="c1>1")
     return [
@@ -55,7 +48,7 @@ def tool_ask_frames() -> list[tuple[str, Frame, str | None]]:
                 tool="code__run",
                 call_id="t1/c1",
                 epoch=7,
-                payload=to_raw(ToolAsk(2, "tools", to_raw(ToolsQuery("count things")))),
+                payload=to_raw(ToolAsk(2, "tools", to_raw({"query": "count things"}))),
             ),
             "ToolAsk",
         ),

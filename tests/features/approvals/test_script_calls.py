@@ -17,11 +17,12 @@ from goondan.schemas.approvals import ApprovalAsk
 from goondan.schemas.bundle.launch import CatalogItem, SandboxSpec, ToolSpec
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.frames import Frame, Lease, ToolCallPayload
-from goondan.schemas.wire.questions import CODE_TOOL, ToolAsk
+from goondan.schemas.wire.questions import ToolAsk
 from tests.features.approvals.test_calls import decide, items, result
 from tests.unit.kernel.broker.approving import ASK, Bench, code_of
 
 SCRIPT = "t1/s"
+CODE_TOOL = "code__run"
 CODE = "for n in range(100):\n    tools.bash__exec(command=f'rm {n}')"
 TWO: dict[str, Any] = {
     "rules": [
@@ -182,7 +183,7 @@ def test_with_the_script_what_it_has_asked_is_withdrawn_and_its_decisions_end() 
     gone = script.client.admin(op="approve.answer", id=f"{SCRIPT}>2", decision="yes")
     assert gone["code"] == "E_APPROVAL_NOT_FOUND"
     standing = script.bench.instance("coder").leased.standing
-    assert (standing.items, standing.of_scripts, standing.holds, standing.unread) == (0, 0, 0, 0)
+    assert (standing.items, standing.inner, standing.holds, standing.unread) == (0, 0, 0, 0)
     script.bench.restart()
     assert not any(item.open for item in script.bench.items.values())
 

@@ -1,6 +1,5 @@
 """Bundled tools import `goondan_tool` and `goondan_base`, as which a jail shows toolhost/inside and
-toolhost/base/goondan_base. The tool of code mode imports `code_scripts`, which lies beside it. Outside of a jail they
-are these packages.
+toolhost/base/goondan_base. Outside of a jail they are these packages.
 
 Their modules as well, each under both names: loaded twice, their classes would be two.
 """
@@ -16,7 +15,6 @@ PACKAGES = {
         "goondan.toolhost.base.goondan_base",
         ("arguments", "reasons", "shell", "redaction", "fetch", "saving", "bot_api"),
     ),
-    "code_scripts": ("goondan.toolhost.base.code.code_scripts", ("calls", "printed", "python_script", "node_script")),
 }
 
 for _name, (_package, _modules) in PACKAGES.items():

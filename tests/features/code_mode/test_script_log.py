@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from goondan.agentproc import script_log
-from goondan.agentproc.script_log import FILE, ScriptLog
-from goondan.agentproc.scripts import Record
+from goondan.features.code_mode.agent import script_log
+from goondan.features.code_mode.agent.script_log import FILE, ScriptLog
+from goondan.features.code_mode.agent.scripts import Record
 
 ONE, TWO = Record(1, "began", "a__b", '{"x":1}'), Record(1, "ok")
 
@@ -29,8 +29,8 @@ def test_another_process_reads_what_was_written_and_nothing_of_another_script(tm
 def test_it_survives_the_end_of_its_process(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"
-        "from goondan.agentproc.script_log import ScriptLog\n"
-        "from goondan.agentproc.scripts import Record\n"
+        "from goondan.features.code_mode.agent.script_log import ScriptLog\n"
+        "from goondan.features.code_mode.agent.scripts import Record\n"
         "log = ScriptLog(sys.argv[1])\n"
         "for number in range(2000): log.add('t/c1', Record(number, 'began', 'a__b', 'x' * 200))\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -7,10 +7,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from goondan.agentproc.call_ids import MAX_TOOL_CALL_ID
-from goondan.agentproc.scripts import MAX_NAMED, MAX_SEARCHES, Record, Scripts, inner_id, told
+from goondan.features.code_mode.agent.scripts import MAX_NAMED, MAX_SEARCHES, Record, Scripts, inner_id, told
+from goondan.features.code_mode.wire import CODE_TOOL
 from goondan.schemas.bundle.address import is_given_id
 from goondan.schemas.wire.frames import ErrorPayload
-from goondan.schemas.wire.questions import CODE_TOOL, MAX_INNER_CALLS, MAX_OPEN
+from goondan.schemas.wire.questions import MAX_INNER_CALLS, MAX_OPEN
 
 
 def refused(answer: int | ErrorPayload | None) -> str:

@@ -21,9 +21,10 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from goondan.features.code_mode.wire import CODE_TOOL
 from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import ErrorPayload
-from goondan.schemas.wire.questions import CODE_TOOL, MAX_INNER_CALLS, MAX_OPEN
+from goondan.schemas.wire.questions import MAX_INNER_CALLS, MAX_OPEN
 
 #: How often one script may look for tools: each look goes through the whole catalog.
 MAX_SEARCHES: Final = 100

@@ -1,4 +1,4 @@
-"""Scripts of code mode: their calls are made like the model's own. The shell around scripts.py.
+"""Scripts of code mode: their calls are made like the model's own.
 
 A script asks for a call (`tool.ask`). The call is one more call of the step: it passes the step's catalog, middleware,
 validation, approval and budget, and stands in the trace below the script. Its result is the answer, and goes nowhere
@@ -9,26 +9,24 @@ Source: docs/code-mode.md; docs/design/tools.md section 12.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
 
 from goondan.agentproc.catalog import StepCatalog
 from goondan.agentproc.conversation import ToolCallPart
-from goondan.agentproc.script_log import ScriptLog
-from goondan.agentproc.scripts import MAX_SHOWN_ARGS, Outcome, Record, Scripts, inner_id, told
-from goondan.agentproc.tool_asks import Asked, ToolAsks
+from goondan.agentproc.instance import Instance
+from goondan.agentproc.parts import AgentFeature, Call, Done, Start, TurnCore, TurnPart
+from goondan.agentproc.tool_asks import Asked
 from goondan.agentproc.tool_ranking import best
 from goondan.agentproc.turn import RunTool
-from goondan.schemas.bundle.launch import AgentSpec, CatalogItem
-from goondan.schemas.wire.errors import for_model
-from goondan.schemas.wire.frames import OPERATOR_AGENT, ErrorPayload, ToolError, ToolResult
-from goondan.schemas.wire.questions import (
-    CODE_MODE,
+from goondan.features.code_mode.agent.script_log import ScriptLog
+from goondan.features.code_mode.agent.scripts import MAX_SHOWN_ARGS, Record, Scripts, inner_id, told
+from goondan.features.code_mode.wire import (
     CODE_TOOL,
+    EXTENSION,
     TOOL,
     TOOLS,
     FoundTool,
@@ -37,82 +35,81 @@ from goondan.schemas.wire.questions import (
     InnerResult,
     ToolsQuery,
 )
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem
+from goondan.schemas.wire.errors import for_model
+from goondan.schemas.wire.frames import OPERATOR_AGENT, ErrorPayload, Frame, ToolError, ToolResult
 
 #: Tools that one answer describes at most.
 MAX_FOUND: Final = 50
 _NOTHING: Final = Raw(b"\xc0")
 
 
-class Turn(Protocol):
-    """What is used of the turn that runs (goondan.agentproc.turn_run.TurnRun)."""
-
-    @property
-    def turn_id(self) -> str: ...
-    @property
-    def catalog(self) -> StepCatalog: ...
-    @property
-    def spec(self) -> AgentSpec: ...
-    def make_call(self, action: RunTool, done: Callable[[ToolResult], None]) -> None: ...
-    def drop_calls(self, tool_call_ids: list[str]) -> None: ...
-    def inner_began(self, script: str, part: ToolCallPart) -> None: ...
-    def inner_ended(self, script: str, part: ToolCallPart, result: ToolResult) -> None: ...
-    def cancel_unseen(self, call_ids: list[str]) -> None: ...
-
-
-class ScriptCalls:
+class ScriptCalls(TurnPart):
     """The scripts of one turn."""
 
-    def __init__(self, turn: Turn, asks: ToolAsks, log: ScriptLog) -> None:
+    def __init__(self, turn: TurnCore, log: ScriptLog) -> None:
         self._turn = turn
         self._log = log
         self._scripts = Scripts()
         self._actions: dict[str, RunTool] = {}
         self._names: tuple[StepCatalog, dict[str, str]] | None = None
-        asks.handle(TOOL, self._call)
-        asks.handle(TOOLS, self._find)
+        self.asks = {TOOL: self._make_call, TOOLS: self._find}
 
-    def begin(self, action: RunTool) -> ToolResult | None:
-        """A call is about to be made. Nothing happens unless it is a script of code mode.
+    def call(self, call: Call, done: Done, start: Start) -> None:
+        """A call is about to be made. A script is registered, so that it may make calls from now on.
 
-        Returns the result of a script that may have run before: what it has heard from its calls was in the process
-        that is gone, so it cannot go on.
+        What a script of an earlier incarnation has heard from its calls was in the process that is gone, so it cannot
+        go on: its outcome is unknown.
         """
-        if action.part.tool_name != CODE_TOOL or not has_code_mode(self._turn.spec):
-            return None
-        script = action.part.tool_call_id
-        if not action.again:
-            self._scripts.begin(script)
-            self._actions[script] = action
-            return None
+        action = call.action
+        unread = action.broken is not None and call.args == action.part.args
+        if call.tool != CODE_TOOL or unread or not has_code_mode(self._turn.spec):
+            start(call, done)
+        elif action.again:
+            done(self._lost(call.id))
+        else:
+            self._scripts.begin(call.id)
+            self._actions[call.id] = action
+            start(call, partial(self._script_ended, call.id, done))
+
+    def _lost(self, script: str) -> ToolResult:
         call_id = f"{self._turn.turn_id}/{script}"
         records = self._log.read(call_id)
         open_ = {one.number for one in records} - {one.number for one in records if one.outcome != "began"}
-        self._turn.cancel_unseen([call_id, *(inner_id(call_id, number) for number in sorted(open_))])
+        self._turn.calls.cancel_unseen([call_id, *(inner_id(call_id, number) for number in sorted(open_))])
         self._log.clear()
         message = "The script was running when the agent's process ended; what came of it is not known."
         error = ToolError(message=_with(message, told(records)), name="AgentLost", code="E_TOOL_OUTCOME_UNKNOWN")
         return ToolResult(status="error", error=error)
 
-    def end(self, script: str, result: ToolResult | None) -> None:
-        """A script has its result, or is given up (None). Its open calls are given up with it."""
-        if not self._scripts.is_running(script):
-            return
+    def _script_ended(self, script: str, done: Done, result: ToolResult) -> None:
+        if self._scripts.is_running(script):
+            if result.error is not None:
+                records = self._log.read(f"{self._turn.turn_id}/{script}")
+                result.error.message = _with(result.error.message, told(records))
+            self._give_up(script)
+        done(result)
+
+    def drop(self, tool_call_id: str) -> None:
+        """A call is given up. If it is a script, its open calls are given up with it."""
+        if self._scripts.is_running(tool_call_id):
+            self._give_up(tool_call_id)
+
+    def _give_up(self, script: str) -> None:
+        """The script is over, in whatever way: give up its open calls."""
         left = self._scripts.over(script)
         action = self._actions.pop(script)
-        self._turn.drop_calls([inner_id(script, number) for number in left])
-        if result is not None and result.error is not None:
-            records = self._log.read(f"{self._turn.turn_id}/{script}")
-            result.error.message = _with(result.error.message, told(records))
+        self._turn.calls.drop_calls([inner_id(script, number) for number in left])
         ended = ToolResult(status="error", error=_ENDED)
         for number in left:
             part = ToolCallPart(inner_id(script, number), action.part.tool_name, {})
-            self._turn.inner_ended(script, part, ended)
+            self._turn.calls.inner_ended(script, part, ended)
         if not self._actions:
             self._log.clear()
 
     # --- questions
 
-    def _call(self, asked: Asked) -> None:
+    def _make_call(self, asked: Asked) -> None:
         """One call. Raises GoondanError E_FRAME_INVALID."""
         call: InnerCall = asked.read(InnerCall)
         script, name = self._script_of(asked), self._name(call.name)
@@ -123,16 +120,15 @@ class ScriptCalls:
         outer = self._actions[script]
         part = ToolCallPart(inner_id(script, number), name, {} if call.args is None else call.args)
         self._log.add(asked.call_id, Record(number, "began", name, _shown(call.args)))
-        self._turn.inner_began(script, part)
+        self._turn.calls.inner_began(script, part)
         action = RunTool(part, outer.message, within=script)
-        self._turn.make_call(action, partial(self._ended, asked, script, number, part))
+        self._turn.calls.make_call(action, partial(self._ended, asked, script, number, part))
 
     def _ended(self, asked: Asked, script: str, number: int, part: ToolCallPart, result: ToolResult) -> None:
         if not self._scripts.ended(script, number):
             return
-        outcome: Outcome = result.status
-        self._log.add(asked.call_id, Record(number, outcome))
-        self._turn.inner_ended(script, part, result)
+        self._log.add(asked.call_id, Record(number, result.status))
+        self._turn.calls.inner_ended(script, part, result)
         if result.error is not None:
             asked.refuse(_payload(result.error))
         else:
@@ -145,7 +141,7 @@ class ScriptCalls:
         if refused is not None:
             asked.refuse(refused)
             return
-        items = [item for item in self._turn.catalog.items if item.name != CODE_TOOL]
+        items = [item for item in self._turn.calls.catalog.items if item.name != CODE_TOOL]
         limit = max(0, min(query.limit, MAX_FOUND))
         if query.query is not None:
             found = best(items, query.query, limit)
@@ -162,7 +158,7 @@ class ScriptCalls:
 
     def _name(self, name: str) -> str:
         """The tool that a script means: by its full name, or by the name with `_` for what no identifier has."""
-        catalog = self._turn.catalog
+        catalog = self._turn.calls.catalog
         if name in catalog:
             return name
         if self._names is None or self._names[0] is not catalog:
@@ -173,7 +169,7 @@ class ScriptCalls:
 def has_code_mode(spec: AgentSpec) -> bool:
     """Whether scripts of this agent may call its tools."""
     return spec.name == OPERATOR_AGENT or any(
-        extension.bundled and extension.name == CODE_MODE for extension in spec.extensions
+        extension.bundled and extension.name == EXTENSION for extension in spec.extensions
     )
 
 
@@ -219,3 +215,28 @@ def _shown(args: Any) -> str:
 
 def _with(message: str, more: str) -> str:
     return f"{message} {more}" if more else message
+
+
+class CodeMode(AgentFeature):
+    """Code mode in the process of an agent instance."""
+
+    name = "code_mode"
+
+    def __init__(self, instance: Instance) -> None:
+        super().__init__(instance)
+        self._log = ScriptLog(instance.place.instance_dir)
+
+    def applies(self, spec: AgentSpec, event: Frame) -> bool:
+        """Whether scripts of this agent may call its tools."""
+        return has_code_mode(spec)
+
+    def begin(self, turn: TurnCore) -> TurnPart:
+        """Make the calls of the scripts of a turn."""
+        return ScriptCalls(turn, self._log)
+
+    def close(self) -> None:
+        """The process ends."""
+        self._log.close()
+
+
+FEATURE: Final = CodeMode

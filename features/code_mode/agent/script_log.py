@@ -17,7 +17,7 @@ from typing import Final
 
 import msgspec
 
-from goondan.agentproc.scripts import Record
+from goondan.features.code_mode.agent.scripts import Record
 
 #: The file, beside the conversation. Behind its last line are zeros.
 FILE: Final = "script-calls.jsonl"

@@ -11,20 +11,21 @@ import pytest
 from msgspec import Raw
 
 from goondan.agentproc.loop import TurnRunner
-from goondan.agentproc.script_calls import identifiers
-from goondan.agentproc.script_log import ScriptLog
-from goondan.agentproc.scripts import Record
+from goondan.features.code_mode.agent import identifiers
+from goondan.features.code_mode.agent.script_log import ScriptLog
+from goondan.features.code_mode.agent.scripts import Record
+from goondan.features.code_mode.wire import CODE_TOOL, EXTENSION, FoundTools
 from goondan.schemas.bundle.launch import CatalogItem, ToolSource
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import Frame, ToolCallPayload, ToolResult
-from goondan.schemas.wire.questions import CODE_MODE, CODE_TOOL, MAX_OPEN, FoundTools, ToolAnswer, ToolAsk
+from goondan.schemas.wire.questions import MAX_OPEN, ToolAnswer, ToolAsk
 from goondan.schemas.wire.spans import call_span
 from tests.unit.agentproc.bundled import bundled
-from tests.unit.agentproc.fakes import FakeLink, FakeModel, echo, event_frame, ok, says, wants
+from tests.unit.agentproc.fakes import NOTE, FakeLink, FakeModel, echo, event_frame, ok, says, wants
 from tests.unit.agentproc.test_runtime_events import details, notes
 from tests.unit.agentproc.turns import Make, settle
 
-CODE = CatalogItem(name=CODE_TOOL, description="Run a script.", source=ToolSource("extension", CODE_MODE))
+CODE = CatalogItem(name=CODE_TOOL, description="Run a script.", source=ToolSource("extension", EXTENSION))
 NOTES = CatalogItem(
     name="notes__add",
     description="Keep a note.",
@@ -53,7 +54,7 @@ class Script:
                 "registry": [CODE, NOTES, DASHED],
                 "catalog": ["notes__add", "json-query__count"],
                 "addable": [CODE_TOOL],
-                "extensions": [bundled(CODE_MODE)],
+                "extensions": [bundled(EXTENSION)],
                 **changes,
             },
         )
@@ -245,7 +246,7 @@ async def test_without_the_extension_no_call_of_that_name_is_a_script(make: Make
     async with Script(make, extensions=[], catalog=[CODE_TOOL, "notes__add"]) as script:
         question = script.call("notes__add", {"text": "x"})
         await settle()
-        assert script.answers()[question] == "E_CALL_ENDED"
+        assert script.answers()[question] == "E_FORBIDDEN"
         assert script.inner() == []
 
 
@@ -346,7 +347,22 @@ async def test_after_the_end_of_its_process_a_script_is_unknown_and_its_calls_ar
 
 async def test_what_was_written_of_an_earlier_turn_is_no_matter_of_this_one(make: Make) -> None:
     async with Script(make) as script:
-        script.runner.instance.script_log.add("t0/c1", Record(1, "began", "bash__exec", "{}"))
+        ScriptLog(script.runner.instance.place.instance_dir).add("t0/c1", Record(1, "began", "bash__exec", "{}"))
         script.end(msgspec.convert({"status": "error", "error": {"message": "broken"}}, ToolResult))
         await script.task
         assert script.result().message == "broken"
+
+
+async def test_a_model_does_not_make_its_call_one_of_a_script(make: Make) -> None:
+    link = FakeLink(lambda tool_, args: None if tool_ == CODE_TOOL else echo(tool_, args))
+    script = ("s", CODE_TOOL, {"language": "python", "code": "…"})
+    model = FakeModel(wants(script, ("s>51", "notes__add", {}), ("s>1", "notes__add", {})), says("done"))
+    parts: dict[str, Any] = {"registry": [CODE, NOTE], "catalog": ["notes__add"], "addable": [CODE_TOOL]}
+    runner = make(link, model, extensions=[bundled(EXTENSION)], **parts)
+    await runner.load_extensions()
+    turn = asyncio.ensure_future(runner.run(event_frame("e1", "go")))
+    await settle()
+    assert [frame.within for frame in link.calls] == [None] * 3
+    assert [(frame.call_id or "").partition("/")[2] for frame in link.calls] == ["s", "call_1_2", "call_1_3"]
+    link.finish(link.calls[0].call_id or "", ok({"printed": ""}))
+    await turn
