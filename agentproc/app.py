@@ -214,7 +214,7 @@ class AgentApp:
         if self._runner is not None:
             self._runner.features.welcomed(welcome)
             self._runner.instance.caller.welcomed()
-            self._runner.instance.live_config.take(welcome.config, welcome.spec)
+            self._runner.instance.config.take(welcome.config, welcome.spec)
 
     def _on_unsent(self, frame: Frame, error: GoondanError) -> None:
         """The payload of a large frame could not be written."""
@@ -273,7 +273,7 @@ class AgentApp:
             generation=0 if spec.name == OPERATOR_AGENT else welcome.generation,
         )
         instance = Instance(spec, instance_key, self.link, store, secrets=self._secrets)
-        instance.live_config.take(welcome.config)
+        instance.config.take(welcome.config)
         runner = TurnRunner(instance)
         runner.features.welcomed(welcome)
         return runner

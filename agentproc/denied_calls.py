@@ -23,8 +23,6 @@ REFUSERS: Final[dict[str, Refuser]] = {
     "E_TOOL_NOT_IN_CATALOG": "catalog",
     "E_SANDBOX_DENIED": "grant",
     "E_FORBIDDEN": "grant",
-    "E_OAUTH_SCOPE": "grant",
-    "E_CHANGESET_DENIED": "grant",
     REFUSED: "extension",
 }
 

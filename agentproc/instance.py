@@ -17,6 +17,7 @@ from goondan.agentproc.blocked_loop import LoopWatch
 from goondan.agentproc.calls import CallLink, ToolCaller
 from goondan.agentproc.catalog import Catalog
 from goondan.agentproc.completions import Ended
+from goondan.agentproc.configuration import Configuration, InForce
 from goondan.agentproc.context_memory import ContextMemory
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
 from goondan.agentproc.extensions.events import EventBus
@@ -27,7 +28,6 @@ from goondan.agentproc.extensions.point_stages import PointStages
 from goondan.agentproc.extensions.workspaces import Workspaces
 from goondan.agentproc.files import InstanceFiles
 from goondan.agentproc.known_secrets import KnownSecrets
-from goondan.agentproc.live_config import InForce, LiveConfig
 from goondan.agentproc.providers.base import SHORTEST_SAID, Provider, redactor_of
 from goondan.agentproc.providers.choose import make_provider
 from goondan.agentproc.servers import Servers
@@ -89,7 +89,7 @@ class Instance:
         self.secrets = secrets or KnownSecrets()
         #: What is asked of MCP servers outside of calls.
         self.servers = Servers(link)
-        self.live_config = LiveConfig(spec, instance_key, link, self.secrets.redact)
+        self.config = Configuration(spec)
         #: Ends layers of middleware that take too long.
         self.watch = Watch()
         #: Finds out which code blocks the event loop.
@@ -100,7 +100,7 @@ class Instance:
             self.tools,
             self.events,
             self.place,
-            self.live_config,
+            self.config,
             workdir=lambda: self.workspaces.workdir,
             servers=self.servers,
         )
@@ -121,10 +121,10 @@ class Instance:
 
     @property
     def spec(self) -> AgentSpec:
-        """The bundle's specification of the agent. It can be replaced between two steps at any time (live_config.py),
+        """The bundle's specification of the agent. It can be replaced between two steps at any time (configuration.py),
         but not its model.
         """
-        return self.live_config.current.spec
+        return self.config.current.spec
 
     def points(self, in_force: InForce) -> PointStages:
         """The points of one turn, which begins with this configuration."""

@@ -72,7 +72,7 @@ class TurnRunner:
         self._swept = False
         self._cancelled: tuple[str, int] | None = None  # the delivery that is to end, if it is not over
         self._broken: GoondanError | None = None  # why the agent cannot work at all
-        self._loaded = instance.live_config.current  # what the extensions were loaded for
+        self._loaded = instance.config.current  # what the extensions were loaded for
         #: The functions that take the broker's frames for the working instance, by the type of the frame. Each raises
         #: GoondanError for a frame that cannot be read.
         self.takes: Mapping[str, TakeFrame] = {
@@ -81,7 +81,7 @@ class TurnRunner:
             "tool.completed": self.completed,
             "tool.ask": self.asked,
             servers.NEWS: instance.servers.news,
-            "config.changed": lambda frame: instance.live_config.take(frame.payload),
+            "config.changed": lambda frame: instance.config.take(frame.payload),
             "clock": self.set_clock,
             **self.features.takes,
         }
@@ -91,12 +91,12 @@ class TurnRunner:
         specification has a part that no feature claims; then nothing is loaded.
         """
         try:
-            self.features.refuse_unclaimed(self.instance.live_config.current.spec)
+            self.features.refuse_unclaimed(self.instance.config.current.spec)
             await self.instance.extensions.start()
             self._broken = None
         except GoondanError as error:
             self._broken = error
-        self._loaded = self.instance.live_config.current
+        self._loaded = self.instance.config.current
 
     def leases(self) -> list[Lease]:
         """The leases that this process holds. The link asks for them at every hello."""
@@ -243,8 +243,8 @@ class TurnRunner:
         Raises GoondanError when the turn cannot begin.
         """
         event_id = frame.event_id or ""
-        if self._broken is not None and self._loaded is not self.instance.live_config.current:
-            await self.load_extensions()  # a patch may have broken it, and its revert may mend it
+        if self._broken is not None and self._loaded is not self.instance.config.current:
+            await self.load_extensions()  # one configuration may have broken it, and the next may mend it
         if self._broken is not None:
             raise self._broken
         blocked, self._blocked = self._blocked, None

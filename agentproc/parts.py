@@ -218,9 +218,9 @@ class AgentFeature:
         return {}
 
     @property
-    def api(self) -> Mapping[str, object]:
-        """Members of the `api` of extensions that it brings, by their names. `API` of its `bundle.py` has what each has
-        itself. Asked once.
+    def api(self) -> Mapping[str, Callable[[str], object]]:
+        """What makes the members of the `api` of an extension that it brings, by their names; it gets the name of the
+        extension. `API` of its `bundle.py` has what each has itself. Asked once.
         """
         return {}
 
@@ -281,7 +281,7 @@ class Features:
         #: What answers events without a turn, by their types.
         self.events = {name: answer for feature in found for name, answer in feature.events.items()}
 
-        #: The members of the `api` of extensions that they bring, by their names.
+        #: What makes the members of the `api` of an extension that they bring, by their names.
         self.api = {name: member for feature in found for name, member in feature.api.items()}
 
     def refuse_unclaimed(self, spec: AgentSpec) -> None:

@@ -25,20 +25,19 @@ from msgspec import structs
 from goondan.agentproc.answers import answer_payload, done_frame, failed, turn_id
 from goondan.agentproc.calls import CallContext
 from goondan.agentproc.completions import Ended, end_of
+from goondan.agentproc.configuration import InForce, TurnConfig
 from goondan.agentproc.conversation import Append, Presented
 from goondan.agentproc.extensions.pipeline import Layer
 from goondan.agentproc.extensions.scopes import Execution
 from goondan.agentproc.extensions.stages import Stages
 from goondan.agentproc.instance import Instance
 from goondan.agentproc.live import LiveFeed
-from goondan.agentproc.live_config import InForce
 from goondan.agentproc.model_calls import ModelCalls
 from goondan.agentproc.notes import TurnNotes, results_of
 from goondan.agentproc.operators_work import note_work
 from goondan.agentproc.own_calls import OwnCalls
 from goondan.agentproc.parts import Features, TurnParts
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
-from goondan.agentproc.step_config import TurnConfig
 from goondan.agentproc.store import TurnRow
 from goondan.agentproc.told_event import told_event
 from goondan.agentproc.transcript import Transcript, resumption
@@ -114,13 +113,13 @@ class TurnRun:
         attempt = 1 if row is None else row.attempt + (row.status == "abandoned")
         self._attempt = attempt
         name = turn_id(instance.spec.name, instance.instance_key, self._event_id, attempt)
-        # A patch can give the next step another configuration of an extension, so each step has to be entered.
+        # The next step can have another configuration of an extension, so each step has to be entered.
         self._wraps_steps = instance.pipeline.has("step") or bool(instance.spec.extensions)
         known = frame.trace_id is not None and is_trace_id(frame.trace_id)
         self._trace_id = frame.trace_id if known and frame.trace_id else trace_id_of(name)
         self.turn = Turn(
             name,
-            max_steps=instance.live_config.current.max_steps,
+            max_steps=instance.config.current.max_steps,
             wraps_turn=instance.pipeline.has("turn"),
             wraps_steps=self._wraps_steps,
             judge=instance.judge,
@@ -178,7 +177,7 @@ class TurnRun:
             lost=self.abandon,
         )
         self._stages: Stages | None = None
-        self._config = TurnConfig(instance.live_config, instance.catalog, instance.store, name)
+        self._config = TurnConfig(instance.config, instance.catalog, instance.store, name)
         self._followed: InForce | None = None  # the configuration that features were asked about last
         if self._wraps_steps or not instance.pipeline.empty:
             self._stages = Stages(
@@ -275,7 +274,7 @@ class TurnRun:
                 return None
             inputs, self._inputs = self._inputs, []
             at = self.instance.clock()
-            self.turn.max_steps = self.instance.live_config.current.max_steps
+            self.turn.max_steps = self.instance.config.current.max_steps
             for event in inputs:
                 if isinstance(event, Cancel):
                     self._models.give_up(event.error.code)

@@ -95,8 +95,9 @@ FEATURES: Final[tuple[Feature, ...]] = (
     Feature("gates", ("wire", "broker", "agent")),
     Feature(
         "live_config",
-        ("broker", "command"),
+        ("wire", "bundle", "broker", "agent", "command"),
         commands={"config": "Show, propose and revert patches of agents that run."},
+        needs=("changesets",),
     ),
     Feature(
         "mcp",

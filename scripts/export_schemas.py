@@ -21,7 +21,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from goondan.features import parts
-from goondan.schemas import approvals, live_config
+from goondan.schemas import approvals
 from goondan.schemas.bundle import effective_config, launch, resources
 from goondan.schemas.wire import frames, questions, runtime_events
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES
@@ -57,8 +57,6 @@ _PAYLOADS: Final = (
     frames.AgentsCatalog,
     frames.RestartRequest,
     frames.RestartAnswer,
-    live_config.ConfigProposal,
-    live_config.ConfigOutcome,
     effective_config.LiveChanges,
     logins.ServerWish,
     logins.ServerReply,

@@ -22,7 +22,6 @@ from goondan.agentproc.extensions.pipeline import Middleware, Pipeline
 from goondan.agentproc.extensions.results import MAX_MESSAGE
 from goondan.agentproc.extensions.scopes import Resource
 from goondan.agentproc.extensions.state import ExtState, InstanceApi, StoredState
-from goondan.agentproc.live_config import LiveConfig
 from goondan.agentproc.servers import Servers
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.wire.errors import cut_message, fail
@@ -195,30 +194,6 @@ class EventsApi:
         self._bus.emit(type, payload, emitter=f"extension {self._extension}")
 
 
-class LiveConfigApi:
-    """`api.live_config`: patches of the running configuration (docs/live-config.md)."""
-
-    __slots__ = ("_extension", "_live", "_tools")
-
-    def __init__(self, live: LiveConfig, tools: DynamicTools, extension: str) -> None:
-        self._live = live
-        self._tools = tools
-        self._extension = extension
-
-    async def propose_patch(self, proposal: dict[str, Any]) -> dict[str, Any]:
-        """Propose `{patches: [{op, path, value}], reason, scope, revision}`; only `patches` is required.
-
-        `op` is `add`, `remove` or `replace`, `path` a JSON Pointer into the effective configuration. `scope` is
-        `instance` (the default) or `agent`. `revision` is the configuration that the proposal was made from, by default
-        that of the running step.
-
-        Returns `{status: accepted | rejected, patchId, effectiveFrom: "next-step", revision, error}`; `error` is None
-        or `{code, message, suggestion}`. Raises GoondanError: E_USAGE for an invalid proposal, E_LINK_CLOSED,
-        E_FORBIDDEN for an agent that is answered from a recording.
-        """
-        return await self._live.propose(proposal, extension=self._extension, registered=self._tools.names)
-
-
 class ExtensionApi:
     """One extension's view of its agent."""
 
@@ -233,7 +208,6 @@ class ExtensionApi:
         "extension",
         "instance",
         "instance_key",
-        "live_config",
         "logger",
         "pipeline",
         "pipelines",
@@ -250,7 +224,6 @@ class ExtensionApi:
         state: ExtState,
         stored: StoredState,
         shared: dict[str, Any],
-        live_config: LiveConfig,
         *,
         agent: str,
         instance_key: str,
@@ -269,7 +242,6 @@ class ExtensionApi:
         self.events = EventsApi(events, spec.name)
         self.state = stored
         self.instance = InstanceApi(shared)
-        self.live_config = LiveConfigApi(live_config, tools, spec.name)
         self.logger = ConsoleLogger(spec.name)
         self.agent_name = agent
         self.instance_key = instance_key

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from msgspec import Struct, structs
 
+from goondan.agentproc.configuration import Configuration
 from goondan.agentproc.extensions.api import ExtensionApi
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
 from goondan.agentproc.extensions.events import EventBus
@@ -33,7 +34,6 @@ from goondan.agentproc.extensions.modules import import_entry
 from goondan.agentproc.extensions.patience import is_ending
 from goondan.agentproc.extensions.pipeline import Pipeline
 from goondan.agentproc.extensions.state import ExtState, StoredState
-from goondan.agentproc.live_config import LiveConfig
 from goondan.agentproc.servers import Servers
 from goondan.schemas.bundle.address import path_segment
 from goondan.schemas.bundle.extensions import check_config, with_defaults
@@ -78,25 +78,25 @@ class Extensions:
         tools: DynamicTools,
         events: EventBus,
         place: InstancePaths,
-        live_config: LiveConfig,
+        config: Configuration,
         *,
         workdir: Callable[[], str],
         servers: Servers | None = None,
     ) -> None:
         """`workdir` gives the folder that the running turn works in. `servers` None: there are no MCP servers."""
-        #: The members of their `api` that features bring, by their names.
-        self.brought: Mapping[str, object] = {}
+        #: What makes the members of an `api` that features bring, by their names; it gets the name of the extension.
+        self.brought: Mapping[str, Callable[[str], object]] = {}
         self._servers = servers
         self._workdir = workdir
         self._pipeline = pipeline
         self._tools = tools
         self._events = events
         self._place = place
-        self._live_config = live_config
+        self._config = config
         self._shared: dict[str, Any] = {}
         self._loaded: dict[str, _Loaded] = {}
         self._imported = 0
-        self._settled: Sequence[ExtensionSpec] = live_config.current.extensions  # what `start` loads
+        self._settled: Sequence[ExtensionSpec] = config.current.extensions  # what `start` loads
         self._fitted: Sequence[ExtensionSpec] = self._settled  # the list that the loaded ones were made to fit last
 
     @property
@@ -106,7 +106,7 @@ class Extensions:
 
     async def start(self) -> None:
         """Load the extensions of the configuration in force. Raises GoondanError E_EXTENSION_FAILED."""
-        specs = self._live_config.current.extensions
+        specs = self._config.current.extensions
         await self._fit(specs)
         self._settled = specs
 
@@ -189,10 +189,9 @@ class Extensions:
                 state,
                 StoredState(spec.name, place.instance_dir, place.state_dir),
                 self._shared,
-                self._live_config,
                 agent=place.agent,
                 instance_key=place.instance_key,
-                brought=self.brought,
+                brought={name: make(spec.name) for name, make in self.brought.items()},
                 workdir=self._workdir,
                 servers=self._servers,
             )

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from msgspec import structs
 
+from goondan.agentproc.configuration import InForce
 from goondan.agentproc.extensions.contexts import PointContext, binding
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
 from goondan.agentproc.extensions.loaded import Extensions
@@ -20,7 +21,6 @@ from goondan.agentproc.extensions.pipeline import LayerFailed, MiddlewareError, 
 from goondan.agentproc.extensions.results import LlmResult, ToolCall, ToolCallResult, answer_parts, json_copy
 from goondan.agentproc.extensions.scopes import CallScope, Resource, StepScope, TurnScope
 from goondan.agentproc.extensions.step_changes import check_rest, wanted_extensions, wanted_system, wanted_tools
-from goondan.agentproc.live_config import InForce
 from goondan.agentproc.providers.base import ModelAnswer
 from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire.errors import GoondanError

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from goondan.agentproc.catalog import Catalog, StepCatalog
+from goondan.agentproc.configuration import InForce
 from goondan.agentproc.context.estimate import NO_WISHES, Wishes
 from goondan.agentproc.conversation import Append, Message, ToolCallPart, error_result
 from goondan.agentproc.denied_calls import REFUSED
@@ -40,7 +41,6 @@ from goondan.agentproc.extensions.results import (
     wire_result,
 )
 from goondan.agentproc.extensions.scopes import UNCHANGED, CallScope, Execution, StepScope, TurnScope, View
-from goondan.agentproc.live_config import InForce
 from goondan.agentproc.providers.base import ModelAnswer
 from goondan.agentproc.transcript import Transcript, read_event
 from goondan.agentproc.turn import End, Input, LeaveStep, StepEntered, StepLeft, TurnEntered, TurnLeft

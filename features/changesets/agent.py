@@ -53,10 +53,10 @@ class Changesets(AgentFeature):
     name = "changesets"
 
     @property
-    def api(self) -> Mapping[str, object]:
+    def api(self) -> Mapping[str, Callable[[str], object]]:
         """`api.swarm_bundle`."""
-        instance = self.instance
-        return {"swarm_bundle": SwarmBundleApi(BundleChanges(instance.link, instance.workspaces.mounted))}
+        api = SwarmBundleApi(BundleChanges(self.instance.link, self.instance.workspaces.mounted))
+        return {"swarm_bundle": lambda extension: api}
 
 
 #: See agentproc/parts.py.

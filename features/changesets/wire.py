@@ -12,7 +12,20 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.msgpack import Decoder
 
+from goondan.schemas.wire.errors import ErrorCode, add_codes
 from goondan.schemas.wire.frames import ErrorPayload
+
+DENIED: Final = "E_CHANGESET_DENIED"
+_CONFLICT: Final = "Commit or undo the changes in the checkout, or open a new changeset from what it has now."
+_DENIED: Final = "Leave out what only the operator may change; changesets.md and live-config.md say what."
+ERRORS: Final = add_codes(
+    {
+        "E_CHANGESET_CONFLICT": ErrorCode(_CONFLICT),
+        DENIED: ErrorCode(_DENIED, refuser="grant"),
+        "E_CHANGESET_INVALID": ErrorCode("Correct the files in the worktree, and commit the changeset again."),
+        "E_CHANGESET_IO": ErrorCode("Read the message: it names what git or the disk refused.", environment=True),
+    }
+)
 
 #: The name of this feature.
 FEATURE: Final = "changesets"

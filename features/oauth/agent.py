@@ -10,7 +10,7 @@ Source: docs/oauth.md; requirements OAUTH-01, OAUTH-02, EVENTS-09.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from goondan.agentproc.extensions.events import EventBus
@@ -50,9 +50,9 @@ class OAuth(AgentFeature):
         return {"oauth.granted": self._tokens.granted}
 
     @property
-    def api(self) -> Mapping[str, object]:
+    def api(self) -> Mapping[str, Callable[[str], object]]:
         """`api.oauth`."""
-        return {"oauth": OAuthApi(self._tokens)}
+        return {"oauth": lambda extension: OAuthApi(self._tokens)}
 
 
 #: See agentproc/parts.py.

@@ -13,7 +13,11 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from goondan.schemas.wire.errors import ASK, ErrorCode, add_codes
 from goondan.schemas.worker.logins import ServerOp
+
+_SCOPE: Final = "Ask for scopes that the OAuthApp names, or add the missing ones to its `scopes`."
+ERRORS: Final = add_codes({"E_OAUTH_SCOPE": ErrorCode(_SCOPE, ASK, refuser="grant")})
 
 Flow = Literal["authorizationCode", "deviceCode", "clientCredentials"]
 

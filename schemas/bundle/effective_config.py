@@ -1,12 +1,12 @@
 """The effective configuration of an agent, changes of it by name, what it may reach, and whether its process can go on
 with another one. Pure.
 
-The broker judges patches against it, and agents run with it; both make it here, so they cannot differ.
+The broker judges changes against it, and agents run with it; both make it here, so they cannot differ.
 
 Shape: `{swarm, agent, model: {provider, model}, prompt: {system}, tools: [{kind, name}], extensions: [{kind, name,
 config}], policy: {maxStepsPerTurn}}`. References are in the order of the agent's document.
 
-A `Change` says what a patch does, by the names of tools and extensions instead of their places in a list. So it means
+A `Change` says what becomes of it, by the names of tools and extensions instead of their places in a list. So it means
 the same for every instance of the agent, beside every other change, and after the bundle has changed. A part of a
 change that has nothing to act on does nothing.
 
@@ -53,7 +53,7 @@ class ListChange(Struct, frozen=True, omit_defaults=True):
     order: list[str] | None = None
 
 
-class Edit(Struct, frozen=True, omit_defaults=True):
+class ConfigChange(Struct, frozen=True, omit_defaults=True):
     """A change of one value in one extension's `config`."""
 
     #: Name of the extension.
@@ -83,14 +83,14 @@ class ModelName(Struct, frozen=True):
 
 
 class Change(Struct, frozen=True, omit_defaults=True):
-    """What one patch does to a configuration. None: nothing to that part."""
+    """A change of a configuration. None: nothing of that part."""
 
     #: The change of the list of tools. None: no change.
     tools: ListChange | None = None
     #: The change of the list of extensions. None: no change.
     extensions: ListChange | None = None
     #: The changes of configs of extensions.
-    edits: list[Edit] = []
+    configs: list[ConfigChange] = []
     #: Another system prompt. None: no change.
     prompt: Prompt | None = None
     #: Another model. None: no change.
@@ -102,14 +102,14 @@ class Change(Struct, frozen=True, omit_defaults=True):
 class LiveChanges(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """Payload of `config.changed`, and `config` of `welcome`."""
 
-    #: The number of the last patch or of the last revert.
+    #: The number of the last change, or of the last that was taken back.
     revision: int = 0
     #: The digest of what the bundle says, which the changes are for.
     base: str = ""
     #: Every change that is in force for the instance, in order.
     changes: list[Change] = []
     #: What the bundle says of the agent from now on (bundle.launch.AgentSpec, msgpack). Nil when that has not changed.
-    #: A step thus never mixes the bundle of one moment with the patches of another.
+    #: A step thus never mixes the bundle of one moment with the changes of another.
     spec: Raw = NO_PAYLOAD
 
 
@@ -156,7 +156,7 @@ def digest_of(spec: AgentSpec) -> str:
 
 
 def shown(spec: AgentSpec, applied: Applied) -> dict[str, Any]:
-    """A configuration as extensions see it and patches address it."""
+    """A configuration as extensions see it and changes address it."""
     return {
         "swarm": (spec.swarm.get("metadata") or {}).get("name", ""),
         "agent": spec.name,
@@ -183,9 +183,9 @@ def apply_changes(base: Applied, changes: Iterable[Change]) -> Applied:
             tools = change_list(tools, change.tools)
         if change.extensions is not None:
             extensions = [name for name in change_list(extensions, change.extensions) if name in configs]
-        for edit in change.edits:
-            if edit.extension in configs:
-                configs[edit.extension] = _edited(configs[edit.extension], edit)
+        for one in change.configs:
+            if one.extension in configs:
+                configs[one.extension] = _changed(configs[one.extension], one)
         if change.prompt is not None:
             system = change.prompt.system
         if change.model is not None and change.model.provider == model.provider:
@@ -210,15 +210,15 @@ def change_list(names: Sequence[str], change: ListChange) -> list[str]:
 
 def change_of(before: Applied, after: Applied) -> Change:
     """The changes that lead from one configuration to another. Parts that both have in common are not among them."""
-    edits = [
-        edit
+    changed = [
+        one
         for name in after.extensions
-        for edit in _differences(name, [], before.configs.get(name, {}), after.configs[name])
+        for one in _differences(name, [], before.configs.get(name, {}), after.configs[name])
     ]
     return Change(
         tools=_list_change(before.tools, after.tools),
         extensions=_list_change(before.extensions, after.extensions),
-        edits=edits,
+        configs=changed,
         prompt=None if before.system == after.system else Prompt(after.system),
         model=None if before.model == after.model else after.model,
         max_steps=None if before.max_steps == after.max_steps else after.max_steps,
@@ -227,7 +227,7 @@ def change_of(before: Applied, after: Applied) -> Change:
 
 def touches(change: Change) -> set[Touched]:
     """What a change touches. Two changes of which neither touches what the other does can be made in either order."""
-    touched: set[Touched] = {("extensions", edit.extension, "config", *edit.path) for edit in change.edits}
+    touched: set[Touched] = {("extensions", one.extension, "config", *one.path) for one in change.configs}
     for kind, changed in (("tools", change.tools), ("extensions", change.extensions)):
         if changed is not None:
             touched |= {(kind, name) for name in (*changed.added, *changed.removed)}
@@ -282,37 +282,37 @@ def _list_change(before: Sequence[str], after: Sequence[str]) -> ListChange | No
     return msgspec.structs.replace(change, order=list(after))
 
 
-def _differences(extension: str, path: list[str], before: Any, after: Any) -> Iterable[Edit]:
+def _differences(extension: str, path: list[str], before: Any, after: Any) -> Iterable[ConfigChange]:
     if isinstance(before, dict) and isinstance(after, dict):
         for key in before.keys() - after.keys():
-            yield Edit(extension, [*path, key], removed=True)
+            yield ConfigChange(extension, [*path, key], removed=True)
         for key, value in after.items():
             if key not in before:
-                yield Edit(extension, [*path, key], value)
+                yield ConfigChange(extension, [*path, key], value)
             else:
                 yield from _differences(extension, [*path, key], before[key], value)
     elif not same_json(before, after):
-        yield Edit(extension, path, after)
+        yield ConfigChange(extension, path, after)
 
 
-def _edited(config: dict[str, Any], edit: Edit) -> dict[str, Any]:
-    """A copy of `config` with an edit; a path that leads through no object is made one."""
-    if not edit.path:
-        return dict(edit.value) if isinstance(edit.value, Mapping) else config
+def _changed(config: dict[str, Any], change: ConfigChange) -> dict[str, Any]:
+    """A copy of `config` with a change; a path that leads through no object is made one."""
+    if not change.path:
+        return dict(change.value) if isinstance(change.value, Mapping) else config
     made = dict(config)
-    key, *rest = edit.path
+    key, *rest = change.path
     if not rest:
-        if edit.removed:
+        if change.removed:
             made.pop(key, None)
         else:
-            made[key] = edit.value
+            made[key] = change.value
         return made
     inner = made.get(key)
     if not isinstance(inner, dict):
-        if edit.removed:
+        if change.removed:
             return config
         inner = {}
-    made[key] = _edited(inner, msgspec.structs.replace(edit, path=rest))
+    made[key] = _changed(inner, msgspec.structs.replace(change, path=rest))
     return made
 
 

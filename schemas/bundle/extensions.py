@@ -27,7 +27,6 @@ API_MEMBERS: Final[Mapping[str, frozenset[str] | None]] = {
     "extension": None,
     "instance": frozenset(("shared",)),
     "instance_key": None,
-    "live_config": frozenset(("propose_patch",)),
     "logger": frozenset(("debug", "error", "info", "log", "warn", "warning")),
     "pipeline": frozenset(("register",)),
     "pipelines": frozenset(("mutate", "wrap")),

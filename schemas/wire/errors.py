@@ -85,7 +85,6 @@ CODES: Final[dict[str, str]] = {
     "E_OAUTH_KEY": "Put the right key back, or correct the owner and mode of the file and its folder.",
     "E_OAUTH_LOGIN": "Run `gdn auth login mcp:PREFIX` and log in; the next step of the agent connects.",
     "E_OAUTH_REFUSED": "Run `gdn auth login` again; if it stays so, compare the OAuthApp with the server's settings.",
-    "E_OAUTH_SCOPE": "Ask for scopes that the OAuthApp names, or add the missing ones to its `scopes`.",
     "E_OAUTH_SERVER": "Try again later; if it stays so, check the URLs of the OAuthApp and the network.",
     "E_OAUTH_SUBJECT": "Ask within a turn whose event says on whose behalf it is (`auth`), and for nobody else.",
     "E_OAUTH_UNAVAILABLE": "Ask again in a moment; `gdn logs` says what the process that holds tokens did.",
@@ -103,14 +102,7 @@ CODES: Final[dict[str, str]] = {
     "E_JOURNAL_CORRUPT": "Restore the journal, or start with --accept-loss.",
     "E_BROKER_UNTRUSTED": "See whose the socket and the directories above it are; --broker-uid names another user.",
     "E_RUN_DIR": "Use a shorter path, owned by you and closed to others, for the runtime directory.",
-    "E_CHANGESET_CONFLICT": "Commit or undo the changes in the checkout, or open a new changeset from what it has now.",
-    "E_CHANGESET_DENIED": "Leave out what only the operator may change; changesets.md and live-config.md say what.",
-    "E_CHANGESET_INVALID": "Correct the files in the worktree, and commit the changeset again.",
-    "E_CHANGESET_IO": "Read the message: it names what git or the disk refused.",
     "E_STATE_CONFLICT": "Read the state again, make the change anew, and set it with the revision that was read.",
-    "E_CONFIG_CONFLICT": "Look at the configuration of the next step, and propose the patch anew from there.",
-    "E_CONFIG_LIMIT": "Revert patches that are not needed any more: `gdn config list`, `gdn config revert`.",
-    "E_PATCH_NOT_FOUND": "`gdn config list` shows those that there are.",
     "E_STATE": "Check that the state directory is on a working disk and belongs to you.",
     "E_TURN_NOT_FOUND": "`gdn trace` without an id shows the last turn; `gdn send --json` prints ids.",
     "E_INIT": "Name another directory, or give --force to replace what is there.",
@@ -146,7 +138,7 @@ ENVIRONMENT: Final = set(
     E_AGENT_SPAWN_FAILED E_EXTENSION_FAILED E_MIDDLEWARE E_MODEL_FAILED E_MODEL_QUOTA E_TURN_STALLED E_OAUTH_APP
     E_OAUTH_KEY E_OAUTH_LOGIN E_OAUTH_REFUSED E_OAUTH_SERVER E_OAUTH_UNAVAILABLE
     E_KERNEL_NOT_RUNNING E_KERNEL_RUNNING E_KERNEL_SLOW E_KERNEL_LOST E_KERNEL_STOPPED E_RESTART_REFUSED
-    E_RESTART_FAILED E_DISK_FULL E_STORE_FULL E_JOURNAL_CORRUPT E_BROKER_UNTRUSTED E_RUN_DIR E_STATE E_CHANGESET_IO
+    E_RESTART_FAILED E_DISK_FULL E_STORE_FULL E_JOURNAL_CORRUPT E_BROKER_UNTRUSTED E_RUN_DIR E_STATE
     E_INTERNAL E_BUNDLE_UNTRUSTED E_CONFIG_NOT_FOUND E_CONFIG_SYNTAX E_CONFIG_UNKNOWN_KIND E_CONFIG_UNKNOWN_FIELD
     E_CONFIG_MISSING_FIELD E_CONFIG_INVALID_VALUE E_CONFIG_INVALID_NAME E_CONFIG_DUPLICATE E_CONFIG_MISSING_REF
     E_CONFIG_MISSING_ENV E_CONFIG_ENTRY E_CONFIG_SCHEMA E_CONFIG_WIDENING E_CONFIG_DANGEROUS E_CONFIG_WRITTEN
@@ -161,9 +153,9 @@ _ASK_CODES: Final = """
 E_TOKEN_MISSING E_SANDBOX_UNAVAILABLE E_EXTENSION_FAILED E_MIDDLEWARE E_MODEL_FAILED E_MODEL_QUOTA
 E_MODEL_CANNOT_SEE E_CONTEXT_OVERFLOW E_OUTPUT_INVALID E_TURN_STALLED E_MAX_STEPS E_AGENT_FAILED
 E_AGENT_SPAWN_FAILED E_INSTANCE_BUSY E_INSTANCE_NOT_FOUND E_EVENT_NOT_FOUND E_ANSWER_GONE
-E_OAUTH_APP E_OAUTH_KEY E_OAUTH_LOGIN E_OAUTH_REFUSED E_OAUTH_SCOPE E_OAUTH_SERVER E_OAUTH_SUBJECT E_OAUTH_UNAVAILABLE
+E_OAUTH_APP E_OAUTH_KEY E_OAUTH_LOGIN E_OAUTH_REFUSED E_OAUTH_SERVER E_OAUTH_SUBJECT E_OAUTH_UNAVAILABLE
 E_DISK_FULL E_STORE_FULL E_STATE E_INTERNAL E_CONFIG_WIDENING
-E_CONFIG_LIMIT E_PATCH_NOT_FOUND E_RESTART_REFUSED E_RESTART_FAILED E_FEATURE_MISSING
+E_RESTART_REFUSED E_RESTART_FAILED E_FEATURE_MISSING
 """
 #: How advice begins that names what was probably meant. It is for both readers.
 NEAR_NAME: Final = "Did you mean"

@@ -70,7 +70,6 @@ FrameType = Literal[
     "agents.list",
     "agents.catalog",
     "restart",
-    "config.propose",
     "config.changed",
     "mcp.attach",
     "mcp.list",

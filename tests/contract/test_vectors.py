@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from goondan.schemas import approvals, live_config
+from goondan.schemas import approvals
 from goondan.schemas.bundle import effective_config
 from goondan.schemas.wire import frames, questions, runtime_events
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, check_reference
@@ -35,8 +35,6 @@ KINDS: dict[str, Any] = {
     "RestartRequest": frames.RestartRequest,
     "ApprovalAsk": approvals.ApprovalAsk,
     "ApprovalState": approvals.ApprovalState,
-    "ConfigOutcome": live_config.ConfigOutcome,
-    "ConfigProposal": live_config.ConfigProposal,
     "LiveChanges": effective_config.LiveChanges,
     "Credit": frames.Credit,
     "ErrorPayload": frames.ErrorPayload,

@@ -42,6 +42,17 @@ from goondan.features.live_config.broker.rules import (
     with_schema,
     within_bound,
 )
+from goondan.features.live_config.wire import (
+    CONFLICT,
+    LIMIT,
+    MAX_OPERATIONS,
+    MAX_PATCH_ID,
+    MAX_PROPOSAL_BYTES,
+    MAX_REASON,
+    NOT_FOUND,
+    ConfigOutcome,
+    ConfigProposal,
+)
 from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.entities import AGENTS, Connection
 from goondan.kernel.broker.one_frame import fitting
@@ -59,14 +70,6 @@ from goondan.schemas.bundle.effective_config import (
     tool_of,
 )
 from goondan.schemas.bundle.launch import AgentSpec, KernelPlan
-from goondan.schemas.live_config import (
-    MAX_OPERATIONS,
-    MAX_PATCH_ID,
-    MAX_PROPOSAL_BYTES,
-    MAX_REASON,
-    ConfigOutcome,
-    ConfigProposal,
-)
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
@@ -291,7 +294,7 @@ class LiveConfigs(Part, OfInstances):
         agent, key = patch.agent, patch.by_key if patch.by == AGENT else patch.key
         base = self._base(agent)
         if proposal.base != base.digest:
-            raise fail("E_CONFIG_CONFLICT", f"the patch was made from what the bundle said of {agent} before")
+            raise fail(CONFLICT, f"the patch was made from what the bundle said of {agent} before")
         self._patches.check_conflict(agent, key, proposal.revision, frozenset())
         before = apply_changes(base.declared, self._changes(agent, key, proposal.revision))
         judged = judge(base.spec, before, proposal.patches, proposer)
@@ -333,7 +336,7 @@ class LiveConfigs(Part, OfInstances):
         patch_id = asked.get("patchId")
         patch = self._patches.find(patch_id) if isinstance(patch_id, str) else None
         if patch is None or patch.state == "rejected":
-            raise fail("E_PATCH_NOT_FOUND", f"there is no accepted patch {str(patch_id)[:100]!r}")
+            raise fail(NOT_FOUND, f"there is no accepted patch {str(patch_id)[:100]!r}")
         if patch.state == "reverted":
             self._tell(connection, frame.id, patch)
             return
@@ -374,7 +377,7 @@ class LiveConfigs(Part, OfInstances):
         size = sum(patch.size for own in instances.values() for patch in own)
         if not operator and (len(instances) > MAX_JUDGED_INSTANCES or size > MAX_JUDGED_BYTES):
             message = f"{len(instances)} instances have patches of their own for the config of the same extension"
-            raise fail("E_CONFIG_LIMIT", message, suggestion="An operator can propose it: `gdn config propose`.")
+            raise fail(LIMIT, message, suggestion="An operator can propose it: `gdn config propose`.")
         for key in instances:
             before = self._coming(agent, key)
             after = [*before, change] if without is None else self._coming(agent, key, without=without)
@@ -474,7 +477,7 @@ class LiveConfigs(Part, OfInstances):
         if model is not None and model.provider != spec.model.provider:
             idle.append(f"the agent's model is one of {spec.model.provider}, not of {model.provider}")
         has = {extension.name for extension in spec.extensions}
-        named = dict.fromkeys(edit.extension for edit in patch.change.edits)
+        named = dict.fromkeys(one.extension for one in patch.change.configs)
         return idle + [f"the agent has no Extension/{name}" for name in named if name not in has]
 
     def _note_idle(self) -> None:
@@ -516,7 +519,7 @@ class LiveConfigs(Part, OfInstances):
         changes = self._changes(agent, key)
         applied = apply_changes(base.declared, changes)
         without = replace(applied, configs={name: {} for name in applied.configs})
-        config = shown(base.spec, apply_changes(without, [Change(edits=change.edits) for change in changes]))
+        config = shown(base.spec, apply_changes(without, [Change(configs=change.configs) for change in changes]))
         for extension in config["extensions"]:
             extension["patched"] = extension.pop("config")
         body = {

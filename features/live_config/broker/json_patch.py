@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec import UNSET
 
-from goondan.schemas.live_config import Operation
+from goondan.features.live_config.wire import Operation
 from goondan.schemas.wire.errors import fail
 
 #: Segments of one pointer; effective configurations are not deep.

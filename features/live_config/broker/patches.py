@@ -20,6 +20,7 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct
 
+from goondan.features.live_config.wire import CONFLICT, LIMIT
 from goondan.kernel.broker.journal.interface import Item, Put, Retire
 from goondan.kernel.broker.journal.records import encode
 from goondan.schemas.bundle.effective_config import ORDER, Change, Touched, overlap, touches
@@ -218,17 +219,17 @@ class Patches:
         if revision > self.last:
             message = f"the patch was made from revision {revision}, which there is not yet; the last is {self.last}"
             hint = "Leave `revision` out, or give that of an answer."
-            raise fail("E_CONFIG_CONFLICT", message, suggestion=hint)
+            raise fail(CONFLICT, message, suggestion=hint)
         if any(revision < self._forgotten.get(name, 0) for name in ((agent, None), (agent, key))):
             message = f"the patch was made from revision {revision}, which is too old to be known"
-            raise fail("E_CONFIG_CONFLICT", message)
+            raise fail(CONFLICT, message)
         for patch in self._concerning(agent, key):
             if max(patch.number, patch.reverted, patch.reverting) > revision:
                 met = overlap(touched, patch.touched)
                 if met is not None:
                     changed = f"{patch.id} has changed /{'/'.join(met)[:200]} since"
                     message = f"the patch was made from revision {revision}, and {changed}"
-                    raise fail("E_CONFIG_CONFLICT", message)
+                    raise fail(CONFLICT, message)
 
     def make_room(self, agent: str, key: str | None, change: Change) -> list[Patch]:
         """The patches to forget before this change is added. Raises GoondanError E_CONFIG_LIMIT."""
@@ -240,19 +241,19 @@ class Patches:
             size -= sum(patch.size for patch in forgotten)
             if size > MAX_CHANGES_BYTES:
                 message = f"the patches in force for {agent} would take {size} bytes, limit {MAX_CHANGES_BYTES}"
-                raise fail("E_CONFIG_LIMIT", message)
+                raise fail(LIMIT, message)
         if key is None:
             for instance, own in self.instances(agent).items():
                 together = size + sum(patch.size for patch in own)
                 if together > MAX_CHANGES_BYTES:
                     message = f"with those of instance {instance!r} the patches in force for {agent} would take "
-                    raise fail("E_CONFIG_LIMIT", f"{message}{together} bytes, limit {MAX_CHANGES_BYTES}")
+                    raise fail(LIMIT, f"{message}{together} bytes, limit {MAX_CHANGES_BYTES}")
         if forgotten or (len(group) < MAX_PATCHES and self._count < MAX_IN_ALL):
             return forgotten
         for patch in group.values():
             if patch.state == "reverted" or (patch.state == "accepted" and self._is_overwritten(patch)):
                 return [patch]
-        raise fail("E_CONFIG_LIMIT", f"{len(group)} patches are remembered here and {self._count} in all, no more fit")
+        raise fail(LIMIT, f"{len(group)} patches are remembered here and {self._count} in all, no more fit")
 
     def surplus_rejected(self, agent: str) -> list[Patch]:
         """The rejected proposals to forget before one more is added."""
@@ -307,7 +308,7 @@ def _sets(later: Patch, touched: Touched) -> bool:
         return changed is not None and names[0] in changed.removed
     if len(names) > 2:
         extension, _, *path = names
-        return any(e.extension == extension and e.path == path and not e.removed for e in later.change.edits)
+        return any(e.extension == extension and e.path == path and not e.removed for e in later.change.configs)
     return False
 
 

@@ -32,7 +32,9 @@ from typing import Any, Final
 
 from msgspec import UNSET, Struct
 
+from goondan.features.changesets.wire import DENIED
 from goondan.features.live_config.broker.json_patch import apply_operations, pointer
+from goondan.features.live_config.wire import MAX_OPERATIONS, Operation
 from goondan.schemas.bundle.address import shown_tool_name
 from goondan.schemas.bundle.effective_config import (
     Applied,
@@ -50,7 +52,6 @@ from goondan.schemas.bundle.effective_config import (
 from goondan.schemas.bundle.extensions import check_config
 from goondan.schemas.bundle.json_values import same_json
 from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec
-from goondan.schemas.live_config import MAX_OPERATIONS, Operation
 from goondan.schemas.wire.codec import check_json
 from goondan.schemas.wire.errors import GoondanError, fail
 
@@ -218,7 +219,7 @@ def _extensions(
         _check_keys(given, _REFERENCE | {"config"}, f"what Extension/{name[:100]} is, but for its config", proposer)
         if name not in configs:
             hint = "Name it in the Agent's spec.extensions: a patch brings no code."
-            raise fail("E_CHANGESET_DENIED", f"the agent has no Extension/{name[:100]}", suggestion=hint)
+            raise fail(DENIED, f"the agent has no Extension/{name[:100]}", suggestion=hint)
         if name in names:
             raise fail("E_CONFIG_DUPLICATE", f"Extension/{name} is in the list twice", suggestion="Take one out.")
         names.append(name)
@@ -252,7 +253,7 @@ def _check_tools(spec: AgentSpec, change: Change, proposer: Proposer) -> None:
     for name in change.tools.added:
         if not within_bound(spec, name, proposer.callable):
             hint = "Add the Tool to the Agent's spec.tools; an operator can add it with `gdn config propose`."
-            raise fail("E_CHANGESET_DENIED", f"the agent's extensions may not add Tool/{name}", suggestion=hint)
+            raise fail(DENIED, f"the agent's extensions may not add Tool/{name}", suggestion=hint)
 
 
 def within_bound(spec: AgentSpec, tool: str, allowed: frozenset[str]) -> bool:
@@ -262,7 +263,7 @@ def within_bound(spec: AgentSpec, tool: str, allowed: frozenset[str]) -> bool:
 
 def _check_extensions(spec: AgentSpec, change: Change, proposer: Proposer) -> None:
     specs = {extension.name: extension for extension in spec.extensions}
-    for edit in change.edits:
+    for edit in change.configs:
         for text in _texts(edit.value):
             if _VARIABLE.search(text):
                 raise _secret(edit.extension)
@@ -308,7 +309,7 @@ def _denied(what: str, proposer: Proposer) -> GoondanError:
         hint = "Edit the bundle's files, then run `gdn restart`; docs/live-config.md says what a patch may change."
     else:
         hint = "An operator changes it in the bundle; docs/live-config.md says what an extension may patch."
-    return fail("E_CHANGESET_DENIED", f"no patch may change {what[:200]}", suggestion=hint)
+    return fail(DENIED, f"no patch may change {what[:200]}", suggestion=hint)
 
 
 def _entry(spec: ExtensionSpec | None) -> str:
@@ -377,7 +378,7 @@ def check_instance(spec: AgentSpec, base: Applied, before: Iterable[Change], aft
 
 def with_schema(spec: AgentSpec, change: Change) -> frozenset[str]:
     """The extensions with a schema whose config or presence a change may alter."""
-    named = {edit.extension for edit in change.edits}
+    named = {edit.extension for edit in change.configs}
     if change.extensions is not None:
         named.update(change.extensions.added, change.extensions.removed)
     return frozenset(one.name for one in spec.extensions if one.config_schema is not None and one.name in named)

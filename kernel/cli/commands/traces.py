@@ -338,7 +338,11 @@ _REFUSED: Final = "SELECT at, turn_id, detail FROM runtime_events WHERE type = '
 
 
 @click.command()
-@click.option("--by", type=click.Choice([*get_args(Refuser), *refusers()]), help="Only what was refused by this.")
+@click.option(
+    "--by",
+    type=click.Choice(list(dict.fromkeys((*get_args(Refuser), *refusers())))),
+    help="Only what was refused by this.",
+)
 @click.option("--agent", metavar="AGENT", shell_complete=options.completed("agents"), help="Only those of this agent.")
 @click.option("-n", "number", type=click.IntRange(1, 50_000), default=50, show_default=True, help="So many at most.")
 @options.bundle

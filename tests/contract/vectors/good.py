@@ -46,7 +46,7 @@ from goondan.schemas.wire.frames import (
 )
 from goondan.schemas.wire.runtime_events import RuntimeEvent
 from tests.contract.vectors.bad import FILE_NAME, TIME, nested
-from tests.contract.vectors.live_config import live_config_frames
+from tests.contract.vectors.configuration import configuration_frames
 from tests.contract.vectors.mcp import mcp_frames
 from tests.contract.vectors.tool_asks import tool_ask_frames
 
@@ -361,7 +361,7 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
             Frame("restart", id="x.18", call_id="t1/c2", payload=to_raw(RestartRequest("tool:self-restart"))),
             "RestartRequest",
         ),
-        *live_config_frames(),
+        *configuration_frames(),
         *(one for module in of_features() for one in module.frames()),
         *tool_ask_frames(),
         *mcp_frames(),

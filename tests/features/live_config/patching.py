@@ -110,7 +110,7 @@ class Patching:
         runner = TurnRunner(Instance(spec, key, link, store, provider=model))
         changes = part_of(self.world.router, LiveConfigs).changes("main", key)
         if changes is not None:
-            runner.instance.live_config.take(to_raw(changes))
+            runner.instance.config.take(to_raw(changes))
         await runner.load_extensions()
         self.actors[key] = Actor(runner, link, model)
         self.stage.actors.append(self.actors[key])
@@ -143,7 +143,7 @@ class Patching:
         for key, actor in self.actors.items():
             changes = part_of(self.world.router, LiveConfigs).changes("main", key)
             if changes is not None:
-                actor.runner.instance.live_config.take(to_raw(changes))
+                actor.runner.instance.config.take(to_raw(changes))
 
     def admin(self, **asked: Any) -> Any:
         """What an operator is answered; the error as a GoondanError."""

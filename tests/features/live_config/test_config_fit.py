@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from goondan.features.live_config import broker as service_module
 from goondan.features.live_config.broker import patches as patches_module
+from goondan.features.live_config.wire import ConfigOutcome
 from goondan.schemas.bundle.extensions import check_config
-from goondan.schemas.live_config import ConfigOutcome
 from goondan.schemas.wire.codec import from_raw
 from tests.features.live_config.test_patches import Live, add, code_of, remove, replace
 from tests.unit.kernel.broker.swarm import EXTENSIONS

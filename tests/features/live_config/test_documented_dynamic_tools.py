@@ -8,8 +8,8 @@ import pytest
 
 from goondan.agentproc.loop import TurnRunner
 from goondan.features.live_config.broker.rules import Proposer, judge
+from goondan.features.live_config.wire import ConfigOutcome, ConfigProposal
 from goondan.schemas.bundle.effective_config import LiveChanges, declared, digest_of, reachable_tools
-from goondan.schemas.live_config import ConfigOutcome, ConfigProposal
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import Frame
 from tests.unit.agentproc.extensions.test_documented_examples import DYNAMIC, Examples, examples
@@ -47,7 +47,7 @@ class JudgingLink(FakeLink):
         proposer = Proposer(False, reachable_tools(spec), proposal.registered)
         judged = judge(spec, declared(spec), proposal.patches, proposer)
         in_force = LiveChanges(revision=1, base=digest_of(spec), changes=[judged.change])
-        self.runner.instance.live_config.take(to_raw(in_force))
+        self.runner.instance.config.take(to_raw(in_force))
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         outcome = ConfigOutcome(status="accepted", patch_id=proposal.id, revision=1)
         future.set_result(Frame("reply", in_reply_to=frame.id, payload=to_raw(outcome)))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.features.live_config.broker.json_patch import apply_operations, pointer
-from goondan.schemas.live_config import Operation
+from goondan.features.live_config.wire import Operation
 from goondan.schemas.wire.errors import GoondanError
 
 #: RFC 6902, appendix A, and RFC 6901, section 5.

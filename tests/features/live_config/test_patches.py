@@ -10,11 +10,11 @@ import pytest
 
 from goondan.features.live_config.broker import MAX_PROPOSALS, LiveConfigs
 from goondan.features.live_config.broker.patches import MAX_PATCHES, MAX_REJECTED
+from goondan.features.live_config.wire import ConfigOutcome, ConfigProposal
 from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.entities import AGENTS, CLIENTS, Connection
 from goondan.schemas.bundle.effective_config import LiveChanges, apply_changes, declared, digest_of, shown
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, KernelPlan, ToolSource
-from goondan.schemas.live_config import ConfigOutcome, ConfigProposal
 from goondan.schemas.wire.codec import encode, from_raw, to_raw
 from goondan.schemas.wire.frames import ErrorPayload, Frame
 from tests.unit.kernel.broker.actors import Agent
@@ -195,7 +195,7 @@ def test_a_change_keeps_nothing_that_was_not_changed() -> None:
     config = copy.deepcopy(live.config()["extensions"])
     config[0]["config"]["level"] = 9
     assert live.propose(replace("/extensions", config)).status == "accepted"
-    (edit,) = live.changes().changes[0].edits
+    (edit,) = live.changes().changes[0].configs
     assert (edit.extension, edit.path, edit.value) == ("one", ["level"], 9)
     assert live.changes().changes[0].extensions is None
 

@@ -8,10 +8,10 @@ import msgspec
 import pytest
 
 from goondan.features.live_config.broker.rules import Proposer, judge
+from goondan.features.live_config.wire import Operation
 from goondan.kernel.bundle.documents import BaseExtensions
 from goondan.schemas.bundle.effective_config import declared
 from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, ModelSpec
-from goondan.schemas.live_config import Operation
 from goondan.schemas.wire.errors import GoondanError
 
 SERVER: dict[str, Any] = {

@@ -442,6 +442,6 @@ async def test_extensions_have_the_members_that_bundles_may_name(make: Make) -> 
     runner = make(FakeLink(), FakeModel())
     brought = runner.instance.extensions.brought
     assert brought.keys() == api_members().keys() - API_MEMBERS.keys()
-    for name, member in brought.items():
-        assert {one for one in dir(member) if not one.startswith("_")} == set(api_members()[name] or ())
+    for name, make_member in brought.items():
+        assert {one for one in dir(make_member("guard")) if not one.startswith("_")} == set(api_members()[name] or ())
     assert not hasattr(api_of(runner), "nothing")

@@ -64,10 +64,9 @@ def api_of(runner: TurnRunner, name: str = "ext", **changes: Any) -> ExtensionAp
         ExtState(),
         stored,
         {},
-        runner.instance.live_config,
         agent=place.agent,
         instance_key=place.instance_key,
-        brought=runner.instance.extensions.brought,
+        brought={member: make(name) for member, make in runner.instance.extensions.brought.items()},
         workdir=lambda: runner.instance.workspaces.workdir,
     )
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from goondan.schemas.bundle.effective_config import (
     Applied,
     Change,
-    Edit,
+    ConfigChange,
     ListChange,
     ModelName,
     apply_changes,
@@ -83,7 +83,7 @@ def test_what_does_not_meet_can_be_made_in_either_order_and_loses_nothing(
                 if of_list.order is not None:
                     wanted = [name for name in of_list.order if name in names]
                     assert [name for name in names if name in wanted] == wanted
-            for edit in change.edits:
+            for edit in change.configs:
                 assert at(changed.configs, edit) == at(meant.configs, edit)
             if change.prompt is not None:
                 assert changed.system == change.prompt.system
@@ -95,7 +95,7 @@ def test_what_does_not_meet_can_be_made_in_either_order_and_loses_nothing(
         assert getattr(made, part) == getattr(turned, part)
 
 
-def at(configs: dict[str, dict[str, Any]], edit: Edit) -> Any:
+def at(configs: dict[str, dict[str, Any]], edit: ConfigChange) -> Any:
     """The value that an edit is about; "nothing" where there is none."""
     found: Any = configs[edit.extension]
     for key in edit.path:
@@ -132,7 +132,7 @@ def test_true_is_not_one() -> None:
     model = ModelName("openai", "m")
     before = Applied([], ["one"], {"one": {"k": 1, "l": [1]}}, None, model, 1)
     after = Applied([], ["one"], {"one": {"k": True, "l": [True]}}, None, model, 1)
-    assert {tuple(edit.path) for edit in change_of(before, after).edits} == {("k",), ("l",)}
+    assert {tuple(edit.path) for edit in change_of(before, after).configs} == {("k",), ("l",)}
 
 
 def test_the_whole_meets_its_parts() -> None:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
+from goondan.agentproc.configuration import Configuration
 from goondan.agentproc.extensions import loaded as load_module
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.extensions.loaded import Extensions, InstancePaths
 from goondan.agentproc.extensions.pipeline import Pipeline
-from goondan.agentproc.live_config import LiveConfig
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.wire.errors import GoondanError
-from tests.unit.agentproc.fakes import FakeLink, make_spec
+from tests.unit.agentproc.fakes import make_spec
 
 
 def load(folder: Path, *codes: str, config: dict[str, Any] | None = None) -> tuple[Pipeline, DynamicTools]:
@@ -34,8 +34,8 @@ def load(folder: Path, *codes: str, config: dict[str, Any] | None = None) -> tup
     async def run() -> None:
         place = InstancePaths("a", "k", str(folder / "instance"), str(folder / "state"))
         events = EventBus()
-        live = LiveConfig(make_spec(place.state_dir), "k", FakeLink())
-        await Extensions(pipeline, tools, events, place, live, workdir=str).reconcile(specs)
+        config = Configuration(make_spec(place.state_dir))
+        await Extensions(pipeline, tools, events, place, config, workdir=str).reconcile(specs)
 
     asyncio.run(run())
     return pipeline, tools

@@ -42,7 +42,7 @@ def revise(runner: TurnRunner, revision: int = 0, *changes: Change, **more: Any)
     """The kernel says that the bundle is another one."""
     new = replace(runner.instance.spec, revision="another", **more)
     told = LiveChanges(revision=revision, base=digest_of(new), changes=list(changes), spec=to_raw(new))
-    runner.instance.live_config.take(to_raw(told))
+    runner.instance.config.take(to_raw(told))
     return new
 
 
@@ -107,13 +107,11 @@ async def test_patches_come_with_it_in_one(make: Make) -> None:
     model = FakeModel(says("a"), says("b"), says("c"))
     runner = make(FakeLink(), model, **given())
     old = digest_of(runner.instance.spec)
-    runner.instance.live_config.take(
-        to_raw(LiveChanges(revision=3, base=old, changes=[Change(prompt=Prompt("patched"))]))
-    )
+    runner.instance.config.take(to_raw(LiveChanges(revision=3, base=old, changes=[Change(prompt=Prompt("patched"))])))
     await runner.run(event_frame("e1", "go"))
     revise(runner, 3, Change(prompt=Prompt("patched")), system="two", catalog=["bash__exec"])
     await runner.run(event_frame("e2", "go"))
-    runner.instance.live_config.take(to_raw(LiveChanges(revision=4, base=old)))  # for the bundle of before
+    runner.instance.config.take(to_raw(LiveChanges(revision=4, base=old)))  # for the bundle of before
     await runner.run(event_frame("e3", "go"))
     assert shown(model) == [
         ("patched", ["notes__add"]), ("patched", ["bash__exec"]), ("patched", ["bash__exec"]),
@@ -124,7 +122,7 @@ async def test_it_comes_with_a_welcome_too(make: Make) -> None:
     """The broker was replaced while the bundle changed."""
     model = FakeModel(says("a"))
     runner = make(FakeLink(), model, **given())
-    runner.instance.live_config.take(to_raw(None), to_raw(replace(runner.instance.spec, system="two")))
+    runner.instance.config.take(to_raw(None), to_raw(replace(runner.instance.spec, system="two")))
     await runner.run(event_frame("e1", "go"))
     assert shown(model) == [("two", ["notes__add"])]
 

@@ -18,7 +18,6 @@ from tests.unit.kernel.bundle.conftest import GOOD, Look
 CLASSES: dict[str, Any] = {
     "events": api_module.EventsApi,
     "instance": InstanceApi,
-    "live_config": api_module.LiveConfigApi,
     "logger": ConsoleLogger,
     "pipeline": api_module.PipelineApi,
     "pipelines": api_module.PipelinesApi,
@@ -35,7 +34,7 @@ def public(kind: type) -> set[str]:
 def test_the_list_is_what_the_agent_gives() -> None:
     # `api.server` is there for bundled extensions that have one alone.
     assert public(ExtensionApi) - {"server"} == set(API_MEMBERS)
-    documented = {"extension", "pipelines", "tools", "events", "live_config", "ext_state"}
+    documented = {"extension", "pipelines", "tools", "events", "ext_state"}
     assert documented | {"instance", "logger"} <= set(API_MEMBERS)
     for member, kind in CLASSES.items():
         assert public(kind) == set(API_MEMBERS[member] or ()), member

@@ -11,7 +11,21 @@ from typing import Any, Final, Literal
 import msgspec
 from msgspec import Struct, UnsetType
 
+from goondan.schemas.wire.errors import ASK, ErrorCode, add_codes
 from goondan.schemas.wire.frames import ErrorPayload
+
+CONFLICT: Final = "E_CONFIG_CONFLICT"
+LIMIT: Final = "E_CONFIG_LIMIT"
+NOT_FOUND: Final = "E_PATCH_NOT_FOUND"
+ERRORS: Final = add_codes(
+    {
+        CONFLICT: ErrorCode("Look at the configuration of the next step, and propose the patch anew from there."),
+        LIMIT: ErrorCode("Revert patches that are not needed any more: `gdn config list`, `gdn config revert`.", ASK),
+        NOT_FOUND: ErrorCode("`gdn config list` shows those that there are.", ASK),
+    }
+)
+#: The types of its frames.
+FRAMES: Final = ("config.propose",)
 
 #: The instances that a patch is for: the one whose extension proposes it, or all instances of its agent.
 Scope = Literal["instance", "agent"]
@@ -68,3 +82,7 @@ class ConfigOutcome(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     revision: int = 0
     #: Why the patch was rejected.
     error: ErrorPayload | None = None
+
+
+#: What agents see, for the exported schema.
+EXPORTED: Final = (ConfigProposal, ConfigOutcome)
