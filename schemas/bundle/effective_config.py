@@ -90,7 +90,7 @@ class Change(Struct, frozen=True, omit_defaults=True):
     #: The change of the list of extensions. None: no change.
     extensions: ListChange | None = None
     #: The changes of configs of extensions.
-    configs: list[ConfigChange] = []
+    configs: list[ConfigChange] = msgspec.field(default_factory=list, name="edits")
     #: Another system prompt. None: no change.
     prompt: Prompt | None = None
     #: Another model. None: no change.
