@@ -110,7 +110,7 @@ class ToolAsks:
         self._calls: dict[str, _Call] = {}
 
     def handle(self, kind: str, handler: Handler) -> None:
-        """`handler` gets the questions of this kind. A kind that ends in a dot stands for all that begin with it."""
+        """`handler` gets the questions of this kind."""
         self._handlers[kind] = handler
 
     def take(self, frame: Frame) -> None:
@@ -129,7 +129,7 @@ class ToolAsks:
             self._send(asked, call.kept.get(frame.id) or to_raw(_error(asked, _UNKNOWN)))
             return
         call.open[frame.id] = asked
-        handler = self._handlers.get(asked.kind) or self._handlers.get(f"{asked.kind.partition('.')[0]}.")
+        handler = self._handlers.get(asked.kind)
         if handler is None:
             what = f"this agent answers no question of the kind {asked.kind[:100]!r}"
             asked.refuse(error_payload("E_FORBIDDEN", what))

@@ -113,7 +113,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     ),
     Feature(
         "oauth",
-        ("wire", "bundle", "broker", "agent", "command", "process"),
+        ("wire", "bundle", "broker", "agent", "host", "command", "process"),
         commands={"auth": "Agree to what extensions may do with OAuth; list or revoke it."},
     ),
     Feature("model_servers", ("api", "bundle")),

@@ -245,6 +245,7 @@ class App:
             speaker=self._link,
             exposures=exposures,
             copies=FolderCopies(state.file(_COPIES)),
+            server_asks={op: make for part in parts("host") for op, make in part.ASKS.items()},
         )
         host.answers.give_up(promises.read())
         for orphan in state.orphans():

@@ -30,6 +30,7 @@ from goondan.schemas.worker import servers
 from goondan.schemas.worker.grantable import within
 from goondan.schemas.worker.servers import CONNECT_S, NamedServer
 from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
+from goondan.toolhost.calls.asks import MakeServerAsk
 from goondan.toolhost.calls.call_inputs import Exports, MessageCache, arguments
 from goondan.toolhost.calls.call_registry import Call, Listing, StoredResult, listing_for
 from goondan.toolhost.calls.results import Promise, error_result, refusal
@@ -38,7 +39,7 @@ from goondan.toolhost.jails.template_link import FORK_S
 from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.policy.subject import CallFolder, HostFacts
 from goondan.toolhost.privileges.powers import Powers
-from goondan.toolhost.serving.answers import Announce, Answers, Asking, Logins, Speaker, is_polling
+from goondan.toolhost.serving.answers import Announce, Answers, Asking, Speaker, is_polling
 from goondan.toolhost.serving.sessions import Sessions
 from goondan.toolhost.serving.starting import JailStarter, why_not
 
@@ -68,15 +69,17 @@ class Host:
         speaker: Speaker | None = None,
         exposures: WriteExposures | None = None,
         copies: FolderCopies | None = None,
+        server_asks: Mapping[str, MakeServerAsk] | None = None,
     ) -> None:
         """Calls wait until `open`.
 
         `announce` and `remember`: see serving/answers.py. `speaker`: how handlers ask agents, if they can.
         `exposures`: None keeps no record of them. `copies`: None keeps those of folders in a temporary place.
+        `server_asks`: what workers of servers may ask of features (`ASKS` of their `host.py`).
         """
         self._loop = asyncio.get_running_loop()
         self._messages = MessageCache()
-        self.asking = Asking(self._loop, speaker, on_log)
+        self.asking = Asking(self._loop, speaker, on_log, {} if server_asks is None else server_asks)
         self.answers = Answers(self._loop, send, self.asking, announce, remember)
         granted = os.environ if environment is None else environment
         self.sessions = Sessions(
@@ -89,7 +92,6 @@ class Host:
             send=send,
             on_log=on_log,
             on_worker=on_worker,
-            logins=Logins(self._loop, speaker),
         )
         self._calls = self.answers.calls
         self._tools: dict[str, ToolSpec] = {}

@@ -1,13 +1,15 @@
-"""The codes of errors about MCP servers.
+"""The codes of errors about MCP servers, and how a server is logged in to.
 
 The frames and listings of servers are in schemas/, because sessions of servers are of the core.
 
-Source: docs/errors.md.
+Source: docs/errors.md; docs/mcp.md.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
+
+from msgspec import Struct
 
 from goondan.schemas.wire.errors import ASK, ErrorCode, add_codes
 
@@ -37,3 +39,30 @@ ERRORS: Final = add_codes(
         ),
     }
 )
+
+
+class ServerLogin(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+    """How a server that is reached over HTTP is logged in to (ServerSpec.login). What is left out, the server and the
+    person are asked.
+    """
+
+    #: False: no login is tried, and a refusal is the server's last word.
+    enabled: bool = True
+    #: The client, where one was registered before. None: it is registered when it is needed.
+    client_id: str | None = None
+    #: Its secret.
+    client_secret: str | None = None
+    #: The URL of a document about the client, for servers that take that instead of a registration.
+    client_metadata_url: str | None = None
+    #: The server that may see the client's secret. None: the one that the MCP server names.
+    issuer: str | None = None
+    #: The scopes to ask for. None: those that the server names.
+    scopes: list[str] | None = None
+    #: The address that the browser comes back to. None: a free port of this machine.
+    redirect_uri: str | None = None
+    #: `clientCredentials`: the token is the client's own, and nobody agrees.
+    flow: Literal["authorizationCode", "clientCredentials"] = "authorizationCode"
+
+    def __repr__(self) -> str:
+        """As in a log or a traceback: without the secret."""
+        return f"ServerLogin(enabled={self.enabled!r}, client_id={self.client_id!r}, flow={self.flow!r})"

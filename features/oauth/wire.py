@@ -25,6 +25,8 @@ Flow = Literal["authorizationCode", "deviceCode", "clientCredentials"]
 OAUTH: Final = "oauth"
 #: The types of its frames.
 FRAMES: Final = ("oauth.token", "oauth.server", "oauth.order", "oauth.granted")
+#: What stands before the prefix of an MCP server where apps are named. No OAuthApp has a colon in its name.
+SERVER_APP: Final = "mcp:"
 #: How a reference to an OAuthApp begins.
 REF_PREFIX: Final = "OAuthApp/"
 #: The subject of a token that is the app's own (`flow: clientCredentials`): nobody has agreed to it.

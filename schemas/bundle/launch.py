@@ -18,7 +18,6 @@ from goondan.schemas.models.model_providers import KeyHeader, ModelLimits, Model
 from goondan.schemas.wire.questions import TIMEOUT_MS
 from goondan.schemas.wire.usage import Pricing
 from goondan.schemas.worker.receipts import STRONGEST, Tier
-from goondan.schemas.worker.servers import ServerLogin
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
@@ -359,8 +358,10 @@ class ServerSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     endpoint: str | None = None
     #: Of `http`: headers of each request. They may be secrets.
     headers: dict[str, str] = {}
-    #: Of `http`: how it is logged in to. None: as the server wants it.
-    oauth: ServerLogin | None = None
+    #: Of `http`: how it is logged in to, for the worker. There may be secrets in it. None: as the server wants it.
+    login: dict[str, Any] | None = None
+    #: The secrets of `login`.
+    login_secrets: list[str] = []
     #: `stateful`: one session as long as somebody is attached. `stateless`: one for each listing and each call.
     mode: Literal["stateful", "stateless"] = "stateful"
     #: `instance`: the agents of one instance key share it, and it sees no workdir. `agent`: each agent instance has its

@@ -93,10 +93,7 @@ def answered(target: str, event_id: str, correlation_id: str, response: str | No
 ELICIT: Final = "elicit"
 #: A server asks the agent's model (MCP sampling).
 SAMPLE: Final = "sample"
-#: A server asks for the folders that it may work in (MCP roots).
-ROOTS: Final = "roots"
-#: How the kinds begin by which a server's token is asked for (MCP authorization).
-OAUTH_PREFIX: Final = "oauth."
+
 #: Questions of one call that may be open at once.
 MAX_OPEN: Final = 16
 #: Calls of tools that one call may make in all.
@@ -110,7 +107,7 @@ class ToolAsk(Struct, frozen=True, rename="camel", omit_defaults=True):
 
     #: The number of the question in its call.
     ask_id: int
-    #: What is asked: `tool`, `tools`, `elicit`, `sample`, `roots`, or `oauth.` with a name.
+    #: What is asked: `tool`, `tools`, `elicit`, `sample`.
     kind: str
     #: What exactly. Its shape depends on `kind`.
     value: OptionalRaw = None

@@ -12,8 +12,6 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-#: What stands before the prefix of an MCP server where apps are named. No OAuthApp has a colon in its name.
-SERVER_APP: Final = "mcp:"
 #: Bytes of what the worker of one MCP server saves: two tokens and what a registration gave.
 MAX_DOCUMENT: Final = 64 << 10
 

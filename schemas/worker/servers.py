@@ -173,31 +173,6 @@ class ServerAnswer(Struct, frozen=True, rename="camel", omit_defaults=True, kw_o
     content: dict[str, Any] | None = None
 
 
-class ServerLogin(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """How a server that is reached over HTTP is logged in to. What is left out, the server and the person are asked."""
-
-    #: False: no login is tried, and a refusal is the server's last word.
-    enabled: bool = True
-    #: The client, where one was registered before. None: it is registered when it is needed.
-    client_id: str | None = None
-    #: Its secret.
-    client_secret: str | None = None
-    #: The URL of a document about the client, for servers that take that instead of a registration.
-    client_metadata_url: str | None = None
-    #: The server that may see the client's secret. None: the one that the MCP server names.
-    issuer: str | None = None
-    #: The scopes to ask for. None: those that the server names.
-    scopes: list[str] | None = None
-    #: The address that the browser comes back to. None: a free port of this machine.
-    redirect_uri: str | None = None
-    #: `clientCredentials`: the token is the client's own, and nobody agrees.
-    flow: Literal["authorizationCode", "clientCredentials"] = "authorizationCode"
-
-    def __repr__(self) -> str:
-        """As in a log or a traceback: without the secret."""
-        return f"ServerLogin(enabled={self.enabled!r}, client_id={self.client_id!r}, flow={self.flow!r})"
-
-
 class ServerInit(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """What the MCP worker is told in `init`: the server that it talks to, and what is wanted of it."""
 
@@ -221,8 +196,8 @@ class ServerInit(Struct, frozen=True, rename="camel", omit_defaults=True, kw_onl
     longest_export: int = 48
     #: A call of which the server says nothing for so long is given up (milliseconds). None: it has only its deadline.
     idle_ms: int | None = None
-    #: Of `http`: how it is logged in to.
-    oauth: ServerLogin | None = None
+    #: Of `http`: how it is logged in to, as the feature of the worker has written it.
+    login: dict[str, Any] | None = None
     #: The handshake is tried first: this server has ended when it was asked for a version without one.
     handshake: bool = False
     #: What the worker takes out of all that it says (schemas/text/secret_values.py): secrets of variables and headers.

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from msgspec import Raw, Struct, field
 
-from goondan.schemas.worker.logins import ServerOp, ServerReply
 from goondan.schemas.worker.servers import NewsKind, ServerInit, ServerListing
 
 if TYPE_CHECKING:
@@ -127,10 +126,14 @@ class Answer(Struct, frozen=True, tag="answer", rename="camel", omit_defaults=Tr
     call_id: str
     #: The number of the `ask`.
     ask_id: int
-    #: The value.
+    #: The value. Of `login` it may be a secret.
     value: OptionalRaw = None
     #: Why there is no value.
     error: WorkerError | None = None
+
+    def __repr__(self) -> str:
+        """The text for logs and tracebacks: without the value."""
+        return f"Answer(call_id={self.call_id!r}, ask_id={self.ask_id!r}, error={self.error!r})"
 
 
 class List(Struct, frozen=True, tag="list", rename="camel"):
@@ -138,17 +141,6 @@ class List(Struct, frozen=True, tag="list", rename="camel"):
 
     #: The number of the question.
     list_id: int
-
-
-class LoginAnswer(Struct, frozen=True, tag="login_answer", rename="camel", omit_defaults=True, kw_only=True):
-    """To an MCP worker: what came of a `login`."""
-
-    #: The number of the `login`.
-    login_id: int
-    #: What it gave.
-    reply: ServerReply | None = None
-    #: Why it gave nothing.
-    error: WorkerError | None = None
 
 
 class Exit(Struct, frozen=True, tag="exit"):
@@ -172,7 +164,7 @@ class Kill(Struct, frozen=True, tag="kill"):
     cell: int
 
 
-HostFrame = Init | Message | Call | Cancel | Answer | List | LoginAnswer | Exit | Fork | Kill
+HostFrame = Init | Message | Call | Cancel | Answer | List | Exit | Fork | Kill
 
 
 # --- worker to host -------------------------------------------------------------------------------------------------
@@ -240,16 +232,17 @@ class Progress(Struct, frozen=True, tag="progress", rename="camel", omit_default
 class Ask(Struct, frozen=True, tag="ask", rename="camel", omit_defaults=True, kw_only=True):
     """A handler asks something of the bus, in the name of its running call. One `answer` with its `ask_id` follows."""
 
-    #: The call whose handler asks.
+    #: The call whose handler asks. Empty: an MCP worker asks, and in the name of no call.
     call_id: str
     #: The number of this question, unique in its worker.
     ask_id: int
     #: `request`: a turn of another agent, and its answer. `send`: a turn that nobody waits for. `spawn`, `list` and
     #: `catalog`: what the frames `agents.*` of these names do. The others are asked of the agent that made the call
-    #: (schemas/wire/questions.py): `tool` and `tools` by code mode, the rest by MCP workers. Each field below is an
-    #: argument of one or more of them.
-    op: Literal["request", "send", "spawn", "list", "catalog", "tool", "tools", "elicit", "sample", "roots", "oauth"]
-    #: Name of the agent. Of `oauth`: what is asked.
+    #: (schemas/wire/questions.py): `tool` and `tools` by code mode, `elicit` and `sample` by MCP workers. `login` is
+    #: asked by an MCP worker in the name of no call, about the login to its server. Each field below is an argument of
+    #: one or more of them.
+    op: Literal["request", "send", "spawn", "list", "catalog", "tool", "tools", "elicit", "sample", "login"]
+    #: Name of the agent.
     target: str | None = None
     #: The input of the event.
     input: OptionalRaw = None
@@ -268,8 +261,13 @@ class Ask(Struct, frozen=True, tag="ask", rename="camel", omit_defaults=True, kw
     #: Of `request`: the agent's answer becomes a message to the agent that made the call. This `ask` is answered as
     #: soon as that message cannot get lost.
     asynchronous: bool = field(default=False, name="async")
-    #: Of what is asked of the agent that made the call: the value of the `tool.ask`.
+    #: Of what is asked of the agent that made the call: the value of the `tool.ask`. Of `login`: what is asked. There
+    #: may be secrets in it.
     value: OptionalRaw = None
+
+    def __repr__(self) -> str:
+        """The text for logs and tracebacks: without what is asked."""
+        return f"Ask(call_id={self.call_id!r}, ask_id={self.ask_id!r}, op={self.op!r})"
 
 
 class Listed(Struct, frozen=True, tag="listed", rename="camel", omit_defaults=True, kw_only=True):
@@ -292,21 +290,11 @@ class News(Struct, frozen=True, tag="news", omit_defaults=True, kw_only=True):
     uri: str | None = None
 
 
-class LoginAsk(Struct, frozen=True, tag="login", rename="camel", omit_defaults=True, kw_only=True):
-    """From an MCP worker whose server is reached over HTTP: keep its tokens, or send a person to its login page."""
+class LoginNeeded(Struct, frozen=True, tag="login", omit_defaults=True, kw_only=True):
+    """From an MCP worker: the server lets it go on when a person has logged in, and not before."""
 
-    #: The number of this question. One `login_answer` with it follows.
-    login_id: int
-    #: What is asked for.
-    op: ServerOp
-    #: Of `save`: what is to be kept. A secret.
-    document: str | None = None
-    #: Of `authorize` and `redirect`: the URL.
-    url: str | None = None
-
-    def __repr__(self) -> str:
-        """The text for logs and tracebacks: without secrets."""
-        return f"LoginAsk(login_id={self.login_id!r}, op={self.op!r})"
+    #: What whoever asks for the server is told meanwhile. None: the person has come back.
+    error: WorkerError | None = None
 
 
 class Forked(Struct, frozen=True, tag="forked"):
@@ -329,6 +317,6 @@ class Ended(Struct, frozen=True, tag="ended", omit_defaults=True):
     message: str | None = None
 
 
-WorkerFrame = Ready | LoadFailed | Result | Log | Progress | Ask | Listed | News | LoginAsk | Forked | Ended
+WorkerFrame = Ready | LoadFailed | Result | Log | Progress | Ask | Listed | News | LoginNeeded | Forked | Ended
 AnyFrame = HostFrame | WorkerFrame
 Payload = Any

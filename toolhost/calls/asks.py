@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, NamedTuple
 
 import msgspec
@@ -45,7 +45,6 @@ from goondan.schemas.wire.questions import (
     MAX_ASK_BYTES,
     MAX_INNER_CALLS,
     MAX_OPEN,
-    OAUTH_PREFIX,
     TIMEOUT_MS,
     ToolAnswer,
     ToolAsk,
@@ -67,6 +66,8 @@ MAX_INPUT: Final = MAX_ASK_BYTES
 MAX_SAID: Final = 16 << 20
 #: The same for calls of tools: nobody keeps their arguments, but each is passed on, and some are noted.
 MAX_SAID_TO_TOOLS: Final = 64 << 20
+#: What the worker of a server asks in the name of no call (bytes): the largest document of a login, and a URL.
+MAX_SERVER_ASK: Final = 80 << 10
 #: Longest name in a question, and longest path in one (characters).
 MAX_NAME: Final = 256
 MAX_CWD: Final = 4096
@@ -78,17 +79,21 @@ _NOTHING: Final = Raw(b"\xc0")
 _PERMISSIONS: Final = {
     **dict.fromkeys(("request", "send", "spawn", "list", "catalog"), "agents"),
     **dict.fromkeys(("tool", "tools"), "tools"),
-    **dict.fromkeys(("elicit", "sample", "roots", "oauth"), "server"),
+    **dict.fromkeys(("elicit", "sample"), "server"),
 }
 
 
 def may_ask(op: str, permissions: Collection[str]) -> bool:
     """Whether a worker with these permissions may ask so."""
-    return _PERMISSIONS[op] in permissions
+    return _PERMISSIONS.get(op) in permissions
 
 
 #: Gives the handler its answer, unless its jail is gone.
 Reply = Callable[[Answer], None]
+#: Makes the frame for what the worker of a server asks in the name of no call: from the server's prefix, from the agent
+#: whose own config of it counts, and from what is asked, which somebody hostile may have chosen. Raises GoondanError. A
+#: feature's `host.py` has them by `Ask.op` (`ASKS`).
+MakeServerAsk = Callable[[str, str | None, Raw], Frame]
 
 
 class Question(NamedTuple):
@@ -121,10 +126,7 @@ class Asker:
 
         Raises GoondanError for a question that does not go to the bus, and Violation for what no honest worker sends.
         """
-        if ask.ask_id in self.open:
-            raise Violation("the worker asked twice under one number")
-        if len(self.open) >= MAX_OPEN:
-            raise _limit(f"{MAX_OPEN} questions of this call are open", "Wait for some answers first.")
+        self._check_room(ask)
         if ask.op == "tool":
             self._count_inner_call(ask)
         else:
@@ -137,6 +139,29 @@ class Asker:
         frame = _frame(call, ask, self._name(call, ask), left_ms, created_at)
         self.open[ask.ask_id] = Question(ask, frame, reply)
         return frame
+
+    def server_frame(
+        self, asks: Mapping[str, MakeServerAsk], server: str, agent: str | None, ask: Ask, reply: Reply
+    ) -> Frame:
+        """Make the frame for what the worker of a server asks in the name of no call, and open the question. Raises
+        GoondanError, Violation.
+        """
+        self._check_room(ask)
+        if ask.value is None or memoryview(ask.value).nbytes > MAX_SERVER_ASK:
+            raise Violation("the worker asked in the name of no call, and not what a server's worker may ask so")
+        make = asks.get(ask.op)
+        if make is None:
+            raise fail("E_FEATURE_MISSING", f"no feature of this installation answers {ask.op!r}")
+        check_json(bytes(ask.value))
+        frame = make(server, agent, ask.value)
+        self.open[ask.ask_id] = Question(ask, frame, reply)
+        return frame
+
+    def _check_room(self, ask: Ask) -> None:
+        if ask.ask_id in self.open:
+            raise Violation("the worker asked twice under one number")
+        if len(self.open) >= MAX_OPEN:
+            raise _limit(f"{MAX_OPEN} questions of this call are open", "Wait for some answers first.")
 
     def _count(self, ask: Ask) -> None:
         if self._asked >= MAX_ASKED:
@@ -241,9 +266,8 @@ def _frame_to_caller(call: Call, ask: Ask, number: int) -> Frame:
     """The `tool.ask` to the agent that made the call. It has no deadline: it ends with the call, whose time may stand
     still.
     """
-    kind = f"{OAUTH_PREFIX}{ask.target or ''}" if ask.op == "oauth" else ask.op
     value = None if ask.value is None else Raw(bytes(ask.value))
-    return Frame("tool.ask", call_id=call.id, payload=to_raw(ToolAsk(number, kind, value)))
+    return Frame("tool.ask", call_id=call.id, payload=to_raw(ToolAsk(number, ask.op, value)))
 
 
 def _check_asked(call: Call, target: str, key: str, ask: Ask) -> None:

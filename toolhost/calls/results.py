@@ -255,7 +255,7 @@ def shape(result: Result, receipt: Raw, tool: ToolSpec) -> Raw:
         return Raw(encode_value(ToolResult(status="pending", handle=handle, receipt=receipt)))
     if result.error is None:
         raise Violation("the worker sent an error result without an error")
-    return error_result(_completed(result.error), message_limit, receipt)
+    return error_result(completed(result.error), message_limit, receipt)
 
 
 def error_result(error: ToolError, message_limit: int, receipt: Raw | None = None) -> Raw:
@@ -299,7 +299,8 @@ def _too_large(size: int, limit: int) -> ToolError:
     return tool_error("E_TOOL_LIMIT", message, name="OutputTooLarge")
 
 
-def _completed(error: WorkerError) -> ToolError:
+def completed(error: WorkerError) -> ToolError:
+    """A worker's error with what it left out, and within bounds."""
     code = (error.code or "E_TOOL")[:MAX_CODE]
     return ToolError(
         message=error.message,

@@ -158,8 +158,7 @@ class LiveSession:
     def _connect(self, server: ServerSpec, *, handshake: bool) -> None:
         """Tell an MCP worker which server it speaks with. The server waits for its network, if it has one."""
         tool, plan = self.tool, self.jail.plan
-        oauth = server.oauth
-        kept = [*server.env.values(), *server.headers.values(), (oauth and oauth.client_secret) or ""]
+        kept = [*server.env.values(), *server.headers.values(), *server.login_secrets]
         if self.network is None and plan.layout is not None:
             self.network = JailNetwork(read_network(tool.sandbox.network), plan.layout)
         if secrets := secret_parts(kept):
@@ -179,7 +178,7 @@ class LiveSession:
             root=plan.workdir if "roots" in server.grants and server.scope == "agent" else None,
             longest_export=longest_export(tool.name),
             idle_ms=int(server.idle_s * 1000),
-            oauth=oauth,
+            login=server.login,
             handshake=handshake,
             secrets=secrets,
         )

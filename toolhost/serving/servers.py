@@ -25,12 +25,12 @@ from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import tool_error
 from goondan.schemas.wire.frames import AttachedServer, Frame, ToolError
 from goondan.schemas.worker import servers
-from goondan.schemas.worker.logins import SERVER_APP
 from goondan.schemas.worker.servers import CONNECT_S, NewsKind, ServerListing, ServerNews
 from goondan.schemas.worker.tool_host_reports import ServerPhase, ServerState, WorkerNews
-from goondan.schemas.worker.worker_frames import List, LoginAnswer, LoginAsk, News
+from goondan.schemas.worker.worker_frames import List, LoginNeeded, News
 from goondan.toolhost.calls.call_registry import Call, Listing
-from goondan.toolhost.serving.answers import Answers, Logins
+from goondan.toolhost.calls.results import completed
+from goondan.toolhost.serving.answers import Answers, Asking
 from goondan.toolhost.serving.live import LiveSession
 from goondan.toolhost.sessions.machine import Action, Machine, Wait
 from goondan.toolhost.sessions.session import JailSession
@@ -60,12 +60,12 @@ class Servers:
         answers: Answers,
         send: Callable[[Frame], bool],
         on_worker: Callable[[WorkerNews], None],
-        logins: Logins,
+        asking: Asking,
     ) -> None:
         self._loop = loop
         self._machine = machine
         self._pool = machine.pool
-        self._logins = logins
+        self._asking = asking
         self._answers = answers
         self._send = send
         self._on_worker = on_worker
@@ -136,37 +136,27 @@ class Servers:
 
     # --- logins
 
-    def login(self, live: LiveSession, ask: LoginAsk) -> asyncio.Future[LoginAnswer]:
-        """The worker of a server asks something for its login. Raises Violation."""
-        session, tool = live.session, live.tool
-        agent = session.agent if session.agent in tool.servers else None
-        return self._logins.ask(session.number, tool.name, agent, ask)
-
-    def heard_of_login(self, live: LiveSession, ask: LoginAsk, answer: LoginAnswer, now: float) -> list[Action]:
-        """A worker gets its answer. While a person has to log in, the session stays, and agents are told at once. When
-        the person has come back, agents wait for the worker as for any other that connects.
+    def login(self, live: LiveSession, told: LoginNeeded, now: float) -> list[Action]:
+        """A person has to log in at a server, or has come back. While one has to, the session stays, and agents are
+        told at once. When the person has come back, agents wait for the worker as for any other that connects.
         """
         session = live.session
-        if ask.op == "wait":
+        if told.error is None:
             self._pool.logged_in(session, now)
             self.report(live)
             return [] if live.jail.live else [Wait(session, CONNECT_S, "load")]
-        if ask.op != "authorize" or answer.reply is None:
-            return []
-        session.login = answer.reply.message or ""
-        self.report(live, last_error=session.login)
+        error = session.login = completed(told.error)
+        self.report(live, last_error=error.message)
         actions: list[Action] = [] if live.jail.live else [Wait(session, LOGIN_S, "load")]
         for call in list(session.calls.values()):
             if isinstance(call, Listing):
-                actions += self.has_to_log_in(live, call, now)
+                actions += self.has_to_log_in(session, call, error, now)
         return actions
 
-    def has_to_log_in(self, live: LiveSession, call: Listing, now: float) -> list[Action]:
+    def has_to_log_in(self, session: JailSession, call: Listing, error: ToolError, now: float) -> list[Action]:
         """Answer a listing: nothing can be said before somebody has logged in."""
-        suggestion = f"Run `gdn auth login {SERVER_APP}{live.tool.name}`. The next step tries again."
-        message = live.session.login or ""
-        self._answers.fail(call, tool_error("E_OAUTH_LOGIN", message, name="OAuthError", suggestion=suggestion))
-        return self._machine.listed(live.session, call, now)
+        self._answers.fail(call, error)
+        return self._machine.listed(session, call, now)
 
     # --- what has changed at a server
 
@@ -200,7 +190,7 @@ class Servers:
         """The session ends, or takes nothing new: who is attached has to attach again."""
         self._waiting.pop(session.number, None)
         self._listings.pop(session.number, None)
-        self._logins.drop(session.number)
+        self._asking.drop_server(session.number)
         session.attached = {owner for owner in session.attached if not self._has_another(owner, session)}
         self._tell(session, [("gone", None)], why[:MAX_MESSAGE])
         for owner in session.attached:

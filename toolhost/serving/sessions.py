@@ -32,8 +32,7 @@ from goondan.schemas.worker.worker_frames import (
     Listed,
     LoadFailed,
     Log,
-    LoginAnswer,
-    LoginAsk,
+    LoginNeeded,
     News,
     Progress,
     Ready,
@@ -51,7 +50,7 @@ from goondan.toolhost.jails.server_jail import RemoteServer, ServerJail
 from goondan.toolhost.jails.worker import Worker
 from goondan.toolhost.limits import limit_error
 from goondan.toolhost.policy.subject import HostFacts
-from goondan.toolhost.serving.answers import Answers, Asking, Logins, too_much_pending
+from goondan.toolhost.serving.answers import Answers, Asking, too_much_pending
 from goondan.toolhost.serving.live import LiveSession, load_error, protocol_error, unavailable
 from goondan.toolhost.serving.servers import Owner, Servers
 from goondan.toolhost.serving.starting import CLOSE_S, JailStarter, why_not
@@ -87,7 +86,6 @@ class Sessions:
         send: Callable[[Frame], bool],
         on_log: Callable[[LogLine], None],
         on_worker: Callable[[WorkerNews], None],
-        logins: Logins,
     ) -> None:
         """Calls wait until `open` is called. `send` gets news of servers."""
         self._loop = loop
@@ -101,7 +99,7 @@ class Sessions:
         self._unavailable: GoondanError | None = None
         self._machine = Machine(max_jails)
         self.pool = self._machine.pool
-        self.servers = Servers(loop, self._machine, answers, send, on_worker, logins)
+        self.servers = Servers(loop, self._machine, answers, send, on_worker, asking)
         self._live: dict[int, LiveSession] = {}  # by the numbers of sessions whose jails are there
         self._by_jail: dict[Worker, LiveSession] = {}
         self._egress = Egress(loop, starter.powers.launcher, self._network_lost, self._network_event)
@@ -297,7 +295,7 @@ class Sessions:
     def _list(self, live: LiveSession, call: Listing) -> None:
         """A listing has its place. Before `ready` it is answered with that, later at once or by the server."""
         if live.session.login is not None and not live.jail.live:
-            self._perform(self.servers.has_to_log_in(live, call, self._loop.time()))
+            self._perform(self.servers.has_to_log_in(live.session, call, live.session.login, self._loop.time()))
         elif live.jail.live:
             if self.servers.knows(live.session, call):
                 self._listed(live, call)
@@ -564,8 +562,8 @@ class Sessions:
             self._ask(live, worker, frame)
         elif isinstance(frame, Ready | LoadFailed):
             self._loaded(live, worker, frame)
-        elif isinstance(frame, LoginAsk) and isinstance(live.jail, RemoteServer):
-            self._login(live, frame)
+        elif isinstance(frame, LoginNeeded) and isinstance(live.jail, RemoteServer):
+            self._perform(self.servers.login(live, frame, self._loop.time()))
         elif isinstance(frame, Listed | News) and live.session.server:
             self._server_said(live, frame)
         else:
@@ -604,15 +602,6 @@ class Sessions:
         for call in list(live.session.calls.values()):
             if isinstance(call, Listing):
                 self._listed(live, call)
-
-    def _login(self, live: LiveSession, ask: LoginAsk) -> None:
-        """A worker logs in to its server. Raises Violation."""
-        self.servers.login(live, ask).add_done_callback(partial(self._login_answered, live, ask))
-
-    def _login_answered(self, live: LiveSession, ask: LoginAsk, answer: asyncio.Future[LoginAnswer]) -> None:
-        if not live.jail.dying:
-            self._perform(self.servers.heard_of_login(live, ask, answer.result(), self._loop.time()))
-            live.jail.send(answer.result())
 
     def _server_said(self, live: LiveSession, frame: Listed | News) -> None:
         if isinstance(frame, News):
@@ -670,7 +659,12 @@ class Sessions:
         self._perform(self._machine.result(session, call, result, payload, spent=spent, now=now))
 
     def _ask(self, live: LiveSession, worker: Worker, ask: Ask) -> None:
-        """A handler asks something of the bus. Raises Violation."""
+        """A handler, or the worker of a server, asks something of the bus. Raises Violation."""
+        if not ask.call_id and isinstance(live.jail, RemoteServer):
+            agent = live.session.agent if live.session.agent in live.tool.servers else None
+            to_worker = partial(self._reply, live, worker, None)
+            self._asking.ask_for_server(live.session.number, live.tool.name, agent, ask, to_worker)
+            return
         own = live.own_call(worker)
         if own is None and isinstance(worker, CallSandbox):
             raise Violation("the worker asked in the name of a call that it does not run")

@@ -93,7 +93,7 @@ class JailSession(Struct, eq=False):
     #: The agent instances that are attached to the server. It does not end because nothing runs while there are any.
     attached: set[tuple[str, str]] = set()
     #: Of a server that wants somebody to log in: what that person is told. Until then the session stays as well.
-    login: str | None = None
+    login: ToolError | None = None
 
     @property
     def launching(self) -> bool:

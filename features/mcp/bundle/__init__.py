@@ -41,7 +41,6 @@ from goondan.schemas.worker.grantable import SYSTEM, within
 from goondan.schemas.worker.hosts import BadHost, Rule, parse_login_rule, parse_rule, write_network
 from goondan.schemas.worker.hosts import network as make_network
 from goondan.schemas.worker.logins import is_redirect
-from goondan.schemas.worker.servers import ServerLogin
 
 #: The feature whose worker speaks with such servers.
 _FEATURE: Final = "mcp"
@@ -321,7 +320,8 @@ def _server(prefix: str, use: ServerUse, files: Files, report: Report) -> Checke
         env=dict(transport.get("env", {})),
         endpoint=transport.get("endpoint"),
         headers=dict(transport.get("headers", {})),
-        oauth=_oauth(transport.get("oauth")),
+        login=_login(transport.get("oauth")),
+        login_secrets=_login_secrets(transport.get("oauth")),
         mode=attach.get("mode", "stateful"),
         scope=attach.get("scope", "instance"),
         tools=expose.get("tools", False) not in (False, []),
@@ -360,12 +360,17 @@ def login_rules(config: Mapping[str, Any]) -> list[Rule]:
     return [parse_login_rule(text) for text in (config["transport"].get("oauth") or {}).get("hosts", ())]
 
 
-def _oauth(written: Any) -> ServerLogin | None:
+def _login(written: Any) -> dict[str, Any] | None:
+    """A ServerLogin as the worker is told it."""
     if written is None:
         return None
     if written is False:
-        return ServerLogin(enabled=False)
-    return msgspec.convert({key: value for key, value in written.items() if key != "hosts"}, ServerLogin)
+        return {"enabled": False}
+    return {key: value for key, value in written.items() if key != "hosts"}
+
+
+def _login_secrets(written: Any) -> list[str]:
+    return [written["clientSecret"]] if written and "clientSecret" in written else []
 
 
 def _resolve_command(command: list[str], tool: CheckedTool, use: ServerUse, files: Files, report: Report) -> list[str]:

@@ -316,7 +316,7 @@ class Calls:
             raise Failure("E_MCP_INPUT", "calls of several agents are open, and the server does not say which one asks")
         return calls[-1]
 
-    async def ask(self, running: Running | None, op: Literal["elicit", "sample", "oauth"], value: bytes) -> bytes:
+    async def ask(self, running: Running | None, op: Literal["elicit", "sample"], value: bytes) -> bytes:
         """Ask the agent that made a call; the call's clocks stand still. Raises Failure."""
         running = running or self._of_whom()
         running.asked += 1

@@ -86,6 +86,9 @@ class Events(Protocol):
     def log(self, level: str, message: str) -> None:
         """A line for the log."""
 
+    def login(self, message: str | None) -> None:
+        """A person has to log in, or (None) has come back."""
+
     async def elicit(self, params: types.ElicitRequestParams) -> types.ElicitResult | types.ErrorData:
         """The server asks a person."""
 
@@ -186,13 +189,15 @@ class Client:
                 if watcher is not None:
                     watcher.cancel()
 
-    def hold(self) -> None:
+    def hold(self, message: str) -> None:
         """A person is asked: the time to connect stands still (login.Clock)."""
         self._let_connecting_take(None)
+        self._events.login(message)
 
     def go_on(self) -> None:
         """The person has come back: connecting may take its time anew (login.Clock)."""
         self._let_connecting_take(CONNECT_S)
+        self._events.login(None)
 
     def _let_connecting_take(self, seconds: float | None) -> None:
         limit = self._connecting

@@ -29,9 +29,9 @@ from msgspec import Struct
 from pydantic import BaseModel, ValidationError
 
 from goondan.features.mcp.jail.protocol.results import Failure
+from goondan.features.mcp.wire import ServerLogin
 from goondan.schemas.text.redaction import redact
 from goondan.schemas.worker.logins import MAX_DOCUMENT, ServerOp, ServerReply
-from goondan.schemas.worker.servers import ServerLogin
 
 #: The name that people read when they are asked whether they agree.
 CLIENT_NAME: Final = "Goondan"
@@ -53,7 +53,7 @@ class Keeper(Protocol):
 class Clock(Protocol):
     """The time that a connection may take. It stands still while a person is asked."""
 
-    def hold(self) -> None: ...
+    def hold(self, message: str) -> None: ...
 
     def go_on(self) -> None: ...
 
@@ -211,17 +211,18 @@ class Login(httpx2.Auth):
         )
 
     async def _send_person(self, url: str) -> None:
-        self._clock.hold()
         # This address was opened when the worker began, and is closed when a redirect has come: a second login of the
         # same worker, for more scopes or for tokens that nobody replaces, needs it again.
         if (await self._keeper.ask("redirect", url=self._address)).redirect_uri != self._address:
             message = f"{self._address} is taken by now; the next connection has another address"
             raise Failure("E_OAUTH_UNAVAILABLE", message)
-        await self._keeper.ask("authorize", url=url)
+        self._clock.hold((await self._keeper.ask("authorize", url=url)).message or "")
 
     async def _wait_for_person(self) -> AuthorizationCodeResult:
-        reply = await self._keeper.ask("wait")
-        self._clock.go_on()
+        try:
+            reply = await self._keeper.ask("wait")
+        finally:
+            self._clock.go_on()
         return AuthorizationCodeResult(code=reply.code or "", state=reply.state, iss=reply.issuer)
 
 

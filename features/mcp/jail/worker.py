@@ -32,13 +32,17 @@ from goondan.features.mcp.jail.protocol import bounds
 from goondan.features.mcp.jail.protocol.bounds import Allowance
 from goondan.features.mcp.jail.protocol.results import Failure, error_of
 from goondan.features.mcp.jail.stdio import CLOSED_HERE, Stdio
+from goondan.features.mcp.wire import ServerLogin
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.text.secret_values import in_texts
-from goondan.schemas.worker.logins import ServerOp, ServerReply
-from goondan.schemas.worker.servers import NewsKind, ServerInit, ServerListing, ServerLogin
+from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.worker.logins import ServerOp, ServerReply, ServerWish
+from goondan.schemas.worker.servers import NewsKind, ServerInit, ServerListing
 from goondan.schemas.worker.worker_frames import (
     WORKER_PROTOCOL,
     Answer,
+    Ask,
     Call,
     Cancel,
     Exit,
@@ -48,10 +52,10 @@ from goondan.schemas.worker.worker_frames import (
     Listed,
     LoadFailed,
     Log,
-    LoginAnswer,
-    LoginAsk,
+    LoginNeeded,
     News,
     Ready,
+    WorkerError,
     WorkerFrame,
 )
 from goondan.toolhost.inside.wire import Frames, framed
@@ -71,6 +75,8 @@ DRAIN_S: Final = 2.0
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(HostFrame).decode
 _plain = msgspec.msgpack.Decoder().decode
+#: The name of errors about logins.
+LOGIN_ERROR: Final = "OAuthError"
 #: The fields of frames that have words of a server, and in two of them a field that has ours.
 _THEIRS: Final = {"message": "", "output": "", "value": "", "uri": "", "error": "code", "listing": "era"}
 
@@ -102,6 +108,8 @@ class Worker:
         self._tokens = TokenKeeper(self._channel.send, self._loop)
         self._over = asyncio.Event()
         self._status = 0
+        #: The prefix of the server.
+        self._name = ""
         self._stdio: Stdio | None = None
         self._client: Client | None = None
         self._calls: Calls | None = None
@@ -136,7 +144,7 @@ class Worker:
             self._living = self._loop.create_task(self._live(frame))
         elif isinstance(frame, Exit):
             self._leave()
-        elif isinstance(frame, LoginAnswer):
+        elif isinstance(frame, Answer) and not frame.call_id:
             self._tokens.answered(frame)
         elif not self._ready:
             self._early.append(frame)
@@ -170,7 +178,7 @@ class Worker:
 
     async def _live(self, init: Init) -> None:
         """From `init` to the end of the server."""
-        asked = init.server
+        asked, self._name = init.server, init.tool
         if init.protocol != WORKER_PROTOCOL or asked is None:
             self._fail_to_load(f"this worker speaks protocol {WORKER_PROTOCOL}, and with MCP servers only")
             return
@@ -201,10 +209,10 @@ class Worker:
         """Try the ways to the server, the newest first."""
         if self._connector is None or asked.endpoint is None:
             raise Failure("E_MCP_CONNECT", "the server's endpoint is missing")
-        oauth = asked.oauth or ServerLogin()
+        how = msgspec.convert(asked.login or {}, ServerLogin)
         has_token = any(name.lower() == "authorization" for name in asked.headers)
-        wanted = oauth.enabled and not has_token
-        login = Login(asked.endpoint, oauth, self._tokens, client) if wanted else None
+        wanted = how.enabled and not has_token
+        login = Login(asked.endpoint, how, self._tokens, client) if wanted else None
         http = Http(asked.endpoint, asked.headers, self._connector, self._loop, login, self._session_lost)
         first: Exception | None = None
         try:
@@ -289,6 +297,14 @@ class Worker:
             self._dropped = 0
         self._channel.send(Log(level=level, message=bounds.line(message)))  # type: ignore[arg-type] # one of the four
 
+    def login(self, message: str | None) -> None:
+        """A person has to log in, as the process that holds tokens says, or (None) has come back."""
+        error = None
+        if message is not None:
+            hint = f"Run `gdn auth login mcp:{self._name}`. The next step tries again."
+            error = WorkerError(name=LOGIN_ERROR, message=message, code="E_OAUTH_LOGIN", suggestion=hint)
+        self._channel.send(LoginNeeded(error=error))
+
     def _noise(self, text: str) -> None:
         self.log("warn", text)
 
@@ -337,7 +353,7 @@ def _hear_loggers(worker: Worker) -> None:
 
 
 class TokenKeeper:
-    """Asks, and gets answers. Use from the loop's thread only."""
+    """Asks the process that holds tokens, and gets its answers. Use from the loop's thread only."""
 
     def __init__(self, send: Callable[[WorkerFrame], None], loop: asyncio.AbstractEventLoop) -> None:
         self._send = send
@@ -350,25 +366,27 @@ class TokenKeeper:
         self._numbers += 1
         number = self._numbers
         waits = self._open[number] = self._loop.create_future()
-        self._send(LoginAsk(login_id=number, op=op, document=document, url=url))
+        wish = ServerWish(op=op, server="", document=document, url=url)  # the host knows which server it is
+        self._send(Ask(call_id="", ask_id=number, op="login", value=to_raw(wish)))
         try:
             reply: ServerReply = await waits
             return reply
         finally:
             del self._open[number]
 
-    def answered(self, answer: LoginAnswer) -> None:
+    def answered(self, answer: Answer) -> None:
         """An answer has come. One that nobody waits for is skipped."""
-        waits = self._open.get(answer.login_id)
+        waits = self._open.get(answer.ask_id)
         if waits is None or waits.done():
             return
-        if answer.reply is not None:
-            waits.set_result(answer.reply)
+        if answer.value is not None:
+            try:
+                waits.set_result(from_raw(answer.value, ServerReply))
+            except GoondanError as error:
+                waits.set_exception(Failure("E_OAUTH_UNAVAILABLE", error.info.message, name=LOGIN_ERROR))
         elif answer.error is not None:
             code = answer.error.code or "E_OAUTH_UNAVAILABLE"
-            waits.set_exception(Failure(code, answer.error.message, name=answer.error.name))
-        else:
-            waits.set_exception(Failure("E_OAUTH_UNAVAILABLE", "the process that holds tokens said nothing"))
+            waits.set_exception(Failure(code, answer.error.message, name=LOGIN_ERROR))
 
 
 class Channel(SocketEnd):
@@ -397,7 +415,8 @@ class Channel(SocketEnd):
     def send(self, frame: WorkerFrame) -> None:
         """Queue a frame. Frames of one turn of the loop are written together."""
         body = _encode(frame)
-        if self._redact is not None and not isinstance(frame, LoginAsk):  # that one takes tokens to their keeper
+        to_keeper = isinstance(frame, Ask) and frame.op == "login"  # it takes tokens there
+        if self._redact is not None and not to_keeper:
             body = without(body, self._redact)
         self.put(framed(body))
         self.flush_soon()

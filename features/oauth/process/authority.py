@@ -30,6 +30,7 @@ from goondan.features.oauth.process.servers import Servers
 from goondan.features.oauth.process.vault import Vault
 from goondan.features.oauth.wire import (
     LOCAL_SUBJECT,
+    SERVER_APP,
     AuthorizationRequired,
     GrantedNews,
     ListOrder,
@@ -45,7 +46,6 @@ from goondan.features.oauth.wire import (
 from goondan.schemas.text.times import rfc3339_seconds
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.worker.logins import SERVER_APP
 
 #: How long the document of an issuer is used (seconds). Endpoints move seldom, and never without notice.
 METADATA_S: Final = 3600.0

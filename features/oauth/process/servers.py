@@ -24,11 +24,11 @@ from goondan.features.oauth.process.grants import Grant
 from goondan.features.oauth.process.pending import LIFETIME_S, MAX_PENDING
 from goondan.features.oauth.process.redirects import Redirects
 from goondan.features.oauth.process.vault import Vault
-from goondan.features.oauth.wire import LOCAL_SUBJECT, ServerOrder
+from goondan.features.oauth.wire import LOCAL_SUBJECT, SERVER_APP, ServerOrder
 from goondan.schemas.models.origins import origin_of
 from goondan.schemas.text.times import rfc3339_seconds
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.worker.logins import MAX_DOCUMENT, SERVER_APP, ServerReply, is_redirect
+from goondan.schemas.worker.logins import MAX_DOCUMENT, ServerReply, is_redirect
 
 #: Characters of a state: fewer could be guessed by a program of another user of this machine.
 MIN_STATE: Final = 16

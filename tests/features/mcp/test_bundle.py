@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from goondan.features.mcp.bundle import MAX_PREFIX
+from goondan.features.mcp.wire import ServerLogin
 from goondan.kernel.bundle.loader import open_bundle
 from goondan.kernel.bundle.problems import BundleError
 from goondan.kernel.trust.powers import Command, Folder, Reach, ServerEndpoint, Variable
 from goondan.schemas.bundle.launch import KernelPlan, ServerSpec, ToolSpec
 from goondan.schemas.wire.frames import OPERATOR_AGENT
-from goondan.schemas.worker.servers import ServerLogin
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 EXTENSION = """\
@@ -454,9 +454,10 @@ def test_how_a_server_is_logged_in_to_arrives_at_the_tool_host_and_its_secret_no
     )
     plan = plan_of(tmp_path, bundle(OAUTH.replace("OAUTH", oauth)), {"SECRET": "a secret"})
     tool, server = server_of(plan)
-    assert server.oauth == ServerLogin(
+    assert msgspec.convert(server.login, ServerLogin) == ServerLogin(
         client_id="mine", client_secret="a secret", issuer="https://login.example", scopes=["read"]
     )
+    assert server.login_secrets == ["a secret"] and "a secret" not in repr(server)
     assert set(tool.sandbox.network["allow"]) == {"login.example:443", "tracker.example:443"}
     for agent in plan.agents.values():
         assert b"a secret" not in msgspec.msgpack.encode(agent)
@@ -464,7 +465,7 @@ def test_how_a_server_is_logged_in_to_arrives_at_the_tool_host_and_its_secret_no
 
 def test_a_login_can_be_turned_off(tmp_path: Path) -> None:
     _, server = server_of(plan_of(tmp_path, bundle(OAUTH.replace("OAUTH", "false"))))
-    assert server.oauth == ServerLogin(enabled=False)
+    assert msgspec.convert(server.login, ServerLogin) == ServerLogin(enabled=False)
 
 
 @pytest.mark.parametrize(

@@ -105,14 +105,6 @@ def test_a_question_of_no_open_call_and_of_no_kind_is_refused() -> None:
     assert wire.answers == ["E_CALL_ENDED", "E_FORBIDDEN"]
 
 
-def test_a_kind_with_a_dot_has_one_handler_for_all_its_names() -> None:
-    asks, wire = made()
-    asks.handle("oauth.", lambda one: one.answer(one.kind))
-    asks.take(asked(kind="oauth.token"))
-    asks.take(asked(2, kind="oauth"))
-    assert wire.answers == ["oauth.token", "oauth"]
-
-
 @pytest.mark.parametrize("error", [fail("E_FORBIDDEN", "no"), ValueError("a bug")])
 def test_what_a_handler_raises_is_the_answer(error: Exception) -> None:
     def handler(one: Asked) -> None:

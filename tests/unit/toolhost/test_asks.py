@@ -300,8 +300,6 @@ def test_a_question_to_the_caller_names_its_call_and_has_no_end_but_the_calls() 
     asked = from_raw(frame.payload, ToolAsk)
     assert (asked.ask_id, asked.kind) == (1, "tool")
     assert from_raw(asked.value or Raw(), dict) == {"name": "x__y", "args": {}}
-    oauth = from_raw(made(to_caller("oauth", target="token")).payload, ToolAsk)
-    assert oauth.kind == "oauth.token"
 
 
 def test_questions_to_the_caller_are_numbered_in_their_call_whatever_the_worker_says() -> None:
@@ -311,9 +309,9 @@ def test_questions_to_the_caller_are_numbered_in_their_call_whatever_the_worker_
 
 
 def test_each_kind_of_question_needs_its_permission() -> None:
-    every = ("request", "send", "spawn", "list", "catalog", "tool", "tools", "elicit", "sample", "roots", "oauth")
+    every = ("request", "send", "spawn", "list", "catalog", "tool", "tools", "elicit", "sample", "login")
     allowed = {name: [op for op in every if may_ask(op, [name])] for name in ("agents", "tools", "server", "restart")}
-    assert allowed == {"agents": list(every[:5]), "tools": ["tool", "tools"], "server": list(every[7:]), "restart": []}
+    assert allowed == {"agents": list(every[:5]), "tools": ["tool", "tools"], "server": list(every[7:9]), "restart": []}
 
 
 def test_a_script_has_its_own_number_of_calls_and_bytes() -> None:

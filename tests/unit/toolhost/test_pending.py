@@ -141,7 +141,7 @@ async def test_the_end_of_work_is_told_with_the_root_of_its_call_also_by_the_nex
 
     def answers() -> Answers:
         loop = asyncio.get_running_loop()
-        asking = Asking(loop, None, lambda line: None)
+        asking = Asking(loop, None, lambda line: None, {})
         return Answers(loop, lambda frame: True, asking, lambda event, told: sent.append(event), file.write)
 
     export = ExportSpec(name="f")

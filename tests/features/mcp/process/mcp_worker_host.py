@@ -18,7 +18,9 @@ from msgspec import Raw
 
 from goondan.features.mcp.jail.login import Keeper
 from goondan.features.mcp.jail.worker import Worker
+from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.worker.logins import ServerWish
 from goondan.schemas.worker.servers import ServerInit
 from goondan.schemas.worker.worker_frames import (
     Answer,
@@ -32,8 +34,7 @@ from goondan.schemas.worker.worker_frames import (
     Listed,
     LoadFailed,
     Log,
-    LoginAnswer,
-    LoginAsk,
+    LoginNeeded,
     News,
     Progress,
     Ready,
@@ -59,6 +60,7 @@ class Host:
         self.logs: list[Log] = []
         self.news: list[News] = []
         self.progress: list[Progress] = []
+        self.logins: list[LoginNeeded] = []
         self.asks: asyncio.Queue[Ask] = asyncio.Queue()
         self._results: dict[str, asyncio.Future[Result]] = {}
         self._listed: dict[int, asyncio.Future[Listed]] = {}
@@ -93,22 +95,26 @@ class Host:
                 self.news.append(frame)
             case Progress():
                 self.progress.append(frame)
+            case Ask(op="login"):
+                asyncio.create_task(self._keep(frame))  # noqa: RUF006 # it ends before the test does
             case Ask():
                 self.asks.put_nowait(frame)
-            case LoginAsk():
-                asyncio.create_task(self._keep(frame))  # noqa: RUF006 # it ends before the test does
+            case LoginNeeded():
+                self.logins.append(frame)
             case _:
                 raise AssertionError(frame)
 
-    async def _keep(self, ask: LoginAsk) -> None:
+    async def _keep(self, ask: Ask) -> None:
         assert self.keeper is not None, "nobody holds tokens in this test"
         try:
-            reply = await self.keeper.ask(ask.op, document=ask.document, url=ask.url)
+            assert ask.value is not None and not ask.call_id
+            wish = from_raw(ask.value, ServerWish)
+            reply = await self.keeper.ask(wish.op, document=wish.document, url=wish.url)
         except GoondanError as error:
             told = WorkerError(name="OAuthError", message=error.info.message, code=error.info.code)
-            self.send(LoginAnswer(login_id=ask.login_id, error=told))
+            self.send(Answer(call_id="", ask_id=ask.ask_id, error=told))
         else:
-            self.send(LoginAnswer(login_id=ask.login_id, reply=reply))
+            self.send(Answer(call_id="", ask_id=ask.ask_id, value=to_raw(reply)))
 
     def send(self, frame: HostFrame) -> None:
         body = encode(frame)

@@ -21,9 +21,9 @@ import pytest
 
 from goondan.features.mcp.jail.login import Login
 from goondan.features.mcp.jail.protocol.results import Failure
+from goondan.features.mcp.wire import ServerLogin
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.logins import ServerOp, ServerReply
-from goondan.schemas.worker.servers import ServerLogin
 from goondan.schemas.worker.worker_frames import LoadFailed
 from tests.features.mcp.process.mcp_worker_host import hosted, pass_time, tunnels
 
@@ -183,7 +183,7 @@ class Clock:
     def __init__(self) -> None:
         self.held = self.went_on = 0
 
-    def hold(self) -> None:
+    def hold(self, message: str) -> None:
         self.held += 1
 
     def go_on(self) -> None:
@@ -390,7 +390,7 @@ def test_a_login_that_comes_to_nothing_says_why(server: Server) -> None:
 
 
 def test_no_login_is_tried_with_a_token_of_the_config_or_when_it_is_turned_off(server: Server) -> None:
-    for init in ({"headers": {"authorization": "Bearer stale"}}, {"oauth": ServerLogin(enabled=False)}):
+    for init in ({"headers": {"authorization": "Bearer stale"}}, {"login": {"enabled": False}}):
         keeper = Keeper()
         assert "401" in asyncio.run(_over_the_worker(server, keeper, **init))
         assert keeper.ops == []
