@@ -20,7 +20,7 @@ from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
-from goondan.agentproc.providers.body import FilesPlace
+from goondan.agentproc.providers.base import FilesPlace
 from goondan.schemas.wire.blobs import HEAD_BYTES, MAX_FILE_BYTES, check_files, describe, media_type_of, size_of_files
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import FilePart, OptionalRaw, ToolResult

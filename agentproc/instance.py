@@ -27,9 +27,9 @@ from goondan.agentproc.extensions.pipeline import Pipeline
 from goondan.agentproc.extensions.point_stages import PointStages
 from goondan.agentproc.extensions.workspaces import Workspaces
 from goondan.agentproc.files import InstanceFiles
+from goondan.agentproc.http import make_provider
 from goondan.agentproc.known_secrets import KnownSecrets
 from goondan.agentproc.providers.base import SHORTEST_SAID, Provider, redactor_of
-from goondan.agentproc.providers.choose import make_provider
 from goondan.agentproc.servers import Servers
 from goondan.agentproc.store import ConversationStore
 from goondan.agentproc.swarm import DELEGATION_RESULT, AskingLink

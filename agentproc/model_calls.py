@@ -289,7 +289,7 @@ class ModelCalls:
         self, request: ModelRequest, since: float, message: str | None = None, wait_ms: int | None = None
     ) -> None:
         """Tell that the model is waited for since `since` (the loop's time). `message`: why the last try failed."""
-        from goondan.agentproc.providers.http import shown_server
+        from goondan.agentproc.http.provider import shown_server
 
         model, self._told = request.model, True
         named = f"{model.provider}/{model.model}".rstrip("/")

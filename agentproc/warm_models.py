@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from itertools import cycle
 from typing import Final
 
-from goondan.agentproc.providers.choose import wire_of
-from goondan.agentproc.providers.connection import Client, Connection
-from goondan.agentproc.providers.http import HttpProvider
-from goondan.agentproc.providers.route import Route
+from goondan.agentproc.http import wire_of
+from goondan.agentproc.http.connection import Client, Connection
+from goondan.agentproc.http.provider import HttpProvider
+from goondan.agentproc.http.route import Route
 from goondan.schemas.bundle.launch import ModelSpec
 
 _HEAD: Final = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

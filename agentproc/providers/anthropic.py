@@ -12,34 +12,34 @@ Source: docs/design/turns.md section 6; Anthropic's API reference, "Messages" an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
-from goondan.agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
-from goondan.agentproc.providers.body import SentFile
-from goondan.agentproc.providers.history import EMPTY, AnsweredCall, HistoryEntry, Said, Written, blocks_text, kept_by
-from goondan.agentproc.providers.offered_tools import OfferedTools
-from goondan.agentproc.providers.output_format import OutputWay, is_closed
-from goondan.agentproc.providers.refusals import stream_fault
-from goondan.agentproc.providers.sse import SseEvent
-from goondan.agentproc.providers.vendor import (
-    MAX_CALLS,
+from goondan.agentproc.providers.base import ModelRequest, Usage, encode_json
+from goondan.agentproc.providers.faults import Fault, error_words, stream_fault
+from goondan.agentproc.providers.history import (
+    EMPTY,
+    AnsweredCall,
+    HistoryEntry,
+    Said,
+    SentFile,
+    blocks_text,
+    in_kept_order,
+)
+from goondan.agentproc.providers.reader import (
     AnswerReader,
-    Fault,
-    Vendor,
-    WireRequest,
+    Part,
+    SseEvent,
     decode_json,
-    encode_json,
-    error_words,
-    headers_of,
     model_name,
-    put_last,
+    text_of,
     tokens,
 )
-from goondan.agentproc.turn import AskedCall
+from goondan.agentproc.providers.vendor import Vendor, WireRequest, headers_of, is_closed, put_last
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ModelSpec, ToolChoice
 from goondan.schemas.models.model_providers import BY_NAME, DEFAULT_MAX_TOKENS
 from goondan.schemas.wire.blobs import PDF
@@ -48,9 +48,6 @@ from goondan.schemas.wire.blobs import PDF
 #: recorded (tests/contract/model_requests/), and there, too, the key is a bearer token. This version refuses
 #: `temperature`, `top_p` and `top_k`.
 VERSION: Final = BY_NAME["anthropic"].version
-#: Stop reasons of an answer that was cut off.
-_CUT: Final = frozenset(("max_tokens", "model_context_window_exceeded"))
-_THINKING: Final = frozenset(("thinking", "redacted_thinking"))
 
 
 # --- the request ------------------------------------------------------------------------------------------------------
@@ -100,16 +97,13 @@ class Tool(Struct, frozen=True, omit_defaults=True):
     description: str | None = None
 
 
-class Anthropic(Vendor):
+class Anthropic(Vendor["Turns"]):
     """The vendor's requests and answers."""
 
     name = "anthropic"
-    server = BY_NAME["anthropic"].server
 
     def __init__(self) -> None:
-        self._written = Written(self.name, Turns)
-        self._tools = OfferedTools(offer)
-        self._output = OutputWay(lambda schema: is_closed(schema, all_required=False))
+        super().__init__(Turns, offer, lambda schema: is_closed(schema, all_required=False))
         self._marks = True  # whether the server takes them
 
     def request(self, request: ModelRequest) -> WireRequest:
@@ -138,10 +132,8 @@ class Anthropic(Vendor):
         """The reader for one answer."""
         return Reader(request.model.model)
 
-    def gives_up(self, request: ModelRequest, words: str) -> bool:
-        """Leave the marks out, when a server that is not the vendor's refuses them; or the form of the answer."""
-        if self._output.gives_up(request, words):
-            return True
+    def _does_without(self, request: ModelRequest, words: str) -> bool:
+        """Leave the marks out, when a server that is not the vendor's refuses them."""
         refused = self._marks and request.model.endpoint is not None and "cache_control" in words
         self._marks = self._marks and not refused
         return refused
@@ -152,7 +144,7 @@ class Anthropic(Vendor):
 
 
 def _headers(model: ModelSpec) -> dict[str, str]:
-    return headers_of(model, {"anthropic-version": model.api_version or VERSION})
+    return headers_of(model, **{"anthropic-version": model.api_version or VERSION})
 
 
 def _has_future(request: ModelRequest) -> bool:
@@ -262,17 +254,14 @@ def _file(file: SentFile) -> Block:
 def blocks_of(said: Said) -> list[Block]:
     """An answer as the vendor sent it, because thinking must keep its place. Without thinking: text, then calls."""
     uses = [ToolUse(call.id, call.name, call.args) for call in said.calls]
-    order = said.kept.get("blocks")
-    if isinstance(order, list):
-        text = "".join([item for item in order if isinstance(item, str)])
-        calls = [item for item in order if isinstance(item, int)]
-        if text == said.text and calls == list(range(len(uses))):
-            return [
-                TextBlock(item) if isinstance(item, str) else uses[item] if isinstance(item, int) else item
-                for item in order
-                if not isinstance(item, str) or item.strip()
-            ]
-    return [*([TextBlock(said.text)] if said.text.strip() else []), *uses]
+    order = in_kept_order(said, "blocks")
+    if order is None:
+        return [*([TextBlock(said.text)] if said.text.strip() else []), *uses]
+    return [
+        TextBlock(item) if isinstance(item, str) else uses[item] if isinstance(item, int) else item
+        for item in order
+        if not isinstance(item, str) or item.strip()
+    ]
 
 
 def offer(item: CatalogItem) -> Tool:
@@ -355,30 +344,25 @@ _decode_event: Final = msgspec.json.Decoder(_Event)
 _decode_message: Final = msgspec.json.Decoder(_Message)
 
 
-class _Open:
-    """A content block while it is filled: the first form of the block, and the pieces of its text, JSON or thinking."""
-
-    __slots__ = ("block", "pieces", "signature")
-
-    def __init__(self, block: dict[str, Any]) -> None:
-        self.block = block
-        self.pieces: list[str] = []
-        self.signature: list[str] = []
-
-    @property
-    def kind(self) -> str:
-        return _text(self.block.get("type"))
+#: What is read of an answer, by the type of its block.
+_KINDS: Final[Mapping[str, str]] = {
+    "text": "text",
+    "tool_use": "call",
+    "thinking": "thought",
+    "redacted_thinking": "thought",
+}
 
 
 class Reader(AnswerReader):
-    """Reads one answer."""
+    """Reads one answer. `extra` of a part is its block as it began."""
+
+    provider = "anthropic"
+    usual = ("end_turn", "stop_sequence", "tool_use")
+    cut = ("max_tokens", "model_context_window_exceeded")
 
     def __init__(self, model: str) -> None:
         super().__init__(model)
-        self._blocks: dict[int, _Open] = {}
-        self._usage: _Usage | None = None
-        self._output_tokens = 0
-        self._thinking_tokens = 0
+        self._signatures: dict[int, list[str]] = {}  # of thinking, by number
 
     def read(self, event: SseEvent) -> str:
         """Take the next event. Returns the text that it adds."""
@@ -388,14 +372,14 @@ class Reader(AnswerReader):
         match said.type or event.name:
             case "message_start" if said.message is not None:
                 self._answered = model_name(said.message.model)
-                self._count(said.message.usage)
+                self._count_tokens(said.message.usage)
             case "content_block_start" if said.content_block is not None:
-                self._size.count(max(0, len(event.data) - _EMPTY_BLOCK))  # thoughts come whole, and are kept
+                self._count(max(0, len(event.data) - _EMPTY_BLOCK))  # thoughts come whole, and are kept
                 return self._begin(said.index, said.content_block)
-            case "content_block_delta" if said.delta is not None and said.index in self._blocks:
-                return self._fill(self._blocks[said.index], said.delta)
+            case "content_block_delta" if said.delta is not None and said.index in self._parts:
+                return self._fill(said.index, said.delta)
             case "message_delta":
-                self._count(said.usage)
+                self._count_tokens(said.usage)
                 if said.delta is not None and said.delta.stop_reason is not None:
                     self._stop = said.delta.stop_reason
             case "message_stop":
@@ -409,110 +393,76 @@ class Reader(AnswerReader):
         message = decode_json(_decode_message, body)
         if message.error is not None:
             raise _stream_error(message.error)
-        self._count(message.usage)
+        self._count_tokens(message.usage)
         self._stop, self.done, self._answered = message.stop_reason, True, model_name(message.model)
         return "".join([self._begin(index, block) for index, block in enumerate(message.content)])
 
-    def answer(self) -> ModelAnswer:
-        """The answer. To be called after everything was read."""
-        blocks = [self._blocks[index] for index in sorted(self._blocks)]
-        asked = [block for block in blocks if block.kind == "tool_use"]
-        counted = self._usage
-        return self._whole(
-            "".join([piece for block in blocks if block.kind == "text" for piece in block.pieces]),
-            [_call(block) for block in asked],
-            self._keep(blocks),
-            usage=None if counted is None else _counted(counted, self._output_tokens, self._thinking_tokens),
-            usual=("end_turn", "stop_sequence", "tool_use"),
-            cut=self._stop in _CUT,
-            unwritten=bool(asked) and not any(asked[-1].pieces),
-            reasoned=any(block.kind in _THINKING for block in blocks),
-        )
-
     # --- inside
 
+    def _in_order(self) -> list[Part]:
+        return [self._parts[index] for index in sorted(self._parts)]
+
+    def _arguments(self, call: Part) -> str | dict[str, Any]:
+        given = call.extra.get("input")
+        return super()._arguments(call) or (given if isinstance(given, dict) else "")
+
     def _begin(self, index: int, block: dict[str, Any]) -> str:
-        if index not in self._blocks and len(self._blocks) >= MAX_CALLS:
-            raise Fault("final", f"an answer of more than {MAX_CALLS} parts")
-        opened = self._blocks[index] = _Open(block)
-        if opened.kind == "thinking":
-            self._thoughts.begin_part()
-            self._thoughts.add(_text(block.get("thinking")))
-        text = block.get("text")
-        if opened.kind != "text" or not isinstance(text, str) or not text:
-            return ""
-        opened.pieces.append(self._size.add(text))
+        self._parts.pop(index, None)
+        part = self._part(index, _KINDS.get(text_of(block.get("type")), ""))
+        part.id, part.name = text_of(block.get("id")), text_of(block.get("name"))
+        part.extra = block if part.kind != "text" else {}
+        if block.get("type") == "thinking":
+            self._begin_thought()
+            self._think(text_of(block.get("thinking")))
+        text = text_of(block.get("text")) if part.kind == "text" else ""
+        if text:
+            part.pieces.append(self._sized(text))
         return text
 
-    def _fill(self, block: _Open, delta: _Delta) -> str:
+    def _fill(self, index: int, delta: _Delta) -> str:
+        part = self._parts[index]
         if delta.signature:
-            block.signature.append(self._size.add(delta.signature))
-        piece = self._size.add(delta.text or delta.partial_json or delta.thinking or "")
+            self._signatures.setdefault(index, []).append(self._sized(delta.signature))
+        piece = self._sized(delta.text or delta.partial_json or delta.thinking or "")
         if piece:
-            block.pieces.append(piece)
-        if block.kind == "thinking":
-            self._thoughts.add(piece)
-        return piece if block.kind == "text" else ""
+            part.pieces.append(piece)
+        if part.extra.get("type") == "thinking":
+            self._think(piece)
+        return piece if part.kind == "text" else ""
 
-    def _keep(self, blocks: list[_Open]) -> dict[str, Any] | None:
-        """The order of an answer with thinking: whole thinking blocks, texts, and calls by their number."""
-        if not any(block.kind in _THINKING for block in blocks):
-            return None
-        order: list[Any] = []
-        calls = 0
-        for block in blocks:
-            if block.kind in _THINKING:
-                order.append(_thought(block))
-            elif block.kind == "text":
-                order.append("".join(block.pieces))
-            elif block.kind == "tool_use":
-                order.append(calls)
-                calls += 1
-        return kept_by("anthropic", self._model, blocks=order)
+    def _kept(self, parts: list[Part]) -> dict[str, Any]:
+        """The order of an answer with thinking. The vendor wants thinking back whole, with its signature."""
+        for index, part in self._parts.items():
+            if part.extra.get("type") == "thinking":
+                thought = "".join(part.pieces) or text_of(part.extra.get("thinking"))
+                signature = "".join(self._signatures.get(index, ())) or text_of(part.extra.get("signature"))
+                part.extra = {**part.extra, "thinking": thought, "signature": signature}
+        order = self._order(parts)
+        return {"blocks": order} if order else {}
 
-    def _count(self, usage: _Usage | None) -> None:
+    def _count_tokens(self, usage: _Usage | None) -> None:
+        """Count every token of the input, also those that went into the vendor's cache or came from it."""
         if usage is None:
             return
+        known = self._usage or Usage()
         if self._usage is None or usage.input_tokens:
-            self._usage = usage
-        self._output_tokens = usage.output_tokens or self._output_tokens
-        if usage.output_tokens_details is not None:
-            self._thinking_tokens = usage.output_tokens_details.thinking_tokens or self._thinking_tokens
-
-
-def _counted(usage: _Usage, output_tokens: int, thinking_tokens: int) -> Usage:
-    """The usage with every input token counted, also those that went into the vendor's cache or came from it."""
-    cached, written = tokens(usage.cache_read_input_tokens), tokens(usage.cache_creation_input_tokens)
-    read = tokens(tokens(usage.input_tokens) + cached + written)
-    return Usage(read, tokens(output_tokens), cached, written, tokens(thinking_tokens))
-
-
-def _call(block: _Open) -> AskedCall:
-    written = "".join(block.pieces)
-    given = block.block.get("input")
-    arguments = written if written or not isinstance(given, dict) else given
-    return asked_call(_text(block.block.get("id")), _text(block.block.get("name")), arguments)
-
-
-def _thought(block: _Open) -> dict[str, Any]:
-    """A block of thinking in the form that the vendor wants back: whole, with its signature."""
-    if block.kind == "redacted_thinking":
-        return block.block
-    thought = "".join(block.pieces) or _text(block.block.get("thinking"))
-    signature = "".join(block.signature) or _text(block.block.get("signature"))
-    return {**block.block, "thinking": thought, "signature": signature}
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+            cached, written = tokens(usage.cache_read_input_tokens), tokens(usage.cache_creation_input_tokens)
+            read = tokens(tokens(usage.input_tokens) + cached + written)
+            known = replace(known, input_tokens=read, cached_tokens=cached, cache_write_tokens=written)
+        details = usage.output_tokens_details or _OutputDetails()
+        self._usage = replace(
+            known,
+            output_tokens=tokens(usage.output_tokens) or known.output_tokens,
+            reasoning_tokens=tokens(details.thinking_tokens) or known.reasoning_tokens,
+        )
 
 
 def _stream_error(error: Any) -> Fault:
-    name = _text(error.get("type")) if isinstance(error, dict) else ""
+    name = text_of(error.get("type")) if isinstance(error, dict) else ""
     return stream_fault(error, [name], error_words(error) or name[:80] or "no reason")
 
 
-#: The part that each provider's module has (agentproc/providers/choose.py). The streams are as the vendor writes them.
+#: The part that each provider's module has (agentproc/http/__init__.py). The streams are as the vendor writes them.
 VENDOR: Final = Anthropic
 REHEARSED: Final = (
     """\

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import unquote, urlsplit
 
+import msgspec
 from msgspec import Struct
 
 from goondan.agentproc.conversation import Message
-from goondan.agentproc.providers.body import FilesPlace
-from goondan.agentproc.providers.overflow import Overflow
 from goondan.agentproc.turn import AskedCall
 from goondan.schemas.bundle.launch import CatalogItem, ModelSpec, OutputSpec, ToolChoice
+from goondan.schemas.models.model_providers import DEFAULT_MAX_TOKENS, LIMIT_PARAMS, limit_param
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.wire.codec import replace_surrogates
 from goondan.schemas.wire.errors import GoondanError, error_payload
@@ -46,6 +46,15 @@ class Permit(Protocol):
         """It is over. `headers` are those of its answer, if there is one. `accepted`: the server has answered it.
         `tokens` are those that it used; None: not known.
         """
+
+
+class FilesPlace(Struct, frozen=True):
+    """Where the files of a conversation are, and how a body marks their places."""
+
+    #: The folder.
+    folder: str
+    #: Random digits that never leave the process: no text of a conversation can contain them.
+    mark: str
 
 
 class ModelRequest(Struct, frozen=True, kw_only=True):
@@ -196,6 +205,15 @@ def redactor_of(*models: ModelSpec, shortest: int = 0) -> Redactor:
     return Redactor(*[secret for secret in secrets if len(secret or "") >= shortest])
 
 
+class Overflow(Struct, frozen=True):
+    """What a server said of a request that is too long. None: it did not say."""
+
+    #: The tokens of the request, without an answer.
+    tokens: int | None = None
+    #: The most tokens of the model's context, request and answer together.
+    window: int | None = None
+
+
 class ContextOverflow(GoondanError):
     """E_CONTEXT_OVERFLOW: a server has refused a request because it is longer than the model's context. `overflow` has
     the numbers that it gave, `model` is the one that was asked; None: the one that the step has.
@@ -217,6 +235,26 @@ class ModelFailure(GoondanError):
         self.usage = usage
 
 
+def output_limit(model: ModelSpec) -> int:
+    """The most tokens of an answer; a guess when the params of the model give no limit. 0 for a provider that is no
+    model and counts no tokens.
+    """
+    if model.provider == "embedded":
+        return 0
+    return next((value for name in LIMIT_PARAMS if (value := _number(model, name)) is not None), DEFAULT_MAX_TOKENS)
+
+
+def limited_output(model: ModelSpec, tokens: int) -> ModelSpec:
+    """The model with answers of at most so many tokens."""
+    name = next((name for name in LIMIT_PARAMS if name in model.params), limit_param(model.provider, model.endpoint))
+    return msgspec.structs.replace(model, params={**model.params, name: tokens})
+
+
+def _number(model: ModelSpec, name: str) -> int | None:
+    value = model.params.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
 def asked_call(call_id: str, name: str, arguments: str | dict[str, Any]) -> AskedCall:
     """A tool call from a vendor's answer, in a form that can be stored and sent.
 
@@ -234,6 +272,10 @@ def asked_call(call_id: str, name: str, arguments: str | dict[str, Any]) -> Aske
     except OverflowError:
         return AskedCall(call_id, name, {}, "a number is too large")
     return AskedCall(call_id, name, args, None if isinstance(args, dict) else "they are no JSON object")
+
+
+encode_json: Final = msgspec.json.Encoder(enc_hook=str).encode
+"""JSON for a vendor; what JSON cannot hold becomes text."""
 
 
 def read_json(text: str) -> Any:

@@ -1,11 +1,18 @@
-"""The conversation in the form that a vendor accepts. Pure.
+"""What of a conversation a request to a model shows, in a form that vendors accept. Pure.
 
 Our messages may contain parts that a vendor refuses: ids that repeat between turns or come from another vendor, tool
 names that a model made up, empty texts. One bad message would make every later request fail, so they are changed here.
 Each call comes with exactly one result. Ids are unique within the request. Names of the catalog stay as they are
 (NAME-03), and only other names are rewritten.
 
-Source: docs/design/turns.md section 5; requirements ERROR-08, NAME-03.
+Rules for the files of a conversation: which ones a request has, and which are lines of words there.
+- What a model sees is what its Model says (`sees`). Where it says nothing, files are sent, and a refusal teaches it.
+- The files of the turn's own user message have to be seen, otherwise the turn fails with E_MODEL_CANNOT_SEE: a person
+  asks about them. All others (of earlier turns, of results) become words, so no conversation gets stuck by a file.
+- A request has MAX_SHOWN files and MAX_SHOWN_BYTES at most: the newest ones. The older ones become words in groups, so
+  that the beginning of the requests stays the same for as long as possible.
+
+Source: docs/design/turns.md section 5; docs/design/files.md sections 4 and 5; requirements ERROR-08, NAME-03.
 """
 
 from __future__ import annotations
@@ -17,6 +24,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from goondan.agentproc.conversation import (
     REASONING,
@@ -27,14 +35,23 @@ from goondan.agentproc.conversation import (
     ToolData,
     ToolResultPart,
     UserData,
+    files_of,
     is_presentable,
     presentable,
 )
-from goondan.agentproc.providers.base import ModelRequest, storable
-from goondan.agentproc.providers.body import FilesPlace, SentFile, sent_file
-from goondan.schemas.wire.blobs import words_for
+from goondan.agentproc.providers.base import FilesPlace, ModelRequest, encode_json, storable
+from goondan.schemas.wire.blobs import (
+    MAX_FILE_BYTES,
+    MAX_SHOWN,
+    MAX_SHOWN_BYTES,
+    PDF,
+    is_reference,
+    kind_of,
+    size_of_files,
+    words_for,
+)
 from goondan.schemas.wire.codec import check_depth, encode_value
-from goondan.schemas.wire.errors import for_model
+from goondan.schemas.wire.errors import GoondanError, fail, for_model
 from goondan.schemas.wire.frames import FilePart, ToolResult
 
 #: The key in an assistant message's metadata for data that only its vendor understands and wants back (see `kept_by`).
@@ -45,12 +62,43 @@ MAX_KEPT_DEPTH: Final = 32
 EMPTY: Final = "(empty message)"
 #: Why words stand for a file.
 NOT_SHOWN: Final = "not shown here"
+#: So many files become words at a time.
+GROUP: Final = 8
+#: The statuses of a server that does not take a request.
+_REFUSALS: Final = frozenset((400, 404, 413, 415, 422, 500, 501))
+_WHAT: Final = r"(?:image|vision|picture|multi-?modal|pdf|document|file)"
+#: A server says that its model sees nothing of the kind. The words of the usual servers, in lower case.
+_CANNOT: Final = (
+    rf"not support[^.]{{0,60}}{_WHAT}|{_WHAT}[^.]{{0,60}}(?:not support|not enabled|only supported by)"
+    rf"|not a multi-?modal|at most 0 {_WHAT}|mmproj|unknown variant `(?:image_url|file|image|document)`"
+    rf"|content must be a string|no endpoints found that support|missing data required for {_WHAT}"
+)
+#: A server does not take this very file.
+_BAD: Final = r"format|media.?type|mime|too large|too big|exceed|dimension|could not process|decode|base64|corrupt"
+_ABOUT_PDF: Final = r"pdf|document|`file`|file (?:input|content)"
+_ABOUT_IMAGE: Final = r"image|vision|picture|modal|mmproj"
 #: The `<` of a tag that begins or ends a block.
 _TAG: Final = re.compile(r"<(?=\s*/?\s*context\b)", re.IGNORECASE)
 #: A tool name that every vendor takes.
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 #: A tool call id that every vendor takes.
 _ID: Final = re.compile(r"[a-zA-Z0-9_-]{1,40}")
+
+
+class SentFile(Struct, frozen=True):
+    """A file that goes to a model."""
+
+    #: What it is.
+    media_type: str
+    #: Its name, if it has one.
+    name: str | None
+    #: What stands for its base64 until the body is cut.
+    base64: str
+
+    @property
+    def data_url(self) -> str:
+        """The file as a `data:` URL."""
+        return f"data:{self.media_type};base64,{self.base64}"
 
 
 class AnsweredCall(Struct, frozen=True):
@@ -98,7 +146,7 @@ HistoryEntry = Said | Told
 
 
 def kept_by(provider: str, model: str, **values: Any) -> dict[str, Any] | None:
-    """Metadata for an assistant message, from which `entries` restores `values` for this same model only.
+    """Metadata for an assistant message, from which `Entries` restores `values` for this same model only.
 
     None when they could not be stored. Then the vendor has to do without them.
     """
@@ -110,16 +158,23 @@ def kept_by(provider: str, model: str, **values: Any) -> dict[str, Any] | None:
     return kept
 
 
-def entries(messages: Sequence[Message], catalog: Collection[str], provider: str, model: str) -> list[HistoryEntry]:
-    """The entries of the conversation, in order. An assistant message without text and calls is left out.
-
-    `catalog` are the names of the tools in the request.
+def in_kept_order(said: Said, name: str) -> list[Any] | None:
+    """What `kept_by` stored of the order of an answer under this name: texts, numbers of calls, and what the vendor
+    wants back. None when it is not that of this text and these calls.
     """
-    return Entries(catalog, provider, model).extend(presentable(messages))
+    order = said.kept.get(name)
+    if not isinstance(order, list):
+        return None
+    texts = [item.get("text") if isinstance(item, dict) else item for item in order]
+    calls = [item for item in order if isinstance(item, int)]
+    fits = "".join([text for text in texts if isinstance(text, str)]) == said.text
+    return order if fits and calls == list(range(len(said.calls))) else None
 
 
 class Entries:
-    """Makes the entries of a conversation that comes in parts (see `entries`)."""
+    """Makes the entries of a conversation that comes in parts. An assistant message without text and calls is left out.
+    `catalog` are the names of the tools in the request.
+    """
 
     def __init__(
         self,
@@ -291,7 +346,7 @@ def _block_text(block: dict[str, Any]) -> str:
 
 def _json(value: Any) -> str:
     try:
-        return msgspec.json.encode(value, enc_hook=str).decode()
+        return encode_json(value).decode()
     except (TypeError, ValueError, RecursionError):
         return str(value)
 
@@ -301,3 +356,113 @@ def _kept(message: Message, provider: str, model: str) -> dict[str, Any]:
     if isinstance(kept, dict) and (kept.get("provider"), kept.get("model")) == (provider, model):
         return kept
     return {}
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def sent_file(file: FilePart, mark: str) -> SentFile:
+    """The file as a vendor's module writes it. Raises GoondanError E_FILE_INVALID."""
+    blob = file.blob
+    if not is_reference(blob) or blob.size > MAX_FILE_BYTES:
+        raise fail("E_FILE_INVALID", "a message refers to a file in a way that is none")
+    return SentFile(file.media_type, file.name, f"{mark}{blob.file}{blob.size}{mark}")
+
+
+class Seeing:
+    """What the models of one agent see. `is_there` tells whether the file at a path has this size (bytes)."""
+
+    def __init__(self, is_there: Callable[[str, int], bool]) -> None:
+        self._is_there = is_there
+        #: (endpoint, model) -> the kinds that its server has refused.
+        self._unseen: dict[tuple[str | None, str], set[str]] = {}
+        #: Files that a server did not take, by `blob.file`.
+        self._refused: set[str] = set()
+
+    def ready(self, request: ModelRequest) -> ModelRequest:
+        """The request with the files that are to be words. Raises GoondanError E_MODEL_CANNOT_SEE."""
+        if request.files is None:
+            return request
+        files, asked = _files(request)
+        if not files:
+            return request
+        if request.files_as_words:
+            return replace(request, hidden_files=frozenset(file.blob.file for file in files))
+        unseen = self._kinds_unseen(request)
+        blind = next((file for file in asked if kind_of(file.media_type) in unseen), None)
+        if blind is not None:
+            raise cannot_see(request, blind)
+        hidden = {file.blob.file for file in files if self._is_hidden(file, unseen, request.files.folder)}
+        shown = [file for file in files if file.blob.file not in hidden]
+        hidden.update(file.blob.file for file in _too_many(shown))
+        return replace(request, hidden_files=frozenset(hidden))
+
+    def learn(self, request: ModelRequest, status: int | None, words: str) -> ModelRequest | None:
+        """What a refusal, with this status and these words, says about the files of a request that `ready` returned:
+        the request to send in its place, None when the refusal is about something else. Raises GoondanError
+        E_MODEL_CANNOT_SEE.
+
+        Each time, at least one file more becomes words. So a request is sent again at most once for each kind of file,
+        and once for files that the server does not take.
+        """
+        if request.files is None or status not in _REFUSALS:
+            return None
+        files, asked = _files(request)
+        shown = [file for file in files if file.blob.file not in request.hidden_files]
+        words = words.lower()
+        cannot = re.search(_CANNOT, words) is not None and re.search(_BAD, words) is None
+        if not shown or not (cannot or status == 413 or re.search(_WHAT, words)):
+            return None
+        if cannot:
+            kinds = {kind for file in shown if (kind := kind_of(file.media_type)) is not None}
+            named = {kind for kind, about in (("pdf", _ABOUT_PDF), ("image", _ABOUT_IMAGE)) if re.search(about, words)}
+            self._unseen.setdefault(_model(request), set()).update(kinds & named or kinds)
+        elif any(file in shown for file in asked):
+            return None  # the server's words are the error of the turn
+        else:
+            self._refused.update(file.blob.file for file in shown)
+        return self.ready(request)
+
+    # --- inside
+
+    def _kinds_unseen(self, request: ModelRequest) -> set[str]:
+        sees = request.model.sees
+        unseen = set() if sees is None else {"image", "pdf"} - set(sees)
+        return unseen | self._unseen.get(_model(request), set())
+
+    def _is_hidden(self, file: FilePart, unseen: set[str], folder: str) -> bool:
+        if kind_of(file.media_type) in unseen or file.blob.file in self._refused:
+            return True
+        return not self._is_there(f"{folder}/{file.blob.file}", file.blob.size)
+
+
+def cannot_see(request: ModelRequest, file: FilePart) -> GoondanError:
+    """The error of a turn whose message has a file that the model cannot see."""
+    what = "PDFs" if file.media_type == PDF else "pictures"
+    model = f"{request.model.provider}/{request.model.model}".rstrip("/")
+    return fail("E_MODEL_CANNOT_SEE", f"the model {model} cannot see {what}; the message has {file.name or 'one'}")
+
+
+def _model(request: ModelRequest) -> tuple[str | None, str]:
+    return request.model.endpoint, request.model.model
+
+
+def _files(request: ModelRequest) -> tuple[list[FilePart], list[FilePart]]:
+    """All files of the conversation, in order; and those of the turn's own user messages."""
+    files: list[FilePart] = []
+    asked: list[FilePart] = []
+    own = f"{request.turn_id}."
+    for message in request.messages:
+        found = files_of(message)
+        files += found
+        if found and isinstance(message.data, UserData) and message.id.startswith(own):
+            asked += found
+    return files, asked
+
+
+def _too_many(files: Sequence[FilePart]) -> Sequence[FilePart]:
+    """The oldest files, without which the rest is within the limits of a request."""
+    cut = 0
+    while len(files) - cut > MAX_SHOWN or size_of_files(files[cut:]) > MAX_SHOWN_BYTES:
+        cut += GROUP if len(files) - cut > 2 * GROUP else 1  # one message's own files always fit
+    return files[:cut]

@@ -16,31 +16,24 @@ from typing import Any, Final
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
-from goondan.agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
-from goondan.agentproc.providers.body import SentFile
-from goondan.agentproc.providers.history import EMPTY, HistoryEntry, Said, Written, blocks_text, kept_by
-from goondan.agentproc.providers.offered_tools import OfferedTools
-from goondan.agentproc.providers.output_format import ANSWER_TOOL, OutputWay, is_closed
-from goondan.agentproc.providers.refusals import stream_fault
-from goondan.agentproc.providers.sse import SseEvent
-from goondan.agentproc.providers.vendor import (
-    MAX_CALLS,
+from goondan.agentproc.providers.base import ModelRequest, Usage, encode_json
+from goondan.agentproc.providers.faults import Fault, error_words, stream_fault
+from goondan.agentproc.providers.history import EMPTY, HistoryEntry, Said, SentFile, blocks_text
+from goondan.agentproc.providers.reader import (
     AnswerReader,
-    Fault,
-    Vendor,
-    WireRequest,
+    Part,
+    SseEvent,
+    TokenDetails,
+    counted,
     decode_json,
-    encode_json,
-    error_words,
-    headers_of,
     model_name,
-    put_last,
+    text_of,
     tokens,
 )
-from goondan.agentproc.turn import AskedCall
+from goondan.agentproc.providers.vendor import ANSWER_TOOL, Vendor, WireRequest, headers_of, is_closed, put_last
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ToolChoice
-from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.wire.blobs import PDF
 
 #: The longest name of a tool. Vendors accept 64 characters. The name arrives in pieces, so its length is limited here.
@@ -53,17 +46,14 @@ _NAMES_REASONING: Final = re.compile(r"\breasoning(?:_content)?\b")
 _KNOWN: Final = frozenset(("index", "id", "type", "function"))
 
 
-class OpenAI(Vendor):
+class OpenAI(Vendor["Messages"]):
     """The vendor's requests and answers."""
 
     name = "openai"
-    server = BY_NAME["openai"].server
 
     def __init__(self) -> None:
+        super().__init__(lambda: Messages(reasons=self._reasons), offer)
         self._reasons = True  # whether the server takes reasoning back
-        self._written = Written(self.name, lambda: Messages(reasons=self._reasons))
-        self._tools = OfferedTools(offer)
-        self._output = OutputWay(lambda schema: True)
 
     def request(self, request: ModelRequest) -> WireRequest:
         """POST /chat/completions. The model's params are sent unchanged (null removes `stream_options`); messages and
@@ -86,10 +76,8 @@ class OpenAI(Vendor):
         """The reader for one answer."""
         return Reader(request.model.model)
 
-    def gives_up(self, request: ModelRequest, words: str) -> bool:
-        """Keep reasoning back, or the form of the answer, when the server refuses it."""
-        if self._output.gives_up(request, words):
-            return True
+    def _does_without(self, request: ModelRequest, words: str) -> bool:
+        """Keep reasoning back."""
         refused = self._reasons and self._written.of(request).gives_reasoning and _NAMES_REASONING.search(words)
         if not refused:
             return False
@@ -196,27 +184,15 @@ def offer(item: CatalogItem) -> dict[str, Any]:
 # --- the answer -------------------------------------------------------------------------------------------------------
 
 
-class _PromptDetails(Struct, frozen=True):
-    #: How many came from a cache.
-    cached_tokens: int | None = None
-    #: How many were put into a cache.
-    cache_write_tokens: int | None = None
-
-
-class _CompletionDetails(Struct, frozen=True):
-    #: How many are reasoning.
-    reasoning_tokens: int | None = None
-
-
 class _Usage(Struct, frozen=True):
     #: Tokens of the request.
     prompt_tokens: int | None = None
     #: Tokens of the answer.
     completion_tokens: int | None = None
     #: What the tokens of the request were.
-    prompt_tokens_details: _PromptDetails | None = None
+    prompt_tokens_details: TokenDetails | None = None
     #: What the tokens of the answer were.
-    completion_tokens_details: _CompletionDetails | None = None
+    completion_tokens_details: TokenDetails | None = None
     #: All tokens together.
     total_tokens: int | None = None
 
@@ -265,33 +241,18 @@ class _Chunk(Struct, frozen=True):
 _decode_chunk: Final = msgspec.json.Decoder(_Chunk)
 
 
-class _Call:
-    """A tool call that is still arriving."""
-
-    __slots__ = ("extra", "id", "index", "name", "pieces", "whole")
-
-    def __init__(self, index: int | None) -> None:
-        self.index = index
-        self.id = ""
-        self.name = ""
-        self.pieces: list[str] = []
-        self.whole: dict[str, Any] | None = None
-        self.extra: dict[str, Any] = {}
-
-    def asked(self) -> AskedCall:
-        """The complete call."""
-        return asked_call(self.id, self.name, "".join(self.pieces) if self.whole is None else self.whole)
-
-
 class Reader(AnswerReader):
     """Reads the first choice of one answer."""
 
+    provider = "openai"
+    usual = ("stop", "tool_calls", "function_call")
+    cut = ("length",)
+
     def __init__(self, model: str) -> None:
         super().__init__(model)
-        self._text: list[str] = []
-        self._calls: list[_Call] = []
+        self._text = Part("text")
+        self._calls: list[tuple[int | None, Part]] = []  # with the indexes that the server gives them
         self._reasoning = ""  # the name that the server gives to reasoning
-        self._usage: Usage | None = None
 
     def read(self, event: SseEvent) -> str:
         """Take the next event. Returns the text that it adds."""
@@ -306,20 +267,6 @@ class Reader(AnswerReader):
         text = self._take(decode_json(_decode_chunk, body))
         self.done = True
         return text
-
-    def answer(self) -> ModelAnswer:
-        """The answer. To be called after everything was read."""
-        last = self._calls[-1] if self._calls else None
-        return self._whole(
-            "".join(self._text),
-            [call.asked() for call in self._calls],
-            self._keep([call.extra for call in self._calls]),
-            usage=self._usage,
-            usual=("stop", "tool_calls", "function_call"),
-            cut=self._stop == "length",
-            unwritten=last is not None and last.whole is None and not any(last.pieces),
-            reasoned=bool(self._thoughts.text),
-        )
 
     # --- inside
 
@@ -336,82 +283,81 @@ class Reader(AnswerReader):
                 continue
             said = choice.delta or choice.message
             if said is not None:
-                piece = self._size.add(_content(said.content) + (said.refusal or ""))
-                self._think(said)
+                piece = self._sized(_content(said.content) + (said.refusal or ""))
+                self._take_thought(said)
                 if piece:
-                    self._text.append(piece)
+                    self._text.pieces.append(piece)
                     text += piece
                 for call in said.tool_calls or []:
-                    self._add_call(call)
+                    self._take_call(call)
             self._stop = choice.finish_reason or self._stop
         return text
 
-    def _think(self, said: _Delta) -> None:
+    def _take_thought(self, said: _Delta) -> None:
         for name in _REASONING:
-            if thought := _text(getattr(said, name)):
+            if thought := text_of(getattr(said, name)):
                 self._reasoning = name
-                self._thoughts.add(self._size.add(thought))
+                self._think(self._sized(thought))
                 return
 
-    def _keep(self, extras: list[dict[str, Any]]) -> dict[str, Any] | None:
-        """What is sent back: the vendor's own fields of the calls, and the name of the reasoning."""
-        kept = {"calls": extras} if any(extras) else {}
-        named = {"reasoning": self._reasoning} if self._reasoning else {}
-        return kept_by("openai", self._model, **kept, **named) if kept or named else None
-
-    def _add_call(self, delta: dict[str, Any]) -> None:
+    def _take_call(self, delta: dict[str, Any]) -> None:
         function = delta.get("function")
         function = function if isinstance(function, dict) else {}
-        call_id, name, arguments = _text(delta.get("id")), _text(function.get("name")), function.get("arguments")
-        call = self._find(delta.get("index"), call_id, name)
-        call.id = call.id or self._size.add(call_id)
+        call_id, name, arguments = text_of(delta.get("id")), text_of(function.get("name")), function.get("arguments")
+        call = self._call(delta.get("index"), call_id, name)
+        call.id = call.id or self._sized(call_id)
         if name != call.name:  # some servers repeat it with every piece
-            call.name += self._size.add(name)
+            call.name += self._sized(name)
             if len(call.name) > MAX_NAME_CHARS:
                 raise Fault("final", f"a tool call whose name has more than {MAX_NAME_CHARS} characters")
         if isinstance(arguments, str):
-            call.pieces.append(self._size.add(arguments))
+            call.pieces.append(self._sized(arguments))
         elif isinstance(arguments, dict):
-            call.whole = arguments
+            call.pieces = [self._sized(encode_json(arguments).decode())]
         extra = {key: value for key, value in delta.items() if key not in _KNOWN}
         if extra:
-            self._size.count(len(encode_json(extra)))  # it is kept with the answer
+            self._count(len(encode_json(extra)))  # it is kept with the answer
             call.extra.update(extra)
 
-    def _find(self, index: Any, call_id: str, name: str) -> _Call:
+    def _call(self, index: Any, call_id: str, name: str) -> Part:
         """The call that a piece belongs to. Some servers give no index, or the same one to every call."""
         if isinstance(index, int):
-            known = next((call for call in reversed(self._calls) if call.index == index), None)
+            known = next((call for number, call in reversed(self._calls) if number == index), None)
         else:
             index = None
-            known = self._calls[-1] if self._calls and not (name and call_id == "") else None
+            known = self._calls[-1][1] if self._calls and not (name and call_id == "") else None
         if known is not None and not (name and call_id and known.id and call_id != known.id):
             return known
-        if len(self._calls) >= MAX_CALLS:
-            raise Fault("final", f"an answer of more than {MAX_CALLS} tool calls")
-        self._calls.append(_Call(index))
-        return self._calls[-1]
+        call = self._part(len(self._calls), "call")
+        self._calls.append((index, call))
+        return call
+
+    def _in_order(self) -> list[Part]:
+        return [self._text, *self._parts.values()]
+
+    def _kept(self, parts: list[Part]) -> dict[str, Any]:
+        """The vendor's own fields of the calls, and the name of the reasoning."""
+        extras = [call.extra for _, call in self._calls]
+        named = {"reasoning": self._reasoning} if self._reasoning else {}
+        return {**({"calls": extras} if any(extras) else {}), **named}
 
 
-def _counted(usage: _Usage) -> Usage:
-    read = usage.prompt_tokens_details or _PromptDetails()
-    wrote = usage.completion_tokens_details or _CompletionDetails()
-    prompt, written, thought = map(tokens, (usage.prompt_tokens, usage.completion_tokens, wrote.reasoning_tokens))
-    if thought and tokens(usage.total_tokens) == prompt + written + thought:
-        written += thought  # this server counts its reasoning beside the answer, not in it
-    return Usage(prompt, written, tokens(read.cached_tokens), tokens(read.cache_write_tokens), thought)
+def _counted(used: _Usage) -> Usage:
+    usage = counted(
+        used.prompt_tokens, used.completion_tokens, used.prompt_tokens_details, used.completion_tokens_details
+    )
+    both = usage.output_tokens + usage.reasoning_tokens
+    if usage.reasoning_tokens and tokens(used.total_tokens) == usage.input_tokens + both:
+        return replace(usage, output_tokens=both)  # this server counts its reasoning beside the answer, not in it
+    return usage
 
 
 def _content(content: Any) -> str:
     """The text of `content`: the text itself, or the text parts of a list of parts."""
     if isinstance(content, list):
         parts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
-        return "".join([_text(part.get("text")) for part in parts])
-    return _text(content)
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+        return "".join([text_of(part.get("text")) for part in parts])
+    return text_of(content)
 
 
 def _stream_error(chunk: _Chunk) -> Fault:
@@ -420,7 +366,7 @@ def _stream_error(chunk: _Chunk) -> Fault:
     return stream_fault(error, names, error_words(error) or "no reason")
 
 
-#: The part that each provider's module has (agentproc/providers/choose.py). The streams are as the vendor writes them.
+#: The part that each provider's module has (agentproc/http/__init__.py). The streams are as the vendor writes them.
 VENDOR: Final = OpenAI
 REHEARSED: Final = (
     """\

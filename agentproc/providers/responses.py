@@ -19,29 +19,21 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
-from goondan.agentproc.providers.base import ModelAnswer, ModelRequest, Usage, asked_call
-from goondan.agentproc.providers.body import SentFile
-from goondan.agentproc.providers.history import EMPTY, HistoryEntry, Said, Written, blocks_text, kept_by
-from goondan.agentproc.providers.offered_tools import OfferedTools
-from goondan.agentproc.providers.output_format import ANSWER_TOOL, OutputWay, is_closed
-from goondan.agentproc.providers.refusals import stream_fault
-from goondan.agentproc.providers.sse import SseEvent
-from goondan.agentproc.providers.vendor import (
-    MAX_CALLS,
+from goondan.agentproc.providers.base import ModelRequest, encode_json
+from goondan.agentproc.providers.faults import Fault, error_words, stream_fault
+from goondan.agentproc.providers.history import EMPTY, HistoryEntry, Said, SentFile, blocks_text, in_kept_order
+from goondan.agentproc.providers.reader import (
     AnswerReader,
-    Fault,
-    Vendor,
-    WireRequest,
+    Part,
+    SseEvent,
+    TokenDetails,
+    counted,
     decode_json,
-    encode_json,
-    error_words,
-    headers_of,
     model_name,
-    put_last,
-    tokens,
+    text_of,
 )
+from goondan.agentproc.providers.vendor import ANSWER_TOOL, Vendor, WireRequest, headers_of, is_closed, put_last
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ToolChoice
-from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.wire.blobs import PDF
 
 #: What a vendor that stores nothing has to send, so that its reasoning can be sent back.
@@ -54,16 +46,13 @@ _WHOLE: Final = "completed"
 _EMPTY_ITEM: Final = 512
 
 
-class Responses(Vendor):
+class Responses(Vendor["Items"]):
     """The vendor's requests and answers."""
 
     name = "responses"
-    server = BY_NAME["responses"].server
 
     def __init__(self) -> None:
-        self._written = Written(self.name, Items)
-        self._tools = OfferedTools(offer)
-        self._output = OutputWay(lambda schema: True)
+        super().__init__(Items, offer)
         self._include: tuple[str, ...] = _INCLUDE
 
     def request(self, request: ModelRequest) -> WireRequest:
@@ -88,12 +77,8 @@ class Responses(Vendor):
         limit = request.model.params.get(_CUT)
         return Reader(request.model.model, limit if isinstance(limit, int) else None)
 
-    def gives_up(self, request: ModelRequest, words: str) -> bool:
-        """Do without encrypted reasoning, where another server than the vendor's does not know of it; or without the
-        form of the answer.
-        """
-        if self._output.gives_up(request, words):
-            return True
+    def _does_without(self, request: ModelRequest, words: str) -> bool:
+        """Do without encrypted reasoning, where another server than the vendor's does not know of it."""
         named = "include" in words or "encrypted_content" in words
         refused = bool(self._include) and request.model.endpoint is not None and named
         self._include = () if refused else self._include
@@ -165,19 +150,15 @@ def items_of(said: Said) -> list[dict[str, Any]]:
         {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": encode_json(call.args).decode()}
         for call in said.calls
     ]
-    order = said.kept.get("items")
-    if isinstance(order, list) and _fits(order, said.text, len(calls)):
-        return [calls[item] if isinstance(item, int) else _kept_item(item) for item in order]
-    return [*([_text_item(said.text)] if said.text.strip() else []), *calls]
+    order = in_kept_order(said, "items")
+    if order is None:
+        return [*([_text_item(said.text)] if said.text.strip() else []), *calls]
+    return [calls[item] if isinstance(item, int) else _kept_item(item) for item in order]
 
 
-def _fits(order: list[Any], text: str, calls: int) -> bool:
-    """Whether the kept items are those of this text and these calls."""
-    texts = [item["text"] for item in order if isinstance(item, dict) and isinstance(item.get("text"), str)]
-    return "".join(texts) == text and [item for item in order if isinstance(item, int)] == list(range(calls))
-
-
-def _kept_item(item: dict[str, Any]) -> dict[str, Any]:
+def _kept_item(item: Any) -> dict[str, Any]:
+    if isinstance(item, str):
+        return _text_item(item)
     return _text_item(item["text"], item.get("phase")) if isinstance(item.get("text"), str) else item
 
 
@@ -198,27 +179,15 @@ def offer(item: CatalogItem) -> dict[str, Any]:
 # --- the answer -------------------------------------------------------------------------------------------------------
 
 
-class _InputDetails(Struct, frozen=True):
-    #: How many came from a cache.
-    cached_tokens: int | None = None
-    #: How many were put into a cache.
-    cache_write_tokens: int | None = None
-
-
-class _OutputDetails(Struct, frozen=True):
-    #: How many are reasoning.
-    reasoning_tokens: int | None = None
-
-
 class _Usage(Struct, frozen=True):
     #: Tokens of the request.
     input_tokens: int | None = None
     #: Tokens of the answer.
     output_tokens: int | None = None
     #: What the tokens of the request were.
-    input_tokens_details: _InputDetails | None = None
+    input_tokens_details: TokenDetails | None = None
     #: What the tokens of the answer were.
-    output_tokens_details: _OutputDetails | None = None
+    output_tokens_details: TokenDetails | None = None
 
 
 class _Incomplete(Struct, frozen=True):
@@ -264,33 +233,20 @@ _decode_event: Final = msgspec.json.Decoder(_Event)
 _decode_response: Final = msgspec.json.Decoder(_Response)
 
 
-class _Item:
-    """An output item while it is filled."""
-
-    __slots__ = ("call_id", "kind", "name", "phase", "pieces", "reasoned", "whole")
-
-    def __init__(self, item: Mapping[str, Any]) -> None:
-        self.kind = _text(item.get("type"))
-        self.call_id = _text(item.get("call_id"))
-        self.name = _text(item.get("name"))
-        self.phase = item.get("phase")
-        #: Of a message: its text. Of a call: its arguments.
-        self.pieces: list[str] = []
-        #: Of reasoning: whether its text was heard.
-        self.reasoned = False
-        #: Of reasoning: the done item.
-        self.whole: dict[str, Any] | None = None
+#: What is read of an answer, by the type of its item.
+_KINDS: Final[Mapping[str, str]] = {"message": "text", "function_call": "call", "reasoning": "thought"}
 
 
 class Reader(AnswerReader):
     """Reads one answer. `limit` are the most tokens that were asked for; None: no limit was named."""
 
+    provider = "responses"
+    usual = (_WHOLE,)
+    cut = (_CUT,)
+
     def __init__(self, model: str, limit: int | None = None) -> None:
         super().__init__(model)
         self._limit = limit
-        #: By number and kind: some servers give every item the same number.
-        self._items: dict[tuple[int, str], _Item] = {}
-        self._usage: Usage | None = None
 
     def read(self, event: SseEvent) -> str:
         """Take the next event. Returns the text that it adds."""
@@ -304,62 +260,49 @@ class Reader(AnswerReader):
         """Take the whole response of a server that does not stream."""
         return self._end(decode_json(_decode_response, body))
 
-    def answer(self) -> ModelAnswer:
-        """The answer. To be called after everything was read."""
-        items = [self._items[key] for key in sorted(self._items, key=_number)]
-        asked = [item for item in items if item.kind == "function_call"]
-        return self._whole(
-            "".join([piece for item in items if item.kind == "message" for piece in item.pieces]),
-            [asked_call(item.call_id, item.name, "".join(item.pieces)) for item in asked],
-            self._keep(items),
-            usage=self._usage,
-            usual=(_WHOLE,),
-            cut=self._stop == _CUT,
-            unwritten=bool(asked) and not any(asked[-1].pieces),
-            reasoned=any(item.kind == "reasoning" for item in items),
-        )
-
     # --- inside
+
+    def _in_order(self) -> list[Part]:
+        return [self._parts[key] for key in sorted(self._parts, key=_number)]
 
     def _begin(self, said: _Event) -> str:
         if said.item is not None:
-            self._size.count(max(0, len(encode_json(said.item)) - _EMPTY_ITEM))
-            self._item(said.output_index, said.item)
+            self._count(max(0, len(encode_json(said.item)) - _EMPTY_ITEM))
+            self._update(self._item(said.output_index, text_of(said.item.get("type"))), said.item)
         return ""
 
-    def _item(self, index: int, first: Mapping[str, Any]) -> _Item:
-        """The item of this number and kind. Its begin may be missing."""
-        key = (index, _text(first.get("type")))
-        known = self._items.get(key)
-        if known is None:
-            if len(self._items) >= MAX_CALLS:
-                raise Fault("final", f"an answer of more than {MAX_CALLS} items")
-            known = self._items[key] = _Item(first)
-            if known.kind == "reasoning":
-                self._thoughts.begin_part()
-        return known
+    def _item(self, index: int, kind: str) -> Part:
+        """The item of this number and type: some servers give every item the same number. Its begin may be missing."""
+        known = len(self._parts)
+        part = self._part((index, kind), _KINDS.get(kind, ""))
+        if part.kind == "thought" and len(self._parts) > known:
+            self._begin_thought()
+        return part
+
+    def _update(self, part: Part, item: Mapping[str, Any]) -> None:
+        part.id, part.name = text_of(item.get("call_id")) or part.id, text_of(item.get("name")) or part.name
+        if part.kind == "text" and isinstance(phase := item.get("phase"), str):
+            part.extra = {"phase": phase}
 
     def _add_text(self, said: _Event) -> str:
-        piece = self._size.add(_text(said.delta))
-        if piece:
-            self._item(said.output_index, {"type": "message"}).pieces.append(piece)
-        return piece
+        return self._add(said, "message")
 
     def _add_arguments(self, said: _Event) -> str:
-        piece = self._size.add(_text(said.delta))
-        if piece:
-            self._item(said.output_index, {"type": "function_call"}).pieces.append(piece)
+        self._add(said, "function_call")
         return ""
 
     def _add_thought(self, said: _Event) -> str:
-        piece = self._size.add(_text(said.delta))
-        if piece:
-            self._item(said.output_index, {"type": "reasoning"}).reasoned = True
-            self._thoughts.add(piece)
+        self._think(self._add(said, "reasoning"))
         return ""
 
-    def _begin_thought(self, said: _Event) -> str:
-        self._thoughts.begin_part()
+    def _add(self, said: _Event, kind: str) -> str:
+        piece = self._sized(text_of(said.delta))
+        if piece:
+            self._item(said.output_index, kind).pieces.append(piece)
+        return piece
+
+    def _begin_summary(self, said: _Event) -> str:
+        self._begin_thought()
         return ""
 
     def _finish(self, said: _Event) -> str:
@@ -367,25 +310,19 @@ class Reader(AnswerReader):
 
     def _take_item(self, index: int, done: dict[str, Any]) -> str:
         """Take an item that is done. Returns its text if none of it was heard before."""
-        item = self._item(index, done)
-        match item.kind:
-            case "message" if not item.pieces:
-                text = self._size.add(_message_text(done.get("content")))
-                item.pieces.append(text)
-                item.phase = done.get("phase", item.phase)
-                return text
-            case "message":
-                item.phase = done.get("phase", item.phase)
-            case "function_call":
-                item.call_id = _text(done.get("call_id")) or item.call_id
-                item.name = _text(done.get("name")) or item.name
-                if not item.pieces:
-                    item.pieces.append(self._size.add(_text(done.get("arguments"))))
-            case "reasoning" if item.whole is None:
-                item.whole = {key: value for key, value in done.items() if key != "status" and value is not None}
-                self._size.count(len(encode_json(item.whole)))
-                if not item.reasoned:
-                    self._thoughts.add(_reasoning_text(done))
+        part = self._item(index, text_of(done.get("type")))
+        self._update(part, done)
+        if part.kind == "text" and not part.pieces:
+            part.pieces.append(self._sized(_message_text(done.get("content"))))
+            return part.pieces[0]
+        if part.kind == "call" and not part.pieces:
+            part.pieces.append(self._sized(text_of(done.get("arguments"))))
+        if part.kind == "thought" and not part.extra:
+            whole = {key: value for key, value in done.items() if key != "status" and value is not None}
+            self._count(len(encode_json(whole)))
+            part.extra = whole
+            if not part.pieces:
+                self._think(_reasoning_text(done))
         return ""
 
     def _meet(self, said: _Event) -> str:
@@ -406,7 +343,10 @@ class Reader(AnswerReader):
         self.done = True
         self._answered = model_name(response.model) or self._answered
         if response.usage is not None:
-            self._usage = _counted(response.usage)
+            used = response.usage
+            self._usage = counted(
+                used.input_tokens, used.output_tokens, used.input_tokens_details, used.output_tokens_details
+            )
         why = response.incomplete_details.reason if response.incomplete_details is not None else None
         self._stop = (why or _CUT) if status == "incomplete" else status
         # llama.cpp says `completed` of an answer that it has cut off.
@@ -418,21 +358,10 @@ class Reader(AnswerReader):
     def _fail(self, said: _Event) -> str:
         raise _failure(said.error if said.error is not None else {"message": said.message, "code": said.code}, "error")
 
-    def _keep(self, items: list[_Item]) -> dict[str, Any] | None:
-        """The order of an answer with reasoning: its items, texts with their phases, and calls by their number."""
-        order: list[Any] = []
-        calls = 0
-        for item in items:
-            if item.kind == "reasoning" and item.whole is not None and _can_go_back(item.whole):
-                order.append(item.whole)
-            elif item.kind == "message":
-                phase = {"phase": item.phase} if isinstance(item.phase, str) else {}
-                order.append({"text": "".join(item.pieces), **phase})
-            elif item.kind == "function_call":
-                order.append(calls)
-                calls += 1
-        plain = all(isinstance(item, int) or (isinstance(item, dict) and set(item) == {"text"}) for item in order)
-        return None if plain else kept_by("responses", self._model, items=order)
+    def _kept(self, parts: list[Part]) -> dict[str, Any]:
+        """The order of an answer with reasoning that can go back, or with texts that have a phase."""
+        order = self._order([part for part in parts if part.kind != "thought" or _can_go_back(part.extra)])
+        return {"items": order} if order else {}
 
 
 def _number(key: tuple[int, str]) -> int:
@@ -446,35 +375,19 @@ def _can_go_back(reasoning: Mapping[str, Any]) -> bool:
 def _message_text(content: Any) -> str:
     """The text of a message, or of its refusal."""
     parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    return "".join([_text(part.get("text")) or _text(part.get("refusal")) for part in parts])
+    return "".join([text_of(part.get("text")) or text_of(part.get("refusal")) for part in parts])
 
 
 def _reasoning_text(item: Mapping[str, Any]) -> str:
     """The text of a reasoning item: what the model thought, or the summary of it."""
     parts = item.get("content") or item.get("summary")
     parts = parts if isinstance(parts, list) else []
-    return "\n\n".join([_text(part.get("text")) for part in parts if isinstance(part, dict)])
-
-
-def _counted(usage: _Usage) -> Usage:
-    read = usage.input_tokens_details or _InputDetails()
-    wrote = usage.output_tokens_details or _OutputDetails()
-    return Usage(
-        tokens(usage.input_tokens),
-        tokens(usage.output_tokens),
-        tokens(read.cached_tokens),
-        tokens(read.cache_write_tokens),
-        tokens(wrote.reasoning_tokens),
-    )
+    return "\n\n".join([text_of(part.get("text")) for part in parts if isinstance(part, dict)])
 
 
 def _failure(error: Any, status: str) -> Fault:
     names = [error.get("code"), error.get("type")] if isinstance(error, dict) else []
     return stream_fault(error, names, error_words(error) or f"it has {status[:80]}")
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
 
 
 #: What takes each kind of event.
@@ -486,7 +399,7 @@ _TAKES: Final[Mapping[str, Callable[[Reader, _Event], str]]] = {
     "response.output_text.delta": Reader._add_text,
     "response.refusal.delta": Reader._add_text,
     "response.function_call_arguments.delta": Reader._add_arguments,
-    "response.reasoning_summary_part.added": Reader._begin_thought,
+    "response.reasoning_summary_part.added": Reader._begin_summary,
     "response.reasoning_summary_text.delta": Reader._add_thought,
     "response.reasoning_text.delta": Reader._add_thought,
     "response.completed": Reader._finish_response,
@@ -497,7 +410,7 @@ _TAKES: Final[Mapping[str, Callable[[Reader, _Event], str]]] = {
 }
 
 
-#: The part that each provider's module has (agentproc/providers/choose.py). The streams are as the vendor writes them.
+#: The part that each provider's module has (agentproc/http/__init__.py). The streams are as the vendor writes them.
 VENDOR: Final = Responses
 REHEARSED: Final = (
     """\

@@ -1,77 +1,53 @@
-"""The interface of a vendor: it makes requests and reads answers. Pure; http.py does the sending.
+"""What the requests of all vendors have in common: the interface of a vendor's module, the tools of a request, the form
+of the answer, and a body in which files stand as base64. Pure; goondan.agentproc.http sends it.
 
-A model's server may send any data. Every bad answer is a `Fault`. It gives the reason in the vendor's words, and says
-whether asking again may help.
+**The form of the answer.** A vendor has a way of its own for a schema, or the model is offered a tool `answer`, which
+it has to call. Its arguments are the answer. A call of `answer` beside other calls is dropped, because the model has to
+read their results first.
 
-Source: docs/design/turns.md section 6.
+**Files.** A vendor's module writes a mark where the base64 of a file is to stand. The body is then cut at its marks:
+what is between them is sent as it is, and a file is read, encoded and sent piece by piece. So a request with a picture
+of some megabytes needs no buffer of that size, and nothing copies, searches or encodes it again.
+
+Source: docs/design/turns.md section 6; docs/design/structured-answers.md sections 1, 2 and 3; docs/design/files.md
+section 4.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, Final, Literal, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from operator import is_
+from typing import Any, ClassVar, Final, Generic
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
+from msgspec.structs import replace
 
-from goondan.agentproc.providers.base import ModelAnswer, ModelRequest, Usage
-from goondan.agentproc.providers.history import Written
-from goondan.agentproc.providers.overflow import Overflow
-from goondan.agentproc.providers.sse import SseEvent
-from goondan.agentproc.turn import AskedCall
-from goondan.schemas.bundle.launch import ModelSpec, key_headers
-from goondan.schemas.wire.codec import describe_decode_error, replace_surrogates
+from goondan.agentproc.providers.base import FilesPlace, ModelAnswer, ModelRequest, encode_json
+from goondan.agentproc.providers.faults import Fault
+from goondan.agentproc.providers.history import W, Written
+from goondan.agentproc.providers.reader import AnswerReader, decode_json
+from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ModelSpec, OutputSpec, ToolChoice, key_headers
+from goondan.schemas.models.model_providers import BY_NAME
 
-#: The most characters of text, arguments and thinking of one answer together. The longest answers that models can give
-#: (128 000 tokens) are half of it, and more would not fit into a frame.
-MAX_ANSWER_CHARS: Final = 1 << 20
-#: The most tool calls of one answer. Each becomes a process's work and a message of the conversation.
-MAX_CALLS: Final = 1024
-#: The most tokens that a server can be believed to have counted. JSON readers everywhere can hold it.
-MAX_TOKENS: Final = (1 << 53) - 1
-#: The longest name of a model that is kept (characters).
-MAX_MODEL_NAME: Final = 200
-#: How much of a vendor's own text is shown (characters).
-MAX_WORDS: Final = 500
-
-#: `busy`: the server may answer later. `limited`: it refuses because too much is asked of it, by us or by all.
-#: `loading`: it loads the model. `broken`: an answer began and was not valid. `silent`: nothing came for too long.
-#: `quota`: what the account may use is used up. `final`: asking again would end the same way.
-FaultKind = Literal["busy", "limited", "loading", "broken", "silent", "quota", "final"]
-
-_NO_HEADERS: Final[Mapping[str, str]] = {}
-
-T = TypeVar("T")
-
-
-class Fault(Exception):
-    """Why one try has no answer. `retry_after_s` is the wait that the vendor asks for. `status` is the HTTP status of a
-    refusal. `overflow` is set when the request is longer than the model's context. `usage` are the tokens of an answer
-    that is none. `suggestion` is what a person can do, where it is more than what the status says.
-    """
-
-    def __init__(
-        self,
-        kind: FaultKind,
-        message: str,
-        *,
-        retry_after_s: float | None = None,
-        status: int | None = None,
-        overflow: Overflow | None = None,
-        usage: Usage | None = None,
-        suggestion: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.message = message
-        self.retry_after_s = retry_after_s
-        self.status = status
-        self.overflow = overflow
-        self.usage = usage
-        self.suggestion = suggestion
+#: The encoded tools of a request are kept up to this size (bytes). More are rare, and would take as much memory again.
+MAX_KEPT: Final = 4 << 20
+#: The name of the tool. No tool of a catalog can have it: theirs have two underscores.
+ANSWER_TOOL: Final = "answer"
+#: The keywords that vendors take in a schema that their models are held to.
+_KEYWORDS: Final = frozenset(
+    (
+        "type", "properties", "required", "additionalProperties", "items", "enum", "const", "description", "title",
+        "anyOf", "$ref", "$defs",
+    )
+)  # fmt: skip
+#: The most subschemas of such a schema.
+_MAX_NODES: Final = 5000
+#: What a server names that refuses the vendor's way.
+_NAMES_FORMAT: Final = re.compile(
+    r"response_format|json_schema|output_config|output_format|text\.format|structured output"
+)
 
 
 class WireRequest(Struct, frozen=True):
@@ -85,103 +61,51 @@ class WireRequest(Struct, frozen=True):
     body: bytes
 
 
-class AnswerReader(ABC):
-    """Reads one answer: events of a stream, or one whole document. Every method raises Fault when the answer is not
-    valid.
+class Vendor(Generic[W]):
+    """One vendor's interface. Each module of a provider has a class of this kind.
+
+    `writer` makes what writes a conversation, `offer` gives a tool in the vendor's form, and `has_own` tells whether
+    the vendor's own way takes a schema.
     """
 
-    def __init__(self, model: str) -> None:
-        """`model` is the name of the model that was asked."""
-        #: Whether the stream has said that it is complete.
-        self.done = False
-        self._model = model
-        self._size = AnswerSize()
-        self._thoughts = Thoughts()
-        self._answered: str | None = None  # the name of the model that answers
-        self._stop: str | None = None  # why the model stopped
+    name: ClassVar[str]
+
+    def __init__(
+        self,
+        writer: Callable[[], W],
+        offer: Callable[[CatalogItem], object],
+        has_own: Callable[[dict[str, Any]], bool] = lambda schema: True,
+    ) -> None:
+        self._written = Written(self.name, writer)
+        self._tools = OfferedTools(offer)
+        self._output = OutputWay(has_own)
 
     @property
-    def content(self) -> int:
-        """How much the model has said so far (characters): text, arguments, thinking. Data that a server sends to keep
-        a connection alive does not count.
-        """
-        return self._size.chars
-
-    @abstractmethod
-    def read(self, event: SseEvent) -> str:
-        """Take the next event. Returns the text that it adds."""
-
-    @abstractmethod
-    def read_whole(self, body: bytes) -> str:
-        """Take the whole answer of a server that does not stream. Returns its text."""
-
-    def take_reasoning(self) -> str:
-        """The reasoning that was read since the last call."""
-        return self._thoughts.take()
-
-    @abstractmethod
-    def answer(self) -> ModelAnswer:
-        """The answer. To be called after everything was read."""
-
-    def _whole(
-        self,
-        text: str,
-        calls: list[AskedCall],
-        metadata: dict[str, Any] | None,
-        *,
-        usage: Usage | None,
-        usual: tuple[str, ...],
-        cut: bool,
-        unwritten: bool,
-        reasoned: bool,
-    ) -> ModelAnswer:
-        """The answer with this text and these calls. `usual` are the words of a model that has stopped by itself.
-        `cut`: it has reached its limit of tokens; then a last call that was not written to its end is dropped.
-        `unwritten`: nothing was written of the last call's arguments. `reasoned`: the answer has reasoning.
-        Raises Fault when its end is missing, and when there are neither text nor calls.
-        """
-        if not self.done and self._stop is None:
-            raise Fault("broken", "half an answer: its end is missing")
-        if cut and calls and (calls[-1].broken is not None or unwritten):
-            last = calls[-1]
-            reason = "they were cut off, because the answer reached its token limit"
-            calls = [*calls[:-1], AskedCall(last.id, last.name, {}, reason)]
-        if not calls and not text.strip():
-            raise _empty(self._stop, usual, cut=cut, reasoned=reasoned, usage=usage)
-        return ModelAnswer(
-            text=text,
-            calls=calls,
-            finish_reason=self._stop,
-            usage=usage,
-            metadata=metadata,
-            reasoning=self._thoughts.text,
-            cut_off=cut,
-            model=self._answered,
-        )
-
-
-class Vendor(Protocol):
-    """One vendor's interface."""
-
-    name: str
-    server: str
-    """Base URL when the model names none."""
-    _written: Written[Any]
+    def server(self) -> str:
+        """Base URL when the model names none."""
+        return BY_NAME[self.name].server
 
     def request(self, request: ModelRequest) -> WireRequest:
         """The request to send. The written conversation is kept for the next request, until `forget`."""
+        raise NotImplementedError
+
+    def reader(self, request: ModelRequest) -> AnswerReader:
+        """A reader for one answer to the request."""
+        raise NotImplementedError
 
     def forget(self) -> None:
         """Drop the conversation: the next request belongs to another turn."""
         self._written.forget()
 
-    def reader(self, request: ModelRequest) -> AnswerReader:
-        """A reader for one answer to the request."""
-
     def gives_up(self, request: ModelRequest, words: str) -> bool:
         """The server has refused the request with these words. Whether requests are without what they name from now on,
         so that this one may be sent again.
         """
+        return self._output.gives_up(request, words) or self._does_without(request, words)
+
+    def _does_without(self, request: ModelRequest, words: str) -> bool:
+        """The same for what is the vendor's own."""
+        return False
 
     def listing(self, request: ModelRequest) -> WireRequest:
         """The GET request for the names of the server's models; `first_model` reads the answer."""
@@ -191,7 +115,7 @@ class Vendor(Protocol):
         return (model.endpoint or self.server).rstrip("/")
 
 
-def headers_of(model: ModelSpec, vendors: Mapping[str, str] = _NO_HEADERS) -> dict[str, str]:
+def headers_of(model: ModelSpec, **vendors: str) -> dict[str, str]:
     """The headers of a request: those that the Model adds, the vendor's own, and the key."""
     return {**model.headers, **vendors, **key_headers(model)}
 
@@ -202,25 +126,6 @@ def put_last(body: dict[str, Any], name: str, value: Any) -> None:
     """
     body.pop(name, None)
     body[name] = value
-
-
-encode_json = msgspec.json.Encoder(enc_hook=str).encode
-"""A request's body; what JSON cannot hold becomes text."""
-
-
-def decode_json(decoder: msgspec.json.Decoder[T], data: str | bytes) -> T:
-    """Decode JSON to a struct. Raises Fault `broken`. Half a surrogate pair, which msgspec refuses, becomes U+FFFD."""
-    try:
-        return decoder.decode(data)
-    except msgspec.ValidationError as error:
-        raise Fault("broken", f"an answer of an unexpected form: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        pass
-    try:
-        return msgspec.convert(replace_surrogates(json.loads(data)), decoder.type)
-    except (ValueError, RecursionError, msgspec.ValidationError) as error:
-        shown = plain(data if isinstance(data, str) else data[:200].decode("utf-8", "replace"))[:80]
-        raise Fault("broken", f"an answer that is no JSON ({describe_decode_error(error)}): {shown}") from None
 
 
 def first_model(body: bytes) -> str:
@@ -245,140 +150,158 @@ class _Listing(Struct, frozen=True):
 _decode_listing: Final = msgspec.json.Decoder(_Listing)
 
 
-class AnswerSize:
-    """Counts the size of an answer, with the limit MAX_ANSWER_CHARS."""
+# --- tools ------------------------------------------------------------------------------------------------------------
 
-    __slots__ = ("_chars",)  # what is stored of an answer is counted, whatever field it came in
 
-    def __init__(self) -> None:
-        self._chars = 0
+class OfferedTools:
+    """The tools of one conversation's requests. `offer` gives one in the vendor's form."""
+
+    def __init__(self, offer: Callable[[CatalogItem], object]) -> None:
+        self._offer = offer
+        self._items: list[CatalogItem] = []
+        self._encoded = Raw(b"[]")
+
+    def of(self, items: Sequence[CatalogItem]) -> Raw:
+        """The list of these tools. Items are read-only, so the same ones have the same JSON."""
+        known = self._items
+        if len(items) == len(known) and all(map(is_, items, known)):
+            return self._encoded
+        encoded = Raw(encode_json([self._offer(item) for item in items]))
+        if len(memoryview(encoded)) <= MAX_KEPT:
+            self._items, self._encoded = list(items), encoded
+        return encoded
+
+
+# --- the form of the answer -------------------------------------------------------------------------------------------
+
+
+class OutputWay:
+    """The way of one vendor's requests. `has_own` tells whether the vendor's own way takes a schema."""
+
+    def __init__(self, has_own: Callable[[dict[str, Any]], bool]) -> None:
+        self._has_own = has_own
+        self._refused = False
+        self._spec: OutputSpec | None = None
+        self._own = False
+        self._tool: CatalogItem | None = None
+
+    def own_schema(self, request: ModelRequest) -> dict[str, Any] | None:
+        """The schema for the vendor's own way; None when the request has none, or offers the tool."""
+        return request.output.schema if request.output is not None and not self._by_tool(request.output) else None
+
+    def tools(self, request: ModelRequest) -> list[CatalogItem]:
+        """The tools of the request, `answer` last."""
+        if request.output is None or not self._by_tool(request.output):
+            return request.tools
+        if self._tool is None:
+            self._tool = CatalogItem(
+                name=ANSWER_TOOL,
+                description="Give your final answer: call this alone, once, when nothing else is left to do.",
+                parameters=request.output.schema,
+            )
+        return [*request.tools, self._tool]
+
+    def choice(self, request: ModelRequest) -> ToolChoice | None:
+        """Which tools the model has to call. None: the request does not say."""
+        wanted = request.tool_choice
+        if request.output is None or not self._by_tool(request.output):
+            return wanted if request.tools else None
+        if wanted == "none":
+            return ForcedTool(ANSWER_TOOL)
+        return wanted if isinstance(wanted, ForcedTool) else "required"
+
+    def gives_up(self, request: ModelRequest, words: str) -> bool:
+        """A server has refused the request with these words. Whether it refuses the vendor's own way: from now on the
+        tool is offered.
+        """
+        refused = self.own_schema(request) is not None and _NAMES_FORMAT.search(words.lower()) is not None
+        self._refused = self._refused or refused
+        return refused
+
+    def _by_tool(self, spec: OutputSpec) -> bool:
+        if spec is not self._spec:
+            self._spec, self._tool = spec, None
+            self._own = spec.via == "auto" and self._has_own(spec.schema)
+        return self._refused or not self._own
+
+
+def answered(answer: ModelAnswer) -> ModelAnswer:
+    """The answer of a model that may have called `answer`."""
+    others = [call for call in answer.calls if call.name != ANSWER_TOOL]
+    if len(others) == len(answer.calls):
+        return answer
+    text = answer.text
+    if not others:
+        last = answer.calls[-1]
+        text = encode_json(last.args).decode() if last.broken is None else f"(unreadable arguments: {last.broken})"
+    return replace(answer, calls=others, text=text, metadata=None)
+
+
+def is_closed(schema: dict[str, Any], *, all_required: bool) -> bool:
+    """Whether vendors hold a model to this schema: only the usual keywords, and objects without further properties.
+    `all_required`: every property is required, and a type may be a list.
+    """
+    todo: list[Any] = [schema]
+    for _ in range(_MAX_NODES):
+        if not todo:
+            return True
+        node = todo.pop()
+        if not isinstance(node, dict) or node.keys() - _KEYWORDS:
+            return False
+        kind, properties = node.get("type"), node.get("properties", {})
+        if not isinstance(properties, dict) or (isinstance(kind, list) and not all_required):
+            return False
+        if (kind == "object" or properties) and node.get("additionalProperties") is not False:
+            return False
+        if all_required and set(node.get("required", [])) != set(properties):
+            return False
+        todo += [*properties.values(), *node.get("anyOf", []), *node.get("$defs", {}).values()]
+        todo += [node["items"]] if "items" in node else []
+    return False
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+class FileText(Struct, frozen=True):
+    """The base64 of a file."""
+
+    #: Where the file lies.
+    path: str
+    #: Its size (bytes).
+    size: int
 
     @property
-    def chars(self) -> int:
-        """Characters so far."""
-        return self._chars
-
-    def add(self, text: str) -> str:
-        """Count `text` and return it. Raises Fault `final` when the answer has become too long."""
-        self.count(len(text))
-        return text
-
-    def count(self, chars: int) -> None:
-        """Count so many more characters. Raises the errors of `add`."""
-        self._chars += chars
-        if self._chars > MAX_ANSWER_CHARS:
-            raise Fault("final", f"an answer of more than {MAX_ANSWER_CHARS} characters")
+    def length(self) -> int:
+        """The length of the base64 (bytes)."""
+        return 4 * ((self.size + 2) // 3)
 
 
-class Thoughts:
-    """The reasoning of an answer while it is read. Its size is counted by the reader."""
+class Body(Struct, frozen=True):
+    """A body with files: its pieces, in order."""
 
-    __slots__ = ("_apart", "_new", "_read")
+    #: The pieces.
+    pieces: Sequence[bytes | FileText]
 
-    def __init__(self) -> None:
-        self._read: list[str] = []
-        self._new = 0
-        self._apart = False
+    def behind(self, head: bytes) -> Body:
+        """The same, with `head` before it."""
+        first, *rest = self.pieces
+        return Body([head + first, *rest] if isinstance(first, bytes) else [head, first, *rest])
 
-    def add(self, text: str) -> None:
-        """Add a piece."""
-        if text:
-            self._read.append(f"\n\n{text}" if self._apart else text)
-            self._apart = False
-
-    def begin_part(self) -> None:
-        """The next piece begins another part. An empty line stands between two parts."""
-        self._apart = bool(self._read)
-
-    def take(self) -> str:
-        """What was added since the last call."""
-        new, self._new = self._read[self._new :], len(self._read)
-        return "".join(new)
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return "".join(self._read)
+    def __len__(self) -> int:
+        """The length of the body (bytes)."""
+        return sum([piece.length if isinstance(piece, FileText) else len(piece) for piece in self.pieces])
 
 
-def tokens(count: int | None) -> int:
-    """A number of tokens that a server reports, as a number that can be stored."""
-    return max(0, min(count or 0, MAX_TOKENS))
-
-
-def _empty(stop: str | None, usual: tuple[str, ...], *, cut: bool, reasoned: bool, usage: Usage | None) -> Fault:
-    """The fault of an answer without text and calls. `stop` is why the model stopped, and another try is worth it when
-    that is one of `usual`. `cut`: it has reached its limit of tokens. `reasoned`: the answer has reasoning.
-    """
-    kind: FaultKind = "broken" if stop is None or stop in usual else "final"
-    what, suggestion = "an empty answer", None
-    if reasoned or (usage is not None and usage.reasoning_tokens):
-        spent = f" ({usage.output_tokens} tokens)" if usage is not None and usage.output_tokens else ""
-        what, suggestion = f"an answer of reasoning only{spent}", _LESS_REASONING
-    if cut:
-        return Fault(
-            "final",
-            f"{what}; it was cut off at its limit of tokens ({plain(stop or '')[:80]})",
-            usage=usage,
-            suggestion=_MORE_TOKENS,
-        )
-    reason = "" if kind == "broken" else f"; it stopped because of {plain(stop or '')[:80]}"
-    return Fault(kind, f"{what}{reason}", usage=usage, suggestion=suggestion)
-
-
-#: What a person can do about an answer that has no text.
-_MORE_TOKENS: Final = "Raise the limit in the Model's params (max_tokens), or ask for less reasoning there."
-_LESS_REASONING: Final = "Send it again; if it stays so, ask for less reasoning in the Model's params."
-
-
-#: How much of a page's title is shown (characters).
-MAX_TITLE: Final = 120
-_PAGE: Final = re.compile(r"\s*(?:<!--.{0,500}?-->\s*)?<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
-_TITLE: Final = re.compile(r"<title[^<>]{0,200}>([^<]{0,1000})", re.IGNORECASE)
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\s]+")
-
-
-def model_name(value: Any) -> str | None:
-    """The name of the model that answered, from a field of the answer. None when it is no name."""
-    return plain(value)[:MAX_MODEL_NAME] or None if isinstance(value, str) else None
-
-
-def plain(text: str) -> str:
-    """Text from outside as one line without control characters."""
-    return _CONTROL.sub(" ", text).strip()
-
-
-def page_title(text: str) -> str:
-    """The title of an HTML page in quotes, as one line; "" when the text is no page. A page without a title is `a
-    page`.
-
-    A page comes from what stands before a server, or from a server that is no model's: its text says nothing more.
-    """
-    if not _PAGE.match(text):
-        return ""
-    from html import unescape  # its tables are worth a megabyte, and few agents ever see a page
-
-    found = _TITLE.search(text)
-    title = plain(unescape(found[1]))[:MAX_TITLE] if found is not None else ""
-    return f"an HTML page, “{title}”" if title else "an HTML page"
-
-
-def error_words(body: Any) -> str:
-    """The text of an error document, at most MAX_WORDS characters; "" when there is none."""
-    found = _find_words(body, 0)
-    return plain(found[: MAX_WORDS * 4])[:MAX_WORDS]
-
-
-def _find_words(value: Any, depth: int) -> str:
-    """The message of `{"error": {"message"}}`, `{"error": "…"}`, `{"message"}`, `{"detail"}` and similar documents."""
-    if isinstance(value, str):
-        return value
-    if depth > 4:
-        return ""
-    if isinstance(value, list):
-        return next((words for item in value[:4] if (words := _find_words(item, depth + 1))), "")
-    if isinstance(value, dict):
-        for key in ("error", "message", "detail", "msg", "title"):
-            if words := _find_words(value.get(key), depth + 1):
-                return words
-    return ""
+def with_files(body: bytes, files: FilesPlace | None) -> bytes | Body:
+    """The body with the files in the places of the marks."""
+    if files is None or (mark := files.mark.encode()) not in body:
+        return body
+    pieces: list[bytes | FileText] = []
+    for index, piece in enumerate(body.split(mark)):
+        if index % 2 == 0:
+            pieces.append(piece)
+        else:
+            name = piece.decode()
+            pieces.append(FileText(f"{files.folder}/{name[:32]}", int(name[32:])))
+    return Body(pieces)

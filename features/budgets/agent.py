@@ -27,8 +27,7 @@ from goondan.agentproc.conversation import error_result
 from goondan.agentproc.extensions.results import tool_error_of
 from goondan.agentproc.open_calls import OpenCalls
 from goondan.agentproc.parts import AgentFeature, Ask, Call, Done, OnNews, Start, TurnCore, TurnPart
-from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest
-from goondan.agentproc.providers.output_limit import limited_output, output_limit
+from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, limited_output, output_limit
 from goondan.features.budgets.wire import FEATURE as NAME
 from goondan.features.budgets.wire import MAX_TOKENS_NAMED, BudgetGranted, BudgetReserve, BudgetSettle
 from goondan.schemas.bundle.launch import AgentSpec

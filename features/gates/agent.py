@@ -20,8 +20,7 @@ from msgspec import structs
 from goondan.agentproc.instance import Instance
 from goondan.agentproc.parts import AgentFeature, Ask, OnNews, TakeFrame, TurnCore, TurnPart
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest
-from goondan.agentproc.providers.rate_limits import is_low, rate_limits
-from goondan.agentproc.providers.vendor import Fault
+from goondan.agentproc.providers.faults import Fault, is_low, rate_limits
 from goondan.features.gates.wire import FEATURE as FEATURE_NAME
 from goondan.features.gates.wire import (
     GateChanged,
@@ -216,7 +215,7 @@ class GatedRequest:
         """The request is over. `headers` are those of its last answer. `accepted`: the server has answered it."""
         if self._gates.out.pop(self._id, None) is None:
             return
-        limits = None if headers is None else rate_limits(headers)
+        limits = None if headers is None else rate_limits(headers, time.time())
         if self.known or (limits is not None and headers is not None and is_low(headers)):
             self._tell_over(PermitOver(self._id, self.model, accepted, tokens, limits))
 

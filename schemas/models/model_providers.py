@@ -55,7 +55,7 @@ class ModelProvider(Struct, frozen=True, kw_only=True):
     """One provider, whose models are asked over HTTP."""
 
     #: The name in a Model document. The module `goondan.agentproc.providers.<name>` speaks its wire
-    #: (agentproc/providers/choose.py says what it has to have).
+    #: (agentproc/http/__init__.py says what it has to have).
     name: str
     #: Base URL of its own server. Requests go there when a Model names no endpoint. A key without an endpoint goes to
     #: this origin only.

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from goondan.agentproc.providers.connection import Client, Connection, Patience, Response
-from goondan.agentproc.providers.vendor import Fault
+from goondan.agentproc.http.connection import Client, Connection, Patience, Response
+from goondan.agentproc.providers.faults import Fault
 from goondan.kernel.bundle.models import ModelFault, endpoint_fault, resolve_model
 from goondan.kernel.cli.console.screen import shown
 from goondan.schemas.bundle.launch import ModelSpec

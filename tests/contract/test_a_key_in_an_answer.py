@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
+from goondan.agentproc.http import wire_of
+from goondan.agentproc.http.provider import HttpProvider
 from goondan.agentproc.known_secrets import out_of_answer
 from goondan.agentproc.live import LiveFeed
 from goondan.agentproc.providers.base import SHORTEST_SAID, ModelAnswer, TextDelta
-from goondan.agentproc.providers.choose import wire_of
-from goondan.agentproc.providers.http import HttpProvider
 from goondan.agentproc.turn import AskModel
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.text.redaction import Redactor

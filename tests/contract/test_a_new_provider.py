@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.agentproc.providers.choose import make_provider, wire_of
+from goondan.agentproc.http import make_provider, wire_of
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.wire.errors import GoondanError
@@ -36,8 +36,8 @@ def load(name, path):
 load("goondan.schemas.models.model_providers", sys.argv[1])
 load("goondan.agentproc.providers.parrot", sys.argv[2])
 import msgspec
-from goondan.agentproc.providers.choose import make_provider
-from goondan.agentproc.providers.output_limit import limited_output
+from goondan.agentproc.http import make_provider
+from goondan.agentproc.providers.base import limited_output
 from goondan.kernel.bundle.models import resolve_model
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import ModelBody

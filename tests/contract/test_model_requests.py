@@ -20,9 +20,9 @@ from goondan.agentproc.conversation import (
     error_result,
     result_message,
 )
+from goondan.agentproc.http import wire_of
+from goondan.agentproc.http.provider import HttpProvider
 from goondan.agentproc.providers.base import ModelRequest
-from goondan.agentproc.providers.choose import wire_of
-from goondan.agentproc.providers.http import HttpProvider
 from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import ToolError, ToolResult

@@ -24,10 +24,10 @@ from goondan.agentproc.conversation import (
     error_result,
     result_message,
 )
-from goondan.agentproc.providers.base import ModelRequest
-from goondan.agentproc.providers.body import Body, FilesPlace, with_files
-from goondan.agentproc.providers.choose import wire_of
-from goondan.agentproc.providers.sending import parts_of
+from goondan.agentproc.http import wire_of
+from goondan.agentproc.http.connection import parts_of
+from goondan.agentproc.providers.base import FilesPlace, ModelRequest
+from goondan.agentproc.providers.vendor import Body, with_files
 from goondan.schemas.bundle.launch import CatalogItem, ModelSpec, OutputSpec
 from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.wire.codec import to_raw

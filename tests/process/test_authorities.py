@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.providers.route import tls_context as of_agents
+from goondan.agentproc.http.route import tls_context as of_agents
 from goondan.schemas.bundle.launch import ServerSpec, ToolSpec
 from tests.containment.test_server_secrets import Web
 from tests.mcp_fixture import Asker

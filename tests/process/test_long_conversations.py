@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from goondan.agentproc.http import wire_of
+from goondan.agentproc.http.provider import HttpProvider
 from goondan.agentproc.providers.base import ContextOverflow
-from goondan.agentproc.providers.choose import wire_of
-from goondan.agentproc.providers.http import HttpProvider
 from tests.kernel_fixture import sandbox
 from tests.process.model_servers import KEY, question, seen, server
 from tests.process.test_model_turns import swarm

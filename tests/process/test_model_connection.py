@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.providers import connection
-from goondan.agentproc.providers.body import Body, FileText
-from goondan.agentproc.providers.connection import READ_AHEAD_BYTES, Client, Patience
-from goondan.agentproc.providers.route import Way, route_to
-from goondan.agentproc.providers.vendor import Fault
+from goondan.agentproc.http import route as ways
+from goondan.agentproc.http.connection import READ_AHEAD_BYTES, Client, Patience
+from goondan.agentproc.http.route import Way, route_to
+from goondan.agentproc.providers.faults import Fault
+from goondan.agentproc.providers.vendor import Body, FileText
 
 ROOT = Path(__file__).parent.parent.parent
 PEM = ROOT / "tests" / "servers" / "model.test.pem"
@@ -277,18 +277,18 @@ async def test_a_server_waits_for_a_reader_that_does_not_read() -> None:
 
 async def test_an_address_that_does_not_answer_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
-    reach, closed = connection._reach, socket.socket()
+    reach, closed = ways._reach, socket.socket()
     closed.bind(("127.0.0.1", 0))
 
     async def hang_or_reach(loop: asyncio.AbstractEventLoop, address: Any) -> socket.socket:
         return await (reach(loop, address) if address[0] != "silent" else loop.create_future())
 
-    monkeypatch.setattr(connection, "_reach", hang_or_reach)
+    monkeypatch.setattr(ways, "_reach", hang_or_reach)
     async with serving(Script()) as port:
         open_one = ("127.0.0.1", port)
-        (await connection._race(loop, [("silent", 1), closed.getsockname(), open_one])).close()
+        (await ways._race(loop, [("silent", 1), closed.getsockname(), open_one])).close()
         with pytest.raises(ConnectionRefusedError):
-            await connection._race(loop, [closed.getsockname(), closed.getsockname()])
+            await ways._race(loop, [closed.getsockname(), closed.getsockname()])
     closed.close()
 
 
@@ -506,7 +506,7 @@ async def test_a_server_that_reads_nothing_of_a_file_is_silent(tmp_path: Path) -
 #: Asks once, in a process of its own: libuv's threads stay for as long as theirs.
 ONCE = """
 import asyncio, os, sys, uvloop
-from goondan.agentproc.providers.connection import Client, Patience
+from goondan.agentproc.http.connection import Client, Patience
 threads = lambda: len(os.listdir("/proc/self/task"))
 async def go():
     before = threads()

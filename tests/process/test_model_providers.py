@@ -21,13 +21,12 @@ from goondan.agentproc.conversation import (
     ToolResultPart,
     result_message,
 )
-from goondan.agentproc.providers import connection
+from goondan.agentproc.http import route, wire_of
+from goondan.agentproc.http.connection import Patience
+from goondan.agentproc.http.provider import HttpProvider
 from goondan.agentproc.providers.base import ModelAnswer, TextDelta
-from goondan.agentproc.providers.choose import wire_of
-from goondan.agentproc.providers.connection import Patience
-from goondan.agentproc.providers.http import HttpProvider
-from goondan.agentproc.providers.retry import REPEATS
-from goondan.agentproc.providers.vendor import MAX_ANSWER_CHARS
+from goondan.agentproc.providers.faults import REPEATS
+from goondan.agentproc.providers.reader import MAX_ANSWER_CHARS
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import ToolResult
 from tests.kernel_fixture import ROOT
@@ -191,7 +190,7 @@ async def test_a_host_that_nobody_knows_is_told_as_one(ask: Ask, base: str, monk
     async def unknown(*asked: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(connection, "_addresses", unknown)
+    monkeypatch.setattr(route, "_addresses", unknown)
     with pytest.raises(GoondanError, match="no connection: Name or service not known") as caught:
         await ask("openai").model.complete(question("openai", base, "m"))
     assert "Correct the host in the Model's endpoint" in (caught.value.info.suggestion or "")

@@ -13,8 +13,7 @@ import msgspec
 from msgspec import msgpack
 
 from goondan.agentproc.conversation import AssistantData, Message, ToolData, ToolResultPart, UserData, files_of
-from goondan.agentproc.providers.base import ContextOverflow, ModelAnswer, ModelRequest, Usage, asked_call
-from goondan.agentproc.providers.overflow import Overflow
+from goondan.agentproc.providers.base import ContextOverflow, ModelAnswer, ModelRequest, Overflow, Usage, asked_call
 from goondan.agentproc.turn import AskedCall
 from goondan.features.recordings.wire import RecordedAnswer, RecordedFault, RecordedModelCall, Request
 from goondan.features.recordings.wire.texts import comparable, same, shortened, without_places

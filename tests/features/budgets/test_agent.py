@@ -11,8 +11,15 @@ import pytest
 from msgspec import structs
 
 from goondan.agentproc.context.estimate import FIRST_SURELY
-from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta, Usage
-from goondan.agentproc.providers.output_limit import limited_output, output_limit
+from goondan.agentproc.providers.base import (
+    ModelAnswer,
+    ModelNews,
+    ModelRequest,
+    TextDelta,
+    Usage,
+    limited_output,
+    output_limit,
+)
 from goondan.features.budgets.agent import BYTES_PER_TOKEN
 from goondan.features.budgets.wire import BudgetGranted, BudgetLeft, BudgetReserve, BudgetSettle
 from goondan.schemas.bundle.launch import ModelSpec

@@ -8,11 +8,10 @@ from typing import Any, cast
 
 import pytest
 
+from goondan.agentproc.http.provider import Tries
 from goondan.agentproc.notes import ModelAttempts
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, Usage
-from goondan.agentproc.providers.rate_limits import exhausted_wait, is_low, rate_limits
-from goondan.agentproc.providers.tries import Tries
-from goondan.agentproc.providers.vendor import Fault
+from goondan.agentproc.providers.faults import Fault, exhausted_wait, is_low, rate_limits
 from goondan.features.gates.agent import GatedRequest, ModelGates, TurnGates
 from goondan.features.gates.wire import (
     GateChanged,

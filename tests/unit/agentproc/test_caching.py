@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.agentproc.conversation import AssistantData, MessageData, TextPart, ToolCallPart, UserData
+from goondan.agentproc.http import wire_of
 from goondan.agentproc.providers.anthropic import Anthropic
 from goondan.agentproc.providers.base import ModelRequest
-from goondan.agentproc.providers.choose import wire_of
 from goondan.agentproc.providers.openai import OpenAI
 from goondan.agentproc.providers.vendor import Vendor
 from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
@@ -25,7 +25,7 @@ BLOCKS = [{"type": "skills.open", "text": "Read this."}]
 ON: dict[str, Any] = {"model": {"caching": True}}
 
 
-def sent(vendor: Vendor, request: ModelRequest) -> Any:
+def sent(vendor: Vendor[Any], request: ModelRequest) -> Any:
     return json.loads(vendor.request(request).body)
 
 

@@ -23,14 +23,14 @@ from goondan.agentproc.conversation import (
     result_message,
 )
 from goondan.agentproc.files import InstanceFiles
+from goondan.agentproc.http.connection import PART_BYTES, parts_of
 from goondan.agentproc.providers.anthropic import Anthropic
-from goondan.agentproc.providers.base import ModelRequest
-from goondan.agentproc.providers.body import Body, FilesPlace, FileText, with_files
+from goondan.agentproc.providers.base import FilesPlace, ModelRequest
+from goondan.agentproc.providers.faults import Fault
+from goondan.agentproc.providers.history import Seeing
 from goondan.agentproc.providers.openai import OpenAI
 from goondan.agentproc.providers.responses import Responses
-from goondan.agentproc.providers.seeing import Seeing
-from goondan.agentproc.providers.sending import PART_BYTES, parts_of
-from goondan.agentproc.providers.vendor import Fault, Vendor
+from goondan.agentproc.providers.vendor import Body, FileText, Vendor, with_files
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.wire.blobs import MAX_FILES, MAX_SHOWN, check_files, describe, media_type_of
 from goondan.schemas.wire.codec import to_raw
@@ -60,8 +60,8 @@ def asked(messages: Iterable[Message], **changes: Any) -> ModelRequest:
     )
 
 
-def fault(words: str, status: int = 400) -> Fault:
-    return Fault("final", f"{status} {words}", status=status)
+def refusal(words: str, status: int = 400) -> tuple[int, str]:
+    return status, f"{status} {words}"
 
 
 @pytest.mark.parametrize(
@@ -218,7 +218,7 @@ def test_an_output_without_files_is_the_same_object(shelf: Shelf) -> None:
 # --- bodies
 
 
-def whole(vendor: Vendor, request: ModelRequest, folder: Path) -> Any:
+def whole(vendor: Vendor[Any], request: ModelRequest, folder: Path) -> Any:
     """The body as it goes over the wire."""
     body = with_files(vendor.request(request).body, request.files)
     assert isinstance(body, Body)
@@ -337,7 +337,7 @@ def test_files_that_are_gone_and_the_oldest_of_too_many_become_words() -> None:
 def test_a_refusal_teaches_what_a_model_cannot_see(words: str) -> None:
     eyes = seeing()
     with pytest.raises(GoondanError, match="E_MODEL_CANNOT_SEE"):
-        eyes.learn(eyes.ready(asked([user("t2.0", part(1))])), fault(words))
+        eyes.learn(eyes.ready(asked([user("t2.0", part(1))])), *refusal(words))
     later = eyes.ready(asked([user("t1.0", part(1)), user("t2.0")]))
     assert hidden(later) == [1]
     other = asked([user("t2.0", part(1))], model=ModelSpec(provider="openai", model="another"))
@@ -346,17 +346,17 @@ def test_a_refusal_teaches_what_a_model_cannot_see(words: str) -> None:
 
 def test_a_file_that_a_server_does_not_take_fails_its_own_turn_only() -> None:
     eyes = seeing()
-    bad = fault("messages.0.content.0.image: Could not process image")
-    assert eyes.learn(eyes.ready(asked([user("t2.0", part(1))])), bad) is None
+    bad = refusal("messages.0.content.0.image: Could not process image")
+    assert eyes.learn(eyes.ready(asked([user("t2.0", part(1))])), *bad) is None
     later = eyes.ready(asked([user("t1.0", part(1)), user("t2.0")]))
     assert hidden(later) == []
-    told = eyes.learn(later, bad)
+    told = eyes.learn(later, *bad)
     assert told is not None
     assert hidden(told) == [1]
-    assert eyes.learn(told, bad) is None  # nothing is left to leave out
+    assert eyes.learn(told, *bad) is None  # nothing is left to leave out
 
 
-@pytest.mark.parametrize("refusal", [fault("you have no credit"), fault("image", 401), fault("image", 429)])
-def test_other_refusals_say_nothing_about_files(refusal: Fault) -> None:
+@pytest.mark.parametrize("refused", [refusal("you have no credit"), refusal("image", 401), refusal("image", 429)])
+def test_other_refusals_say_nothing_about_files(refused: tuple[int, str]) -> None:
     eyes = seeing()
-    assert eyes.learn(eyes.ready(asked([user("t1.0", part(1)), user("t2.0")])), refusal) is None
+    assert eyes.learn(eyes.ready(asked([user("t1.0", part(1)), user("t2.0")])), *refused) is None

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from goondan.agentproc.http import wire_of
 from goondan.agentproc.providers.base import ModelAnswer
-from goondan.agentproc.providers.choose import wire_of
-from goondan.agentproc.providers.sse import SseDecoder
-from goondan.agentproc.providers.vendor import MAX_ANSWER_CHARS, Fault
+from goondan.agentproc.providers.faults import Fault
+from goondan.agentproc.providers.reader import MAX_ANSWER_CHARS, SseDecoder
 from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.wire.codec import encode_value
 from tests.unit.agentproc.vendor_formats import asked

@@ -17,16 +17,17 @@ from goondan.agentproc.conversation import (
 )
 from goondan.agentproc.providers.anthropic import Reader as AnthropicReader
 from goondan.agentproc.providers.base import Usage
-from goondan.agentproc.providers.history import Said, entries, kept_by
+from goondan.agentproc.providers.faults import MAX_WORDS, Fault, error_words
+from goondan.agentproc.providers.history import Said, kept_by
 from goondan.agentproc.providers.openai import Reader as OpenAIReader
-from goondan.agentproc.providers.sse import SseEvent
-from goondan.agentproc.providers.vendor import MAX_ANSWER_CHARS, MAX_CALLS, MAX_WORDS, Fault, error_words
+from goondan.agentproc.providers.reader import MAX_ANSWER_CHARS, MAX_CALLS, SseEvent
 from tests.unit.agentproc.vendor_formats import (
     begin,
     body,
     calls,
     chunk,
     delta,
+    entries,
     message,
     read_anthropic,
     read_openai,
@@ -97,7 +98,7 @@ def test_thinking_goes_back_as_it_came_and_where_it_was() -> None:
     ]
     assert body(messages)["messages"][1]["content"] == expected
     plain = [part for part in expected if "thinking" not in part["type"]]
-    other = entries(messages, [], "anthropic", "another-model")[1]
+    other = entries(messages, "anthropic", "another-model")[1]
     assert isinstance(other, Said)
     assert other.kept == {}
     changed = [messages[0], message(1, AssistantData([TextPart("Edited."), *said.calls]), **(answer.metadata or {}))]

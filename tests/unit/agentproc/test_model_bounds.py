@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.providers.anthropic import Reader as AnthropicReader
+from goondan.agentproc.providers.faults import Fault
 from goondan.agentproc.providers.openai import Reader as OpenAIReader
-from goondan.agentproc.providers.sse import EventTooLarge, SseDecoder, SseEvent
-from goondan.agentproc.providers.vendor import Fault
+from goondan.agentproc.providers.reader import EventTooLarge, SseDecoder, SseEvent
 
 
 def test_many_data_lines_cost_no_more_than_their_bytes() -> None:

@@ -20,20 +20,19 @@ from goondan.agentproc.conversation import (
     TextPart,
     UserData,
 )
+from goondan.agentproc.http import wire_of
 from goondan.agentproc.providers import history
 from goondan.agentproc.providers.anthropic import Anthropic
-from goondan.agentproc.providers.choose import wire_of
-from goondan.agentproc.providers.history import EMPTY, Said, entries, tool_name
+from goondan.agentproc.providers.faults import Fault, FaultKind, Retries, page_title, retry_after
+from goondan.agentproc.providers.history import EMPTY, Said, tool_name
 from goondan.agentproc.providers.openai import OpenAI
+from goondan.agentproc.providers.reader import EventTooLarge, SseDecoder, SseEvent
 from goondan.agentproc.providers.responses import Responses
-from goondan.agentproc.providers.retry import Retries, retry_after
-from goondan.agentproc.providers.sse import EventTooLarge, SseDecoder, SseEvent
-from goondan.agentproc.providers.vendor import Fault, FaultKind, page_title
 from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
 from goondan.schemas.models.model_providers import BY_NAME, ModelRetry
 from goondan.schemas.wire.frames import ToolResult
 from tests.unit.agentproc.fakes import BASH, NOTE
-from tests.unit.agentproc.vendor_formats import asked, body, calls, conversation, message, result
+from tests.unit.agentproc.vendor_formats import asked, body, calls, conversation, entries, message, result
 
 # --- event streams ---------------------------------------------------------------------------------------------------
 
@@ -175,10 +174,10 @@ def test_ids_that_repeat_or_do_not_fit_are_replaced_on_both_sides() -> None:
         UserData("2"), calls(("call_1_1", "a__b"), ("call_3", "a__b"), ("", "a__b")),
         result("call_1_1", 3), result("call_3", 4), result("", 5),
     )  # fmt: skip
-    said = [entry for entry in entries(messages, [], "openai", "m") if isinstance(entry, Said)]
+    said = [entry for entry in entries(messages, "openai", "m") if isinstance(entry, Said)]
     found = [(call.id, call.result) for entry in said for call in entry.calls]
     assert found == [("call_1_1", "1"), ("call_2", "2"), ("call_3", "3"), ("call_4", "4"), ("call_5", "5")]
-    shorter = [entry for entry in entries(messages[:4], [], "openai", "m") if isinstance(entry, Said)]
+    shorter = [entry for entry in entries(messages[:4], "openai", "m") if isinstance(entry, Said)]
     assert shorter == said[:1]
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from goondan.agentproc.providers.offered_tools import MAX_KEPT, OfferedTools
+from goondan.agentproc.providers.vendor import MAX_KEPT, OfferedTools
 from goondan.schemas.bundle.launch import CatalogItem
 
 

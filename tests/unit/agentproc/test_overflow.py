@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.agentproc.providers.overflow import MAX_TOKENS, Overflow, overflow_of
+from goondan.agentproc.providers.base import Overflow
+from goondan.agentproc.providers.faults import MAX_TOKENS, overflow_of
 
 LLAMA: dict[str, Any] = {
     "error": {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
+from goondan.agentproc.http import wire_of
 from goondan.agentproc.providers.base import ModelRequest
-from goondan.agentproc.providers.choose import wire_of
 from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
 from goondan.schemas.models.model_providers import BY_NAME
 from tests.unit.agentproc.bundled import bundled

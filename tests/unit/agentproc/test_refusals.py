@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.providers.refusals import error_names, refusal_kind, stream_kind
+from goondan.agentproc.providers.faults import error_names, refusal_kind, stream_kind
 
 
 def kind(status: int, words: str = "", *names: str, after: float | None = None, **headers: str) -> str:

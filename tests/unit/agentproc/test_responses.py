@@ -9,9 +9,10 @@ import pytest
 
 from goondan.agentproc.conversation import AssistantData, SystemData, TextPart, UserData
 from goondan.agentproc.providers.base import Usage
+from goondan.agentproc.providers.faults import Fault
 from goondan.agentproc.providers.history import EMPTY
+from goondan.agentproc.providers.reader import MAX_ANSWER_CHARS, MAX_CALLS
 from goondan.agentproc.providers.responses import Reader, Responses
-from goondan.agentproc.providers.vendor import MAX_ANSWER_CHARS, MAX_CALLS, Fault
 from goondan.schemas.bundle.launch import CatalogItem
 from tests.unit.agentproc.fakes import BASH
 from tests.unit.agentproc.vendor_formats import asked, body, calls, conversation, message, read_responses, result

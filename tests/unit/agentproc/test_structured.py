@@ -12,9 +12,8 @@ from goondan.agentproc.conversation import UserData
 from goondan.agentproc.providers.anthropic import Anthropic
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest, asked_call
 from goondan.agentproc.providers.openai import OpenAI
-from goondan.agentproc.providers.output_format import ANSWER_TOOL, OutputWay, answered, is_closed
 from goondan.agentproc.providers.responses import Responses
-from goondan.agentproc.providers.vendor import Vendor
+from goondan.agentproc.providers.vendor import ANSWER_TOOL, OutputWay, Vendor, answered, is_closed
 from goondan.agentproc.structured import OutputRule
 from goondan.agentproc.turn import (
     AskModel,
@@ -165,7 +164,7 @@ def request(
     )
 
 
-def sent(vendor: Vendor, asked: ModelRequest) -> dict[str, Any]:
+def sent(vendor: Vendor[Any], asked: ModelRequest) -> dict[str, Any]:
     body: dict[str, Any] = json.loads(vendor.request(asked).body)
     return body
 
@@ -184,7 +183,7 @@ def test_a_schema_goes_to_the_vendor_in_its_own_way() -> None:
 
 @pytest.mark.parametrize("vendor", [OpenAI(), Anthropic(), Responses()], ids=["openai", "anthropic", "responses"])
 @pytest.mark.parametrize("choice", [None, "auto", "required", "none", ForcedTool("bash__exec")])
-def test_else_the_model_has_to_call_a_tool(vendor: Vendor, choice: ToolChoice | None) -> None:
+def test_else_the_model_has_to_call_a_tool(vendor: Vendor[Any], choice: ToolChoice | None) -> None:
     body = sent(vendor, request(CITY, choice, via="tool"))
     assert not body.keys() & {"response_format", "output_config", "text"}
     names = [tool.get("name") or tool["function"]["name"] for tool in body["tools"]]
@@ -207,7 +206,7 @@ def test_anthropic_gets_a_tool_for_a_schema_that_it_does_not_take_and_no_force_w
 
 
 @pytest.mark.parametrize("vendor", [OpenAI(), Anthropic()], ids=["openai", "anthropic"])
-def test_a_server_that_refuses_the_vendors_way_gets_the_tool(vendor: Vendor) -> None:
+def test_a_server_that_refuses_the_vendors_way_gets_the_tool(vendor: Vendor[Any]) -> None:
     assert not vendor.gives_up(request(), "400 unknown parameter: response_format")
     assert not vendor.gives_up(request(CITY), "400 no such model")
     assert vendor.gives_up(request(CITY), "400 'response_format.json_schema' and output_config are not supported")

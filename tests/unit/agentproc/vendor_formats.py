@@ -13,13 +13,15 @@ from goondan.agentproc.conversation import (
     ToolCallPart,
     ToolData,
     ToolResultPart,
+    presentable,
 )
+from goondan.agentproc.http import wire_of
 from goondan.agentproc.providers.anthropic import Reader as AnthropicReader
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
-from goondan.agentproc.providers.choose import wire_of
+from goondan.agentproc.providers.history import Entries, HistoryEntry
 from goondan.agentproc.providers.openai import Reader as OpenAIReader
+from goondan.agentproc.providers.reader import SseEvent
 from goondan.agentproc.providers.responses import Reader as ResponsesReader
-from goondan.agentproc.providers.sse import SseEvent
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import ToolResult
@@ -76,6 +78,10 @@ def read_responses(*events: dict[str, Any]) -> ModelAnswer:
     for event in events:
         reader.read(SseEvent(json.dumps(event)))
     return reader.answer()
+
+
+def entries(messages: list[Message], provider: str, model: str) -> list[HistoryEntry]:
+    return Entries([], provider, model).extend(presentable(messages))
 
 
 def begin(index: int, **block: Any) -> dict[str, Any]:

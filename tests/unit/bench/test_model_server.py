@@ -21,7 +21,7 @@ from goondan.agentproc.conversation import (
 from goondan.agentproc.providers.anthropic import Anthropic
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from goondan.agentproc.providers.openai import OpenAI
-from goondan.agentproc.providers.sse import SseDecoder
+from goondan.agentproc.providers.reader import SseDecoder
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import ToolResult

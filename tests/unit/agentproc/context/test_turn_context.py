@@ -11,9 +11,16 @@ import pytest
 from goondan.agentproc.context import reading
 from goondan.agentproc.context.estimate import message_size
 from goondan.agentproc.conversation import AssistantData, Message, ToolData, UserData, is_presentable
-from goondan.agentproc.providers.base import ContextOverflow, ModelAnswer, ModelNews, ModelRequest, TextDelta, Usage
+from goondan.agentproc.providers.base import (
+    ContextOverflow,
+    ModelAnswer,
+    ModelNews,
+    ModelRequest,
+    Overflow,
+    TextDelta,
+    Usage,
+)
 from goondan.agentproc.providers.history import result_text
-from goondan.agentproc.providers.overflow import Overflow
 from goondan.schemas.bundle.launch import ModelSpec
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, code_of

@@ -18,21 +18,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import ssl
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+import stat
+from binascii import b2a_base64
+from collections.abc import Iterator, Mapping, Sequence
 from http import HTTPStatus
-from ipaddress import ip_address
 from typing import Any, Final, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from msgspec import Struct
 
-from goondan.agentproc.providers.body import Body
-from goondan.agentproc.providers.refusals import ADVICE
-from goondan.agentproc.providers.route import Route, request_head, route_to, tls_context
-from goondan.agentproc.providers.vendor import Fault, FaultKind, plain
+from goondan.agentproc.http.route import Route, dial, failed_to_connect, request_head, route_to, tls_context
+from goondan.agentproc.providers.faults import ADVICE, Fault, FaultKind, plain
+from goondan.agentproc.providers.vendor import Body, FileText
 
 #: How long an unused connection is kept (seconds): about as long as servers keep theirs.
 KEEP_ALIVE_S: Final = 60.0
@@ -48,8 +46,11 @@ MAX_FRAMING_BYTES: Final = 65_536
 MAX_WIRE_BYTES: Final = 512 << 20
 #: How much of a body is read ahead (bytes). Then the server has to wait.
 READ_AHEAD_BYTES: Final = 1 << 20
-#: How long one address is tried alone, before the next one is tried at the same time (seconds; RFC 8305 section 5).
-NEXT_ADDRESS_S: Final = 0.25
+#: The largest part of a file's base64 that is sent at once (bytes). Memory of this size is used again and again.
+#: Buffers of megabytes would be fresh pages of the system each time, and to touch those takes longer than the encoding.
+PART_BYTES: Final = 64 << 10
+_READ_BYTES: Final = PART_BYTES // 4 * 3
+_FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Patience(Struct, frozen=True):
@@ -97,14 +98,14 @@ class Client:
             self.close()
         kept, self._kept = self._kept, None
         if kept is not None:
-            response = kept.send(request, patience)
+            response = kept.begin_request(request, patience)
             try:
                 return await self._answered(response)
             except Fault:
                 if not response.unheard:
                     raise
         connection = await self.connect(route, patience.connect_s)
-        return await self._answered(connection.send(request, patience))
+        return await self._answered(connection.begin_request(request, patience))
 
     async def connect(self, route: Route, limit_s: float) -> Connection:
         """A new connection, through the proxy if there is one. Raises Fault."""
@@ -114,10 +115,8 @@ class Client:
         except TimeoutError:
             message = f"no connection within {limit_s:g} s"
             raise Fault("busy", message, suggestion=ADVICE["unreachable"]) from None
-        except (OSError, ssl.CertificateError) as error:
-            reason, certificate = _cause(error)
-            advice = ADVICE["certificate"] if certificate else _advice(error)
-            raise Fault("final" if certificate else "busy", f"no connection: {reason}", suggestion=advice) from None
+        except OSError as error:
+            raise failed_to_connect(error) from None
 
     def close(self) -> None:
         """Close the kept connection."""
@@ -149,7 +148,7 @@ class Client:
         connection = Connection(loop)
         way = route.way
         try:
-            await _dial(loop, connection, way.host, way.port, self._context() if way.tls else None)
+            await dial(loop, connection, way.host, way.port, self._context() if way.tls else None)
             if way.tunnel is not None:
                 await connection.tunnel(way.tunnel)
                 await connection.upgrade(self._context(), way.server)
@@ -162,110 +161,6 @@ class Client:
         if self._tls is None:
             self._tls = tls_context()
         return self._tls
-
-
-# --- connecting ----------------------------------------------------------------------------------------------------
-
-
-async def _dial(
-    loop: asyncio.AbstractEventLoop, connection: Connection, host: str, port: int, tls: ssl.SSLContext | None
-) -> None:
-    """Connect to one of the host's addresses. When an address does not answer soon, the next one is tried at the same
-    time.
-    """
-    addresses = await _addresses(loop, host, port)
-    sock = await _race(loop, addresses) if len(addresses) > 1 else await _reach(loop, addresses[0])
-    try:
-        await loop.create_connection(
-            lambda: connection, sock=sock, ssl=tls, server_hostname=host if tls is not None else None
-        )
-    except BaseException:
-        sock.close()
-        raise
-
-
-async def _addresses(loop: asyncio.AbstractEventLoop, host: str, port: int) -> list[Any]:
-    """The addresses of a host, alternating between families: one family is often broken as a whole. Raises OSError."""
-    with suppress(ValueError):  # asking the resolver takes threads, and each of them memory
-        return [(host, port, 0, 0) if ip_address(host).version == 6 else (host, port)]
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = [info[4] for info in found if info[0] == found[0][0]]
-    for index, other in enumerate([info[4] for info in found if info[0] != found[0][0]]):
-        addresses.insert(2 * index + 1, other)
-    return addresses
-
-
-async def _reach(loop: asyncio.AbstractEventLoop, address: Any) -> socket.socket:
-    sock = socket.socket(socket.AF_INET6 if len(address) == 4 else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        await _connected(loop, sock, address)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-async def _connected(loop: asyncio.AbstractEventLoop, sock: socket.socket, address: Any) -> None:
-    """Connect a socket that does not block. uvloop's `sock_connect` would start four threads to look an address up."""
-    try:
-        sock.connect(address)
-    except BlockingIOError:
-        ready = asyncio.Event()
-        loop.add_writer(sock.fileno(), ready.set)
-        try:
-            await ready.wait()
-        finally:
-            loop.remove_writer(sock.fileno())
-        if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            raise OSError(error, os.strerror(error)) from None
-
-
-async def _race(loop: asyncio.AbstractEventLoop, addresses: list[Any]) -> socket.socket:
-    """The first socket that is connected. Raises the first OSError when no socket is."""
-    tries: set[asyncio.Task[socket.socket]] = set()
-    todo = list(addresses)
-    failure: BaseException | None = None
-    try:
-        while todo or tries:
-            if todo:
-                tries.add(loop.create_task(_reach(loop, todo.pop(0))))
-            done, tries = await asyncio.wait(
-                tries, timeout=NEXT_ADDRESS_S if todo else None, return_when=asyncio.FIRST_COMPLETED
-            )
-            connected = [one.result() for one in done if one.exception() is None]
-            failure = failure or next((one.exception() for one in done if one.exception() is not None), None)
-            for spare in connected[1:]:
-                spare.close()
-            if connected:
-                return connected[0]
-    finally:
-        for one in tries:
-            one.cancel()
-        for ended in await asyncio.gather(*tries, return_exceptions=True):
-            if isinstance(ended, socket.socket):
-                ended.close()
-    assert failure is not None
-    raise failure
-
-
-def _cause(error: BaseException) -> tuple[str, bool]:
-    """The reason for a failed connection, in the words of the system or TLS; and whether it is the server's
-    certificate.
-    """
-    if isinstance(error, ssl.SSLError):
-        text = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else str(error)
-        return plain(text)[:200], True
-    if isinstance(error, OSError) and error.strerror:  # asyncio writes texts of its own; the resolver's are below zero
-        return plain(os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror)[:200], False
-    return plain(str(error))[:200] or "no reason given", False
-
-
-def _advice(error: BaseException) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return ADVICE["refused"]
-    return ADVICE["no host" if isinstance(error, socket.gaierror) else "unreachable"]
 
 
 # --- the connection ---------------------------------------------------------------------------------------------------
@@ -287,20 +182,21 @@ class Connection(asyncio.Protocol):
         """Whether the next request may use it."""
         return not self._lost and self.loop.time() - self._idle_since < KEEP_ALIVE_S
 
-    def send(self, request: bytes | Body, patience: Patience) -> Response:
+    def begin_request(self, request: bytes | Body, patience: Patience) -> Response:
         """Send a request. All data from now on belongs to its answer. One with files is sent by `Response.sent`."""
         response = self._reader = Response(self, patience)
         if isinstance(request, bytes):
-            self._write(request)
+            self.write(request)
         else:
-            from goondan.agentproc.providers.sending import parts_of  # few requests have files
-
             response.unsent = parts_of(request.pieces)
         return response
 
     def write(self, data: bytes) -> None:
         """Send more of the request."""
-        self._write(data)
+        if self._transport is None or self._lost:
+            self.connection_lost(None)
+        else:
+            self._transport.write(data)
 
     async def room(self, limit_s: float) -> bool:
         """Wait until the server has taken most of what was sent, or is gone. False: it takes nothing for `limit_s`."""
@@ -313,7 +209,7 @@ class Connection(asyncio.Protocol):
     async def tunnel(self, request: bytes) -> None:
         """Ask a proxy for a way to the server. Raises Fault."""
         tunnel = self._reader = _Tunnel(self.loop)
-        self._write(request)
+        self.write(request)
         await tunnel.granted
 
     async def upgrade(self, tls: ssl.SSLContext, host: str) -> None:
@@ -338,12 +234,6 @@ class Connection(asyncio.Protocol):
         """Stop or go on reading."""
         if self._transport is not None and not self._lost:
             (self._transport.pause_reading if paused else self._transport.resume_reading)()
-
-    def _write(self, data: bytes) -> None:
-        if self._transport is None or self._lost:
-            self.connection_lost(None)
-        else:
-            self._transport.write(data)
 
     # --- asyncio's
 
@@ -624,3 +514,45 @@ class Response:
     def on_message_complete(self) -> None:
         """The end."""
         self._complete = self._has_head
+
+
+# --- files in a request -----------------------------------------------------------------------------------------------
+
+
+def parts_of(pieces: Sequence[bytes | FileText]) -> Iterator[bytes]:
+    """The body in parts, in order. Raises Fault `final` when a file is not as it was."""
+    for piece in pieces:
+        if isinstance(piece, bytes):
+            yield piece
+        else:
+            yield from _file_parts(piece)
+
+
+def _file_parts(file: FileText) -> Iterator[bytes]:
+    try:
+        descriptor = os.open(file.path, _FLAGS)
+    except OSError as error:
+        raise Fault("final", f"a file of the conversation cannot be read: {error.strerror}") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != file.size:
+            raise Fault("final", "a file of the conversation has changed")
+        buffer = memoryview(bytearray(min(_READ_BYTES, file.size)))
+        left = file.size
+        while left:
+            wanted = min(_READ_BYTES, left)
+            _fill(descriptor, buffer[:wanted])
+            left -= wanted
+            yield b2a_base64(buffer[:wanted], newline=False)
+    except OSError as error:
+        raise Fault("final", f"a file of the conversation cannot be read: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
+
+
+def _fill(descriptor: int, buffer: memoryview) -> None:
+    while buffer:
+        count = os.readv(descriptor, [buffer])
+        if not count:
+            raise Fault("final", "a file of the conversation has become shorter")
+        buffer = buffer[count:]

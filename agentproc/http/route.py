@@ -1,23 +1,27 @@
-"""How a model's server is reached: the form of a URL on the wire, the proxy and the certificates.
+"""How a model's server is reached: the form of a URL on the wire, the proxy, TLS, and the addresses of a host.
 
 Proxies come from the environment (HTTP_PROXY, HTTPS_PROXY, ALL_PROXY, NO_PROXY), as other programs read them; a server
 on this machine is never asked through one.
 
-Source: RFC 9110 sections 4.2, 7 and 9.3.6.
+Source: RFC 9110 sections 4.2, 7 and 9.3.6; RFC 8305 (addresses).
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
+import socket
 import ssl
 from base64 import b64encode
 from collections.abc import Mapping
+from contextlib import suppress
 from ipaddress import ip_address
-from typing import Final
+from typing import Any, Final
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from msgspec import Struct
 
-from goondan.agentproc.providers.vendor import Fault, plain
+from goondan.agentproc.providers.faults import ADVICE, Fault, plain
 from goondan.schemas.system import authorities
 
 #: The header lines of every request.
@@ -29,6 +33,8 @@ _SAME: Final = (
 )
 #: Characters of a path that are not quoted. "%" is one of them, because the path may be quoted already.
 _SAFE: Final = "/%:@!$&'()*+,;=~"
+#: How long one address is tried alone, before the next one is tried at the same time (seconds; RFC 8305 section 5).
+NEXT_ADDRESS_S: Final = 0.25
 _NO_URL: Final = "an endpoint that is no URL"
 _BAD_PROXY: Final = "the proxy settings (HTTP_PROXY and its like) cannot be used"
 
@@ -156,3 +162,103 @@ def request_head(method: str, route: Route, headers: Mapping[str, str], length: 
     given = "".join([f"{name}: {value}\r\n" for name, value in headers.items() if f"\n{name}: " not in route.lines])
     start = f"{method} {route.target} HTTP/1.1\r\n{route.lines}{given}"
     return f"{start}content-length: {length}\r\n\r\n".encode("ascii")
+
+
+# --- connecting -------------------------------------------------------------------------------------------------------
+
+
+async def dial(
+    loop: asyncio.AbstractEventLoop, connection: asyncio.Protocol, host: str, port: int, tls: ssl.SSLContext | None
+) -> None:
+    """Connect to one of the host's addresses. When an address does not answer soon, the next one is tried at the same
+    time.
+    """
+    addresses = await _addresses(loop, host, port)
+    sock = await _race(loop, addresses) if len(addresses) > 1 else await _reach(loop, addresses[0])
+    try:
+        await loop.create_connection(
+            lambda: connection, sock=sock, ssl=tls, server_hostname=host if tls is not None else None
+        )
+    except BaseException:
+        sock.close()
+        raise
+
+
+async def _addresses(loop: asyncio.AbstractEventLoop, host: str, port: int) -> list[Any]:
+    """The addresses of a host, alternating between families: one family is often broken as a whole. Raises OSError."""
+    with suppress(ValueError):  # asking the resolver takes threads, and each of them memory
+        return [(host, port, 0, 0) if ip_address(host).version == 6 else (host, port)]
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = [info[4] for info in found if info[0] == found[0][0]]
+    for index, other in enumerate([info[4] for info in found if info[0] != found[0][0]]):
+        addresses.insert(2 * index + 1, other)
+    return addresses
+
+
+async def _reach(loop: asyncio.AbstractEventLoop, address: Any) -> socket.socket:
+    sock = socket.socket(socket.AF_INET6 if len(address) == 4 else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        await _connected(loop, sock, address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def _connected(loop: asyncio.AbstractEventLoop, sock: socket.socket, address: Any) -> None:
+    """Connect a socket that does not block. uvloop's `sock_connect` would start four threads to look an address up."""
+    try:
+        sock.connect(address)
+    except BlockingIOError:
+        ready = asyncio.Event()
+        loop.add_writer(sock.fileno(), ready.set)
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_writer(sock.fileno())
+        if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(error, os.strerror(error)) from None
+
+
+async def _race(loop: asyncio.AbstractEventLoop, addresses: list[Any]) -> socket.socket:
+    """The first socket that is connected. Raises the first OSError when no socket is."""
+    tries: set[asyncio.Task[socket.socket]] = set()
+    todo = list(addresses)
+    failure: BaseException | None = None
+    try:
+        while todo or tries:
+            if todo:
+                tries.add(loop.create_task(_reach(loop, todo.pop(0))))
+            done, tries = await asyncio.wait(
+                tries, timeout=NEXT_ADDRESS_S if todo else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            connected = [one.result() for one in done if one.exception() is None]
+            failure = failure or next((one.exception() for one in done if one.exception() is not None), None)
+            for spare in connected[1:]:
+                spare.close()
+            if connected:
+                return connected[0]
+    finally:
+        for one in tries:
+            one.cancel()
+        for ended in await asyncio.gather(*tries, return_exceptions=True):
+            if isinstance(ended, socket.socket):
+                ended.close()
+    assert failure is not None
+    raise failure
+
+
+def failed_to_connect(error: OSError) -> Fault:
+    """The fault of a failed connection, in the words of the system or TLS."""
+    if isinstance(error, ssl.SSLError):  # nothing proves that it is this server: asking again would not help
+        text = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else str(error)
+        return Fault("final", f"no connection: {plain(text)[:200]}", suggestion=ADVICE["untrusted"])
+    reason = str(error)
+    if error.strerror:  # asyncio writes texts of its own; the resolver's are below zero
+        reason = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+    advice = ADVICE["no host" if isinstance(error, socket.gaierror) else "unreachable"]
+    if isinstance(error, ConnectionRefusedError):
+        advice = ADVICE["refused"]
+    return Fault("busy", f"no connection: {plain(reason)[:200] or 'no reason given'}", suggestion=advice)

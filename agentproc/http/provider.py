@@ -1,13 +1,13 @@
 """Sends a vendor's requests and reads its answers as they arrive.
 
 Rules.
-- A try ends with an answer or a Fault. retry.py decides whether and when there is another try. Each try is a request of
-  its own, and `on_delta` is told when the text begins again.
+- A try ends with an answer or a Fault. `Retries` decides whether and when there is another try. Each try is a request
+  of its own, and `on_delta` is told when the text begins again.
 - Cancelling the task closes the connection.
 - No logged or raised text contains a key, even if the server repeats the key in any form (schemas/text/redaction.py).
   The server's text is searched before it is cut: half a key would not be found.
 
-Source: docs/design/turns.md section 6.
+Source: docs/design/turns.md sections 6 and 13.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from http import HTTPStatus
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 from msgspec.structs import replace
 
+from goondan.agentproc.http.connection import Client, Patience, Response
 from goondan.agentproc.providers.base import (
     ContextOverflow,
     FailedTry,
@@ -33,32 +34,29 @@ from goondan.agentproc.providers.base import (
     ModelFailure,
     ModelNews,
     ModelRequest,
+    Permit,
     TextDelta,
+    limited_output,
+    output_limit,
     redactor_of,
 )
-from goondan.agentproc.providers.body import with_files
-from goondan.agentproc.providers.connection import Client, Patience, Response
-from goondan.agentproc.providers.output_format import answered
-from goondan.agentproc.providers.output_limit import limited_output, output_limit
-from goondan.agentproc.providers.overflow import overflow_of
-from goondan.agentproc.providers.rate_limits import exhausted_wait
-from goondan.agentproc.providers.refusals import ADVICE, error_names, refusal_kind
-from goondan.agentproc.providers.retry import Retries, retry_after
-from goondan.agentproc.providers.seeing import Seeing
-from goondan.agentproc.providers.sse import EventTooLarge, SseDecoder
-from goondan.agentproc.providers.tries import Tries
-from goondan.agentproc.providers.vendor import (
-    MAX_MODEL_NAME,
+from goondan.agentproc.providers.faults import (
+    ADVICE,
     MAX_WORDS,
-    AnswerReader,
     Fault,
-    Vendor,
-    WireRequest,
+    Retries,
+    error_names,
     error_words,
-    first_model,
+    exhausted_wait,
+    overflow_of,
     page_title,
     plain,
+    refusal_kind,
+    retry_after,
 )
+from goondan.agentproc.providers.history import Seeing
+from goondan.agentproc.providers.reader import MAX_MODEL_NAME, AnswerReader, EventTooLarge, SseDecoder
+from goondan.agentproc.providers.vendor import Vendor, WireRequest, answered, first_model, with_files
 from goondan.schemas.models.model_windows import in_answer, in_listing, server_root
 from goondan.schemas.models.origins import key_may_go, origin_of
 from goondan.schemas.text.redaction import Redactor
@@ -98,6 +96,63 @@ _NO_LIST: Final = "Check the base URL; or set GOONDAN_MODEL to the name of a mod
 log = logging.getLogger("agentproc.model")
 
 
+class Tries:
+    """The tries of `request`. `clock` gives seconds."""
+
+    def __init__(self, request: ModelRequest, on_news: Callable[[ModelNews], None], clock: Callable[[], float]) -> None:
+        self.retries = Retries(request.model.retry)
+        self._permit: Permit | None = request.permit
+        self._on_news = on_news
+        self._clock = clock
+        self._until = None if request.timeout_s is None else clock() + request.timeout_s
+        self._faulty_since: float | None = None
+        self._queued_s = 0.0  # since the first fault: for others, not for the server
+        self._inside = False
+
+    async def enter(self, size: int) -> None:
+        """Wait until the next try may go out. `size` is that of its body (bytes). A request that is sent again at once
+        is out already. Raises Fault, GoondanError.
+        """
+        if self._permit is not None and not self._inside:
+            began = self._clock()
+            await self._permit.enter(size, self._on_news)
+            self._inside = True
+            if self._faulty_since is not None:
+                self._queued_s += self._clock() - began
+        self._on_news("asking")
+
+    def answered(self, answer: ModelAnswer, headers: dict[str, str]) -> None:
+        """The model has answered. `headers` are those of the answer."""
+        usage = answer.usage
+        self._over(headers, accepted=True, tokens=None if usage is None else usage.input_tokens + usage.output_tokens)
+
+    def next_wait(self, fault: Fault, chance: float) -> float | None:
+        """A try has failed: the seconds until the next one, None to give up. `chance` is in [0, 1)."""
+        now = self._clock()
+        self._faulty_since = now if self._faulty_since is None else self._faulty_since
+        left = None if self._until is None else self._until - now
+        return self.retries.next_wait(fault, chance, now - self._faulty_since - self._queued_s, left)
+
+    async def pause(self, fault: Fault, wait_s: float, sleep: Callable[[float], Awaitable[None]]) -> None:
+        """Wait for the next try, unless it waits for a permit: all requests wait for theirs together."""
+        if fault.kind == "limited" and self._permit is not None and self._inside:
+            self._permit.refused(fault.retry_after_s)
+            self._inside = False
+            return
+        self._over(None, accepted=False)
+        self._on_news("waiting")
+        await sleep(wait_s)
+
+    def close(self) -> None:
+        """The call is over."""
+        self._over(None, accepted=False)
+
+    def _over(self, headers: dict[str, str] | None, *, accepted: bool, tokens: int | None = None) -> None:
+        if self._permit is not None and self._inside:
+            self._inside = False
+            self._permit.over(headers, accepted=accepted, tokens=tokens)
+
+
 class HttpProvider:
     """A vendor's model behind the provider's interface.
 
@@ -109,7 +164,7 @@ class HttpProvider:
 
     def __init__(
         self,
-        vendor: Vendor,
+        vendor: Vendor[Any],
         *,
         client: Client | None = None,
         patience: Patience = Patience(),  # noqa: B008  it is frozen
@@ -212,7 +267,7 @@ class HttpProvider:
         """The request that goes out at once, without what the server has refused. None: there is nothing to leave
         out.
         """
-        told = self._seeing.learn(request, fault)
+        told = self._seeing.learn(request, fault.status, fault.message)
         if told is None and fault.status in _UNREAD and self._vendor.gives_up(request, fault.message):
             log.warning("model %s: sent again without what it refused", request.model.model)
             return request

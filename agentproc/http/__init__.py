@@ -1,21 +1,28 @@
-"""Chooses the provider of a model. A provider is imported when an agent needs it, because its libraries are heavy."""
+"""Asks the servers of models over HTTP, and makes the provider of a model. What requests say and answers mean is in
+goondan.agentproc.providers.
+
+A provider is imported when an agent needs it, because its libraries are heavy.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from goondan.agentproc.providers.base import Provider
-from goondan.agentproc.providers.vendor import Vendor
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.wire.errors import fail
+
+if TYPE_CHECKING:
+    from goondan.agentproc.providers.vendor import Vendor
 
 
 class Wire(Protocol):
     """The names that a provider's module has."""
 
-    VENDOR: type[Vendor]
+    VENDOR: Callable[[], Vendor[Any]]
     """Speaks the vendor's wire."""
     REHEARSED: tuple[str, str]
     """Bodies of two streamed answers: one that calls the tool TOOL with {"a": "1"}, and one that says that it is done.
@@ -41,6 +48,6 @@ def make_provider(model: ModelSpec) -> Provider:
 
         return EmbeddedProvider()
     wire = wire_of(model.provider)
-    from goondan.agentproc.providers.http import HttpProvider
+    from goondan.agentproc.http.provider import HttpProvider
 
     return HttpProvider(wire.VENDOR())
