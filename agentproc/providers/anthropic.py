@@ -35,6 +35,7 @@ from goondan.agentproc.providers.reader import (
     Part,
     SseEvent,
     decode_json,
+    event_stream,
     model_name,
     text_of,
     tokens,
@@ -53,48 +54,8 @@ VERSION: Final = BY_NAME["anthropic"].version
 # --- the request ------------------------------------------------------------------------------------------------------
 
 
-class TextBlock(Struct, frozen=True, tag_field="type", tag="text"):
-    """Text."""
-
-    #: The text.
-    text: str
-
-
-class ToolUse(Struct, frozen=True, tag_field="type", tag="tool_use"):
-    """A tool call of the model."""
-
-    #: The id of the call.
-    id: str
-    #: The name of the tool.
-    name: str
-    #: The arguments.
-    input: dict[str, Any]
-
-
-class ToolResultBlock(Struct, frozen=True, tag_field="type", tag="tool_result", omit_defaults=True):
-    """The result of a tool call."""
-
-    #: The id of the call.
-    tool_use_id: str
-    #: The result as text, or as blocks: text and files.
-    content: Any
-    #: Whether the call failed.
-    is_error: bool = False
-
-
-#: Thinking is sent back exactly as it was received, so it is a dict.
-Block = TextBlock | ToolUse | ToolResultBlock | dict[str, Any]
-
-
-class Tool(Struct, frozen=True, omit_defaults=True):
-    """A tool in the request."""
-
-    #: The name of the tool.
-    name: str
-    #: The JSON Schema of its arguments.
-    input_schema: dict[str, Any]
-    #: The description that the model reads.
-    description: str | None = None
+#: A content block.
+Block = dict[str, Any]
 
 
 class Anthropic(Vendor["Turns"]):
@@ -121,7 +82,7 @@ class Anthropic(Vendor["Turns"]):
             tools = self._tools.of(offered)
             put_last(body, "tools", Raw(b"%s]" % marked(bytes(tools)[:-1])) if marks else tools)
         if system:
-            block = encode_json(TextBlock(system))
+            block = encode_json(_text(system))
             put_last(body, "system", Raw(b"[%s]" % marked(block)) if marks else system)
         put_last(body, "messages", turns.json(blocks_text(request.blocks), marks=marks))
         if (choice := self._output.choice(request)) is not None and not _thinks_freely(request):
@@ -183,7 +144,7 @@ class Turns:
                 self._add("user", told_blocks(entry.text, entry.files))
             return
         if not self._blocks:
-            self._add("user", [TextBlock(EMPTY)])
+            self._add("user", [_text(EMPTY)])
         self._add("assistant", blocks_of(entry))
         self._add("user", [_result(call) for call in entry.calls])
 
@@ -194,11 +155,11 @@ class Turns:
         turns = list(self._turns)
         if marks and self._users >= 0:
             turns[self._users] = self._marked
-        told = [encode_json(TextBlock(beside))] if beside else []
+        told = [encode_json(_text(beside))] if beside else []
         if told and self._role == "assistant":
             return Raw(b"[%s]" % b",".join([*turns, _turn(self._role, self._blocks), _turn("user", told)]))
         own = _with_mark(self._blocks) if marks and self._role == "user" else self._blocks
-        return Raw(b"[%s]" % b",".join([*turns, _turn(self._role, [*own, *told] or [encode_json(TextBlock(EMPTY))])]))
+        return Raw(b"[%s]" % b",".join([*turns, _turn(self._role, [*own, *told] or [encode_json(_text(EMPTY))])]))
 
     def _add(self, role: Literal["user", "assistant"], blocks: Sequence[Block]) -> None:
         if not blocks:
@@ -237,13 +198,19 @@ def _tool_choice(choice: ToolChoice) -> dict[str, str]:
 def told_blocks(text: str, files: list[SentFile]) -> list[Block]:
     """A text with files as content blocks. Files stand before the text, which mostly asks about them."""
     shown = [_file(file) for file in files]
-    return [*shown, TextBlock(text if text.strip() else EMPTY)] if text.strip() or not shown else shown
+    return [*shown, _text(text if text.strip() else EMPTY)] if text.strip() or not shown else shown
 
 
-def _result(call: AnsweredCall) -> ToolResultBlock:
-    if not call.files:
-        return ToolResultBlock(call.id, call.result, call.is_error)
-    return ToolResultBlock(call.id, [TextBlock(call.result), *[_file(file) for file in call.files]], call.is_error)
+def _text(text: str) -> Block:
+    return {"type": "text", "text": text}
+
+
+def _result(call: AnsweredCall) -> Block:
+    content: Any = call.result
+    if call.files:
+        content = [_text(call.result), *[_file(file) for file in call.files]]
+    failed = {"is_error": True} if call.is_error else {}
+    return {"type": "tool_result", "tool_use_id": call.id, "content": content, **failed}
 
 
 def _file(file: SentFile) -> Block:
@@ -253,20 +220,24 @@ def _file(file: SentFile) -> Block:
 
 def blocks_of(said: Said) -> list[Block]:
     """An answer as the vendor sent it, because thinking must keep its place. Without thinking: text, then calls."""
-    uses = [ToolUse(call.id, call.name, call.args) for call in said.calls]
+    uses: list[Block] = [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": call.args} for call in said.calls
+    ]
     order = in_kept_order(said, "blocks")
     if order is None:
-        return [*([TextBlock(said.text)] if said.text.strip() else []), *uses]
+        return [*([_text(said.text)] if said.text.strip() else []), *uses]
     return [
-        TextBlock(item) if isinstance(item, str) else uses[item] if isinstance(item, int) else item
+        _text(item) if isinstance(item, str) else uses[item] if isinstance(item, int) else item
         for item in order
         if not isinstance(item, str) or item.strip()
     ]
 
 
-def offer(item: CatalogItem) -> Tool:
+def offer(item: CatalogItem) -> dict[str, Any]:
     """A tool in the vendor's form. Its schema must say that it is an object."""
-    return Tool(item.name, {"type": "object", "properties": {}, **(item.parameters or {})}, item.description)
+    schema = {"type": "object", "properties": {}, **(item.parameters or {})}
+    described = {} if item.description is None else {"description": item.description}
+    return {"name": item.name, "input_schema": schema, **described}
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
@@ -465,35 +436,17 @@ def _stream_error(error: Any) -> Fault:
 #: The part that each provider's module has (agentproc/http/__init__.py). The streams are as the vendor writes them.
 VENDOR: Final = Anthropic
 REHEARSED: Final = (
-    """\
-event: message_start
-data: {"type":"message_start","message":{"content":[],"usage":{"input_tokens":1,"output_tokens":1}}}
-
-event: content_block_start
-data: {"type":"content_block_start","index":0,"content_block":{"type":"tool_use","id":"c1","name":"TOOL","input":{}}}
-
-event: content_block_delta
-data: {"type":"content_block_delta","index":0,"delta":{"type":"input_json_delta","partial_json":"{\\"a\\":\\"1\\"}"}}
-
-event: content_block_stop
-data: {"type":"content_block_stop","index":0}
-
-event: message_delta
-data: {"type":"message_delta","delta":{"stop_reason":"tool_use"},"usage":{"output_tokens":1}}
-
-event: message_stop
-data: {"type":"message_stop"}
-
-""",
-    """\
-event: content_block_start
-data: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}
-
-event: content_block_delta
-data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"done"}}
-
-event: message_stop
-data: {"type":"message_stop"}
-
-""",
+    event_stream(
+        '{"type":"message_start","message":{"content":[],"usage":{"input_tokens":1,"output_tokens":1}}}',
+        '{"type":"content_block_start","index":0,"content_block":{"type":"tool_use","id":"c1","name":"TOOL","input":{}}}',
+        '{"type":"content_block_delta","index":0,"delta":{"type":"input_json_delta","partial_json":"{\\"a\\":\\"1\\"}"}}',
+        '{"type":"content_block_stop","index":0}',
+        '{"type":"message_delta","delta":{"stop_reason":"tool_use"},"usage":{"output_tokens":1}}',
+        '{"type":"message_stop"}',
+    ),
+    event_stream(
+        '{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}',
+        '{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"done"}}',
+        '{"type":"message_stop"}',
+    ),
 )

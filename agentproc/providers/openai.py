@@ -28,6 +28,7 @@ from goondan.agentproc.providers.reader import (
     TokenDetails,
     counted,
     decode_json,
+    event_stream,
     model_name,
     text_of,
     tokens,
@@ -369,24 +370,16 @@ def _stream_error(chunk: _Chunk) -> Fault:
 #: The part that each provider's module has (agentproc/http/__init__.py). The streams are as the vendor writes them.
 VENDOR: Final = OpenAI
 REHEARSED: Final = (
-    """\
-data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"c1","function":{"name":"TOOL","arguments":""}}]}}]}
-
-data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{\\"a\\":\\"1\\"}"}}]}}]}
-
-data: {"choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}
-
-data: {"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}
-
-data: [DONE]
-
-""",
-    """\
-data: {"choices":[{"index":0,"delta":{"content":"done"}}]}
-
-data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}
-
-data: [DONE]
-
-""",
+    event_stream(
+        '{"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"c1","function":{"name":"TOOL","arguments":""}}]}}]}',
+        '{"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{\\"a\\":\\"1\\"}"}}]}}]}',
+        '{"choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}',
+        '{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}',
+        "[DONE]",
+    ),
+    event_stream(
+        '{"choices":[{"index":0,"delta":{"content":"done"}}]}',
+        '{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}',
+        "[DONE]",
+    ),
 )

@@ -57,6 +57,11 @@ class SseEvent(Struct, frozen=True):
     name: str = "message"
 
 
+def event_stream(*events: str) -> str:
+    """A stream of events with this data."""
+    return "".join([f"data: {data}\n\n" for data in events])
+
+
 class EventTooLarge(ValueError):
     """An event beyond MAX_EVENT_BYTES or MAX_EVENT_LINES."""
 

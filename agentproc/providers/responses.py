@@ -29,6 +29,7 @@ from goondan.agentproc.providers.reader import (
     TokenDetails,
     counted,
     decode_json,
+    event_stream,
     model_name,
     text_of,
 )
@@ -413,23 +414,13 @@ _TAKES: Final[Mapping[str, Callable[[Reader, _Event], str]]] = {
 #: The part that each provider's module has (agentproc/http/__init__.py). The streams are as the vendor writes them.
 VENDOR: Final = Responses
 REHEARSED: Final = (
-    """\
-event: response.output_item.added
-data: {"type":"response.output_item.added","item":{"type":"function_call","call_id":"c1","name":"TOOL"}}
-
-event: response.function_call_arguments.delta
-data: {"type":"response.function_call_arguments.delta","delta":"{\\"a\\":\\"1\\"}"}
-
-event: response.completed
-data: {"type":"response.completed","response":{"status":"completed","usage":{"input_tokens":1,"output_tokens":1}}}
-
-""",
-    """\
-event: response.output_text.delta
-data: {"type":"response.output_text.delta","delta":"done"}
-
-event: response.completed
-data: {"type":"response.completed","response":{"status":"completed"}}
-
-""",
+    event_stream(
+        '{"type":"response.output_item.added","item":{"type":"function_call","call_id":"c1","name":"TOOL"}}',
+        '{"type":"response.function_call_arguments.delta","delta":"{\\"a\\":\\"1\\"}"}',
+        '{"type":"response.completed","response":{"status":"completed","usage":{"input_tokens":1,"output_tokens":1}}}',
+    ),
+    event_stream(
+        '{"type":"response.output_text.delta","delta":"done"}',
+        '{"type":"response.completed","response":{"status":"completed"}}',
+    ),
 )
