@@ -26,8 +26,7 @@ import uvloop
 from bench.compare import Benchmark, Goal, Metric
 from bench.turn import kernel, model_server
 from goondan.kernel.cli.attach import Kernel
-from goondan.kernel.cli.message_files import close_files, open_files
-from goondan.kernel.cli.session import USER_MESSAGE, Session
+from goondan.kernel.cli.session import USER_MESSAGE, Session, close_files, open_files
 
 SIZE = 2 << 20
 #: Instances in which the pair of messages is sent, after WARM_UP others.

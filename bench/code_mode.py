@@ -28,8 +28,9 @@ import uvloop
 from bench.compare import Benchmark, Goal, Metric
 from bench.tool_call import warm
 from bench.turn import PATIENCE_S, model_server
-from goondan.kernel.cli.attach import Kernel, attach, locate
+from goondan.kernel.cli.attach import Kernel, attach
 from goondan.kernel.cli.session import USER_MESSAGE, Session
+from goondan.kernel.cli.state import locate
 
 #: Calls of one measurement, and how often it is made.
 CALLS, TIMES = 100, 7

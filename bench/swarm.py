@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from goondan.kernel import lock
-from goondan.kernel.cli.attach import attach, locate
+from goondan.kernel.cli.attach import attach
 from goondan.kernel.cli.session import USER_MESSAGE, Session
+from goondan.kernel.cli.state import locate
 
 #: A turn that takes longer is stuck (seconds).
 PATIENCE_S = 120.0

@@ -26,8 +26,9 @@ from pathlib import Path
 import uvloop
 
 from bench.compare import Benchmark, Goal, Metric
-from goondan.kernel.cli.attach import Kernel, attach, locate
+from goondan.kernel.cli.attach import Kernel, attach
 from goondan.kernel.cli.session import USER_MESSAGE, Session
+from goondan.kernel.cli.state import locate
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS, WIDTH = 50, 200

@@ -5,7 +5,7 @@
     agent.py    what an agent's process loads                 process.py   a supervised program of its own
     host.py     what the tool host loads                      jail/        what runs in jails
     console.py  what a command loads that talks to a swarm    api.py       what features that need this one may call
-    program.py  a program of its own, with an agent's code
+    status.py   what `gdn ps` shows below the processes       program.py   a program of its own, with an agent's code
 
 `FEATURES` is the one table. A process of the kernel knows of features by `parts` alone, so no module of the core names
 one. Privileged programs and workers in jails load nothing by this table.
@@ -44,6 +44,8 @@ class Feature(NamedTuple):
     #: What is typed as `/NAME` in the console of `gdn run`, each with one line of help. `TYPED` of its `command.py` has
     #: it: a function of the conversation.
     typed: Mapping[str, str] = MappingProxyType({})
+    #: Commands to try with a new bundle (`gdn init`), each with what it does.
+    to_try: Mapping[str, str] = MappingProxyType({})
 
 
 FEATURES: Final[tuple[Feature, ...]] = (
@@ -82,6 +84,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
         ("command",),
         needs=("model_servers",),
         commands={"doctor": "Check this machine, the sandbox and the bundle, and say how to mend what is wrong."},
+        to_try={"gdn doctor": "checks this machine"},
     ),
     Feature(
         "edits",
@@ -92,7 +95,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
         },
         typed={"undo": "take the last turn back; what its tools have done stays done"},
     ),
-    Feature("gates", ("wire", "broker", "agent")),
+    Feature("gates", ("wire", "broker", "agent", "status")),
     Feature(
         "live_config",
         ("wire", "bundle", "broker", "agent", "command"),

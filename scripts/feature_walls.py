@@ -37,6 +37,7 @@ LOADED_BY: Final[Mapping[str, tuple[str | None, frozenset[str]]]] = {
     "bundle": ("kernel", frozenset({"wire", "api"})),
     "command": ("kernel", frozenset({"wire", "api", "bundle", "process"})),
     "console": ("kernel", frozenset({"wire", "api", "command"})),
+    "status": ("kernel", frozenset({"wire", "api"})),
     "program": ("agentproc", frozenset({"wire", "api"})),
     "process": ("kernel", frozenset({"wire", "api", "bundle"})),
     "agent": ("agentproc", frozenset({"wire", "api"})),

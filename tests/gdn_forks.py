@@ -27,44 +27,19 @@ from goondan.kernel.cli.commands import CORE, command_of, helps
 
 #: What commands import when they need it: some 5 ms of processor time for each `gdn`, and 30 ms for `gdn validate`.
 LATER = (
-    *(
-        "goondan.kernel.bundle.loader",
-        "goondan.kernel.cli.attach",
-        "goondan.kernel.cli.output",
-        "goondan.kernel.cli.session",
-        "goondan.kernel.cli.terminal",
-    ),
-    *(
-        "goondan.kernel.cli.console.answered",
-        "goondan.kernel.cli.batch",
-        "goondan.kernel.cli.interrupts",
-        "goondan.kernel.cli.console.lines",
-        "goondan.kernel.cli.plain",
-    ),
-    *(
-        "goondan.kernel.cli.console.renderer",
-        "goondan.kernel.cli.console.screen",
-        "goondan.kernel.cli.state",
-    ),
-    *(
-        "goondan.kernel.bundle.check",
-        "goondan.kernel.bundle.documents",
-        "goondan.kernel.grants.granting",
-        "goondan.kernel.bundle.handlers",
-    ),
-    *(
-        "goondan.kernel.bundle.documents",
-        "goondan.kernel.bundle.documents",
-        "goondan.kernel.grants.context",
-        "goondan.kernel.bundle.documents",
-    ),
-    *(
-        "goondan.kernel.conversations",
-        "goondan.kernel.logs",
-        "goondan.kernel.trace_search",
-        "goondan.kernel.cli.commands.catalog",
-        "goondan.schemas.system.startup",
-    ),
+    "goondan.kernel.bundle.check",
+    "goondan.kernel.bundle.documents",
+    "goondan.kernel.bundle.handlers",
+    "goondan.kernel.bundle.loader",
+    "goondan.kernel.cli.commands.bundles",
+    "goondan.kernel.cli.console.renderer",
+    "goondan.kernel.cli.console.talk",
+    "goondan.kernel.conversations",
+    "goondan.kernel.grants.context",
+    "goondan.kernel.grants.granting",
+    "goondan.kernel.logs",
+    "goondan.kernel.trace_search",
+    "goondan.schemas.system.startup",
 )
 
 

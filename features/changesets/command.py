@@ -11,8 +11,8 @@ import click
 
 from goondan.features.changesets.wire import FEATURE
 from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import locate
 from goondan.kernel.cli.output import emit
+from goondan.kernel.cli.state import locate
 from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def list_(bundle: str | None) -> None:
 @options.json
 def diff(changeset_id: str, bundle: str | None) -> None:
     """Show what a changeset has changed, or would change, as a patch."""
-    from goondan.kernel.cli.terminal import printable
+    from goondan.kernel.cli.output import printable
 
     engine = _engine(bundle)
     patch = engine.difference(changeset_id).decode("utf-8", "replace")

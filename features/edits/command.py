@@ -18,9 +18,8 @@ import msgspec
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import attach_or_start
 from goondan.kernel.cli.commands.instances import begun, delete_instance
-from goondan.kernel.cli.consent import can_ask, confirmed
 from goondan.kernel.cli.console.conversation import Conversation, messages_text
-from goondan.kernel.cli.output import emit
+from goondan.kernel.cli.output import can_ask, confirmed, emit
 from goondan.kernel.cli.plain import one_line
 from goondan.kernel.cli.session import Session
 from goondan.schemas.wire.errors import fail

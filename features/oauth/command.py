@@ -146,9 +146,9 @@ def _with_kernel(
     import asyncio
     import signal
 
-    from goondan.kernel.cli.attach import attach_or_start, locate
-    from goondan.kernel.cli.interrupts import Interrupts
-    from goondan.kernel.cli.session import Session
+    from goondan.kernel.cli.attach import attach_or_start
+    from goondan.kernel.cli.session import Interrupts, Session
+    from goondan.kernel.cli.state import locate
 
     kernel = attach_or_start(locate(bundle, policy, trust=trust), ())
 

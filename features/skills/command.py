@@ -81,7 +81,7 @@ def skill(
 
 def _lines(name: str, told: SkillText, digest: str, gets: list[str] | None) -> list[str]:
     """What a person reads about a skill."""
-    from goondan.kernel.cli.terminal import printable
+    from goondan.kernel.cli.output import printable
 
     lines = [f"{printable(name)}: {printable(told.description)}", f"    content: {digest[:19]}…"]
     lines += [f"    asks for the tool {printable(tool)}, which grants nothing" for tool in told.allowed_tools]

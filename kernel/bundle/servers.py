@@ -56,6 +56,9 @@ class CheckedServer(Struct):
 class ServerRules(Protocol):
     """What a feature knows of the servers that a bundled extension names in its config."""
 
+    #: The command that shows how they are: `gdn …`.
+    shown_by: str
+
     def are_of(self, entry: str, bundled: bool) -> bool:
         """Whether an extension with this entry is that extension, under whatever name."""
 

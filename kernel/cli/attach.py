@@ -24,8 +24,8 @@ import msgspec
 from goondan.kernel import lock, paths, rundir
 from goondan.kernel.bundle.problems import Problem
 from goondan.kernel.cli.commands import import_whole
-from goondan.kernel.cli.consent import started_when_trusted
-from goondan.kernel.cli.state import prepare, state_of
+from goondan.kernel.cli.output import can_ask
+from goondan.kernel.cli.state import BundleTarget, prepare
 from goondan.kernel.logs import open_log
 from goondan.kernel.spawn import command, memory_file, start_program
 from goondan.kernel.supervisor_client import ANSWER_S, PEER, Reply, SupervisorClient
@@ -45,40 +45,11 @@ PATIENCE_S: Final = 20.0
 PATIENCE_POLL_S: Final = 0.02
 #: How long a start may take (seconds): the supervisor's own limit, and some time for the interpreter.
 READY_S: Final = 40.0
-
-
-class BundleTarget(msgspec.Struct, frozen=True):
-    """A bundle and the state of its workspace. The workspace's record leads to the kernel."""
-
-    #: The bundle.
-    bundle: str
-    #: The state of the workspace.
-    state_dir: str
-    #: A file of grants that a kernel is started with.
-    policy: str | None = None
-    #: A kernel that is started trusts the bundle for this time.
-    trust: bool = False
-    #: A kernel that is started gives a damaged journal up.
-    accept_loss: bool = False
-    #: A kernel that is started follows changes of the bundle.
-    watch: bool = False
-
-
-def locate(
-    bundle: str | None,
-    policy: str | None = None,
-    *,
-    trust: bool = False,
-    accept_loss: bool = False,
-    watch: bool = False,
-) -> BundleTarget:
-    """The bundle that a command means, and the state of its workspace.
-
-    Raises GoondanError E_CONFIG_NOT_FOUND, E_STATE.
-    """
-    path = paths.find_bundle(bundle)
-    grants = None if policy is None else os.path.abspath(os.path.expanduser(policy))
-    return BundleTarget(path, state_of(path), grants, trust, accept_loss, watch)
+#: How often the user is asked about one start. Otherwise a bundle that changes after each answer would be asked about
+#: without end.
+MAX_QUESTIONS: Final = 3
+#: The module of the link. While a kernel starts, there is time to import it.
+SESSION: Final = "goondan.kernel.cli.session"
 
 
 class InvalidBundle(GoondanError):
@@ -371,12 +342,53 @@ def by_hand(place: BundleTarget) -> ByHand | None:
         return None
 
 
+def start_supervisor(
+    place: BundleTarget,
+    *,
+    detach: bool = False,
+    shared: bool = False,
+    allow_net: Sequence[str] = (),
+    meanwhile: str | None = SESSION,
+) -> Started:
+    """Start a supervisor, and wait until its kernel is ready. The module `meanwhile` is imported at the same time.
+
+    When the bundle asks for more than the user has agreed to (E_BUNDLE_UNTRUSTED), and a person is at the terminal, the
+    person is asked. Raises GoondanError with the reason why it cannot start, InvalidBundle among them.
+    """
+    agreed: Sequence[Power] = ()
+    for left in reversed(range(MAX_QUESTIONS + 1)):
+        started = Started(place, detach=detach, shared=shared, allow_net=allow_net, agreed=agreed)
+        try:
+            if meanwhile is not None:
+                import_whole(meanwhile)
+            started.wait_ready()
+        except GoondanError as error:
+            if error.info.code != "E_BUNDLE_UNTRUSTED" or not left or not can_ask():
+                raise
+            from goondan.kernel.cli.consent import ask, look_again, remember
+
+            inspected = look_again(place)
+            if not inspected.judgement.trusted:  # otherwise the user has agreed in another terminal
+                answer = ask(inspected)
+                if answer == "no":
+                    raise
+                if answer == "always":
+                    remember(inspected, place.state_dir, how="question")
+            agreed = inspected.judgement.powers
+        except BaseException:
+            started.kill()
+            raise
+        else:
+            return started
+    raise AssertionError("the last start returns or raises")
+
+
 def attach(place: BundleTarget) -> Kernel:
     """Hold the running kernel of a bundle. Raises GoondanError E_KERNEL_NOT_RUNNING, E_RUN_DIR, E_STATE."""
     kernel = hold(place)
     if kernel is None:
         raise fail("E_KERNEL_NOT_RUNNING", f"no kernel runs {place.bundle}")
-    preload()
+    import_whole(SESSION)
     return kernel
 
 
@@ -393,41 +405,24 @@ def attach_or_start(place: BundleTarget, allow_net: Sequence[str]) -> Kernel:
                 kernel.finish()
                 what = "--allow-net" if allow_net else "--policy"
                 raise fail("E_USAGE", f"{what} applies only to a kernel that this command starts; one is running")
-            preload()
+            import_whole(SESSION)
             return kernel
         try:
-            started = started_when_trusted(place, lambda agreed: _ready_for_calls(place, allow_net, agreed))
+            started = start_supervisor(place, shared=True, allow_net=allow_net)
         except GoondanError as error:
             if error.info.code != "E_KERNEL_RUNNING" or time.monotonic() >= until:
                 raise
             time.sleep(PATIENCE_POLL_S)  # somebody else starts one, or one is just ending
             continue
-        kernel = hold(place, started)
-        if kernel is None:
-            started.wait_end()
-            raise fail("E_KERNEL_LOST", f"the kernel ended as soon as it was ready; see {place.state_dir}/logs")
-        return kernel
+        return _hold_started(place, started)
 
 
-def _ready_for_calls(place: BundleTarget, allow_net: Sequence[str], agreed: Sequence[Power]) -> Started:
-    started = Started(place, shared=True, allow_net=allow_net, agreed=agreed)
-    try:
-        preload()
-        started.wait_ready()
-    except GoondanError:
-        raise
-    except BaseException:
-        started.kill()
-        raise
-    return started
-
-
-def join_or_start(place: BundleTarget) -> tuple[Kernel, bool]:
+def join_or_start(place: BundleTarget, meanwhile: str) -> tuple[Kernel, bool]:
     """The kernel for `gdn run`: the one that runs detached or for calls, or a new one that ends with this command.
-    Returns it, and whether it ran before.
+    Returns it, and whether it ran before. The module `meanwhile` is imported in any case.
 
     Raises GoondanError E_KERNEL_RUNNING for a kernel that belongs to another command, E_USAGE when options are given
-    that only a new kernel can have, and the errors of `start`.
+    that only a new kernel can have, and the errors of `start_supervisor`.
     """
     until = time.monotonic() + PATIENCE_S
     while True:
@@ -438,10 +433,10 @@ def join_or_start(place: BundleTarget) -> tuple[Kernel, bool]:
             except BaseException:
                 kernel.finish()
                 raise
-            preload()
+            import_whole(meanwhile)
             return kernel, True
         try:
-            return start(place), False
+            return start(place, meanwhile), False
         except GoondanError as error:
             if error.info.code != "E_KERNEL_RUNNING" or kernel is not None or time.monotonic() >= until:
                 raise
@@ -459,26 +454,21 @@ def _check_joinable(place: BundleTarget, kernel: Supervised) -> None:
         raise fail("E_USAGE", f"{option} applies only to a kernel that this command starts; one is running")
 
 
-def start(place: BundleTarget) -> Kernel:
-    """Start the kernel of `gdn run`, which ends with this command.
-
-    Raises GoondanError E_KERNEL_RUNNING, InvalidBundle, or another error with the reason why it cannot start.
-    """
-    return started_when_trusted(place, lambda agreed: _start(place, agreed))
-
-
-def _start(place: BundleTarget, agreed: Sequence[Power]) -> Kernel:
-    started = Started(place, agreed=agreed)
+def start(place: BundleTarget, meanwhile: str = SESSION) -> Kernel:
+    """Start the kernel of `gdn run`, which ends with this command. Raises the errors of `start_supervisor`."""
+    started = start_supervisor(place, meanwhile=meanwhile)
     try:
-        preload()
-        started.wait_ready()
-        kernel = hold(place, started)
+        return _hold_started(place, started)
     except GoondanError:
         started.wait_end()
         raise
     except BaseException:
         started.kill()
         raise
+
+
+def _hold_started(place: BundleTarget, started: Started) -> Kernel:
+    kernel = hold(place, started)
     if kernel is None:
         started.wait_end()
         raise fail("E_KERNEL_LOST", f"the kernel ended as soon as it was ready; see {place.state_dir}/logs")
@@ -507,8 +497,3 @@ def hold(place: BundleTarget, started: Started | None = None) -> Kernel | None:
                 continue  # it was stopping, and is gone now
             return None  # its start failed, and the command that started it reports why
         return Supervised(place, client, reply, started)
-
-
-def preload() -> None:
-    """Import the modules of the link. If the kernel is starting, this takes place at the same time."""
-    import_whole("goondan.kernel.cli.session")

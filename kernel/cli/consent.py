@@ -1,73 +1,254 @@
-"""The question that `gdn` asks before a bundle runs that asks for more than the user has agreed to.
+"""The question that `gdn` asks before a bundle runs that asks for more than the user has agreed to: a bundle's powers
+in words, on one screen.
 
 The kernel decides: it refuses to start with E_BUNDLE_UNTRUSTED. Then this module reads the bundle and shows what it
 asks for. The user agrees to what was shown. The kernel compares this with what it reads itself. So a change of the
 files in between does no harm: the kernel refuses the changed bundle again, and the user is asked again.
+
+Everything in a row may be text from outside: names, paths, addresses. So each row is one line of printable characters
+with a bounded length. A section has a bounded number of rows, and the number of the others.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeVar
+from typing import Final, Literal
 
-from goondan.kernel.cli.output import columns_of, is_terminal, write
-from goondan.kernel.cli.state import Place
-from goondan.schemas.wire.errors import GoondanError
+from goondan.kernel.bundle.loader import Inspected, inspect_bundle
+from goondan.kernel.bundle.problems import BundleError
+from goondan.kernel.bundle.variables import is_secret_by_name
+from goondan.kernel.cli.output import Style, asked_at_terminal, columns_of, printable, style_of
+from goondan.kernel.cli.plain import broken, fit
+from goondan.kernel.cli.state import BundleTarget
+from goondan.kernel.paths import root_of
+from goondan.kernel.trust import records
+from goondan.kernel.trust.judge import Judgement
+from goondan.kernel.trust.judgement import group_name, owner_name
+from goondan.kernel.trust.powers import (
+    Command,
+    Endpoint,
+    Folder,
+    Module,
+    OpenKey,
+    Owner,
+    OwnModel,
+    Permission,
+    Power,
+    Reach,
+    ServerEndpoint,
+    Setting,
+    TokenServer,
+    Variable,
+    Writers,
+)
 
-if TYPE_CHECKING:
-    from goondan.kernel.bundle.loader import Inspected
-    from goondan.kernel.trust.powers import Power
-
-#: How often the user is asked about one start. Otherwise a bundle that changes after each answer would be asked about
-#: without end.
-MAX_QUESTIONS: Final = 3
-#: The longest answer (bytes).
-MAX_ANSWER: Final = 100
-
+#: The most rows of all sections together. If there are more, each section shows the first ones and a number. So the
+#: whole text fits on a terminal of 40 lines, and its top does not scroll away.
+MANY_ROWS: Final = 14
+MAX_ROWS: Final = 2
+#: The width of one row (columns). With its indent it fits into 80 columns, so text from outside never begins a line.
+MAX_ROW: Final = 76
+#: In front of what does not fit into a row of a narrow terminal: no row of a section begins so.
+BROKEN: Final = "┊ "
+#: The width of the part after a path or an address (columns): the tool, or the key.
+MAX_REST: Final = 36
 Answer = Literal["always", "once", "no"]
-T = TypeVar("T")
+
+_MODEL_TITLE: Final = "Sends conversations, with what its agents read, to"
+_OTHERS_TITLE: Final = "Its files can be changed by others (so it is run from a private copy)"
+#: The kinds and their meanings, the most important one first.
+_SECTIONS: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
+    ((Module,), "Runs this code as you, outside of every jail: it can do whatever you can"),
+    ((OpenKey,), "Sends a key over plain http: everybody on the way can read it"),
+    ((Variable,), "Reads these variables of your environment"),
+    ((Folder,), "Its tools open files of yours"),
+    ((Reach,), "Its tools reach the network"),
+    ((Command,), "Runs these programs in jails, as MCP servers"),
+    ((ServerEndpoint,), "Sends what its agents ask MCP servers to"),
+    ((Endpoint, OwnModel), _MODEL_TITLE),
+    ((TokenServer,), "Asks people to sign in, and gives its extensions access tokens, at"),
+    ((Permission,), "Its tools direct the kernel"),
+    ((Setting,), "Loosens rules"),
+    ((Owner, Writers), _OTHERS_TITLE),
+)
 
 
-class Where(Place, Protocol):
-    """A bundle that is started: see goondan.kernel.cli.attach.BundleTarget."""
-
-    @property
-    def policy(self) -> str | None:
-        """The file of --policy."""
-
-
-def started_when_trusted(place: Where, begin: Callable[[Sequence[Power]], T]) -> T:
-    """Call `begin`, and return what it has started. Its argument are the powers that the user has just agreed to: at
-    first none.
-
-    When it raises E_BUNDLE_UNTRUSTED and a person is at the terminal, the person is asked. Raises what `begin` raises.
+def screen(judgement: Judgement, bundle: str, style: Style | None = None, columns: int = 80) -> list[str]:
+    """The text that a person should read before agreeing: everything the first time, later only the new powers.
+    `columns`: the width of the terminal.
     """
-    agreed: Sequence[Power] = ()
-    for left in reversed(range(MAX_QUESTIONS + 1)):
-        try:
-            return begin(agreed)
-        except GoondanError as error:
-            if error.info.code != "E_BUNDLE_UNTRUSTED" or not left or not can_ask():
-                raise
-            inspected = look_again(place)
-            if not inspected.judgement.trusted:  # otherwise the user has agreed in another terminal
-                answer = ask(inspected)
-                if answer == "no":
-                    raise
-                if answer == "always":
-                    remember(inspected, place.state_dir, how="question")
-            agreed = inspected.judgement.powers
-    raise AssertionError("the last start returns or raises")
+    paint = style or Style()
+    if judgement.trusted:
+        title, powers = "This bundle asks for:", judgement.powers
+    elif not judgement.known:
+        title, powers = "You have not run this bundle before:", judgement.powers
+    else:
+        title, powers = "This bundle asks for more than you have agreed to:", judgement.missing
+    lines = ["", paint.bold(title), *_set_off(_row(bundle), 2, columns), ""]
+    for title, rows in sections(powers, judgement):
+        lines += [f"  {paint.warning(title)}:", *(piece for row in rows for piece in _set_off(row, 4, columns))]
+    rest = "Everything else that its tools do stays in jails, which see a working directory and nothing else."
+    lines += ["", rest]
+    return lines
 
 
-def look_again(place: Where) -> Inspected:
+def question(judgement: Judgement) -> str:
+    """The line that the answer is typed below."""
+    if judgement.unbelieved is not None:
+        return f"Do you trust it? It cannot be remembered: {_row(judgement.unbelieved)}. [y = this time / N = no]"
+    return "Do you trust it? Say yes only if you know who wrote it. [y = yes / o = only this time / N = no]"
+
+
+def sections(powers: Sequence[Power], judgement: Judgement | None = None) -> list[tuple[str, list[str]]]:
+    """The titles and their rows, together no more than fit on a screen. `judgement` says what has changed."""
+    groups: list[tuple[list[Power], str]] = []
+    if judgement is not None and judgement.changed:
+        why = ", and it has changed in what is a clone" if judgement.elsewhere else ", and it has changed"
+        groups.append(([*judgement.changed], f"Runs this code as you, outside of every jail{why}"))
+    groups += [([power for power in powers if isinstance(power, kinds)], title) for kinds, title in _SECTIONS]
+    many = sum(len(found) for found, _ in groups) > MANY_ROWS
+    return [(title, _rows(found, many)) for found, title in groups if found]
+
+
+def words(power: Power) -> str:
+    """One power in words that are harmless on a terminal."""
+    return _row(_WORDS[type(power)](power))
+
+
+def _rows(powers: Sequence[Power], many: bool) -> list[str]:
+    if not many or len(powers) <= MAX_ROWS:
+        return [words(power) for power in powers]
+    rows = [words(power) for power in sorted(powers, key=_harmless)[: MAX_ROWS - 1]]
+    return [*rows, f"… and {len(powers) - len(rows)} more; `gdn trust --show --json` has all of them"]
+
+
+def _harmless(power: Power) -> tuple[bool, ...]:
+    """The order of rows in a section that is not shown whole: the worst first, so that many small powers do not hide a
+    great one.
+    """
+    match power:
+        case Variable(name):
+            return (not is_secret_by_name(name),)
+        case Folder(_, access, path):
+            return (access != "write", "/." not in path and path.count("/") > 1)
+        case Reach(_, rule):
+            return (rule != "public", not rule.startswith("*."))
+        case Endpoint(_, key) | TokenServer(_, key):
+            return (not key,)
+        case _:
+            return ()
+
+
+def _row(text: str) -> str:
+    """One line of at most MAX_ROW columns."""
+    return _short(text, MAX_ROW)
+
+
+def _set_off(row: str, indent: int, columns: int) -> list[str]:
+    """A row with its indent, in as many lines as a narrow terminal needs. Each of the others has a mark."""
+    if fit(row, columns - indent) == row:
+        return [" " * indent + row]
+    first, *rest = broken(row, max(20, columns - indent - len(BROKEN) - 3))
+    return [" " * indent + first, *(" " * (indent + 1) + BROKEN + piece for piece in rest)]
+
+
+def _short(text: str, columns: int) -> str:
+    """A text without control characters, at most so wide. Both ends stay: the end of a host's name says whose it is."""
+    # Cut before escaping: escaping a megabyte takes time, and makes the text longer.
+    head, tail = printable(text[: 2 * columns]), printable(text[-2 * columns :])
+    if len(text) <= 2 * columns and fit(head, columns) == head:
+        return head
+    return f"{fit(head, columns // 3)}…{fit(tail[::-1], columns - columns // 3 - 1)[::-1]}"
+
+
+def _with(what: str, rest: str) -> str:
+    """A row of two parts. A long second part does not push the end of the first part out of sight."""
+    rest = _short(rest, MAX_REST)
+    return _short(what, MAX_ROW - len(rest)) + rest
+
+
+def _variable(power: Variable) -> str:
+    kind, _, name = power.use.partition(" ")
+    if kind == "tool":
+        return f"{power.name}, for Tool/{name}"
+    if kind in _USES:
+        return f"{power.name}, as {_USES[kind]}"
+    return f"{power.name}, in the text of {kind} documents"
+
+
+#: Use of a variable -> the words for it.
+_USES: Final = {"key": "the key of a model", "client": "the id or secret of an OAuth client"}
+
+
+def _reach(power: Reach) -> str:
+    where = "every public address" if power.rule == "public" else power.rule
+    if where.endswith(":*"):
+        where = f"every port of {where[:-2]}, on this machine"
+    return _with(where, f" (Tool/{power.tool})")
+
+
+def _endpoint(power: Endpoint | TokenServer) -> str:
+    rest = f", with your {power.key}" if power.key else ""
+    if power.origin.startswith("${"):
+        return _with(f"the address in your {power.origin[2:-1]}", rest)
+    return _with(_origin(power.origin), rest)
+
+
+def _server_endpoint(power: ServerEndpoint) -> str:
+    return _with(_origin(power.origin), f" ({power.server})")
+
+
+def _origin(origin: str) -> str:
+    """An address as people write it: without the default port."""
+    port = {"https": ":443", "http": ":80"}.get(origin.partition(":")[0], "")
+    return origin.removesuffix(port) if port else origin
+
+
+def _own_model(power: OwnModel) -> str:
+    now = " (today it names none: the built-in console answers)" if power.asleep else ""
+    return f"the model that your environment names{now}"
+
+
+def _permission(power: Permission) -> str:
+    what = {"agents": "asks other agents", "restart": "restarts agents"}.get(power.name, power.name)
+    return f"{what} (Tool/{power.tool})"
+
+
+def _setting(power: Setting) -> str:
+    if power.name == "allowRegistry":
+        return f"{power.whose} may call tools that it does not list: {power.value}"
+    if power.name == "extensionsMayAdd":
+        return f"extensions of {power.whose} may add tools that it does not list: {power.value}"
+    if power.name == "minTier":
+        return f"{power.whose} also runs where jails are weaker"
+    return f"{power.whose}: {power.name} is {power.value}"
+
+
+def _writers(power: Writers) -> str:
+    return "everybody on this machine" if power.gid is None else f"the group {group_name(power.gid)}"
+
+
+_WORDS: Final[dict[type, Callable[..., str]]] = {
+    Module: lambda power: _with(power.entry, f" (Extension/{power.extension})"),
+    OpenKey: lambda power: f"{power.key or 'a key that it brings along'}, to {_origin(power.origin)}",
+    Variable: _variable,
+    Folder: lambda power: _with(f"{power.access}s {power.path}", f" (Tool/{power.tool})"),
+    Reach: _reach,
+    Command: lambda power: _with(power.words, f" ({power.server})"),
+    ServerEndpoint: _server_endpoint,
+    Endpoint: _endpoint,
+    TokenServer: _endpoint,
+    OwnModel: _own_model,
+    Permission: _permission,
+    Setting: _setting,
+    Owner: lambda power: f"{owner_name(power.uid)}, who owns files or folders of it",
+    Writers: _writers,
+}
+
+
+def look_again(place: BundleTarget) -> Inspected:
     """Read the bundle again, without its modules. Raises BundleError when it has errors now."""
-    from goondan.kernel.bundle.loader import inspect_bundle
-    from goondan.kernel.bundle.problems import BundleError
-
     inspected = inspect_bundle(place.bundle, state_dir=place.state_dir, handlers=False, policy=place.policy)
     # A variable that is not set keeps the bundle from running, but it can still be read.
     broken = [problem for problem in inspected.errors if problem.code != "E_CONFIG_MISSING_ENV"]
@@ -76,48 +257,21 @@ def look_again(place: Where) -> Inspected:
     return inspected
 
 
-def can_ask() -> bool:
-    """Whether a person is at the terminal, and did not ask for JSON."""
-    return is_terminal(sys.stdin) and is_terminal(sys.stderr) and "--json" not in sys.argv
-
-
 def ask(inspected: Inspected) -> Answer:
     """Show what the bundle asks for, and ask the person. Anything but a clear yes is a no."""
-    from goondan.kernel.cli.console.trust_screen import question, screen
-    from goondan.kernel.cli.terminal import style_of
+    from goondan.kernel.cli.consent import question, screen
 
     judgement = inspected.judgement
-    _drop_typed_ahead()
     lines = screen(judgement, inspected.path, style_of(sys.stderr), columns_of(sys.stderr, 80))
-    write(*lines, question(judgement), stream=sys.stderr)
-    # Read from the descriptor: later text is for the conversation, and must not stay in a buffer here.
-    said = os.read(sys.stdin.fileno(), MAX_ANSWER).decode("utf-8", "replace").strip().lower()
+    said = asked_at_terminal(*lines, question(judgement))
     if said in ("y", "yes"):
         return "always" if judgement.unbelieved is None else "once"
     return "once" if said in ("o", "once") else "no"
 
 
-def confirmed(question: str) -> bool:
-    """Whether the person at the terminal says yes. Anything but a clear yes is a no."""
-    _drop_typed_ahead()
-    write(question, stream=sys.stderr)
-    return os.read(sys.stdin.fileno(), MAX_ANSWER).decode("utf-8", "replace").strip().lower() in ("y", "yes")
-
-
 def remember(inspected: Inspected, state_dir: str, *, how: str, own: bool | None = None) -> None:
     """Record that the user has agreed to everything that the bundle asks for. Raises GoondanError E_STATE."""
-    from goondan.kernel.paths import root_of
-    from goondan.kernel.trust import records
-
     root = root_of(state_dir)
     known = records.read(root, inspected.path)
     is_own = known is not None and known.own if own is None else own
     records.write(root, inspected.path, inspected.judgement.powers, own=is_own, how=how)
-
-
-def _drop_typed_ahead() -> None:
-    """Throw away text that was typed or pasted before the question appeared: it is no answer."""
-    import termios
-
-    with suppress(termios.error, OSError, ValueError):
-        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
+from goondan.features import parts
 from goondan.kernel.cli import options
 from goondan.kernel.cli.output import emit
 from goondan.schemas.wire.errors import GoondanError, fail
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 #: How long the broker may take to answer (seconds): longer than a restart of it takes.
 ANSWER_S: Final = 30.0
-#: The same for what its gates have learned, which stands below something else.
-LIMITS_S: Final = 2.0
+#: The same for what it has learned, which stands below something else.
+LEARNED_S: Final = 2.0
 
 
 #: A question of the broker, or its answer.
@@ -74,7 +75,8 @@ def ask_broker(bundle: str | None, question: Mapping[str, Any], answer_s: float 
     Raises GoondanError: E_USAGE for a text that is not UTF-8, E_KERNEL_NOT_RUNNING, the errors of `Session.admin`, and
     the broker's refusal.
     """
-    from goondan.kernel.cli.attach import attach, locate
+    from goondan.kernel.cli.attach import attach
+    from goondan.kernel.cli.state import locate
 
     check_texts(question)
     kernel = attach(locate(bundle))
@@ -99,15 +101,34 @@ def ask_kernel(kernel: Kernel, question: Mapping[str, Any], answer_s: float = AN
     return asyncio.run(ask())
 
 
-def learned_limits(bundle: str | None) -> list[dict[str, Any]]:
-    """What the gates of the kernel that runs `bundle` have learned (features/gates/broker). Nothing when no broker
-    answers.
+class Learned(NamedTuple):
+    """What a feature's part in the broker has learned by itself, and can forget: `LEARNED` of its `status.py`. `gdn ps`
+    shows it below the processes.
     """
-    from contextlib import suppress
 
-    with suppress(GoondanError):
-        return list(ask_broker(bundle, {"op": "gates"}, LIMITS_S)["gates"])
-    return []
+    #: The broker's name of the question. The answer has the rows under the same name. With `forget` they are forgotten.
+    op: str
+    #: A row for a person.
+    line: Callable[[Document], str]
+
+
+def learned(bundle: str | None, *, forget: bool = False) -> tuple[list[Document], list[str]]:
+    """What was learned in the kernel that runs `bundle`: the rows, and their lines for a person. Nothing when no broker
+    answers, unless it has to forget them. Raises GoondanError.
+    """
+    rows: list[Document] = []
+    lines: list[str] = []
+    for of_feature in (module.LEARNED for module in parts("status")):
+        try:
+            asked = {"op": of_feature.op, "forget": forget}
+            found = ask_broker(bundle, asked, ANSWER_S if forget else LEARNED_S)[of_feature.op]
+        except GoondanError:
+            if forget:
+                raise
+            found = []
+        rows += found
+        lines += map(of_feature.line, found)
+    return rows, lines
 
 
 def check_texts(question: Mapping[str, Any]) -> None:

@@ -1,6 +1,12 @@
 """A client's connection to a running kernel: events out, answers back, and one clear error when the kernel is lost.
+With it: the files that a person sends with a message, and signals while a person or a script waits for an answer.
 
-Source: docs/design/commands.md section 4; docs/design/delivery.md section 5.
+The first signal cancels the turn or call, the second ends the command. By default, asyncio cancels the main task at
+every SIGINT. Then the turn or call would go on although nobody waits for it, and between two messages the conversation
+would end.
+
+Source: docs/design/commands.md section 4; docs/design/delivery.md sections 2 and 5; docs/files.md; docs/design/files.md
+section 1.
 """
 
 from __future__ import annotations
@@ -8,23 +14,112 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import signal
+import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final, Self
+from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from goondan.kernel import lock, rundir
 from goondan.kernel.cli.attach import Kernel
-from goondan.kernel.cli.message_files import OpenFile, lay_down
+from goondan.schemas.system.blob_files import BlobFolder
 from goondan.schemas.system.secrecy import close_memory
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.transport.link import Link
-from goondan.schemas.wire.blobs import INLINE_FRAME_BYTES
+from goondan.schemas.wire.blobs import (
+    HEAD_BYTES,
+    INLINE_FRAME_BYTES,
+    MAX_FILE_BYTES,
+    MAX_FILES,
+    MAX_MESSAGE_BYTES,
+    MAX_NAME_CHARS,
+    media_type_of,
+)
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import AgentEvent, Answer, FilePart, Frame, ReplyTo, Shutdown, Welcome
+from goondan.schemas.wire.frames import AgentEvent, Answer, ErrorPayload, FilePart, Frame, ReplyTo, Shutdown, Welcome
 from goondan.schemas.wire.runtime_events import RuntimeEvent
 from goondan.schemas.wire.tokens import SOCKETS
+
+_FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class OpenFile(NamedTuple):
+    """A file that may be sent."""
+
+    #: The file's descriptor.
+    descriptor: int
+    #: Its size (bytes).
+    size: int
+    #: What it is by its content.
+    media_type: str
+    #: The last part of its path.
+    name: str
+
+
+def open_files(paths: Sequence[str]) -> list[OpenFile]:
+    """Open the files of one message. Raises GoondanError E_USAGE, E_FILE_INVALID."""
+    if len(paths) > MAX_FILES:
+        raise fail("E_FILE_INVALID", f"{len(paths)} files with one message, limit {MAX_FILES}")
+    opened: list[OpenFile] = []
+    try:
+        for path in paths:
+            opened += [_open(path)]
+        size = sum(file.size for file in opened)
+        if size > MAX_MESSAGE_BYTES:
+            raise fail("E_FILE_INVALID", f"files of {size} bytes with one message, limit {MAX_MESSAGE_BYTES}")
+    except GoondanError:
+        close_files(opened)
+        raise
+    return opened
+
+
+def lay_down(files: Sequence[OpenFile], folder: str | None, *, sync: bool) -> list[FilePart]:
+    """Copy the files into the folder of large payloads, from which the broker's events name them; with `sync` they
+    survive a loss of power. Raises GoondanError E_BLOB_UNAVAILABLE, E_DISK_FULL, E_STATE, E_FILE_INVALID.
+    """
+    if not files:
+        return []
+    if folder is None:
+        raise fail("E_BLOB_UNAVAILABLE", "this process has no access to the folder of large payloads")
+    place = BlobFolder(folder)
+    return [
+        FilePart(place.copy(file.descriptor, file.size, sync=sync), file.media_type, file.name or None)
+        for file in files
+    ]
+
+
+def close_files(files: Sequence[OpenFile]) -> None:
+    """Close the files."""
+    for file in files:
+        with suppress(OSError):
+            os.close(file.descriptor)
+
+
+def _open(path: str) -> OpenFile:
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except OSError as error:
+        raise fail("E_USAGE", f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise fail("E_USAGE", f"{path}: is no regular file")
+        media_type = media_type_of(os.pread(descriptor, HEAD_BYTES, 0))
+        if media_type is None:
+            raise fail("E_FILE_INVALID", f"{path}: is no png, jpeg, gif, webp or PDF by its content")
+        if status.st_size > MAX_FILE_BYTES:
+            raise fail("E_FILE_INVALID", f"{path}: has {status.st_size} bytes, limit {MAX_FILE_BYTES}")
+    except OSError as error:
+        os.close(descriptor)
+        raise fail("E_USAGE", f"{path}: cannot be read: {error.strerror}") from None
+    except GoondanError:
+        os.close(descriptor)
+        raise
+    name = os.path.basename(path).encode("utf-8", "replace").decode()
+    return OpenFile(descriptor, status.st_size, media_type, name[-MAX_NAME_CHARS:])
+
 
 #: The broker's code for a question of clients that nothing in it answers, as when the feature for it is not there.
 NO_SUCH_QUESTION: Final = "E_FRAME_INVALID"
@@ -318,3 +413,118 @@ def _stopped(kept: list[str]) -> GoondanError:
         message = f"the kernel was stopped; the messages {named} are kept, and their turns go on at the next start"
     suggestion = f"Then `gdn send` with the same words and `--event-id {kept[0]}` waits for the answer."
     return fail("E_KERNEL_STOPPED", message, suggestion=suggestion)
+
+
+_T = TypeVar("_T")
+
+#: How long a command that was told to end waits for the end of the work that it has cancelled (seconds). A tool host
+#: kills a jail that does not stop within 2 s.
+CANCEL_S: Final = 10.0
+#: Added to a signal's number: the exit status that a shell reports.
+EXIT_SIGNAL: Final = 128
+
+
+class Interrupts:
+    """A context in which signals (SIGINT if none is named) call `target`. Enter it in a running loop of the main
+    thread.
+    """
+
+    def __init__(self, target: Callable[[], object], *signals: signal.Signals) -> None:
+        self.target = target
+        self._signals = signals or (signal.SIGINT,)
+        #: The last signal that came. 0: none.
+        self.number = 0
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in self._signals}
+        for number in self._signals:
+            self._loop.add_signal_handler(number, self._came, number)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, before in self._before.items():
+            self._loop.remove_signal_handler(number)
+            signal.signal(number, before)
+
+    @property
+    def status(self) -> int:
+        """The exit status of a command that such a signal has ended. 0: no signal came."""
+        return EXIT_SIGNAL + self.number if self.number else 0
+
+    def _came(self, number: signal.Signals) -> None:
+        self.number = number
+        self.target()
+
+
+class Cancelling:
+    """Waits for answers while `came` may be called. The first call cancels `events()`, the second ends the waiting.
+
+    `cancel` cancels one event (Session.cancel). The first call also calls `on_first`. When no second call follows, the
+    waiting ends after `patience_s` seconds.
+    """
+
+    def __init__(
+        self,
+        cancel: Callable[[str], Awaitable[object]],
+        events: Callable[[], Iterable[str]],
+        *,
+        on_first: Callable[[], object] | None = None,
+        patience_s: float | None = CANCEL_S,
+    ) -> None:
+        self._cancels = cancel
+        self._events = events
+        self._on_first = on_first
+        self._patience_s = patience_s
+        self._waiting: asyncio.Future[Any] | None = None
+        self._asked: list[asyncio.Task[None]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        #: Whether `came` was called at all, and whether the waiting was given up.
+        self.came_first = False
+        self.left = False
+
+    async def wait(self, waiting: asyncio.Future[_T]) -> _T | None:
+        """Wait for `waiting`, and return its result. None when the waiting was given up (`left`). Raises what `waiting`
+        raises.
+        """
+        self._waiting = waiting
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if not self.left:
+                raise  # another caller has cancelled
+            return None
+        finally:
+            waiting.cancel()
+            if self._timer is not None:
+                self._timer.cancel()
+            for task in self._asked:
+                task.cancel()
+
+    def came(self) -> None:
+        """Handle a signal: somebody wants the work to end."""
+        if self.came_first:
+            self._leave()
+            return
+        self.came_first = True
+        loop = asyncio.get_running_loop()
+        self._asked = [loop.create_task(self._cancel(event_id)) for event_id in self._events()]
+        if self._patience_s is not None:
+            self._timer = loop.call_later(self._patience_s, self._leave)
+        if self._on_first is not None:
+            self._on_first()
+
+    def _leave(self) -> None:
+        self.left = True
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    async def _cancel(self, event_id: str) -> None:
+        # It has just ended, or the command that waits for the answer gets the error.
+        with suppress(GoondanError):
+            await self._cancels(event_id)
+
+
+def was_cancelled(info: ErrorPayload | None) -> bool:
+    """Whether this error is the end of cancelled work."""
+    return info is not None and info.code == "E_CANCELLED"

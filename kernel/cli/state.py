@@ -1,4 +1,5 @@
-"""The folders that a command works with: the state of a bundle's workspace, and the directory of `--workdir`.
+"""What a command works with: the bundle that it means, the state of its workspace, a new instance, and the directory of
+`--workdir`.
 
 The state is checked and mended first, with a line for each mending. The lines go to standard error, so that the output
 of the command does not change.
@@ -14,7 +15,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Protocol
+import time
+
+import msgspec
 
 from goondan.kernel import paths
 from goondan.kernel.state_root import StateRoot, open_state_root
@@ -23,16 +26,38 @@ from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.grantable import within, workspace_of
 
 
-class Place(Protocol):
-    """A bundle and the state of its workspace: see goondan.kernel.cli.attach.BundleTarget."""
+class BundleTarget(msgspec.Struct, frozen=True):
+    """A bundle and the state of its workspace. The workspace's record leads to the kernel."""
 
-    @property
-    def bundle(self) -> str:
-        """The path of the bundle."""
+    #: The bundle.
+    bundle: str
+    #: The state of the workspace.
+    state_dir: str
+    #: A file of grants that a kernel is started with.
+    policy: str | None = None
+    #: A kernel that is started trusts the bundle for this time.
+    trust: bool = False
+    #: A kernel that is started gives a damaged journal up.
+    accept_loss: bool = False
+    #: A kernel that is started follows changes of the bundle.
+    watch: bool = False
 
-    @property
-    def state_dir(self) -> str:
-        """The folder with the state of its workspace."""
+
+def locate(
+    bundle: str | None,
+    policy: str | None = None,
+    *,
+    trust: bool = False,
+    accept_loss: bool = False,
+    watch: bool = False,
+) -> BundleTarget:
+    """The bundle that a command means, and the state of its workspace.
+
+    Raises GoondanError E_CONFIG_NOT_FOUND, E_STATE.
+    """
+    path = paths.find_bundle(bundle)
+    grants = None if policy is None else os.path.abspath(os.path.expanduser(policy))
+    return BundleTarget(path, state_of(path), grants, trust, accept_loss, watch)
 
 
 def state_of(bundle: str, *, make: bool = False) -> str:
@@ -65,7 +90,12 @@ def prepare(root: str, workspace: str | None = None, *, make: bool = False) -> S
     return found
 
 
-def absolute_workdir(text: str, place: Place) -> str:
+def new_instance() -> str:
+    """A key that no instance has: the day, and four digits at random."""
+    return f"{time.strftime('%Y-%m-%d', time.gmtime())}-{os.urandom(2).hex()}"
+
+
+def absolute_workdir(text: str, place: BundleTarget) -> str:
     """The absolute path of an existing directory. Links in it are not resolved.
 
     Raises GoondanError E_USAGE when it is not a directory, E_SANDBOX_DENIED when it holds state or sockets of the
@@ -87,7 +117,7 @@ def absolute_workdir(text: str, place: Place) -> str:
     return path
 
 
-def _socket_folders(place: Place) -> list[str]:
+def _socket_folders(place: BundleTarget) -> list[str]:
     """The folders of runtime directories: the usual ones, and that of the running kernel."""
     from goondan.kernel import lock
 

@@ -4,7 +4,7 @@ A list of powers is what a person agrees to. `grown` compares two lists, and is 
 and for a kernel that runs and gets a new revision. What it does not name needs no question.
 
 To add a kind of power: one struct here, with its identity in its fields; one place in gather.py that finds it; and one
-row in kernel/cli/console/trust_screen.py that says it in words. A record that holds a kind which this version does not
+row in kernel/cli/consent.py that says it in words. A record that holds a kind which this version does not
 know is not read, so that the person is asked again.
 """
 

@@ -1,4 +1,4 @@
-"""Times as texts: RFC 3339 in UTC. The one place that writes them. Pure: whoever calls says what time it is."""
+"""Times as texts: RFC 3339 in UTC, and time spans for a person. Pure: whoever calls says what time it is."""
 
 from __future__ import annotations
 
@@ -18,6 +18,14 @@ def rfc3339(seconds: float) -> str:
 def rfc3339_seconds(seconds: float) -> str:
     """The same in whole seconds, for a person: 2026-01-02T03:04:05Z."""
     return f"{_second(int(seconds))}Z"
+
+
+def age(seconds: float) -> str:
+    """A time span in the largest unit of which it has at least one: `7s`, `3m`, `5h`, `2d`."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{int(max(0, seconds))}s"
 
 
 @lru_cache(maxsize=1)

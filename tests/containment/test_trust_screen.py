@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.cli.console.trust_screen import BROKEN, screen
+from goondan.kernel.cli.consent import BROKEN, screen
 from goondan.kernel.trust.judge import Judgement
 from goondan.kernel.trust.powers import Endpoint, Folder, Variable
 

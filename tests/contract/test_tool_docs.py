@@ -6,7 +6,7 @@ import re
 
 from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.bundle.tool_pages import parameter_rows
-from goondan.kernel.cli.commands.catalog import full_names
+from goondan.kernel.cli.commands.bundles import full_names
 from tests.kernel_fixture import ROOT
 
 

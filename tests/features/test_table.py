@@ -20,7 +20,20 @@ from goondan.schemas.wire.errors import GoondanError
 
 FOLDER = Path(features.__file__).parent
 #: What a folder of a feature can have (docs/design/features.md).
-FILES = {"wire", "broker", "agent", "host", "bundle", "command", "console", "process", "program", "jail", "api"}
+FILES = {
+    "wire",
+    "broker",
+    "agent",
+    "host",
+    "bundle",
+    "command",
+    "console",
+    "status",
+    "process",
+    "program",
+    "jail",
+    "api",
+}
 
 
 def folders() -> Iterator[Path]:

@@ -26,8 +26,7 @@ from goondan.features.certify.command.playing import PATIENCE_S, Player, play_al
 from goondan.features.certify.command.scenarios import Report, Row, Rule, Scenario, chosen, read, report
 from goondan.features.certify.command.worker import Host
 from goondan.kernel.cli import options
-from goondan.kernel.cli.output import emit
-from goondan.kernel.cli.terminal import Style, printable, style_of
+from goondan.kernel.cli.output import Style, emit, printable, style_of
 
 #: The tools that workers are certified with, by their language.
 SAMPLES: Final = {"python": "tool.py", "javascript": "tool.mjs"}

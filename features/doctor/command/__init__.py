@@ -20,9 +20,8 @@ from goondan.features.model_servers.api import choice
 from goondan.features.model_servers.api.offering import offer
 from goondan.kernel import paths
 from goondan.kernel.cli import options
-from goondan.kernel.cli.output import emit, wants_json
+from goondan.kernel.cli.output import Style, emit, printable, style_of, wants_json
 from goondan.kernel.cli.state import checked_root
-from goondan.kernel.cli.terminal import Style, printable, style_of
 from goondan.schemas.wire.errors import GoondanError
 
 

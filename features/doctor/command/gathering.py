@@ -51,7 +51,8 @@ from goondan.kernel import lock, paths, rundir, state_root
 from goondan.kernel.bundle import javascript
 from goondan.kernel.bundle.problems import BundleError
 from goondan.kernel.bundle.variables import wanted_variables
-from goondan.kernel.cli.attach import BundleTarget, by_hand
+from goondan.kernel.cli.attach import by_hand
+from goondan.kernel.cli.state import BundleTarget
 from goondan.kernel.import_path import entries_of_current_folder
 from goondan.kernel.spawn import command
 from goondan.kernel.supervisor_client import SupervisorClient

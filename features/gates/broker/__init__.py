@@ -37,6 +37,7 @@ from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
 from goondan.kernel.broker.parts import SHORT_BYTES, Core, Op, Part, Take, Waiting
 from goondan.schemas.bundle.launch import KernelPlan, ModelSpec
 from goondan.schemas.models.model_providers import BY_NAME, ModelLimits
+from goondan.schemas.text.times import age
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import Frame, Hello
@@ -262,10 +263,12 @@ class Gates(Part):
             places = way.gate.queue.places()
             for ask in way.gate.queue:
                 if (asked := self._asked.get(ask.key)) is not None:
-                    held_ms = max(0, round(1000 * (way.gate.held_until(now) - now)))
-                    yield Waiting(
-                        "model", asked.event, ask.since, {"before": places.get(ask.key, 0), "heldMs": held_ms}
-                    )
+                    before, held_s = places.get(ask.key, 0), max(0.0, way.gate.held_until(now) - now)
+                    words = [f"{before} before it"] if before else []
+                    words += [f"held back for {age(held_s)} by the limit of its server"] if held_s >= 1 else []
+                    text = f"waits for its model: {', '.join(words) or 'it is next'}"
+                    more = {"before": before, "heldMs": round(1000 * held_s), "text": text}
+                    yield Waiting("model", asked.event, ask.since, more)
 
     def tell(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`{op: "gates"}`: what was learned of each server, since when and why; `…Ms` are milliseconds that something

@@ -70,6 +70,8 @@ _ISSUE_PATH: Final = re.compile(r"^(.*) - at `\$\.?(.*)`$", re.DOTALL)
 class McpServers:
     """What the core asks of servers in configs of an extension (kernel/bundle/servers.py)."""
 
+    shown_by = "gdn mcp list"
+
     def are_of(self, entry: str, bundled: bool) -> bool:
         """Whether an extension with this entry is the bundled `mcp`, under whatever name."""
         return bundled and entry.endswith(_ENTRY)

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from goondan.features.mcp.bundle.document import extension_document
-from goondan.kernel.cli.attach import attach_or_start, locate
+from goondan.kernel.cli.attach import attach_or_start
 from goondan.kernel.cli.commands.call import tool_result
 from goondan.kernel.cli.session import Session
+from goondan.kernel.cli.state import locate
 from goondan.kernel.supervisor_client import SupervisorClient
 from goondan.schemas.bundle.launch import ToolSpec
 from goondan.schemas.wire.errors import GoondanError

@@ -27,12 +27,11 @@ from goondan.features.mcp.command.serve import serve
 from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.bundle.loader import inspect_bundle
 from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import locate
 from goondan.kernel.cli.batch import parse_json
 from goondan.kernel.cli.commands.call import check_grant
 from goondan.kernel.cli.console.lines import FROM_STDIN, read_all
-from goondan.kernel.cli.output import write, write_json
-from goondan.kernel.cli.terminal import columns, printable
+from goondan.kernel.cli.output import columns, printable, write, write_json
+from goondan.kernel.cli.state import locate
 from goondan.kernel.supervisor_client import SupervisorClient
 from goondan.schemas.wire.blobs import too_large
 from goondan.schemas.wire.errors import fail

@@ -38,16 +38,15 @@ from goondan.kernel.bundle import positions
 from goondan.kernel.bundle.documents import base_tools, load_documents
 from goondan.kernel.bundle.problems import Report
 from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import attach_or_start, locate
+from goondan.kernel.cli.attach import attach_or_start
 from goondan.kernel.cli.batch import ToolCall
 from goondan.kernel.cli.commands.call import check_grant, perform
-from goondan.kernel.cli.commands.new_resource import addition, check_name, read_bundle
-from goondan.kernel.cli.consent import can_ask, confirmed
 from goondan.kernel.cli.options import DEFAULT_INSTANCE
+from goondan.kernel.cli.output import can_ask, confirmed, write_json
 from goondan.kernel.cli.output import write as say
-from goondan.kernel.cli.output import write_json
-from goondan.kernel.cli.placing import Placing
+from goondan.kernel.cli.placing import Placing, addition, check_name, read_bundle
 from goondan.kernel.cli.session import Session
+from goondan.kernel.cli.state import locate
 from goondan.kernel.paths import BUNDLE_FILE
 from goondan.schemas.text.secret_values import VARIABLE
 from goondan.schemas.wire.errors import fail

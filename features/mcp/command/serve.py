@@ -20,13 +20,12 @@ import click
 
 from goondan.features.mcp.command.offering import PATH, Gate, offered
 from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import Kernel, attach_or_start, locate
+from goondan.kernel.cli.attach import Kernel, attach_or_start
 from goondan.kernel.cli.batch import check_instance
 from goondan.kernel.cli.console.questions import questions
-from goondan.kernel.cli.interrupts import Interrupts
 from goondan.kernel.cli.output import write, write_json
-from goondan.kernel.cli.session import Session
-from goondan.kernel.cli.state import absolute_workdir
+from goondan.kernel.cli.session import Interrupts, Session
+from goondan.kernel.cli.state import absolute_workdir, locate
 from goondan.schemas.bundle.address import is_resource_name
 from goondan.schemas.wire.errors import fail
 

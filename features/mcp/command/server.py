@@ -58,8 +58,7 @@ from goondan.features.mcp.command.offering import (
 from goondan.kernel.cli.batch import parse_arguments
 from goondan.kernel.cli.commands.call import tool_result
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, LineReader
-from goondan.kernel.cli.interrupts import CANCEL_S
-from goondan.kernel.cli.session import Session
+from goondan.kernel.cli.session import CANCEL_S, Session
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall, OperatorTool
 from goondan.schemas.wire.runtime_events import RuntimeEvent

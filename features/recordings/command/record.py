@@ -48,11 +48,11 @@ from goondan.kernel.bundle.loader import inspect_bundle
 from goondan.kernel.bundle.lookup import Unreadable
 from goondan.kernel.bundle.variables import EnvironmentRedactor, wanted_variables
 from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import BundleTarget, Kernel, locate, start
+from goondan.kernel.cli.attach import Kernel, start
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, read_all
-from goondan.kernel.cli.message_files import OpenFile, open_files
 from goondan.kernel.cli.output import error_lines, write, write_json, write_text
-from goondan.kernel.cli.session import USER_MESSAGE, Session
+from goondan.kernel.cli.session import USER_MESSAGE, OpenFile, Session, open_files
+from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.kernel.conversations import instances
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import Answer

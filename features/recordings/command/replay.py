@@ -40,9 +40,10 @@ from goondan.kernel.bundle.files import read_file
 from goondan.kernel.bundle.loader import PACKAGES, open_bundle
 from goondan.kernel.bundle.lookup import Unreadable
 from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import BundleTarget, locate, start
-from goondan.kernel.cli.message_files import OpenFile
+from goondan.kernel.cli.attach import start
 from goondan.kernel.cli.output import write, write_json
+from goondan.kernel.cli.session import OpenFile
+from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.kernel.conversations import BUSY_S, conversation_files
 from goondan.kernel.grants.policy_file import POLICY_FILE
 from goondan.kernel.paths import root_of

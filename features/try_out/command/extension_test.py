@@ -20,7 +20,7 @@ import click
 import msgspec
 
 from goondan.kernel.cli import options
-from goondan.kernel.cli.terminal import Style, printable, style_of
+from goondan.kernel.cli.output import Style, printable, style_of
 from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from goondan.kernel.bundle.loader import Inspected
     from goondan.kernel.bundle.servers import ServerRules
-    from goondan.kernel.cli.attach import BundleTarget
+    from goondan.kernel.cli.state import BundleTarget
     from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, KernelPlan
 
 #: How long a trial may take before its process is killed (seconds): `register` has 30 and the turn 70.
@@ -64,8 +64,8 @@ def command(target: str | None, bundle: str | None, trust: bool, as_json: bool) 
     """
     from goondan.features.try_out.command.tool_test import is_path
     from goondan.kernel.bundle.loader import open_bundle
-    from goondan.kernel.cli.attach import locate
     from goondan.kernel.cli.output import write_result
+    from goondan.kernel.cli.state import locate
     from goondan.kernel.trust.asking import Asking
 
     path, name = (target, None) if target is not None and is_path(target) else (bundle, target)

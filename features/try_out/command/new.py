@@ -22,10 +22,8 @@ import click
 from goondan.kernel.bundle.documents import IN_JAILS, BaseExtensions, base_tools, in_package
 from goondan.kernel.cli import options
 from goondan.kernel.cli.commands.bundles import files_below
-from goondan.kernel.cli.commands.new_resource import addition, check_name, read_bundle
-from goondan.kernel.cli.output import write, write_json
-from goondan.kernel.cli.placing import Placing
-from goondan.kernel.cli.terminal import printable
+from goondan.kernel.cli.output import printable, write, write_json
+from goondan.kernel.cli.placing import Placing, addition, check_name, read_bundle
 from goondan.kernel.paths import BUNDLE_FILE
 from goondan.schemas.bundle.address import MAX_TOOL_NAME, build_tool_name
 from goondan.schemas.wire.errors import fail

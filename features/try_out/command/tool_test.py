@@ -26,9 +26,10 @@ import msgspec
 
 from goondan.kernel.bundle.tool_pages import Outcome, short
 from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import BundleTarget, attach_or_start, locate
+from goondan.kernel.cli.attach import attach_or_start
 from goondan.kernel.cli.commands.call import check_grant, perform
-from goondan.kernel.cli.terminal import Style, printable, style_of
+from goondan.kernel.cli.output import Style, printable, style_of
+from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.resources import BASE_PACKAGE, Example, ToolExport
 
@@ -136,7 +137,7 @@ def examine(place: BundleTarget, name: str | None) -> tuple[Inspected, list[Subj
     from goondan.kernel.bundle.handlers import Check, Inspector, inspect, judge
     from goondan.kernel.bundle.loader import inspect_bundle
     from goondan.kernel.bundle.problems import Report as Problems
-    from goondan.kernel.cli.commands.catalog import find
+    from goondan.kernel.cli.commands.bundles import find
 
     inspected = inspect_bundle(place.bundle, state_dir=place.state_dir)
     tools = inspected.checked.tools

@@ -20,13 +20,10 @@ from msgspec import Struct
 
 from goondan.features.usage.command.sums import By, Found, Sum, TurnSum, day_of, report
 from goondan.kernel.cli import options
-from goondan.kernel.cli.console.answered import money
-from goondan.kernel.cli.console.waits import render_limits
-from goondan.kernel.cli.operator_question import learned_limits
-from goondan.kernel.cli.output import emit
+from goondan.kernel.cli.operator_question import learned
+from goondan.kernel.cli.output import emit, filled, money, width_of
 from goondan.kernel.cli.plain import one_line
 from goondan.kernel.cli.state import state_of
-from goondan.kernel.cli.terminal import filled, width_of
 from goondan.kernel.conversations import conversation_files, read_file
 from goondan.kernel.paths import find_bundle
 from goondan.schemas.traces.turn_notes import used_by_note
@@ -61,9 +58,10 @@ def usage(by: str, since: str | None, bundle: str | None) -> None:
     day = None if since is None else day_of(since, datetime.datetime.now(datetime.UTC).date())
     found = look(state_of(find_bundle(bundle)), turns=by == "tree")
     document = report(found, cast(By, by), day)
-    if limits := learned_limits(bundle):
+    limits, lines = learned(bundle)
+    if limits:
         document["learnedLimits"] = limits
-    emit(document, [*render(document), *render_limits(limits)])
+    emit(document, [*render(document), *lines])
 
 
 def render(document: Mapping[str, Any]) -> list[str]:

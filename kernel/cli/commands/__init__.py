@@ -39,72 +39,44 @@ def import_whole(name: str) -> ModuleType:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-#: name -> one line of help. A command of a group has the group's name before its own. What is no group has a module:
-#: that of MODULES, else its own, so `tool list` is goondan.kernel.cli.commands.catalog.
-CORE: Final[Mapping[str, str]] = {
-    "init": "Write a new bundle to begin with.",
-    "run": "Start a swarm and talk to its entry agent.",
-    "send": "Send one message to a running swarm and print the answer.",
-    "call": "Call one tool, or a batch of tools, in the sandbox.",
-    "cancel": "Cancel a turn with all its calls, or a message that waits.",
-    "instance": "List and show the instances of agents; take back what they have said, or delete them.",
-    "instance list": "List them, the one that was used last first.",
-    "instance show": "Show one: its conversation in numbers, its files, its process, its last turn.",
-    "instance export": "Print a conversation as one JSON document, with all its messages.",
-    "instance delete": "Delete one for good: its conversation, its traces and its workdir.",
-    "ps": "Show the processes of a running swarm.",
-    "logs": "Show what the processes of a swarm wrote.",
-    "trace": "Show what a turn did and how long it took.",
-    "turns": "List the last messages of people, and what became of them.",
-    "denied": "List the calls that were refused, and what would allow them.",
-    "restart": "Restart a running swarm in place; its conversations and messages stay.",
-    "stop": "Stop a running swarm.",
-    "tool": "List, show, make and test tools.",
-    "tool list": "List every tool that can be called.",
-    "tool show": "Show a tool's parameters, limits, sandbox and examples.",
-    "extension": "List, make and test extensions.",
-    "extension list": "List every extension that an agent can have.",
-    "explain": "Print the page of an error, by its code.",
-    "validate": "Check a bundle and report everything that is wrong with it.",
-    "trust": "Show what a bundle can do, and trust it; list or revoke what is trusted.",
-    "grant": "Show what tools ask for; accept or revoke the requests of packaged tools.",
-    "grant list": "Show every tool that asks for more than the defaults, and what it gets.",
-    "grant accept": "Grant a packaged TOOL (PACKAGE/NAME) what it requests, for exactly the code that is there now.",
-    "grant revoke": "Take back what was accepted for TOOL.",
-    "grant files": "Show files of the bundle that a tool may have written; accept them.",
-    "completion": "Print the script that completes gdn's commands in a shell.",
-    "schema": "Write the contract as JSON Schema files.",
-}
-
-#: The commands that belong together in a module: name -> the module in this package. Its `COMMANDS` has them by their
-#: names.
-MODULES: Final[Mapping[str, str]] = {
-    "init": "bundles",
-    "validate": "bundles",
-    "send": "messages",
-    "instance list": "instances",
-    "instance show": "instances",
-    "instance export": "instances",
-    "instance delete": "instances",
-    "cancel": "messages",
-    "ps": "processes",
-    "logs": "processes",
-    "restart": "processes",
-    "stop": "processes",
-    "trace": "traces",
-    "turns": "traces",
-    "denied": "traces",
-    "tool list": "catalog",
-    "tool show": "catalog",
-    "extension list": "catalog",
-    "explain": "reference",
-    "completion": "reference",
-    "schema": "reference",
-    "trust": "permissions",
-    "grant list": "permissions",
-    "grant accept": "permissions",
-    "grant revoke": "permissions",
-    "grant files": "permissions",
+#: name -> the module of this package that has the command, and one line of help. A command of a group has the group's
+#: name before its own; a group has no module. `COMMANDS` of a module has its commands by their names.
+CORE: Final[Mapping[str, tuple[str, str]]] = {
+    "init": ("bundles", "Write a new bundle to begin with."),
+    "run": ("run", "Start a swarm and talk to its entry agent."),
+    "send": ("messages", "Send one message to a running swarm and print the answer."),
+    "call": ("call", "Call one tool, or a batch of tools, in the sandbox."),
+    "cancel": ("messages", "Cancel a turn with all its calls, or a message that waits."),
+    "instance": ("", "List and show the instances of agents; take back what they have said, or delete them."),
+    "instance list": ("instances", "List them, the one that was used last first."),
+    "instance show": ("instances", "Show one: its conversation in numbers, its files, its process, its last turn."),
+    "instance export": ("instances", "Print a conversation as one JSON document, with all its messages."),
+    "instance delete": ("instances", "Delete one for good: its conversation, its traces and its workdir."),
+    "ps": ("processes", "Show the processes of a running swarm."),
+    "logs": ("logs", "Show what the processes of a swarm wrote."),
+    "trace": ("traces", "Show what a turn did and how long it took."),
+    "turns": ("traces", "List the last messages of people, and what became of them."),
+    "denied": ("traces", "List the calls that were refused, and what would allow them."),
+    "restart": ("processes", "Restart a running swarm in place; its conversations and messages stay."),
+    "stop": ("processes", "Stop a running swarm."),
+    "tool": ("", "List, show, make and test tools."),
+    "tool list": ("bundles", "List every tool that can be called."),
+    "tool show": ("bundles", "Show a tool's parameters, limits, sandbox and examples."),
+    "extension": ("", "List, make and test extensions."),
+    "extension list": ("bundles", "List every extension that an agent can have."),
+    "explain": ("reference", "Print the page of an error, by its code."),
+    "validate": ("bundles", "Check a bundle and report everything that is wrong with it."),
+    "trust": ("permissions", "Show what a bundle can do, and trust it; list or revoke what is trusted."),
+    "grant": ("", "Show what tools ask for; accept or revoke the requests of packaged tools."),
+    "grant list": ("permissions", "Show every tool that asks for more than the defaults, and what it gets."),
+    "grant accept": (
+        "permissions",
+        "Grant a packaged TOOL (PACKAGE/NAME) what it requests, for exactly the code that is there now.",
+    ),
+    "grant revoke": ("permissions", "Take back what was accepted for TOOL."),
+    "grant files": ("permissions", "Show files of the bundle that a tool may have written; accept them."),
+    "completion": ("reference", "Print the script that completes gdn's commands in a shell."),
+    "schema": ("reference", "Write the contract as JSON Schema files."),
 }
 
 
@@ -117,29 +89,22 @@ def helps(group: str = "") -> dict[str, str]:
     """The commands of a group by their names in it, each with its line of help: first the core's, then those of
     features in the order of their table. Without `group`: those of `gdn` itself.
     """
+    lines = {name: line for name, (_, line) in CORE.items()}
+    for feature in FEATURES:
+        lines |= feature.commands
     before = f"{group} " if group else ""
-    return {
-        name.removeprefix(before): line
-        for table in (CORE, *(feature.commands for feature in FEATURES))
-        for name, line in table.items()
-        if name.startswith(before) and " " not in name.removeprefix(before)
-    }
+    inside = {name.removeprefix(before): line for name, line in lines.items() if name.startswith(before)}
+    return {name: line for name, line in inside.items() if " " not in name}
 
 
-def command_of(name: str) -> click.Command | None:
-    """Import the command of this whole name, such as `tool list`; it is no group. None when there is none."""
-    if name in MODULES:
-        return _commands_in(f"{__package__}.{MODULES[name]}")[name]
+def command_of(name: str) -> click.Command:
+    """Import the command of this whole name, such as `tool list`. It is in a table, and is no group."""
     if name in CORE:
-        command: click.Command = import_whole(f"{__package__}.{name.replace(' ', '_')}").command
-        return command
-    owner = next((feature for feature in FEATURES if name in feature.commands), None)
-    return None if owner is None else _commands_in(f"goondan.features.{owner.name}.command")[name]
-
-
-def _commands_in(module: str) -> Mapping[str, click.Command]:
-    commands: Mapping[str, click.Command] = import_whole(module).COMMANDS
-    return commands
+        module = f"{__package__}.{CORE[name][0]}"
+    else:
+        module = next(f"goondan.features.{one.name}.command" for one in FEATURES if name in one.commands)
+    command: click.Command = import_whole(module).COMMANDS[name]
+    return command
 
 
 class Group(click.Group):

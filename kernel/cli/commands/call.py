@@ -59,7 +59,7 @@ _WORDS: Final = "Write gdn call TOOL KEY=VALUE, or a JSON object in single quote
 @options.instance
 @click.option("--allow-net", metavar="HOST:PORT", multiple=True, help="Let tools reach this address. Repeatable.")
 @options.json
-def command(
+def call(
     tool: str | None,
     words: tuple[str, ...],
     bundle: str | None,
@@ -71,8 +71,9 @@ def command(
     allow_net: tuple[str, ...],
 ) -> int:
     """Call one tool, or a batch of tools, in the sandbox."""
-    from goondan.kernel.cli.attach import attach_or_start, locate
+    from goondan.kernel.cli.attach import attach_or_start
     from goondan.kernel.cli.console.lines import FROM_STDIN, read_all
+    from goondan.kernel.cli.state import locate
 
     if (tool is None) == (batch is None):
         raise fail("E_USAGE", "name a tool, or give --batch FILE")
@@ -101,7 +102,7 @@ def command(
 
 def _declared(tool: str, bundle: str | None) -> dict[str, Any]:
     """The properties of a tool's arguments; none for a tool that is not the bundle's, but an extension's."""
-    from goondan.kernel.cli.commands.catalog import look
+    from goondan.kernel.cli.commands.bundles import look
 
     exports = ((found, export) for found in look(bundle).checked.tools.values() for export in found.body.exports)
     schema = next((export.parameters for found, export in exports if tool == f"{found.name}__{export.name}"), None)
@@ -135,7 +136,7 @@ def open_batch(name: str) -> int:
 def _one(kernel: Kernel, call: ToolCall) -> int:
     import asyncio
 
-    from goondan.kernel.cli.interrupts import was_cancelled
+    from goondan.kernel.cli.session import was_cancelled
 
     result: dict[str, Any] = {}
     cancelled: GoondanError | None = None
@@ -144,13 +145,12 @@ def _one(kernel: Kernel, call: ToolCall) -> int:
     async def go() -> None:
         nonlocal result, cancelled, status
         from goondan.kernel.cli.console.screen import Screen, shows_status
-        from goondan.kernel.cli.interrupts import Cancelling, Interrupts
-        from goondan.kernel.cli.session import Session
+        from goondan.kernel.cli.session import Cancelling, Interrupts, Session
 
         async with Session(kernel) as session:
             event_id = session.new_id()
             screen = Screen(text=False) if shows_status() and not wants_json() else None
-            cancelling = Cancelling(session, lambda: [event_id])
+            cancelling = Cancelling(session.cancel, lambda: [event_id])
             with Interrupts(cancelling.came, signal.SIGINT, signal.SIGTERM) as interrupts:
                 try:
                     asking = perform(session, call, event_id, None if screen is None else screen.handle)
@@ -255,14 +255,13 @@ class _Batch:
         import asyncio
 
         from goondan.kernel.cli.console.lines import LineReader
-        from goondan.kernel.cli.interrupts import Cancelling, Interrupts
-        from goondan.kernel.cli.session import Session
+        from goondan.kernel.cli.session import Cancelling, Interrupts, Session
 
         async with Session(self._kernel) as session:
             reader = asyncio.ensure_future(self._read(session, LineReader(self._fd, MAX_LINE_BYTES)))
             self._give_up = reader.cancel
             both = asyncio.ensure_future(asyncio.wait({reader, session.lost}, return_when=asyncio.FIRST_COMPLETED))
-            cancelling = Cancelling(session, lambda: list(self._open), on_first=self._end)
+            cancelling = Cancelling(session.cancel, lambda: list(self._open), on_first=self._end)
             with Interrupts(cancelling.came, signal.SIGINT, signal.SIGTERM) as interrupts:
                 await cancelling.wait(both)
             self.status = interrupts.status
@@ -351,3 +350,6 @@ class _Batch:
 def error_result(error: GoondanError) -> dict[str, Any]:
     """An error in the form of a ToolResult, which every line gets."""
     return {"status": "error", "error": error.info}
+
+
+COMMANDS = {"call": call}

@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import BundleTarget, attach, locate
+from goondan.kernel.cli.attach import attach
 from goondan.kernel.cli.batch import check_instance
-from goondan.kernel.cli.consent import can_ask, confirmed
 from goondan.kernel.cli.operator_question import ask_broker, ask_kernel
-from goondan.kernel.cli.output import emit, write_json
+from goondan.kernel.cli.output import OPERATOR_NOTE, can_ask, columns, confirmed, emit, write_json
 from goondan.kernel.cli.plain import one_line
-from goondan.kernel.cli.terminal import OPERATOR_NOTE, columns
+from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.kernel.conversations import Instance, Overview, instances, messages, overview
 from goondan.kernel.supervisor_client import SupervisorClient
 from goondan.kernel.trace_search import Search

@@ -6,30 +6,50 @@ Source: docs/design/delivery.md section 2; docs/design/commands.md section 2.
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import click
 
 from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import Kernel, attach, locate
+from goondan.kernel.cli.attach import Kernel, attach
 from goondan.kernel.cli.batch import check_instance
-from goondan.kernel.cli.console.answered import CUT_OFF_STATUS, kept_lines, tell_cut_off, tell_servers, tell_usage
-from goondan.kernel.cli.message_files import OpenFile, close_files, open_files
-from goondan.kernel.cli.output import emit, error_lines, wants_json, write, write_json
+from goondan.kernel.cli.console.lines import FROM_STDIN, MAX_LINE_BYTES, read_all
+from goondan.kernel.cli.console.screen import Screen, follow, shown
+from goondan.kernel.cli.output import (
+    CUT_OFF_STATUS,
+    answer_document,
+    emit,
+    error_lines,
+    kept_lines,
+    printable,
+    tell_cut_off,
+    tell_servers,
+    tell_usage,
+    wants_json,
+    write,
+    write_json,
+)
 from goondan.kernel.cli.plain import one_line
-from goondan.kernel.cli.state import absolute_workdir
-from goondan.kernel.cli.terminal import printable
+from goondan.kernel.cli.session import (
+    USER_MESSAGE,
+    WELCOME_S,
+    Cancelling,
+    Interrupts,
+    Listener,
+    OpenFile,
+    Session,
+    close_files,
+    open_files,
+    was_cancelled,
+)
+from goondan.kernel.cli.state import absolute_workdir, locate
 from goondan.kernel.paths import is_utf8
-from goondan.schemas.wire.codec import from_raw, replace_surrogates
+from goondan.schemas.wire.codec import replace_surrogates
 from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.frames import Answer, ErrorPayload
 from goondan.schemas.wire.spans import is_trace_id
-
-if TYPE_CHECKING:
-    from goondan.kernel.cli.console.screen import Screen
-    from goondan.kernel.cli.session import Listener
-    from goondan.schemas.wire.frames import Answer, ErrorPayload
-
 
 #: How long `send` waits by default (seconds): longer than most turns take, and short enough for a forgotten terminal.
 ANSWER_TIMEOUT_S: Final = 600.0
@@ -86,10 +106,6 @@ def send(
     Ctrl-C cancels the turn; a second one does not wait for its end. When the time of --timeout is over, the turn ends,
     too. Any other end of this command leaves the message to the agent; --event-id asks for the answer later.
     """
-    import asyncio
-
-    from goondan.kernel.cli.console.lines import FROM_STDIN, MAX_LINE_BYTES, read_all
-
     if len(words) > 2:
         raise fail("E_USAGE", f"expected [AGENT] TEXT, got {len(words)} arguments", suggestion="Put TEXT in quotes.")
     if event_id is not None and not 0 < len(event_id) <= MAX_EVENT_ID:
@@ -130,8 +146,6 @@ def send(
 
 def _tell(event_id: str, answer: Answer, interrupted: int, reasoning: bool) -> int:
     """Print what is not on stdout yet, and return the exit status. `interrupted`: that of SIGINT if it came, else 0."""
-    from goondan.kernel.cli.interrupts import was_cancelled
-
     cancelled = bool(interrupted) and was_cancelled(answer.error)
     if wants_json():
         write_json(answer_document(event_id, answer, reasoning=reasoning))
@@ -152,31 +166,6 @@ def _tell_failure(error: ErrorPayload, event_id: str, *, cancelled: bool) -> Non
     write(*(["cancelled"] if cancelled else [*error_lines(error), *kept_lines(error, event_id)]), stream=sys.stderr)
     if error.code == "E_AGENT_TIMEOUT":
         write(f"  the message was {printable(event_id)} (--event-id)", stream=sys.stderr)
-
-
-def answer_document(event_id: str, answer: Answer, *, reasoning: bool = False) -> dict[str, Any]:
-    """An answer as the JSON document of `send` and `run`. `reasoning`: with the model's reasoning, if there is any."""
-    document: dict[str, Any] = {
-        "eventId": event_id,
-        "turnId": answer.turn_id,
-        "traceId": answer.trace_id,
-        "status": answer.status,
-        "response": answer.response,
-        "finishReason": answer.finish_reason,
-    }
-    if answer.object is not None:
-        document["object"] = from_raw(answer.object, dict)
-    if answer.model is not None:
-        document["model"] = answer.model
-    if answer.usage is not None:
-        document["usage"] = answer.usage
-    if answer.cut_off:
-        document["cutOff"] = True
-    if reasoning and answer.reasoning:
-        document["reasoning"] = answer.reasoning
-    if answer.error is not None:
-        document["error"] = answer.error
-    return document
 
 
 class _Message(NamedTuple):
@@ -205,12 +194,6 @@ async def _send(
     The text of the answer is printed without --json, and with `reasoning` its reasoning. Without `wait`, the trace is
     returned in place of the answer, None where it is not known.
     """
-    import asyncio
-
-    from goondan.kernel.cli.console.screen import follow, shown
-    from goondan.kernel.cli.interrupts import Cancelling, Interrupts
-    from goondan.kernel.cli.session import USER_MESSAGE, WELCOME_S, Session
-
     agent, instance, text, event_id, trace_id, workdir, opened = told
     async with Session(kernel, min(timeout_s, WELCOME_S)) as session:
         known_id = event_id or session.new_id()
@@ -222,7 +205,7 @@ async def _send(
         async def ask(listener: Listener | None) -> Answer:
             return await session.ask(agent, instance, USER_MESSAGE, text, listener=listener, **about)
 
-        cancelling = Cancelling(session, lambda: [known_id])
+        cancelling = Cancelling(session.cancel, lambda: [known_id])
         with Interrupts(cancelling.came) as interrupts:
 
             async def tell(screen: Screen | None) -> None:
@@ -260,8 +243,6 @@ def cancel(event_id: str | None, bundle: str | None, agent: str | None, instance
 
     EVENT_ID is what `gdn send --json` and `gdn send --no-wait` print. Returns when it has ended.
     """
-    import asyncio
-
     if (event_id is None) == (agent is None):
         raise fail("E_USAGE", "give EVENT_ID or --agent, one of them")
     if not is_utf8(event_id or agent or ""):
@@ -282,8 +263,6 @@ async def _cancel(
     kernel: Kernel, event_id: str | None, agent: str | None, instance: str, timeout_s: float
 ) -> tuple[str, str]:
     """The event's id, and how it ended. Raises GoondanError E_EVENT_NOT_FOUND."""
-    from goondan.kernel.cli.session import WELCOME_S, Session
-
     async with Session(kernel, min(timeout_s, WELCOME_S)) as session:
         if event_id is None:
             # The question has an id of its own, so it may be sent several times and is still one.

@@ -15,12 +15,9 @@ from msgspec.structs import replace
 
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
 from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import BundleTarget
-from goondan.kernel.cli.consent import ask, can_ask, look_again, remember
-from goondan.kernel.cli.console.trust_screen import screen, words
-from goondan.kernel.cli.output import columns_of, emit, is_terminal, wants_json, write
-from goondan.kernel.cli.state import checked_root, state_of
-from goondan.kernel.cli.terminal import printable, style_of
+from goondan.kernel.cli.consent import ask, look_again, remember, screen, words
+from goondan.kernel.cli.output import can_ask, columns_of, emit, is_terminal, printable, style_of, wants_json, write
+from goondan.kernel.cli.state import BundleTarget, checked_root, state_of
 from goondan.kernel.grants.granting import dangers, status
 from goondan.kernel.grants.merge import requested
 from goondan.kernel.grants.policy_file import POLICY_FILE, Accepted, PinnedSkill, write_decisions

@@ -1,5 +1,5 @@
-"""`gdn ps`, `gdn logs`, `gdn restart` and `gdn stop`: the processes of a running swarm, what they wrote, and their end.
-They work while the broker is down; logs need no running kernel.
+"""`gdn ps`, `gdn restart` and `gdn stop`: the processes of a running swarm, and their end. They work while the broker
+is down.
 
 Source: docs/design/commands.md sections 4 and 8.
 """
@@ -10,31 +10,25 @@ import datetime
 import os
 import select
 import signal
-import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
-from zlib import crc32
 
 import click
 from msgspec import UNSET
 
 from goondan.kernel import lock
 from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import STOP_S, BundleTarget, ByHand, by_hand, end_of, locate
+from goondan.kernel.cli.attach import STOP_S, ByHand, by_hand, end_of
 from goondan.kernel.cli.console.waits import render as render_waits
-from goondan.kernel.cli.console.waits import render_limits
-from goondan.kernel.cli.operator_question import ask_broker, ask_kernel, learned_limits
-from goondan.kernel.cli.output import emit, write
+from goondan.kernel.cli.operator_question import ask_broker, ask_kernel, learned
+from goondan.kernel.cli.output import OPERATOR_NOTE, columns, emit
 from goondan.kernel.cli.plain import one_line
-from goondan.kernel.cli.state import state_of
-from goondan.kernel.cli.terminal import OPERATOR_NOTE, Style, columns, printable, style_of
+from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.kernel.lock import KernelRecord
-from goondan.kernel.logs import AGENT, Log, LogLine, log_files, merge, roles
-from goondan.kernel.paths import find_bundle
 from goondan.kernel.supervisor_client import ProcessInfo, SupervisorClient, kernels
-from goondan.schemas.text.times import rfc3339
+from goondan.schemas.text.times import age, rfc3339
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import OPERATOR_AGENT
 
@@ -62,8 +56,8 @@ def ps(bundle: str | None, everywhere: bool, why: bool, forget_limits: bool) -> 
         emit(answer, render_waits(answer))
         return
     if forget_limits:
-        gates = ask_broker(bundle, {"op": "gates", "forget": True})["gates"]
-        emit(gates, [f"forgotten: {line}" for line in render_limits(gates)] or ["nothing was learned"])
+        forgotten, lines = learned(bundle, forget=True)
+        emit(forgotten, [f"forgotten: {line}" for line in lines] or ["nothing was learned"])
         return
     place = locate(bundle)
     client = SupervisorClient.connect(place.state_dir)
@@ -86,12 +80,12 @@ def _shown_processes(rows: list[ProcessInfo], bundle: str, copy: str | None) -> 
     yield from process_lines(rows, datetime.datetime.now(datetime.UTC))
     if copy is not None:
         yield from ("", f"others can write to {bundle}: its code runs from the copy {copy}")
-    yield from render_limits(learned_limits(bundle))
+    yield from learned(bundle)[1]
 
 
 def _kernel_lines(found: list[KernelRecord], now: datetime.datetime) -> list[str]:
     lines = [
-        (str(one.pid), _age(one.started_at, now), one.entry_agent or "-", one.bundle, one.state_dir) for one in found
+        (str(one.pid), _since(one.started_at, now), one.entry_agent or "-", one.bundle, one.state_dir) for one in found
     ]
     return columns([("PID", "SINCE", "ENTRY", "BUNDLE", "STATE"), *lines])
 
@@ -133,7 +127,7 @@ def process_lines(rows: list[ProcessInfo], now: datetime.datetime) -> list[str]:
             row.instance_key or "-",
             str(row.pid) if row.pid is not None else "-",
             row.status,
-            _age(row.since, now),
+            _since(row.since, now),
             str(row.restarts),
             row.last_exit or "-",
         )
@@ -143,82 +137,12 @@ def process_lines(rows: list[ProcessInfo], now: datetime.datetime) -> list[str]:
     return [*columns([_COLUMNS, *cells]), *note]
 
 
-def _age(since: str, now: datetime.datetime) -> str:
-    """A time span in the largest unit of which it has at least one."""
+def _since(moment: str, now: datetime.datetime) -> str:
+    """How long ago a moment was; `-` for a text that is none."""
     try:
-        seconds = int((now - datetime.datetime.fromisoformat(since)).total_seconds())
+        return age((now - datetime.datetime.fromisoformat(moment)).total_seconds())
     except (ValueError, TypeError):
         return "-"
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
-        if seconds >= size:
-            return f"{seconds // size}{unit}"
-    return f"{max(0, seconds)}s"
-
-
-#: Lines shown without --lines.
-DEFAULT_LINES: Final = 100
-#: How often -f looks for new lines (milliseconds): soon enough for a person, and cheap for the machine.
-LOOK_MS: Final = 200
-
-
-@click.command()
-@click.option("-f", "--follow", is_flag=True, help="Go on with what is written from now on.")
-@click.option(
-    "--role",
-    metavar="ROLE",
-    shell_complete=options.completed("roles"),
-    help="Only supervisor, broker, toolhost, forkserver, agent (all of them) or agent-NAME.",
-)
-@click.option(
-    "--lines", type=click.IntRange(0, 1_000_000), default=DEFAULT_LINES, show_default=True, help="How many lines."
-)
-@options.bundle
-def logs_(follow: bool, role: str | None, lines: int, bundle: str | None) -> None:
-    """Show the logs of a swarm's processes, merged by time.
-
-    What tools print and log is in the tool host's.
-    """
-    if role is not None and role not in (*roles(), AGENT) and not role.startswith(AGENT + "-"):
-        raise fail("E_USAGE", f"--role is one of {', '.join(roles())}, {AGENT} and {AGENT}-NAME")
-    folder = f"{state_of(find_bundle(bundle))}/logs"
-    style = style_of(sys.stdout)
-    logs = {name: Log(name, path) for name, path in log_files(folder, role).items()}
-    shown = merge([log.tail(lines) for log in logs.values()], lines)
-    if shown:
-        write(*log_lines(shown, style))
-    elif not logs and not follow:
-        write(f"nothing in {folder} yet", stream=sys.stderr)
-    if not follow:
-        return
-    reader = select.poll()
-    reader.register(sys.stdout.fileno(), 0)  # reports errors and hang-ups: then nobody reads any more
-    while not reader.poll(LOOK_MS):
-        for name, path in log_files(folder, role).items():
-            logs.setdefault(name, Log(name, path))
-        added = merge([log.look() for log in logs.values()])
-        if added:
-            write(*log_lines(added, style))
-    raise BrokenPipeError
-
-
-def log_lines(entries: Iterable[LogLine], style: Style) -> list[str]:
-    """One line for each entry: local time, role, level unless it is INFO, text. Control characters are escaped."""
-    lines = []
-    for entry in entries:
-        text = printable(entry.text, keep="\t")
-        if entry.level != "INFO":
-            paint = style.warning if entry.level in ("WARNING", "WARN", "DEBUG") else style.bad
-            text = paint(f"{printable(entry.level)} {text}")
-        role = style.of(crc32(entry.role.encode()), f"{printable(entry.role):<12}")
-        lines.append(f"{style.dim(_local(entry.time))} {role} {text}")
-    return lines
-
-
-def _local(seconds: float) -> str:
-    try:
-        return datetime.datetime.fromtimestamp(seconds).isoformat(" ", "milliseconds")
-    except (ValueError, OverflowError, OSError):
-        return "-" * 23  # a tool has written a time that does not exist
 
 
 #: How long a restart may take (seconds): reading the bundle, the grace of the running turns, the ends of all processes,
@@ -335,4 +259,4 @@ def _report(orderly: bool) -> None:
     emit({"stopped": True, "killed": not orderly}, [text])
 
 
-COMMANDS = {"ps": ps, "logs": logs_, "restart": restart, "stop": stop}
+COMMANDS = {"ps": ps, "restart": restart, "stop": stop}

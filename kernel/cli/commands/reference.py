@@ -13,7 +13,6 @@ from typing import Final
 
 import click
 
-from goondan.kernel.bundle.problems import did_you_mean
 from goondan.kernel.cli import options
 from goondan.kernel.cli.commands import load_codes
 from goondan.kernel.cli.output import emit, write
@@ -32,9 +31,12 @@ def explain(code: str) -> None:
     CODE is what stands in brackets behind the message, such as E_SANDBOX_DENIED, or a code of the operating system,
     such as ENOENT.
     """
-    load_codes()
     name = code.strip("[] ").rpartition("/")[2].upper()
     if name not in CODES and not is_os_error_code(name):
+        load_codes()  # those of features; most codes are the core's, and known at once
+    if name not in CODES and not is_os_error_code(name):
+        from goondan.kernel.bundle.problems import did_you_mean
+
         message = f"no error has the code {code[:80]!r}"
         raise fail("E_USAGE", message, suggestion=did_you_mean(name, CODES) or "docs/errors.md has all codes.")
     text = page(name)

@@ -17,11 +17,9 @@ from msgspec import structs
 
 from goondan.kernel.cli import options
 from goondan.kernel.cli.commands import load_codes
-from goondan.kernel.cli.console.answered import money
-from goondan.kernel.cli.output import emit, write
+from goondan.kernel.cli.output import Style, columns, emit, money, printable, style_of, write
 from goondan.kernel.cli.plain import duration, one_line
 from goondan.kernel.cli.state import state_of
-from goondan.kernel.cli.terminal import Style, columns, printable, style_of
 from goondan.kernel.conversations import conversation_files, read_file
 from goondan.kernel.paths import find_bundle
 from goondan.kernel.trace import ModelCall, Step, Tokens, ToolCall, Total, Trace, between_ms

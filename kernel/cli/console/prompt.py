@@ -1,9 +1,12 @@
 """The prompt at which a person types: an editor with history and several lines, or a plain prompt if the terminal has
-no cursor movement.
+no cursor movement; and the whole lines that a person types while a turn runs.
 
 In the editor, Enter sends. Alt-Enter, a backslash at the end, and pasted line ends begin another line. Ctrl-C clears
 the text, Ctrl-D on an empty line ends the input. The editor is drawn on stderr, so that stdout holds nothing but
 answers.
+
+While a turn runs, the terminal keeps its line editing and its Ctrl-C. Only the echo is off, which would mix into the
+answer. What is not a whole line yet stays in the terminal, and the next prompt gets it.
 
 The lines that a person has typed are kept between sessions: a file of JSON texts, one a line, mode 0600.
 - The file has the newest MAX_ENTRIES entries and at most MAX_HISTORY_BYTES. Longer entries are not kept. The file is
@@ -17,25 +20,169 @@ Source: docs/design/commands.md section 5; docs/design/processes.md section 8.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import re
 import stat
 import sys
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+import termios
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Final, Protocol
 
-from goondan.kernel.cli.console.lines import Line, LineReader
+from goondan.kernel.cli.console.lines import CHUNK, Line, LineReader, LineSplitter
 from goondan.kernel.cli.console.screen import has_cursor
-from goondan.kernel.cli.console.typed_ahead import FromReader, FromTerminal, Take, Taking
-from goondan.kernel.cli.output import write
-from goondan.kernel.cli.terminal import style_of
+from goondan.kernel.cli.output import drop_typed_ahead, style_of, write
 from goondan.schemas.system.private_files import replace_file
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
     from prompt_toolkit.key_binding.key_processor import KeyPress
+
+#: Keys that are no characters (arrows and the like), as a terminal sends them, and other control characters.
+_KEYS: Final = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|O.|.)?|[\x00-\x08\x0b-\x1f\x7f]")
+#: The place of the local modes in what tcgetattr gives.
+_LOCAL: Final = 3
+
+#: Gets each line.
+Take = Callable[[Line], None]
+
+
+class Ahead(Protocol):
+    """Takes the lines that are typed while it is started."""
+
+    def start(self) -> None:
+        """Begin, or go on."""
+
+    def stop(self) -> None:
+        """Leave the terminal as it was."""
+
+
+class _Quiet:
+    """The terminal `fd` without echo."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._before: list[object] | None = None
+
+    def begin(self) -> None:
+        """Switch the echo off."""
+        with suppress(termios.error, OSError):
+            self._before = termios.tcgetattr(self._fd)
+            quiet = termios.tcgetattr(self._fd)
+            quiet[_LOCAL] &= ~(termios.ECHO | termios.ECHONL)
+            termios.tcsetattr(self._fd, termios.TCSANOW, quiet)
+
+    def end(self) -> None:
+        """Switch it on again, if it was on."""
+        before, self._before = self._before, None
+        if before is not None:
+            with suppress(termios.error, OSError):
+                termios.tcsetattr(self._fd, termios.TCSANOW, before)  # type: ignore[arg-type]
+
+
+class FromTerminal:
+    """Reads the terminal `fd` itself, for a prompt that reads it only while it is shown. A line has at most `limit`
+    bytes.
+    """
+
+    def __init__(self, fd: int, limit: int, take: Take) -> None:
+        self._fd = fd
+        self._take = take
+        self._splitter = LineSplitter(limit)
+        self._quiet = _Quiet(fd)
+        #: The person has ended the input.
+        self.ended = False
+
+    def start(self) -> None:
+        """See Ahead."""
+        self._quiet.begin()
+        if not self.ended:
+            asyncio.get_running_loop().add_reader(self._fd, self._read)
+
+    def stop(self) -> None:
+        """See Ahead."""
+        asyncio.get_running_loop().remove_reader(self._fd)
+        self._quiet.end()
+
+    def _read(self) -> None:
+        try:
+            chunk = os.read(self._fd, CHUNK)
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self.ended = True
+            asyncio.get_running_loop().remove_reader(self._fd)
+        # What was typed while the prompt was still there has the line ends of its keys.
+        for line in self._splitter.feed(chunk.replace(b"\r", b"\n")):
+            self._take(_without_keys(line))
+
+    def begun(self) -> str:
+        """The beginning of a line that was read and not sent. It is for the next prompt."""
+        left = [_without_keys(line).data or b"" for line in self._splitter.finish()]
+        return b"".join(left).decode("utf-8", "replace")
+
+
+class FromReader:
+    """Takes lines from a reader that always reads the terminal `fd`."""
+
+    def __init__(self, fd: int, reader: LineReader, take: Take) -> None:
+        self._reader = reader
+        self._take = take
+        self._quiet = _Quiet(fd)
+        self._pump: asyncio.Future[None] | None = None
+
+    def start(self) -> None:
+        """See Ahead."""
+        self._quiet.begin()
+        self._pump = asyncio.ensure_future(self._pass_on())
+
+    def stop(self) -> None:
+        """See Ahead."""
+        if self._pump is not None:
+            self._pump.cancel()
+        self._quiet.end()
+
+    async def _pass_on(self) -> None:
+        async for line in self._reader:
+            self._take(_without_keys(line))
+
+
+class Taking:
+    """A context in which `ahead` takes lines, but for the times in which it is `paused`."""
+
+    def __init__(self, ahead: Ahead) -> None:
+        self._ahead = ahead
+        self._active = False
+
+    def __enter__(self) -> None:
+        self._active = True
+        self._ahead.start()
+
+    def __exit__(self, *error: object) -> None:
+        self._active = False
+        self._ahead.stop()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take no lines inside this context: a person is asked something else. The question may outlive the turn."""
+        if self._active:
+            self._ahead.stop()
+        try:
+            yield
+        finally:
+            if self._active:
+                self._ahead.start()
+
+
+def _without_keys(line: Line) -> Line:
+    """A line without the keys that moved a cursor which was not there."""
+    if line.data is None:
+        return line
+    data = _KEYS.sub("", line.data.decode("utf-8", "replace")).encode()
+    return Line(line.number, data, len(data))
 
 
 PROMPT: Final = "> "
@@ -110,7 +257,7 @@ class PlainPrompt:
 
     def forget_ahead(self) -> None:
         """See Prompt."""
-        _forget_typed()
+        drop_typed_ahead()
 
     @property
     def ended(self) -> bool:
@@ -125,7 +272,7 @@ class PlainPrompt:
     async def question(self, text: str) -> str | None:
         """See Prompt."""
         with nullcontext() if self._taking is None else self._taking.paused():
-            _forget_typed()
+            drop_typed_ahead()
             sys.stderr.write(text)
             sys.stderr.flush()
             line = await self._reader.next_new()
@@ -134,14 +281,6 @@ class PlainPrompt:
     async def notice(self, lines: list[str]) -> None:
         """See Prompt."""
         write("", *lines, stream=sys.stderr)
-
-
-def _forget_typed() -> None:
-    """Throw away text that was typed before a question: it is no answer."""
-    import termios
-
-    with suppress(termios.error, OSError):
-        termios.tcflush(0, termios.TCIFLUSH)
 
 
 def _show_prompt() -> None:
@@ -207,7 +346,7 @@ class Editor:
 
         clear_typeahead(self._session.input)
         self._begun = ""
-        _forget_typed()
+        drop_typed_ahead()
 
     @property
     def ended(self) -> bool:
@@ -225,7 +364,7 @@ class Editor:
 
         keys = self._session.input
         before = get_typeahead(keys)  # read together with the line before it: it belongs to the next message
-        _forget_typed()
+        drop_typed_ahead()
         session: PromptSession[str] = PromptSession(input=keys, output=self._session.output)
         try:
             return await session.prompt_async(text, set_exception_handler=False, handle_sigint=False)

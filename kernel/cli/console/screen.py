@@ -21,13 +21,20 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from goondan.kernel.cli.console.answered import tell_reasoning
 from goondan.kernel.cli.console.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
 from goondan.kernel.cli.console.waits import SEEN, status_of, wait_line
-from goondan.kernel.cli.output import is_terminal, write, write_text
+from goondan.kernel.cli.output import (
+    is_terminal,
+    printable,
+    shown_line,
+    shown_text,
+    style_of,
+    tell_reasoning,
+    write,
+    write_text,
+)
 from goondan.kernel.cli.plain import fit, flowing
 from goondan.kernel.cli.session import Listener
-from goondan.kernel.cli.terminal import printable, shown_line, shown_text, style_of
 from goondan.kernel.supervisor_client import SupervisorClient
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Answer

@@ -1,6 +1,4 @@
-"""The output of `gdn ps --why`: one line for each wait, the longest first, then what is wrong; and the lines about what
-the gates before model servers have learned. Pure.
-"""
+"""The output of `gdn ps --why`: one line for each wait, the longest first, then what is wrong. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from goondan.kernel.cli.plain import one_line
+from goondan.schemas.text.times import age
 
 #: The most of an instance key or an id that is shown (characters). Both are text from outside.
 MAX_NAME = 80
@@ -21,14 +20,14 @@ SEEN = frozenset(("tool", "answer", "works"))
 
 def render(answer: Mapping[str, Any]) -> list[str]:
     """The lines for `answer`, what the broker says to `why` (PROTOCOL-OPERATORS.md)."""
-    lines = [f"{_age(row['forMs']):>5}  {wait_line(row)}" for row in answer["waits"]]
+    lines = [f"{_span(row['forMs']):>5}  {wait_line(row)}" for row in answer["waits"]]
     if answer["more"]:
         lines.append(f"and {answer['more']} more")
     lines += [_circle([*circle, circle[0]]) for circle in answer["cycles"]]
     for row in answer["stuck"]:
         holder = "its process" if row["connected"] else "its process, which is not connected,"
         lines.append(
-            f"stuck: {_place(row)}: {holder} has said nothing about {_name(row['eventId'])} for {_age(row['forMs'])}"
+            f"stuck: {_place(row)}: {holder} has said nothing about {_name(row['eventId'])} for {_span(row['forMs'])}"
         )
     return lines or ["nobody waits"]
 
@@ -63,25 +62,8 @@ def status_of(rows: Iterable[Mapping[str, Any]], own: tuple[str, str]) -> str:
 def silence(for_ms: int, attempt: int, message: str | None, again_ms: int | None) -> str:
     """Why a model that is asked has not answered: nothing came for so long, or the last try failed."""
     if message is None:
-        return f"nothing came for {_age(for_ms)} (try {attempt})"
-    return f"{one_line(message, MAX_WORDS)}; try {attempt + 1} in {_age(again_ms or 0)}"
-
-
-def render_limits(gates: Iterable[Mapping[str, Any]]) -> list[str]:
-    """One line for each server of which something was learned."""
-    return [_learned(row) for row in gates]
-
-
-def _learned(row: Mapping[str, Any]) -> str:
-    limits = [f"{row['concurrent']} at once"] if row["concurrent"] is not None else []
-    limits += [f"{row['perMinute']:g} requests a minute"] if row["perMinute"] is not None else []
-    what = f"at most {' and '.join(limits)}" if limits else "asked with care"
-    why = "it said that it accepts little more"
-    if row["refusals"]:
-        refused = "1 request" if row["refusals"] == 1 else f"{row['refusals']} requests"
-        why = f"it refused {refused}, the last one {_age(row['lastMs'])} ago"
-    names = ", ".join(f"Model/{_name(name)}" for name in row["models"]) or "a model"
-    return f"the server of {names}: {what}, learned {_age(row['learnedMs'])} ago: {why} (gdn ps --forget-limits)"
+        return f"nothing came for {_span(for_ms)} (try {attempt})"
+    return f"{one_line(message, MAX_WORDS)}; try {attempt + 1} in {_span(again_ms or 0)}"
 
 
 def _for_what(row: Mapping[str, Any]) -> str:
@@ -97,8 +79,6 @@ def _for_what(row: Mapping[str, Any]) -> str:
         if not row["host"]:
             return f"waits for a tool host that runs {names}"
         return f"waits for {names}" if kind == "tool" else f"waits for a jail for {names}"
-    if kind == "model" and "before" in row:
-        return f"waits for its model: {in_line(row['before'], row['heldMs'])}"
     if kind == "model":
         said = silence(row["forMs"], row["attempt"], row.get("message"), row.get("againMs"))
         return f"waits for its model {_name(row['model'])}: {said}"
@@ -112,13 +92,6 @@ def _for_what(row: Mapping[str, Any]) -> str:
         who = "; ".join(f"session {_name(claim['session'])}, root {_name(claim['root'])}" for claim in row["claims"])
         return f"waits for a place with {messages} ({who})"
     return f"waits for its {'leaving process to end' if row['leaving'] else 'process to start'} with {messages}"
-
-
-def in_line(before: int, held_ms: int) -> str:
-    """Why a request to a model does not go out: `before` others are before it, nobody goes out for `held_ms`."""
-    parts = [f"{before} before it"] if before else []
-    parts += [f"held back for {_age(held_ms)} by the limit of its server"] if held_ms >= 1000 else []
-    return ", ".join(parts) or "it is next"
 
 
 def _circle(names: list[str]) -> str:
@@ -137,9 +110,5 @@ def _name(text: str) -> str:
     return one_line(text, MAX_NAME)
 
 
-def _age(milliseconds: int) -> str:
-    seconds = milliseconds // 1000
-    for size, unit in ((3600, "h"), (60, "m")):
-        if seconds >= size:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
+def _span(milliseconds: int) -> str:
+    return age(milliseconds / 1000)

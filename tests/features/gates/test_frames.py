@@ -236,6 +236,7 @@ def test_who_listens_is_told_its_place() -> None:
     assert told == [(agents[2].address, PlaceInLine("2", 1, 0))]
     (row,) = [row for row in world.gates.waiting(world.now) if row.event is agents[2].instance.leased]
     assert (row.kind, row.since < world.now, row.more["before"]) == ("model", True, 1)
+    assert row.more["text"] == "waits for its model: 1 before it"
 
 
 def test_what_was_learned_is_told_and_forgotten_when_an_operator_says_so() -> None:
@@ -253,6 +254,8 @@ def test_what_was_learned_is_told_and_forgotten_when_an_operator_says_so() -> No
         assert forget is ((agent.address, "1") in [(to, frame.in_reply_to) for to, frame in answers])
         return rows
 
+    (waiting,) = world.gates.waiting(world.now)
+    assert waiting.more["text"] == "waits for its model: held back for 48s by the limit of its server"
     (row,) = told(forget=False)
     assert row == {"models": ["main"], "concurrent": None, "perMinute": None, "refusals": 1} | {
         "learnedMs": 2000, "lastMs": 2000, "heldMs": 48_000, "refusingMs": 2000

@@ -15,7 +15,7 @@ from goondan.agentproc.turn import End
 from goondan.agentproc.usage import TurnUsage
 from goondan.features.usage.command import look, render
 from goondan.features.usage.command.sums import Found, Sum, day_of, report
-from goondan.kernel.cli.console.answered import money, usage_line
+from goondan.kernel.cli.output import money, usage_line
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.traces.turn_notes import ModelDetail, encode_detail
 from goondan.schemas.wire.errors import GoondanError

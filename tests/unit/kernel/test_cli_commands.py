@@ -16,8 +16,8 @@ from goondan.features import Feature
 from goondan.kernel.cli import commands, execute
 from goondan.kernel.cli.commands import helps
 from goondan.kernel.cli.commands.call import check_grant, error_result, tool_result
-from goondan.kernel.cli.commands.messages import answer_document
 from goondan.kernel.cli.commands.processes import process_lines
+from goondan.kernel.cli.output import answer_document
 from goondan.kernel.supervisor_client import ProcessInfo
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail

@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import goondan.kernel.cli
-from goondan.kernel.cli import terminal
-from goondan.kernel.cli.output import write, write_json, write_pretty
-from goondan.kernel.cli.terminal import Style, columns, shown_line, width_of
+from goondan.kernel.cli import output
+from goondan.kernel.cli.output import Style, columns, shown_line, width_of, write, write_json, write_pretty
 
 EVIL = "a\x1b]0;pwned\x07\x9b31m\u202e\nforged\r\udc9b"
 
@@ -39,8 +38,8 @@ def test_nobody_else_can_write_a_mark_of_colour(text: str) -> None:
 def test_a_mark_is_the_secret_of_a_process() -> None:
     mark = Style(True).bold("x").partition("x")[0]
     assert len(mark) > 16
-    assert terminal._SECRET in mark
-    assert "\x1b" not in shown_line(mark.replace(terminal._SECRET, "0" * 16))
+    assert output._SECRET in mark
+    assert "\x1b" not in shown_line(mark.replace(output._SECRET, "0" * 16))
 
 
 @pytest.mark.parametrize("err", [False, True])

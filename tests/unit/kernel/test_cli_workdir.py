@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel import lock
-from goondan.kernel.cli.attach import BundleTarget
-from goondan.kernel.cli.state import absolute_workdir
+from goondan.kernel.cli.state import BundleTarget, absolute_workdir
 from goondan.schemas.bundle.address import instance_workdir
 from goondan.schemas.wire.errors import GoondanError
 

@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from goondan.kernel.cli.interrupts import Cancelling, Interrupts
+from goondan.kernel.cli.session import Cancelling, Interrupts
 from goondan.schemas.wire.errors import GoondanError, fail
 
 
@@ -29,7 +29,7 @@ class Session:
 async def test_the_first_signal_cancels_and_the_answer_is_still_waited_for() -> None:
     session, told = Session("e1"), [0]
     answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-    cancelling = Cancelling(session, lambda: ["e0", "e1"], on_first=lambda: told.append(1))
+    cancelling = Cancelling(session.cancel, lambda: ["e0", "e1"], on_first=lambda: told.append(1))
     with Interrupts(cancelling.came, signal.SIGTERM) as interrupts:
         waiting = asyncio.create_task(cancelling.wait(answer))
         os.kill(os.getpid(), signal.SIGTERM)

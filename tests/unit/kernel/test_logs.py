@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.kernel import logs
-from goondan.kernel.cli.commands.processes import log_lines
-from goondan.kernel.cli.terminal import Style
+from goondan.kernel.cli.commands.logs import log_lines
+from goondan.kernel.cli.output import Style
 from goondan.kernel.logs import MAX_LINE, Log, LogLine, Reader, is_wanted, last_lines, merge, parse, role_of
 
 

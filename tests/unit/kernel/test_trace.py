@@ -15,8 +15,8 @@ from msgspec import Raw
 
 from goondan.agentproc.store import ConversationStore
 from goondan.kernel.cli.commands.traces import trace_lines
+from goondan.kernel.cli.output import Style
 from goondan.kernel.cli.plain import duration
-from goondan.kernel.cli.terminal import Style
 from goondan.kernel.trace import Hang, Note, Trace, between_ms, said_in, tell
 from goondan.kernel.trace_search import Search
 from goondan.kernel.trace_tree import total_of

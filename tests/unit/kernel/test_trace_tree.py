@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from goondan.agentproc.store import ConversationStore
 from goondan.kernel import trace_search
 from goondan.kernel.cli.commands.traces import _find, message_lines, trace_lines
-from goondan.kernel.cli.terminal import Style
+from goondan.kernel.cli.output import Style
 from goondan.kernel.trace import Note, Trace, Waits, tell
 from goondan.kernel.trace_search import Search
 from goondan.kernel.trace_tree import (

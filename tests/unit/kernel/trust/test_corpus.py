@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
-from goondan.kernel.cli.console.trust_screen import MAX_ROW, screen
+from goondan.kernel.cli.consent import MAX_ROW, screen
 from goondan.kernel.cli.plain import fit
 from goondan.kernel.paths import root_of
 from goondan.kernel.trust import records
