@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.kernel.cli.console.conversation import HELP, Command, history_line, new_instance, read_command, tool_lines
+from goondan.kernel.cli.console.conversation import HELP, Command, history_line, read_command, tool_lines
+from goondan.kernel.cli.state import new_instance
 from goondan.schemas.bundle.address import is_instance_key
 from goondan.schemas.text.visible import MAX_LINE, argument_line
 from goondan.schemas.wire.frames import OperatorTool

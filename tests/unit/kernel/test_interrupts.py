@@ -44,7 +44,7 @@ async def test_the_first_signal_cancels_and_the_answer_is_still_waited_for() -> 
 @pytest.mark.parametrize("again", [True, False])
 async def test_the_second_one_or_too_long_a_wait_gives_it_up(again: bool) -> None:
     answer: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
-    cancelling = Cancelling(Session("e1"), lambda: ["e1"], patience_s=None if again else 0.0)
+    cancelling = Cancelling(Session("e1").cancel, lambda: ["e1"], patience_s=None if again else 0.0)
     waiting = asyncio.create_task(cancelling.wait(answer))
     await asyncio.sleep(0)
     cancelling.came()
@@ -60,10 +60,10 @@ async def test_what_nobody_interrupts_ends_as_it_does() -> None:
     async def fails() -> str:
         raise fail("E_KERNEL_LOST", "gone")
 
-    cancelling = Cancelling(Session(), lambda: ["e1"])
+    cancelling = Cancelling(Session().cancel, lambda: ["e1"])
     with pytest.raises(GoondanError):
         await cancelling.wait(asyncio.ensure_future(fails()))
-    stopped = asyncio.ensure_future(Cancelling(Session(), list).wait(asyncio.get_running_loop().create_future()))
+    stopped = asyncio.ensure_future(Cancelling(Session().cancel, list).wait(asyncio.get_running_loop().create_future()))
     await asyncio.sleep(0)
     stopped.cancel()
     with pytest.raises(asyncio.CancelledError):
