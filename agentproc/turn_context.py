@@ -49,7 +49,7 @@ from goondan.agentproc.context_memory import ContextMemory, Kept
 from goondan.agentproc.conversation import Message, UserData
 from goondan.agentproc.providers.base import ContextOverflow, ModelAnswer, ModelRequest, Provider, Usage, output_limit
 from goondan.agentproc.transcript import Transcript
-from goondan.schemas.models.model_windows import LEAST_WINDOW, known_window
+from goondan.schemas.models.server_answers import LEAST_WINDOW, known_window
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import ToolResult
 

@@ -103,7 +103,7 @@ def bound_log(path: str) -> None:
 
 def _rotate(folder: int, name: str, log: int) -> None:
     """Copy what a log holds into `<name>.1`, whose content becomes `<name>.2`."""
-    from goondan.schemas.system.private_files import replace_in  # every command and every start opens logs
+    from goondan.schemas.system.directories import replace_in  # every command and every start opens logs
 
     old = name + OLD_SUFFIX
     with suppress(FileNotFoundError):

@@ -18,8 +18,7 @@ from contextlib import suppress
 from typing import Final
 
 from goondan.kernel.paths import FRESH_BASE, MAX_SOCKET_PATH, fresh_name, socket_bytes
-from goondan.schemas.system.directories import Directory, DirectoryRefused, open_directory
-from goondan.schemas.system.private_files import replace_in
+from goondan.schemas.system.directories import Directory, DirectoryRefused, open_directory, replace_in
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.tokens import SOCKETS
 

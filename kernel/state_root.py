@@ -31,7 +31,7 @@ from goondan.schemas.system.directories import (
     open_directory,
     quoted,
 )
-from goondan.schemas.system.own_users import TOOLHOST_UID
+from goondan.schemas.system.users import TOOLHOST_UID
 from goondan.schemas.wire.errors import GoondanError, fail
 
 #: Its presence in the root says that others could write there. Its text says how.

@@ -2,10 +2,10 @@
 
 `python scripts/bundle_docs.py` writes docs/bundle.md, docs/bundle.ko.md and docs/old-spellings.md; `--check` says what
 is out of date and exits 1. Words come from the structs (docstrings and field descriptions), examples and the first
-paragraphs from scripts/bundle_text/. The Korean page says the same through bundle_text/ko.yaml; an English text without
-its Korean one, or a Korean one that nothing needs, is an error. docs/old-spellings.md has the documents of version 0.9
-and the kinds that nothing runs. Parts that the structs have and validation still refuses are found by running the
-validation.
+paragraphs from scripts/bundle_text/. The Korean page says the same through bundle_text/ko.yaml and NAME.ko.yaml of a
+feature with a kind; an English text without its Korean one, or a Korean one that nothing needs, is an error.
+docs/old-spellings.md has the documents of version 0.9 and the kinds that nothing runs. Parts that the structs have and
+validation still refuses are found by running the validation.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from typing import Any, Final
 
 import yaml
 
+from goondan.features import FEATURES
+from goondan.kernel.bundle.kinds import documents
 from goondan.kernel.bundle.loader import inspect_bundle
-from goondan.schemas.bundle.resources import API_V1, DOCUMENTS
+from goondan.schemas.bundle.resources import API_V1
 from scripts.export_schemas import export
 from scripts.pages import write_or_check
 
@@ -51,6 +53,15 @@ def examples() -> dict[tuple[str, str], str]:
     return {(document["apiVersion"], document["kind"]): text for text in texts for document in [yaml.safe_load(text)]}
 
 
+def korean_texts() -> dict[str, str]:
+    """English text -> the Korean one: of the core, and of each feature that is there and has a file."""
+    names = ("ko.yaml", *(f"{feature.name}.ko.yaml" for feature in FEATURES))
+    found: dict[str, str] = {}
+    for path in (TEXT / name for name in names):
+        found |= yaml.safe_load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return found
+
+
 def refused(documents: list[str]) -> bool:
     """Whether validation knows these documents and still refuses them. Any other error is our mistake: ValueError."""
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +84,7 @@ class Page:
 
     def __init__(self, korean: bool) -> None:
         self.korean = korean
-        self._table: dict[str, str] = yaml.safe_load((TEXT / "ko.yaml").read_text(encoding="utf-8")) if korean else {}
+        self._table: dict[str, str] = korean_texts() if korean else {}
         self._missing: dict[str, None] = {}
         # Their time may be over, or come again.
         self._used = {FIELD_REFUSED, KIND_REFUSED}
@@ -105,7 +116,7 @@ class Page:
         head = (TEXT / ("head.ko.md" if self.korean else "head.md")).read_text(encoding="utf-8")
         parts = [head]
         known = set(SHARED)
-        for (version, kind), struct in DOCUMENTS.items():
+        for (version, kind), struct in documents().items():
             if (version == API_V1 and kind not in ABSENT) or kind in ONE_FORM:
                 parts.append(self.kind(version, kind, struct.__name__, known))
         parts.append(f"## {self.say('What several kinds share')}\n")
@@ -225,12 +236,12 @@ class OldSpellings(Page):
         self._own = DEFINITIONS.keys() - known
         parts = [(TEXT / "old.md").read_text(encoding="utf-8")]
         parts.append("## Documents of version 0.9\n")
-        for (version, kind), struct in DOCUMENTS.items():
+        for (version, kind), struct in documents().items():
             if version != API_V1 and kind not in ONE_FORM:
                 parts.append(self.kind(version, kind, struct.__name__, known, "###"))
         parts.append("## Kinds that nothing runs\n")
         parts.append("`gdn validate` checks them.\n")
-        absent = [self.kind(API_V1, kind, DOCUMENTS[API_V1, kind].__name__, known, "###") for kind in ABSENT]
+        absent = [self.kind(API_V1, kind, documents()[API_V1, kind].__name__, known, "###") for kind in ABSENT]
         return "\n".join([*parts, *absent])
 
     def page_of(self, struct: str) -> str:

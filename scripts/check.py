@@ -105,6 +105,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "citations": python("-m", "scripts.citations"),
     "features": python("-m", "scripts.feature_walls"),
     "circles": python("-m", "scripts.import_circles"),
+    "imports": python("-m", "scripts.every_import"),
     "fields": python("-m", "scripts.documented_fields"),
     "pins": python("-m", "scripts.pin", "--check"),
     "lint": tool(str(BIN / "ruff"), "check", "--quiet", "."),

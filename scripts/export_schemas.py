@@ -21,8 +21,8 @@ from typing import Any, Final, get_args
 import msgspec
 
 from goondan.features import parts
-from goondan.schemas import approvals
-from goondan.schemas.bundle import effective_config, launch, resources
+from goondan.kernel.bundle.kinds import documents
+from goondan.schemas.bundle import effective_config, launch
 from goondan.schemas.wire import frames, questions, runtime_events
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES
 from goondan.schemas.worker import logins, receipts, servers, worker_frames
@@ -60,11 +60,6 @@ _PAYLOADS: Final = (
     effective_config.LiveChanges,
     logins.ServerWish,
     logins.ServerReply,
-    approvals.ApprovalAsk,
-    approvals.ApprovalState,
-    approvals.ApprovalItem,
-    approvals.ApprovalDecided,
-    approvals.ApprovalDecision,
     servers.NamedServer,
     servers.ServerListing,
     servers.ServerNews,
@@ -95,9 +90,7 @@ def export() -> dict[str, bytes]:
         "worker.schema.json": _document(
             "Worker", "Every frame between a tool host and a jailed worker, in both directions.", _WORKER
         ),
-        "bundle.schema.json": _document(
-            "Bundle", "One YAML document of a bundle.", tuple(resources.DOCUMENTS.values())
-        ),
+        "bundle.schema.json": _document("Bundle", "One YAML document of a bundle.", tuple(documents().values())),
     }
 
 

@@ -27,11 +27,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from goondan.schemas.system import own_users
+from goondan.schemas.system import users
 from goondan.schemas.system.broker_identity import BrokerIdentity
-from goondan.schemas.system.own_users import TOOLHOST_UID
 from goondan.schemas.system.startup import admit_toolhost, close_to_others
-from goondan.schemas.system.users import VARIABLE
+from goondan.schemas.system.users import TOOLHOST_UID, VARIABLE
 from goondan.schemas.wire.errors import GoondanError
 from goondan.toolhost.facts.hiding import runtime_folders
 from goondan.toolhost.facts.host import STAGES, code_folders, gather, home
@@ -89,7 +88,7 @@ def drop_privileges(endpoint: str = "", broker_uid: int | None = None, *, umask:
             ordinary.launcher.start()
         return Unprivileged(ordinary, gather(ordinary))
     # Only root with all of its powers sees that a control group was delegated to it.
-    powers = Rooted(Uids(os.getpid(), own_users.NUMBERS), find_tree())
+    powers = Rooted(Uids(os.getpid(), users.NUMBERS), find_tree())
     user = future_user()
     _choose_numbers(user, powers.uids)
     os.environ.setdefault("HOME", home())  # what `~` means in a grant
@@ -111,7 +110,7 @@ def drop_privileges(endpoint: str = "", broker_uid: int | None = None, *, umask:
 
 def _choose_numbers(user: int, uids: Uids) -> None:
     """Check that nobody else has the numbers of our own user and of our jails. Raises OSError."""
-    if (wrong := own_users.problem()) is not None:
+    if (wrong := users.problem()) is not None:
         raise OSError(errno.EINVAL, wrong)
     name = account_of(user) if user else None
     if name is not None and not name.startswith(_OUR_ACCOUNT):
@@ -149,7 +148,7 @@ def _allowed(user: int, endpoint: str, powers: Powers, facts: HostFacts | Goonda
     return {
         "user": user,
         "jails": powers.uids.bounds,
-        "instances": own_users.NUMBERS.instances,
+        "instances": users.NUMBERS.instances,
         "stages": list(STAGES),
         "closed": [*SYSTEM, *code_folders(), *runtime_folders(endpoint)],
         "top": list(TOP),

@@ -21,7 +21,7 @@ import msgspec
 
 from goondan.agentproc.providers.base import Overflow, Usage, encode_json
 from goondan.schemas.models.model_providers import ModelRetry
-from goondan.schemas.models.rate_limits import MAX_NAMED, RateLimits
+from goondan.schemas.models.server_answers import MAX_NAMED, RateLimits
 
 #: How much of a vendor's own text is shown (characters).
 MAX_WORDS: Final = 500

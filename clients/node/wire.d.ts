@@ -193,7 +193,7 @@ export interface FilePart {
 /** One frame: the header, and the payload as it travels. */
 export interface Frame {
   /** What it is about (FrameType). */
-  type: "hello" | "welcome" | "ping" | "pong" | "bye" | "event" | "shutdown" | "shutdown_ack" | "ack" | "credit" | "tool.call" | "tool.result" | "tool.progress" | "tool.completed" | "tool.cancel" | "tool.ask" | "tool.answer" | "instance.end" | "agents.spawn" | "agents.list" | "agents.catalog" | "restart" | "config.changed" | "mcp.attach" | "mcp.list" | "mcp.detach" | "mcp.news" | "admin" | "reply" | "runtime.event" | "approval.ask" | "approval.news" | "clock" | "log" | "error" | "changeset.open" | "changeset.commit" | "model.permit" | "model.over" | "model.out" | "model.gate" | "model.line" | "config.propose" | "oauth.token" | "oauth.server" | "oauth.order" | "oauth.granted" | "budget.reserve" | "budget.settle";
+  type: "hello" | "welcome" | "ping" | "pong" | "bye" | "event" | "shutdown" | "shutdown_ack" | "ack" | "credit" | "tool.call" | "tool.result" | "tool.progress" | "tool.completed" | "tool.cancel" | "tool.ask" | "tool.answer" | "instance.end" | "agents.spawn" | "agents.list" | "agents.catalog" | "restart" | "config.changed" | "mcp.attach" | "mcp.list" | "mcp.detach" | "mcp.news" | "admin" | "reply" | "runtime.event" | "clock" | "log" | "error" | "approval.ask" | "approval.news" | "changeset.open" | "changeset.commit" | "model.permit" | "model.over" | "model.out" | "model.gate" | "model.line" | "config.propose" | "oauth.token" | "oauth.server" | "oauth.order" | "oauth.granted" | "budget.reserve" | "budget.settle";
   /** Unique for its sender and incarnation. */
   id?: string;
   /** Version of the protocol. */
@@ -277,7 +277,10 @@ export interface Frame {
   budget?: boolean;
   /** `tool.call` only: the call was started before. A tool host that does not know it does not start it. */
   attach?: boolean;
-  /** `tool.call`, `approval.ask`: the callId of the script that makes this call, an open call of the same turn. */
+  /**
+   * `tool.call`, questions about a call: the callId of the script that makes this call, an open call of the same
+   * turn.
+   */
   within?: string | null;
   /** `event` of an operator only: the files of its message. The broker keeps them until the event has ended. */
   files?: FilePart[] | null;

@@ -12,9 +12,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 from goondan.features.approvals.command.text import COLUMNS, command_lines, is_long, item_lines, with_files
+from goondan.features.approvals.wire import WAITS
 from goondan.kernel.cli.console.questions import Questions
 from goondan.kernel.cli.output import columns_of, write
-from goondan.schemas.approvals import WAITS
 from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from goondan.features.gates.wire import (
 )
 from goondan.schemas.bundle.launch import AgentSpec, ModelSpec
 from goondan.schemas.models.model_providers import BY_NAME
-from goondan.schemas.models.rate_limits import MAX_NAMED
+from goondan.schemas.models.server_answers import MAX_NAMED
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Frame, Welcome

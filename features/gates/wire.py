@@ -13,7 +13,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
-from goondan.schemas.models.rate_limits import Amount, RateLimits
+from goondan.schemas.models.server_answers import Amount, RateLimits
 
 #: The name of the feature.
 FEATURE: Final = "gates"

@@ -1,21 +1,59 @@
-"""The kind OAuthApp: what is wrong with a document, the client that it describes, and whom people are sent to. Pure.
+"""The kind OAuthApp: its form, what is wrong with a document, the client that it describes, and whom people are
+sent to. Pure.
 
 A variable that is not set is no mistake of the bundle: the app cannot be used then, and whoever asks is told.
 """
 
-from __future__ import annotations
+# Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
+# every program that starts.
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
 
 from goondan.features.oauth.wire import OAuthAppSpec, is_scope
 from goondan.kernel.bundle.problems import Path, Report
 from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.variables import check_value, variables_of
 from goondan.kernel.trust.powers import Power, TokenServer
-from goondan.schemas.bundle.resources import OAuthAppBody, ValueLike, ValueSource
+from goondan.schemas.bundle.resources import API_V1ALPHA1, Metadata, Strict, Text, ValueLike, ValueSource
 from goondan.schemas.models.origins import is_open, origin_of
 from goondan.schemas.worker.logins import is_redirect
+
+
+class OAuthAppBody(Strict, frozen=True, kw_only=True):
+    """An OAuth client that extensions ask for tokens. URLs are https, or http to this machine."""
+
+    authorization_url: Annotated[Text | None, Meta(description="Where a person agrees.")] = None
+    token_url: Annotated[Text | None, Meta(description="Where tokens come from.")] = None
+    client_id: Annotated[ValueLike, Meta(description="The client's id.")]
+    client_secret: Annotated[ValueLike | None, Meta(description="Its secret, if the server wants one.")] = None
+    scopes: Annotated[list[Text], Meta(description="What may be asked for, and is asked for by default.")] = []
+    issuer: Annotated[
+        Text | None, Meta(description="Publishes the URLs that are left out; what it says must come from it.")
+    ] = None
+    flow: Annotated[
+        Literal["authorizationCode", "deviceCode", "clientCredentials"],
+        Meta(description="How a token is got: a person in a browser, a code typed elsewhere, or the app by itself."),
+    ] = "authorizationCode"
+    device_authorization_url: Annotated[Text | None, Meta(description="Where device codes come from.")] = None
+    revocation_url: Annotated[Text | None, Meta(description="Where tokens are given back.")] = None
+    redirect_uri: Annotated[
+        Text | None,
+        Meta(description="Where the browser comes back to: on 127.0.0.1 or localhost. By default on any free port."),
+    ] = None
+
+
+class OAuthApp(Strict, frozen=True):
+    """An OAuthApp document of v0.9."""
+
+    api_version: Literal["agents.example.io/v1alpha1"]
+    kind: Literal["OAuthApp"]
+    #: Its name.
+    metadata: Metadata
+    spec: OAuthAppBody
+
 
 #: Fields with URLs that requests go to, or people.
 _URLS: Final = {
@@ -38,6 +76,7 @@ class OAuthAppKind:
 
     name: Final = "OAuthApp"
     part: Final = "oauth"
+    documents: Final = {API_V1ALPHA1: OAuthApp}
     secrets: Final[Mapping[tuple[str, str], str]] = {
         ("spec", "clientId"): "client",
         ("spec", "clientSecret"): "client",

@@ -130,7 +130,7 @@ def _check(pinned: PinnedSkill) -> None:
     from goondan.kernel.grants.context import gather
     from goondan.kernel.grants.granting import dangers, resolve_part
     from goondan.kernel.grants.merge import widen
-    from goondan.schemas.bundle.policies import SwarmPolicy
+    from goondan.schemas.bundle.resources import SwarmPolicy
     from goondan.schemas.worker.hosts import BadHost, parse_rule
 
     sandbox = pinned.sandbox

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from goondan.schemas.system.own_users import TOOLHOST_UID
+from goondan.schemas.system.users import TOOLHOST_UID
 from goondan.schemas.wire.tokens import TokenClass
 
 #: Root of this machine, or of this user namespace. It can become any user, so refusing it would keep nobody out.

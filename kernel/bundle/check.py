@@ -16,7 +16,7 @@ import msgspec
 from goondan.kernel.bundle.checked import Checked, CheckedAgent, CheckedFallback, Declared, Packages
 from goondan.kernel.bundle.extension_config import check_given, check_used, feature_extensions, folder_rules_of
 from goondan.kernel.bundle.extensions import Bundled, CheckedExtension, check_extension, circles, misplaced
-from goondan.kernel.bundle.kinds import kinds, providers
+from goondan.kernel.bundle.kinds import documents, kind_names, kinds, providers
 from goondan.kernel.bundle.lookup import Files, Unreadable
 from goondan.kernel.bundle.models import ModelFault, check_model, endpoint_fault, resolve_model, sends_open_key
 from goondan.kernel.bundle.positions import Mapping as MappingNode
@@ -39,8 +39,7 @@ from goondan.kernel.grants.merge import join_paths
 from goondan.schemas.bundle import resources
 from goondan.schemas.bundle.address import SEPARATOR, is_resource_name, is_shown_name, parse_tool_name, shown_tool_name
 from goondan.schemas.bundle.launch import Filesystem, ModelSpec
-from goondan.schemas.bundle.policies import SwarmPolicy
-from goondan.schemas.bundle.resources import API_V1, API_V1ALPHA1, BASE_PACKAGE, DOCUMENTS, KINDS
+from goondan.schemas.bundle.resources import API_V1, API_V1ALPHA1, BASE_PACKAGE, SwarmPolicy
 from goondan.schemas.wire.frames import ORCHESTRATOR
 
 
@@ -140,12 +139,13 @@ class Checker:
         """The struct of a document. None when its kind is unknown."""
         report, node = self._report, document.node
         kind_node, name = node.get("kind"), _name_text(node)
+        known_kinds = "Write one of: " + ", ".join(kind_names()) + "."
         if kind_node is None:
-            report.error("E_CONFIG_MISSING_FIELD", "the field 'kind' is missing", document.place("kind"), _KINDS_HINT)
+            report.error("E_CONFIG_MISSING_FIELD", "the field 'kind' is missing", document.place("kind"), known_kinds)
         elif not isinstance(kind_node, Scalar) or not isinstance(kind_node.value, str):
-            report.error("E_CONFIG_INVALID_VALUE", "the kind is no text", document.place("kind"), _KINDS_HINT)
-        elif kind_node.text not in KINDS:
-            hint = did_you_mean(kind_node.text, KINDS) or _KINDS_HINT
+            report.error("E_CONFIG_INVALID_VALUE", "the kind is no text", document.place("kind"), known_kinds)
+        elif kind_node.text not in kind_names():
+            hint = did_you_mean(kind_node.text, kind_names()) or known_kinds
             report.error("E_CONFIG_UNKNOWN_KIND", f"unknown kind {shown(kind_node.text)}", document.place("kind"), hint)
         else:
             kind = kind_node.text
@@ -153,7 +153,8 @@ class Checker:
             version = node.get("apiVersion")
             wanted = version.text if isinstance(version, Scalar) else API_V1
             # An unknown version is reported by the check of the struct, which names the right one.
-            known = DOCUMENTS.get((wanted, kind)) or DOCUMENTS.get((API_V1, kind)) or DOCUMENTS[API_V1ALPHA1, kind]
+            forms = documents()
+            known = forms.get((wanted, kind)) or forms.get((API_V1, kind)) or forms[API_V1ALPHA1, kind]
             return Builder(document, self._environment, report).build(known)
         if self._uncertain is not None and name:
             self._uncertain.add(name)
@@ -601,7 +602,6 @@ class Checker:
 
 #: The most names in a suggestion.
 _LISTED: Final = 8
-_KINDS_HINT: Final = "Write one of: " + ", ".join(KINDS) + "."
 _PACKAGE_HINT: Final = "Put the package into $GOONDAN_STATE_ROOT/packages, or correct the name."
 _NAME_HINT: Final = (
     "Use 1 to 64 lowercase letters, digits, - and _, without __, starting with a letter or digit, not ending with _."

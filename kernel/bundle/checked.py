@@ -12,7 +12,7 @@ from goondan.kernel.bundle.shape import Document
 from goondan.kernel.bundle.tools import CheckedTool
 from goondan.schemas.bundle import resources
 from goondan.schemas.bundle.launch import ExtensionSpec, ModelSpec
-from goondan.schemas.bundle.policies import SwarmPolicy
+from goondan.schemas.bundle.resources import SwarmPolicy
 
 
 class CheckedFallback(Struct):

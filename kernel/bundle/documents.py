@@ -42,6 +42,7 @@ from goondan.kernel.bundle.checked import Package
 from goondan.kernel.bundle.extension_config import has_feature
 from goondan.kernel.bundle.extensions import CheckedExtension
 from goondan.kernel.bundle.files import NOTHING, BundleFiles, Overlay, list_documents, read_file, read_instead
+from goondan.kernel.bundle.kinds import kind_names
 from goondan.kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
 from goondan.kernel.bundle.positions import Allowance, Composed, Fault, Mapping, Node, Scalar, compose, decode
 from goondan.kernel.bundle.problems import BundleError, Position, Report
@@ -49,7 +50,7 @@ from goondan.kernel.bundle.shape import Builder, Document, Environment
 from goondan.kernel.bundle.tools import CheckedTool, check_tool
 from goondan.kernel.paths import BUNDLE_FILE
 from goondan.schemas.bundle.address import is_resource_name
-from goondan.schemas.bundle.resources import API_V1, API_V1ALPHA1, KINDS, Extension, ExtensionBody, Tool, ToolBody
+from goondan.schemas.bundle.resources import API_V1, API_V1ALPHA1, Extension, ExtensionBody, Tool, ToolBody
 
 #: The beginnings of the apiVersion of documents for us.
 _GROUPS: Final = (API_V1.partition("/")[0] + "/", API_V1ALPHA1.partition("/")[0] + "/")
@@ -135,7 +136,7 @@ def _is_ours(node: Node) -> bool:
     version, kind = node.get("apiVersion"), node.get("kind")
     if isinstance(version, Scalar):
         return version.text.startswith(_GROUPS)
-    return isinstance(kind, Scalar) and kind.text in KINDS
+    return isinstance(kind, Scalar) and kind.text in kind_names()
 
 
 MANIFEST: Final = "tool.yaml"

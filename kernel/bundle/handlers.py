@@ -270,8 +270,7 @@ def _remember(path: str | None, settled: dict[str, ModuleReport]) -> None:
     """Keep what was found out. A state directory that cannot be written to only makes the next check slower."""
     if path is None or not settled:
         return
-    from goondan.schemas.system.directories import DirectoryRefused, open_directory
-    from goondan.schemas.system.private_files import replace_in
+    from goondan.schemas.system.directories import DirectoryRefused, open_directory, replace_in
 
     folder = os.path.dirname(path)
     with suppress(OSError, DirectoryRefused), open_directory(folder, make=True, private_from=root_of(folder)) as kept:

@@ -1,7 +1,6 @@
 """What features bring to bundles: kinds of documents, providers of models, model servers, what they do with files.
 
-The form of their documents is with that of all others (schemas/bundle/resources.py), because the exported schema has
-them all. What such documents become is a part of the plan, under the feature's name. The core passes it on unopened.
+What such documents become is a part of the plan, under the feature's name. The core passes it on unopened.
 
 A provider of a feature answers without a server, from a file that a Model names.
 
@@ -21,7 +20,7 @@ from goondan.kernel.bundle.shape import Document
 from goondan.kernel.trust.powers import Power
 from goondan.schemas.bundle.extensions import API_MEMBERS
 from goondan.schemas.bundle.launch import ModelSpec
-from goondan.schemas.bundle.resources import ModelBody
+from goondan.schemas.bundle.resources import DOCUMENTS, ModelBody, Strict
 
 
 class Kind(Protocol):
@@ -34,6 +33,10 @@ class Kind(Protocol):
     @property
     def part(self) -> str:
         """The name of the feature, and of the part of the plan."""
+
+    @property
+    def documents(self) -> Mapping[str, type[Strict]]:
+        """The struct of its documents for each apiVersion."""
 
     @property
     def secrets(self) -> Mapping[tuple[str, str], str]:
@@ -110,6 +113,19 @@ def kinds() -> Mapping[str, Kind]:
     """All such kinds by their names: `KIND` of each feature's `bundle.py` that has one."""
     found: list[Kind] = [module.KIND for module in parts("bundle") if hasattr(module, "KIND")]
     return {kind.name: kind for kind in found}
+
+
+@cache
+def documents() -> Mapping[tuple[str, str], type[Strict]]:
+    """(apiVersion, kind) -> the struct of the document: those of the core, then those of features."""
+    own = {(version, kind.name): form for kind in kinds().values() for version, form in kind.documents.items()}
+    return {**DOCUMENTS, **own}
+
+
+@cache
+def kind_names() -> tuple[str, ...]:
+    """Every kind that a document may have, in whatever version."""
+    return tuple(dict.fromkeys(kind for _, kind in documents()))
 
 
 def secret_use(kind: str, path: tuple[str, ...]) -> str | None:

@@ -37,7 +37,7 @@ from goondan.kernel.bundle.shape import Builder, Document, Environment
 from goondan.kernel.state_root import doubt, open_state_root
 from goondan.schemas.bundle.resources import SandboxPart
 from goondan.schemas.system.digests import NoDigest, folder_digest
-from goondan.schemas.system.private_files import replace_file
+from goondan.schemas.system.directories import replace_file
 from goondan.schemas.wire.errors import fail
 
 POLICY_FILE: Final = "policy.yaml"

@@ -25,8 +25,7 @@ from msgspec import Struct
 from goondan.kernel.bundle.files import MAX_TREE_FILES, SKIPPED_FOLDERS, file_digest, read_file
 from goondan.kernel.bundle.lookup import Unreadable
 from goondan.kernel.state_root import doubt
-from goondan.schemas.system.directories import leads_to
-from goondan.schemas.system.private_files import replace_file
+from goondan.schemas.system.directories import leads_to, replace_file
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.grantable import within
 from goondan.schemas.worker.tool_host_reports import EXPOSURES, LOCK, MAX_SILENCE_S, TOOLHOSTS, WriteExposure

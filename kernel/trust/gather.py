@@ -36,8 +36,7 @@ from goondan.kernel.trust.powers import (
 )
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.launch import ExtensionSpec, Limits, ModelSpec, SandboxSpec
-from goondan.schemas.bundle.policies import AgentPolicy, SwarmPolicy
-from goondan.schemas.bundle.resources import ModelBody, ValueSource
+from goondan.schemas.bundle.resources import AgentPolicy, ModelBody, SwarmPolicy, ValueSource
 from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.models.origins import is_open, origin_of
 from goondan.schemas.worker import hosts

@@ -21,8 +21,7 @@ from goondan.kernel.bundle.lookup import Unreadable
 from goondan.kernel.paths import digest, identity
 from goondan.kernel.state_root import doubt, is_homes_own, open_state_root
 from goondan.kernel.trust.powers import Power
-from goondan.schemas.system.directories import DirectoryRefused, open_directory
-from goondan.schemas.system.private_files import replace_in
+from goondan.schemas.system.directories import DirectoryRefused, open_directory, replace_in
 from goondan.schemas.text.times import rfc3339_seconds
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.grantable import within

@@ -14,19 +14,24 @@ to EXT-03, COMPAT-01, COMPAT-02, BASE-03.
 
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, field
+# Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
+# every program that starts.
+from msgspec import Meta, Struct, field
 
 from goondan.schemas.bundle.launch import (
+    DEFAULT_CONVERSATION_MB,
     DEFAULT_ERROR_LIMIT,
+    DEFAULT_MAX_STEPS,
+    DEFAULT_STALL_S,
     Filesystem,
     Limits,
     OutputSpec,
     PythonSpec,
     ToolChoice,
 )
-from goondan.schemas.bundle.policies import AgentPolicy, Strict, SwarmPolicy, Text
 from goondan.schemas.models.model_providers import MAX_FALLBACKS, KeyHeader, ModelLimits, ModelRetry, NamedProvider
-from goondan.schemas.models.model_windows import LEAST_WINDOW, MOST_WINDOW
+from goondan.schemas.models.server_answers import LEAST_WINDOW, MOST_WINDOW
+from goondan.schemas.wire.questions import TIMEOUT_MS
 from goondan.schemas.wire.usage import Pricing
 from goondan.schemas.worker.receipts import STRONGEST, Tier
 
@@ -35,6 +40,13 @@ API_V1: Final = "goondan.ai/v1"
 API_V1ALPHA1: Final = "agents.example.io/v1alpha1"
 #: The package that comes with the kernel.
 BASE_PACKAGE: Final = "@goondan/base"
+
+Text = Annotated[str, Meta(min_length=1)]
+
+
+class Strict(Struct, frozen=True, rename="camel", omit_defaults=True, forbid_unknown_fields=True):
+    """What every struct of a bundle has in common."""
+
 
 #: The form of a resource's metadata.name; goondan.schemas.bundle.address.is_resource_name is the rule.
 _NAME_SCHEMA: Final = {"maxLength": 64, "pattern": "^[a-z0-9](_?[a-z0-9-])*$"}
@@ -279,6 +291,87 @@ class ModelBody(Strict, frozen=True):
     ] = ""
 
 
+class ToolCallPolicy(Strict, frozen=True):
+    """What an agent may call beyond its catalog."""
+
+    allow_registry: Annotated[
+        list[Text], Meta(description="Names or patterns (`bash__*`) of tools outside the catalog that may be called.")
+    ] = []
+    extensions_may_add: Annotated[
+        list[Text] | None,
+        Meta(
+            description="Names or patterns of tools that the bundle's own extensions may add to a step. Without it: "
+            "every Tool that the bundle declares, none of a package."
+        ),
+    ] = None
+
+
+class AgentPolicy(Strict, frozen=True):
+    """Rules of one agent."""
+
+    tool_calls: ToolCallPolicy = field(default_factory=ToolCallPolicy)
+    stall_timeout_s: Annotated[
+        float,
+        Meta(
+            ge=1,
+            le=86_400,
+            description="A turn fails when its model is at work and says nothing for this long; what only keeps a "
+            "connection alive does not count. A turn that makes progress may last as long as it likes.",
+        ),
+    ] = DEFAULT_STALL_S
+    conversation_mb: Annotated[
+        int,
+        Meta(
+            ge=16,
+            le=1_048_576,
+            description="Size of one instance's conversation on disk (MiB). A turn that does not fit fails; what is "
+            "stored stays.",
+        ),
+    ] = DEFAULT_CONVERSATION_MB
+    request_timeout_ms: Annotated[
+        Annotated[int, Meta(ge=1, le=86_400_000)] | None,
+        Meta(description="How long `agents__request` waits if it does not say; by default what the Swarm says."),
+    ] = None
+    traces: Annotated[
+        Literal["short", "whole"],
+        Meta(description="Whether traces keep arguments and results of calls in short, or whole (16,384 characters)."),
+    ] = "short"
+
+
+class SwarmPolicy(Strict, frozen=True):
+    """Rules of the whole swarm."""
+
+    max_steps_per_turn: Annotated[int, Meta(ge=1, le=1000, description="Model calls in one turn.")] = DEFAULT_MAX_STEPS
+    durability: Annotated[
+        Literal["power", "process"],
+        Meta(description="What an accepted message survives: a power loss, or the end of any process."),
+    ] = "power"
+    max_live_agents: Annotated[
+        int,
+        Meta(
+            ge=1, le=100_000, description="Turns at once, each with an agent process; one sender gets a part of them."
+        ),
+    ] = 256
+    agent_idle_seconds: Annotated[
+        float, Meta(gt=0, le=86_400, description="An agent process without work for this long is retired.")
+    ] = 300.0
+    kept_agents: Annotated[
+        Annotated[int, Meta(ge=1, le=100_000)] | None,
+        Meta(
+            description="Turns beyond `maxLiveAgents`, kept for operators' own messages; by default a sixteenth of it."
+        ),
+    ] = None
+    mailbox_mb: Annotated[
+        int, Meta(ge=32, le=65_536, description="MiB that messages may hold until they are answered.")
+    ] = 256
+    max_open_events: Annotated[
+        int, Meta(ge=256, le=10_000_000, description="Messages that may wait or be worked on.")
+    ] = 65_536
+    request_timeout_ms: Annotated[
+        int, Meta(ge=1, le=86_400_000, description="How long `agents__request` waits if it does not say (ms).")
+    ] = TIMEOUT_MS
+
+
 class ModelConfig(Strict, frozen=True):
     """An agent's model."""
 
@@ -463,40 +556,11 @@ class ExtensionV09Body(Strict, frozen=True):
     runtime: Annotated[Any, Meta(description="Read and ignored.")] = None
 
 
-class ToolV09Body(Strict, frozen=True, kw_only=True):
+class ToolV09Body(ToolBody, frozen=True, kw_only=True):
     """A Tool as v0.9 wrote it. `runtime` and `auth` are read and ignored (COMPAT-02)."""
 
-    entry: Annotated[str, Meta(min_length=1, description="Path of the module, from the bundle's root.")]
-    error_message_limit: Annotated[int, Meta(ge=1, description="Characters of an error's message.")] = (
-        DEFAULT_ERROR_LIMIT
-    )
-    exports: Annotated[list[ToolExport], Meta(min_length=1, description="What can be called.")]
-    sandbox: Sandbox = field(default_factory=Sandbox)
     runtime: Annotated[Any, Meta(description="Read and ignored.")] = None
     auth: Annotated[Any, Meta(description="Read and ignored.")] = None
-
-
-class OAuthAppBody(Strict, frozen=True, kw_only=True):
-    """An OAuth client that extensions ask for tokens. URLs are https, or http to this machine."""
-
-    authorization_url: Annotated[Text | None, Meta(description="Where a person agrees.")] = None
-    token_url: Annotated[Text | None, Meta(description="Where tokens come from.")] = None
-    client_id: Annotated[ValueLike, Meta(description="The client's id.")]
-    client_secret: Annotated[ValueLike | None, Meta(description="Its secret, if the server wants one.")] = None
-    scopes: Annotated[list[Text], Meta(description="What may be asked for, and is asked for by default.")] = []
-    issuer: Annotated[
-        Text | None, Meta(description="Publishes the URLs that are left out; what it says must come from it.")
-    ] = None
-    flow: Annotated[
-        Literal["authorizationCode", "deviceCode", "clientCredentials"],
-        Meta(description="How a token is got: a person in a browser, a code typed elsewhere, or the app by itself."),
-    ] = "authorizationCode"
-    device_authorization_url: Annotated[Text | None, Meta(description="Where device codes come from.")] = None
-    revocation_url: Annotated[Text | None, Meta(description="Where tokens are given back.")] = None
-    redirect_uri: Annotated[
-        Text | None,
-        Meta(description="Where the browser comes back to: on 127.0.0.1 or localhost. By default on any free port."),
-    ] = None
 
 
 # --- documents ------------------------------------------------------------------------------------------------------
@@ -592,21 +656,8 @@ class ToolV09(Strict, frozen=True):
     spec: ToolV09Body
 
 
-class OAuthApp(Strict, frozen=True):
-    """An OAuthApp document of v0.9."""
-
-    api_version: Literal["agents.example.io/v1alpha1"]
-    kind: Literal["OAuthApp"]
-    metadata: Metadata
-    spec: OAuthAppBody
-
-
-Resource = (
-    Model | Agent | Swarm | Tool | Extension | Connector | Connection | Package | ExtensionV09 | ToolV09 | OAuthApp
-)
-
-#: (apiVersion, kind) -> the struct of the document.
-DOCUMENTS: Final[dict[tuple[str, str], type[Resource]]] = {
+#: (apiVersion, kind) -> the struct of the document. Features bring further ones (kernel/bundle/kinds.py).
+DOCUMENTS: Final[dict[tuple[str, str], type[Strict]]] = {
     (API_V1, "Model"): Model,
     (API_V1, "Agent"): Agent,
     (API_V1, "Swarm"): Swarm,
@@ -617,7 +668,4 @@ DOCUMENTS: Final[dict[tuple[str, str], type[Resource]]] = {
     (API_V1, "Package"): Package,
     (API_V1ALPHA1, "Extension"): ExtensionV09,
     (API_V1ALPHA1, "Tool"): ToolV09,
-    (API_V1ALPHA1, "OAuthApp"): OAuthApp,
 }
-#: Every kind that a document may have, in whatever version.
-KINDS: Final = tuple(dict.fromkeys(kind for _, kind in DOCUMENTS))

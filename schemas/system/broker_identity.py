@@ -16,7 +16,7 @@ import struct
 from typing import Final
 
 from goondan.schemas.system.directories import DirectoryRefused, open_directory
-from goondan.schemas.system.own_users import TOOLHOST_UID
+from goondan.schemas.system.users import TOOLHOST_UID
 from goondan.schemas.wire.errors import GoondanError, fail
 
 _IPC: Final = "ipc://"

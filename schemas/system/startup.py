@@ -14,7 +14,7 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.system.own_users import TOOLHOST_UID
+from goondan.schemas.system.users import TOOLHOST_UID
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import ErrorPayload
 

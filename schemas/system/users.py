@@ -1,15 +1,17 @@
-"""The user numbers that root's tool hosts and their jails have, and the setting that moves them.
+"""The user numbers that root's tool hosts and their jails have, and the setting that moves them. This process's are
+read once, when it starts: every process of a kernel inherits the setting, so all of them mean the same users.
 
 Without the setting they lie above what directory services hand out (the ranges of SSSD and FreeIPA end at
 2,000,200,000), where systemd's table (https://systemd.io/UIDS-GIDS/) has nothing assigned: up to 0x7FFFFFFE.
-`$GOONDAN_JAIL_UIDS`, `FIRST-LAST`, is another range, for a machine on which these are somebody's (own_users.py reads
-it). Pure.
+`$GOONDAN_JAIL_UIDS`, `FIRST-LAST`, is another range, for a machine on which these are somebody's. How a
+tool host is let in to what is root's: startup.admit_toolhost.
 
 Source: docs/decisions/039.
 """
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Final, NamedTuple
 
@@ -55,3 +57,18 @@ def read_user_numbers(setting: str | None) -> UserNumbers:
         raise ValueError(f"{VARIABLE} must not hold {_NOBODY[0]} and {_NOBODY[1]}, which are nobody's on many systems")
     middle = first + (last - first + 1) // 2
     return UserNumbers((first, middle - 1), middle, (middle + 1, last))
+
+
+def problem() -> str | None:
+    """Why the variable of this process is not used; None when nothing is."""
+    try:
+        read_user_numbers(os.environ.get(VARIABLE))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+#: Those of this process.
+NUMBERS: Final = DEFAULT if problem() else read_user_numbers(os.environ.get(VARIABLE))
+#: User and group of every tool host that root has started.
+TOOLHOST_UID: Final = NUMBERS.toolhost

@@ -78,8 +78,6 @@ FrameType = Literal[
     "admin",
     "reply",
     "runtime.event",
-    "approval.ask",
-    "approval.news",
     "clock",
     "log",
     "error",
@@ -216,7 +214,7 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     budget: bool = False
     #: `tool.call` only: the call was started before. A tool host that does not know it does not start it.
     attach: bool = False
-    #: `tool.call`, `approval.ask`: the callId of the script that makes this call, an open call of the same turn.
+    #: `tool.call`, questions of a call: the callId of the script that makes this call, an open call of the same turn.
     within: str | None = None
     #: `event` of an operator only: the files of its message. The broker keeps them until the event has ended.
     files: list[FilePart] | None = None

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's ja
 _NEWNS, _BIND, _PRIVATE, _REC = 0x20000, 0x1000, 0x40000, 0x4000
 RUN = """
 import json, os, sys
-from goondan.schemas.system.own_users import NUMBERS
+from goondan.schemas.system.users import NUMBERS
 from goondan.toolhost.drop_privileges import drop_privileges
 from goondan.toolhost.privileges.powers import Uids
 before = Uids(os.getpid(), NUMBERS).bounds

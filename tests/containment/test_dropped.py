@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.system.own_users import TOOLHOST_UID
+from goondan.schemas.system.users import TOOLHOST_UID
 from goondan.toolhost.seccomp.program import NUMBERS
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root has powers to give up")

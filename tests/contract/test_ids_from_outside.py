@@ -20,7 +20,6 @@ from goondan.agentproc.conversation import AssistantData
 from goondan.agentproc.providers.base import ModelAnswer
 from goondan.agentproc.turn import Begin, ModelAnswered, RunTool, Store, ToolFinished, Turn
 from goondan.kernel.broker.bus import RETURN_S
-from goondan.schemas.approvals import ApprovalAsk
 from goondan.schemas.bundle.address import is_given_id
 from goondan.schemas.wire.codec import encode_value, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame
@@ -123,6 +122,8 @@ def test_a_strange_id_of_a_model_is_replaced_and_call_and_result_stay_a_pair(
 
 def own_call(script: Any, within: str) -> str | None:
     """Ask about a call that is to run in the agent's process."""
+    from goondan.features.approvals.wire import ApprovalAsk
+
     payload = to_raw(ApprovalAsk(args=Raw(encode_value({"command": "rm x"}))))
     frame = Frame("approval.ask", tool="bash__own", call_id="t1/x", event_id="e1", within=within, payload=payload)
     frame.epoch = script.bench.instance("coder").epoch

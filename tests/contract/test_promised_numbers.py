@@ -11,7 +11,7 @@ from goondan.agentproc.calls import MAX_REPEATS
 from goondan.kernel.broker.journal import retention
 from goondan.kernel.broker.mailbox import MAX_ATTEMPTS
 from goondan.schemas.bundle.launch import KernelPlan
-from goondan.schemas.bundle.policies import SwarmPolicy
+from goondan.schemas.bundle.resources import SwarmPolicy
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: Words of numbers, as the pages write them.
@@ -26,8 +26,7 @@ def page(name: str) -> str:
 @pytest.mark.feature("approvals")
 def test_approvals() -> None:
     from goondan.features.approvals.broker import decisions, items
-    from goondan.features.approvals.wire import DEFAULT_EXPIRY_S, MAX_EXPIRY_S
-    from goondan.schemas.approvals import MAX_ARGS_BYTES
+    from goondan.features.approvals.wire import DEFAULT_EXPIRY_S, MAX_ARGS_BYTES, MAX_EXPIRY_S
 
     text = page("approvals")
     assert f"`{DEFAULT_EXPIRY_S // 86_400}d`" in text

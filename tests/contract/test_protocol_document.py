@@ -16,7 +16,7 @@ from goondan.kernel.broker.intake import MAX_CHAIN
 from goondan.kernel.broker.journal import retention
 from goondan.kernel.broker.presence import MAX_CLIENTS
 from goondan.schemas.bundle.launch import KernelPlan
-from goondan.schemas.bundle.policies import SwarmPolicy
+from goondan.schemas.bundle.resources import SwarmPolicy
 from goondan.schemas.wire import blobs, frames
 from goondan.schemas.wire.codec import MAX_DEPTH, MAX_FRAME_BYTES, MAX_RELAYED_BYTES
 from goondan.schemas.wire.errors import CODES

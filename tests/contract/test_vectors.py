@@ -9,7 +9,6 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from goondan.schemas import approvals
 from goondan.schemas.bundle import effective_config
 from goondan.schemas.wire import frames, questions, runtime_events
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, check_reference
@@ -33,8 +32,6 @@ KINDS: dict[str, Any] = {
     "AgentsList": frames.AgentsList,
     "AgentsSpawn": frames.AgentsSpawn,
     "RestartRequest": frames.RestartRequest,
-    "ApprovalAsk": approvals.ApprovalAsk,
-    "ApprovalState": approvals.ApprovalState,
     "LiveChanges": effective_config.LiveChanges,
     "Credit": frames.Credit,
     "ErrorPayload": frames.ErrorPayload,

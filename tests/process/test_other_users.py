@@ -18,7 +18,7 @@ import pytest
 
 from goondan.kernel import lock
 from goondan.kernel.premises import Premises
-from goondan.schemas.system.own_users import TOOLHOST_UID
+from goondan.schemas.system.users import TOOLHOST_UID
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.codec import encode, to_raw
 from goondan.schemas.wire.errors import GoondanError

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 import goondan.toolhost.survey
-from goondan.schemas.system.own_users import TOOLHOST_UID
+from goondan.schemas.system.users import TOOLHOST_UID
 from goondan.toolhost.facts.host import gather
 from goondan.toolhost.policy.plan import MINIMUM_LANDLOCK
 from goondan.toolhost.policy.subject import HostFacts

@@ -23,8 +23,8 @@ import zmq
 from msgspec import Raw
 
 from goondan.schemas.bundle.launch import SandboxSpec, ToolHostSpec, ToolSpec
-from goondan.schemas.system.own_users import TOOLHOST_UID
 from goondan.schemas.system.startup import admit_toolhost
+from goondan.schemas.system.users import TOOLHOST_UID
 from goondan.schemas.wire.codec import decode, encode, encode_value, from_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import Frame, Hello, Shutdown, ToolCallPayload, Welcome

@@ -35,7 +35,7 @@ import msgspec
 from goondan.schemas.bundle.address import is_path
 from goondan.schemas.bundle.launch import Filesystem, ToolSpec
 from goondan.schemas.system.digests import MAX_PINNED_BYTES, MAX_PINNED_FILES, NoDigest, folder_digest
-from goondan.schemas.system.private_files import remove_tree
+from goondan.schemas.system.directories import remove_tree
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.grantable import within
 from goondan.toolhost.policy.subject import GUARDED_NAMES, CallFolder, HostPath

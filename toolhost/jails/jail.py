@@ -37,7 +37,7 @@ from typing import Final, Generic, Protocol, TypeVar
 import msgspec
 
 from goondan.schemas.bundle.launch import ToolHostSpec, ToolSpec
-from goondan.schemas.system.private_files import remove_tree
+from goondan.schemas.system.directories import remove_tree
 from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.worker.worker_frames import WORKER_PROTOCOL, Ended, Exit, Fork, Forked, Init, Kill, WorkerFrame
 from goondan.toolhost.facts.request import look_up

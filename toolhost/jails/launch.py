@@ -19,8 +19,8 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from goondan.schemas.system.own_users import NUMBERS
-from goondan.schemas.system.private_files import remove_tree
+from goondan.schemas.system.directories import remove_tree
+from goondan.schemas.system.users import NUMBERS
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.worker_frames import WORKER_FD
 from goondan.toolhost.facts.host import machine

@@ -30,8 +30,7 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.system.directories import leads_to
-from goondan.schemas.system.private_files import read_list, replace_file
+from goondan.schemas.system.directories import leads_to, read_list, replace_file
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.grantable import within
 from goondan.schemas.worker.tool_host_reports import MAX_SILENCE_S, SLACK_NS, GuardedPlace, WriteExposure

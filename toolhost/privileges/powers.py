@@ -40,8 +40,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
-from goondan.schemas.system.own_users import NUMBERS
-from goondan.schemas.system.users import UserNumbers
+from goondan.schemas.system.users import NUMBERS, UserNumbers
 from goondan.toolhost.launcher.operations import (
     held_by,
     make_placeholders,

@@ -24,9 +24,17 @@ from goondan.agentproc.calls import failed_result
 from goondan.agentproc.catalog import Allowed
 from goondan.agentproc.parts import CALL_WAITS, AgentFeature, Call, Done, Start, TurnCore, TurnPart
 from goondan.features.approvals.agent.questions import Questions
+from goondan.features.approvals.wire import (
+    DENIED,
+    UNREADABLE,
+    ApprovalAsk,
+    ApprovalState,
+    Policy,
+    concerns,
+    decide,
+    policies_of,
+)
 from goondan.features.approvals.wire import FEATURE as NAME
-from goondan.features.approvals.wire import UNREADABLE, Policy, concerns, decide, policies_of
-from goondan.schemas.approvals import DENIED, ApprovalAsk, ApprovalState
 from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, tool_error

@@ -24,7 +24,7 @@ from msgspec import structs
 
 from goondan.agentproc.parts import TurnCore
 from goondan.agentproc.tool_asks import Asked
-from goondan.schemas.approvals import MAX_MESSAGE, ApprovalAsk, ApprovalState
+from goondan.features.approvals.wire import MAX_MESSAGE, ApprovalAsk, ApprovalState
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import Frame

@@ -30,7 +30,18 @@ from goondan.features.approvals.broker.item import (
 )
 from goondan.features.approvals.broker.items import Items, reply
 from goondan.features.approvals.broker.operators import Operators
-from goondan.features.approvals.wire import UNREADABLE, Decision, Policy, concerns, decide, policies_of
+from goondan.features.approvals.wire import (
+    DENIED,
+    MAX_ARGS_BYTES,
+    MAX_MESSAGE,
+    UNREADABLE,
+    ApprovalState,
+    Decision,
+    Policy,
+    concerns,
+    decide,
+    policies_of,
+)
 from goondan.kernel.broker.acting import outer_call
 from goondan.kernel.broker.bus import MAX_ID
 from goondan.kernel.broker.calls import Call
@@ -38,7 +49,6 @@ from goondan.kernel.broker.entities import AGENTS, Connection, Event
 from goondan.kernel.broker.parts import SHORT_BYTES, UTF8_BYTES, Core, OfCalls, Part, Take
 from goondan.kernel.broker.refused_calls import refuse_call
 from goondan.kernel.broker.workdirs import Workdir
-from goondan.schemas.approvals import DENIED, MAX_ARGS_BYTES, MAX_MESSAGE, ApprovalState
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import encode_value, to_raw
 from goondan.schemas.wire.errors import error_payload, fail

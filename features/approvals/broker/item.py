@@ -15,12 +15,19 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Raw, Struct
 
-from goondan.features.approvals.wire import UNREADABLE, Decision
+from goondan.features.approvals.wire import (
+    MAX_ARGS_BYTES,
+    MAX_MESSAGE,
+    UNREADABLE,
+    ApprovalAsk,
+    ApprovalDecided,
+    Decision,
+    Kind,
+)
 from goondan.kernel.broker.entities import Connection, Event
 from goondan.kernel.broker.journal.interface import Item as Writes
 from goondan.kernel.broker.journal.interface import Put, Retire
 from goondan.kernel.broker.journal.records import Deadline, encode
-from goondan.schemas.approvals import MAX_ARGS_BYTES, MAX_MESSAGE, ApprovalAsk, ApprovalDecided, Kind
 from goondan.schemas.bundle.json_values import rename_aliases
 from goondan.schemas.wire.codec import check_depth, check_json, encode_value, from_raw
 from goondan.schemas.wire.errors import fail

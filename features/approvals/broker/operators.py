@@ -13,17 +13,17 @@ from msgspec import Raw
 from goondan.features.approvals.broker.decisions import COVERED
 from goondan.features.approvals.broker.item import Decided, Item, check_answer
 from goondan.features.approvals.broker.items import Items, reply
-from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
-from goondan.kernel.broker.entities import Connection, Event
-from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
-from goondan.kernel.broker.parts import LISTS_BYTES, UTF8_BYTES, Op, Part, Waiting
-from goondan.schemas.approvals import (
+from goondan.features.approvals.wire import (
     MAX_ANSWER_BYTES,
     MAX_ARGS_BYTES,
     MAX_MESSAGE,
     ApprovalDecision,
     ApprovalItem,
 )
+from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.entities import Connection, Event
+from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
+from goondan.kernel.broker.parts import LISTS_BYTES, UTF8_BYTES, Op, Part, Waiting
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import Frame

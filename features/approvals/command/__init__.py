@@ -21,10 +21,10 @@ from goondan.features.approvals.command.text import (
     whole_digest,
     with_files,
 )
+from goondan.features.approvals.wire import MAX_ANSWER_BYTES
 from goondan.kernel.cli import options
 from goondan.kernel.cli.operator_question import Document, Op, ask_broker, operator_group
 from goondan.kernel.cli.output import columns_of, write, write_json, write_result
-from goondan.schemas.approvals import MAX_ANSWER_BYTES
 from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:

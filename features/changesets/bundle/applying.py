@@ -28,7 +28,7 @@ from goondan.features.changesets.bundle.repository import Repository, conflict, 
 from goondan.kernel.bundle.files import read_file
 from goondan.kernel.bundle.lookup import Unreadable
 from goondan.kernel.grants.written import find_written, pin
-from goondan.schemas.system.private_files import replace_file
+from goondan.schemas.system.directories import replace_file
 from goondan.schemas.wire.errors import GoondanError
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

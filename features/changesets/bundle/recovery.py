@@ -25,7 +25,7 @@ from goondan.features.changesets.wire import ID_DIGITS, ChangesetSummary, Commit
 from goondan.kernel.bundle.files import read_file
 from goondan.kernel.bundle.lookup import Unreadable
 from goondan.kernel.paths import root_of
-from goondan.schemas.system.private_files import replace_file
+from goondan.schemas.system.directories import replace_file
 from goondan.schemas.text.times import rfc3339
 
 RECORDS: Final = "records"

@@ -34,12 +34,13 @@ from goondan.features.doctor.command.facts import (
     Versions,
 )
 from goondan.features.model_servers.api.listing import line_of
-from goondan.schemas.system.users import VARIABLE
 from goondan.schemas.worker.receipts import STRONGEST
 
 Level = Literal["ok", "warning", "problem"]
 Area = Literal["versions", "sandbox", "limits", "keys", "paths", "kernel", "bundle", "models"]
 
+#: The variable for the numbers of users; goondan.schemas.system.users reads it.
+VARIABLE: Final = "GOONDAN_JAIL_UIDS"
 #: pidfd_open, without which no exit can be observed.
 MINIMUM_RELEASE: Final = (5, 3)
 #: Longest path of a socket (kernel/paths.py has the reason); from here on it is worth a warning.

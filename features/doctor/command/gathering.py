@@ -58,7 +58,7 @@ from goondan.kernel.spawn import command
 from goondan.kernel.supervisor_client import SupervisorClient
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.models.model_providers import PROVIDERS
-from goondan.schemas.system import own_users
+from goondan.schemas.system import users
 from goondan.schemas.wire.errors import GoondanError
 
 #: How long model servers have for their answer (seconds), all together: as long as the survey takes on a slow machine.
@@ -165,11 +165,9 @@ def _versions() -> Versions:
 def _host() -> Host:
     return Host(
         uid=os.geteuid(),
-        user_numbers=(own_users.NUMBERS.jails[0], own_users.NUMBERS.instances[1]),
-        numbers_problem=own_users.problem() or "",
-        numbers_account=_account_of(
-            own_users.NUMBERS.toolhost, own_users.NUMBERS.jails[0], own_users.NUMBERS.instances[0]
-        ),
+        user_numbers=(users.NUMBERS.jails[0], users.NUMBERS.instances[1]),
+        numbers_problem=users.problem() or "",
+        numbers_account=_account_of(users.NUMBERS.toolhost, users.NUMBERS.jails[0], users.NUMBERS.instances[0]),
         setuid_bwrap=_setuid_bwrap(),
         apparmor_userns=_number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns"),
         userns_clone=_number("/proc/sys/kernel/unprivileged_userns_clone"),

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from goondan.features.gates.broker.learned import FIRST_WAIT_S, FORGET_ALONE_S, MAX_WAIT_S, Key, Learned, Lesson
 from goondan.schemas.models.model_providers import ModelLimits
-from goondan.schemas.models.rate_limits import RateLimits
+from goondan.schemas.models.server_answers import RateLimits
 
 #: The minute of `requestsPerMinute` and `tokensPerMinute` (seconds), a little longer than the server's: a request takes
 #: different times to get there.

@@ -23,8 +23,7 @@ from goondan.kernel.bundle.lookup import Unreadable
 from goondan.kernel.state_root import open_state_root
 from goondan.kernel.trust.records import why_not_believed
 from goondan.schemas.models.origins import is_open, origin_of
-from goondan.schemas.system.directories import DirectoryRefused, open_directory
-from goondan.schemas.system.private_files import replace_in
+from goondan.schemas.system.directories import DirectoryRefused, open_directory, replace_in
 from goondan.schemas.text.times import rfc3339_seconds
 from goondan.schemas.wire.errors import fail
 

@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from goondan.schemas.bundle.launch import ModelSpec, key_headers
 from goondan.schemas.models.model_providers import BY_NAME
-from goondan.schemas.models.model_windows import in_listing, known_window
 from goondan.schemas.models.origins import is_open, key_may_go, origin_of
+from goondan.schemas.models.server_answers import in_listing, known_window
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.text.visible import visible_line
 

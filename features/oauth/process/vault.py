@@ -25,8 +25,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from goondan.features.oauth.process.grants import Grant
 from goondan.kernel.paths import KEY_VARIABLE, is_shared
-from goondan.schemas.system.directories import Directory, DirectoryRefused, open_directory
-from goondan.schemas.system.private_files import replace_in
+from goondan.schemas.system.directories import Directory, DirectoryRefused, open_directory, replace_in
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.grantable import within
 

@@ -51,7 +51,7 @@ from goondan.features.recordings.wire import (
 from goondan.features.recordings.wire.texts import STATE, WORKDIR, comparable, without_places
 from goondan.schemas.bundle.address import SEPARATOR
 from goondan.schemas.bundle.launch import ModelSpec
-from goondan.schemas.models.model_windows import known_window
+from goondan.schemas.models.server_answers import known_window
 from goondan.schemas.text.secret_values import in_texts
 from goondan.schemas.wire.errors import GoondanError, fail, tool_error
 from goondan.schemas.wire.frames import FilePart, ToolResult

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from goondan.schemas.models.model_windows import LEAST_WINDOW, MOST_WINDOW
+from goondan.schemas.models.server_answers import LEAST_WINDOW, MOST_WINDOW
 from goondan.schemas.wire.codec import MAX_DEPTH
 from goondan.schemas.wire.errors import ASK, ErrorCode, GoondanError, add_codes, fail
 

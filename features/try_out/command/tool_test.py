@@ -256,7 +256,7 @@ def outcome_of(run: Run, status: str, **known: Any) -> Outcome:
 @contextmanager
 def workdir(tool: CheckedTool) -> Iterator[str]:
     """A new folder with the files that the tool's examples expect. It is removed afterwards."""
-    from goondan.schemas.system.private_files import remove_tree
+    from goondan.schemas.system.directories import remove_tree
     from goondan.schemas.wire.errors import fail
 
     folder = tempfile.mkdtemp(prefix="gdn-tool-test-")

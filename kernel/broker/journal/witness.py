@@ -14,7 +14,7 @@ import os
 from contextlib import suppress
 from typing import Final
 
-from goondan.schemas.system.private_files import replace_file
+from goondan.schemas.system.directories import replace_file
 
 #: Its content when the journal was found on the disk. Otherwise it has the boot (UUID) in which the journal was made.
 _KEPT: Final = "kept"

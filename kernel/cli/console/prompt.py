@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from goondan.kernel.cli.console.lines import CHUNK, Line, LineReader, LineSplitter
 from goondan.kernel.cli.console.screen import has_cursor
 from goondan.kernel.cli.output import drop_typed_ahead, style_of, write
-from goondan.schemas.system.private_files import replace_file
+from goondan.schemas.system.directories import replace_file
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession

@@ -13,7 +13,6 @@ from typing import Any, Final
 from msgspec import Raw
 
 from goondan.features import FEATURES
-from goondan.schemas.approvals import ApprovalAsk, ApprovalState
 from goondan.schemas.wire.blobs import describe as describe_payload
 from goondan.schemas.wire.codec import MAX_DEPTH, to_raw
 from goondan.schemas.wire.errors import error_payload
@@ -365,26 +364,7 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
         *(one for module in of_features() for one in module.frames()),
         *tool_ask_frames(),
         *mcp_frames(),
-        (
-            "approval.ask",
-            Frame(
-                "approval.ask",
-                id="x.19",
-                tool="deploy",
-                call_id="t1/c3",
-                event_id="e-1",
-                epoch=7,
-                payload=to_raw(ApprovalAsk(args=to_raw({"where": "test"}))),
-            ),
-            "ApprovalAsk",
-        ),
-        (
-            "reply to approval.ask",
-            Frame("reply", id="b.19", in_reply_to="x.19", payload=to_raw(ApprovalState(state="waits"))),
-            "ApprovalState",
-        ),
         ("ack park", Frame("ack", id="x.20", event_id="e-1", stage="park", epoch=7), None),
-        ("approval.news", Frame("approval.news", id="b.20", event_id="e-1", epoch=7, calls=["t1/c3"]), None),
         ("clock of a turn", Frame("clock", id="b.21", event_id="e-1", epoch=7, stage="held", deadline_ms=5000), None),
         (
             "clock of a request",

@@ -16,8 +16,7 @@ from goondan.agentproc.catalog import Catalog
 from goondan.agentproc.conversation import ToolCallPart
 from goondan.agentproc.parts import Call
 from goondan.features.approvals.agent import WaitingCalls, who_refused
-from goondan.features.approvals.wire import Condition, Policy, Rule, read_policy
-from goondan.schemas.approvals import ApprovalAsk, ApprovalState
+from goondan.features.approvals.wire import ApprovalAsk, ApprovalState, Condition, Policy, Rule, read_policy
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail, tool_error

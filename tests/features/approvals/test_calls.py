@@ -10,7 +10,7 @@ from msgspec import Raw, structs
 
 from goondan.features.approvals.broker import decisions
 from goondan.features.approvals.broker.items import MAX_ITEMS
-from goondan.schemas.approvals import MAX_ARGS_BYTES, ApprovalAsk
+from goondan.features.approvals.wire import MAX_ARGS_BYTES, ApprovalAsk
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Blob, Frame, Lease, ReplyTo, ToolCallPayload
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer, answer, code_of

@@ -12,7 +12,7 @@ from goondan.agentproc.calls import CallContext, ToolCaller
 from goondan.agentproc.catalog import Catalog
 from goondan.agentproc.tool_asks import ToolAsks
 from goondan.features.approvals.agent.questions import Questions, item_name
-from goondan.schemas.approvals import ApprovalAsk, ApprovalState
+from goondan.features.approvals.wire import ApprovalAsk, ApprovalState
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail, tool_error

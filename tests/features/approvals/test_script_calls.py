@@ -12,8 +12,8 @@ from msgspec import Raw, structs
 from goondan.features.approvals.broker.decisions import COVERED, MAX_SCRIPT, ScriptDecisions, read_script
 from goondan.features.approvals.broker.item import Group, Item
 from goondan.features.approvals.command.text import item_lines
+from goondan.features.approvals.wire import ApprovalAsk
 from goondan.kernel.broker.bus import RETURN_S
-from goondan.schemas.approvals import ApprovalAsk
 from goondan.schemas.bundle.launch import CatalogItem, SandboxSpec, ToolSpec
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.frames import Frame, Lease, ToolCallPayload

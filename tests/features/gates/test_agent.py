@@ -24,7 +24,7 @@ from goondan.features.gates.wire import (
     Refused,
 )
 from goondan.schemas.bundle.launch import ModelSpec
-from goondan.schemas.models.rate_limits import RateLimits
+from goondan.schemas.models.server_answers import RateLimits
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Frame, Welcome

@@ -25,7 +25,7 @@ from goondan.kernel.broker.bus import Bus
 from goondan.kernel.broker.entities import AGENTS, Connection
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.models.model_providers import ModelLimits
-from goondan.schemas.models.rate_limits import RateLimits
+from goondan.schemas.models.server_answers import RateLimits
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import ErrorPayload, Frame, Hello

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from goondan.features.gates.broker.gate import MAX_BLAME_S, MINUTE_S, PERMIT_S, Ask, Gate
 from goondan.features.gates.broker.learned import FORGET_S
 from goondan.schemas.models.model_providers import ModelLimits
-from goondan.schemas.models.rate_limits import RateLimits
+from goondan.schemas.models.server_answers import RateLimits
 
 
 def ask(name: str, since: float = 0.0, tokens: int = 0, whose: str = "agent/a/k") -> Ask:

@@ -11,7 +11,7 @@ from goondan.features.gates.wire import (
     PlaceInLine,
     Refused,
 )
-from goondan.schemas.models.rate_limits import RateLimits
+from goondan.schemas.models.server_answers import RateLimits
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import Frame
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from goondan.features.oauth.bundle import OAuthAppBody
 from goondan.kernel.grants.context import hidden_folders
 from goondan.kernel.plan import build_plan
 from goondan.kernel.revisions.difference import difference
@@ -88,3 +89,11 @@ def test_no_tool_sees_the_folder_of_the_key(monkeypatch: pytest.MonkeyPatch) -> 
     assert "/k/ann" in hidden_folders(None)
     monkeypatch.setenv("GOONDAN_KEY_FILE", "/home/ann/key")
     assert "/home/ann" not in hidden_folders(None)
+
+
+def test_every_field_of_an_app_has_been_thought_about() -> None:
+    """As tests/unit/kernel/trust/test_corpus.py has it for all other kinds: a new field may be a power."""
+    asked = {"authorizationUrl", "tokenUrl", "deviceAuthorizationUrl", "revocationUrl", "issuer"}  # TokenServer
+    secret = {"clientId", "clientSecret"}  # Variable, TokenServer
+    nothing = {"scopes", "flow", "redirectUri"}
+    assert set(OAuthAppBody.__struct_encode_fields__) == asked | secret | nothing

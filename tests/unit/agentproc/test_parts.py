@@ -36,7 +36,6 @@ from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from goondan.agentproc.tool_asks import Asked
 from goondan.agentproc.turn import End
 from goondan.kernel.bundle.kinds import api_members
-from goondan.schemas.approvals import WAITS
 from goondan.schemas.bundle.effective_config import LiveChanges
 from goondan.schemas.bundle.extensions import API_MEMBERS
 from goondan.schemas.bundle.launch import AgentSpec
@@ -341,6 +340,8 @@ def waiting(noted: list[Any], begins_at: Collection[str], *, named: str = "park"
 
 
 def approving(tool: str, args: Any) -> GoondanError:
+    from goondan.features.approvals.wire import WAITS
+
     return GoondanError(error_payload(WAITS, "a person is asked"))
 
 

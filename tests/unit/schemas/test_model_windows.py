@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.schemas.models.model_windows import (
+from goondan.schemas.models.server_answers import (
     LEAST_WINDOW,
     MODEL_INFO,
     MOST_WINDOW,

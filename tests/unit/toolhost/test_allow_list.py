@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from goondan.schemas.system.own_users import TOOLHOST_UID
-from goondan.schemas.system.users import DEFAULT
+from goondan.schemas.system.users import DEFAULT, TOOLHOST_UID
 from goondan.toolhost.launcher.places import kept_in
 from goondan.toolhost.launcher.request import (
     AllowList,

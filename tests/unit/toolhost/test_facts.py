@@ -11,7 +11,7 @@ import pytest
 
 import goondan.toolhost.facts.host
 from goondan.schemas.bundle.launch import Filesystem, PythonSpec, SandboxSpec, ToolHostSpec, ToolSpec
-from goondan.schemas.system.own_users import NUMBERS, TOOLHOST_UID
+from goondan.schemas.system.users import NUMBERS, TOOLHOST_UID
 from goondan.schemas.wire.errors import GoondanError
 from goondan.toolhost.facts.folders import dotfiles
 from goondan.toolhost.facts.hiding import as_it_is_now, hidden_folders

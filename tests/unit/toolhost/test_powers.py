@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.schemas.system.own_users import NUMBERS
+from goondan.schemas.system.users import NUMBERS
 from goondan.toolhost.privileges.powers import Ordinary, Rooted, Uids
 
 TOOLHOST = Path(__file__).parents[3] / "toolhost"

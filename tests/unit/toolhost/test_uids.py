@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import goondan.toolhost.drop_privileges
-from goondan.schemas.system.own_users import TOOLHOST_UID
-from goondan.schemas.system.users import DEFAULT, read_user_numbers
+from goondan.schemas.system.users import DEFAULT, TOOLHOST_UID, read_user_numbers
 from goondan.toolhost.drop_privileges import ASKED, Accounts, account_of
 from goondan.toolhost.privileges.powers import BLOCK, TRIES, Uids
 

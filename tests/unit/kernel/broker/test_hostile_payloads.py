@@ -157,7 +157,7 @@ def test_a_question_expires_after_a_number_of_seconds(seconds: float) -> None:
 
 @pytest.mark.feature("approvals")
 def test_a_list_of_what_waits_fits_a_frame_whatever_agents_ask() -> None:
-    from goondan.schemas.approvals import MAX_ARGS_BYTES
+    from goondan.features.approvals.wire import MAX_ARGS_BYTES
 
     world = Attacked()
     schema = {"type": "object", "description": "x" * (MAX_ARGS_BYTES - 1000)}
@@ -278,8 +278,8 @@ def test_what_the_broker_opens_is_not_looked_through_when_it_is_too_long(kind: s
 
 @pytest.mark.feature("approvals", "budgets")
 def test_nobody_reaches_what_another_instance_has_asked_or_reserved() -> None:
+    from goondan.features.approvals.wire import ApprovalAsk
     from goondan.features.budgets.broker import Budgets
-    from goondan.schemas.approvals import ApprovalAsk
 
     world = Attacked()
     asked = bytes(to_raw(ApprovalAsk(kind="question", args=to_raw({}), message="whose?")))

@@ -20,7 +20,7 @@ from goondan.kernel.cli.plain import fit
 from goondan.kernel.paths import root_of
 from goondan.kernel.trust import records
 from goondan.kernel.trust.powers import Power, Variable
-from goondan.schemas.bundle import launch, policies, resources
+from goondan.schemas.bundle import launch, resources
 
 SECRET = "AWS_SECRET_ACCESS_KEY"
 ENV = {
@@ -385,15 +385,14 @@ FIELDS: dict[str, str] = {
     "IngressMatch: event properties": LATER, "IngressRule: match route": LATER, "Ingress: rules": LATER,
     "IngressRoute: agentRef instanceKey instanceKeyProperty instanceKeyPrefix": LATER,
     "ConnectionBody: connectorRef swarmRef config secrets ingress": LATER,
-    "OAuthAppBody: authorizationUrl tokenUrl deviceAuthorizationUrl revocationUrl issuer": "TokenServer",
-    "OAuthAppBody: clientId clientSecret": "Variable, TokenServer", "OAuthAppBody: scopes flow redirectUri": NONE,
     "Dependency: name version": NONE, "PackageBody: version description dependencies": TEXT,
 }  # fmt: skip
 
 
 def test_every_field_of_a_bundle_has_been_thought_about() -> None:
+    """Those of a feature's kind: the test of the same name in tests/features/."""
     kinds = {kind.__name__ for kind in resources.DOCUMENTS.values()}
-    structs = [*vars(resources).values(), *vars(policies).values(), launch.Filesystem, launch.Limits, launch.PythonSpec]
+    structs = [*vars(resources).values(), launch.Filesystem, launch.Limits, launch.PythonSpec]
     there = {
         (kind.__name__, field)
         for kind in structs

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from goondan.schemas.system.private_files import remove_tree
+from goondan.schemas.system.directories import remove_tree
 
 
 def make_deep(top: Path) -> None:

@@ -1,17 +1,19 @@
-"""How many tokens a model's context holds: what servers say of it, and a table for well-known models of vendors.
+"""What model servers say of themselves: how many tokens a context holds, and their limits. Contexts of well-known
+models of vendors are in a table. Pure.
 
 A server's word is taken before the table. What the words mean differs: llama.cpp lists the context that a model was
 trained with, which may be more than what the server gives to a request; `/props` has that.
 
-Source: docs/design/turns.md section 10.
+Source: docs/design/turns.md sections 10 and 13.
 """
 
-from __future__ import annotations
+# Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
+# every program that starts.
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 #: Numbers outside of these are no size of a context (tokens).
 LEAST_WINDOW: Final = 64
@@ -122,3 +124,22 @@ def _list(document: Any, name: str) -> list[Any]:
 def _size(value: Any) -> int | None:
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return value if is_number and LEAST_WINDOW <= value < MOST_WINDOW else None
+
+
+#: The most tokens, requests or milliseconds that are named.
+MAX_NAMED: Final = 10**9
+
+Amount = Annotated[int, Meta(ge=0, le=MAX_NAMED)]
+
+
+class RateLimits(Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What a server says in the headers of an answer about its limits."""
+
+    #: Requests that it still accepts.
+    requests_left: Amount | None = None
+    #: In how many milliseconds it accepts more of them.
+    requests_reset_ms: Amount | None = None
+    #: Tokens that it still accepts.
+    tokens_left: Amount | None = None
+    #: In how many milliseconds it accepts more of them.
+    tokens_reset_ms: Amount | None = None
