@@ -57,8 +57,8 @@ from goondan.agentproc.providers.faults import (
 from goondan.agentproc.providers.history import Seeing
 from goondan.agentproc.providers.reader import MAX_MODEL_NAME, AnswerReader, EventTooLarge, SseDecoder
 from goondan.agentproc.providers.vendor import Vendor, WireRequest, answered, first_model, with_files
-from goondan.schemas.models.server_answers import in_answer, in_listing, server_root
 from goondan.schemas.models.origins import key_may_go, origin_of
+from goondan.schemas.models.server_answers import in_answer, in_listing, server_root
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.wire.errors import GoondanError, fail
 
