@@ -278,8 +278,7 @@ export interface Frame {
   /** `tool.call` only: the call was started before. A tool host that does not know it does not start it. */
   attach?: boolean;
   /**
-   * `tool.call`, questions about a call: the callId of the script that makes this call, an open call of the same
-   * turn.
+   * `tool.call`, questions of a call: the callId of the script that makes this call, an open call of the same turn.
    */
   within?: string | null;
   /** `event` of an operator only: the files of its message. The broker keeps them until the event has ended. */
