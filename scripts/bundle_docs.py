@@ -1,9 +1,10 @@
 """Write the pages about every kind and field of a bundle, from the structs themselves.
 
 `python scripts/bundle_docs.py` writes docs/bundle.md, docs/bundle.ko.md and docs/old-spellings.md; `--check` says what
-is out of date and exits 1. Words come from the structs (docstrings and field descriptions), examples and the first
-paragraphs from scripts/bundle_text/. The Korean page says the same through bundle_text/ko.yaml and NAME.ko.yaml of a
-feature with a kind; an English text without its Korean one, or a Korean one that nothing needs, is an error.
+is out of date and exits 1. Words come from the structs (docstrings and field descriptions), examples from
+scripts/bundle_text/; the first paragraphs stand in the pages. The Korean page says the same through
+bundle_text/ko.yaml and NAME.ko.yaml of a feature with a kind; an English text without its Korean one, or a Korean one
+that nothing needs, is an error.
 docs/old-spellings.md has the documents of version 0.9 and the kinds that nothing runs. Parts that the structs have and
 validation still refuses are found by running the validation.
 """
@@ -25,9 +26,10 @@ from goondan.kernel.bundle.kinds import documents
 from goondan.kernel.bundle.loader import inspect_bundle
 from goondan.schemas.bundle.resources import API_V1
 from scripts.export_schemas import export
-from scripts.pages import write_or_check
+from scripts.pages import hand_written, write_or_check
 
 ROOT: Final = Path(__file__).resolve().parent.parent
+SCRIPT: Final = "scripts/bundle_docs.py"
 TEXT: Final = ROOT / "scripts" / "bundle_text"
 DEFINITIONS: Final[dict[str, Any]] = json.loads(export()["bundle.schema.json"])["$defs"]
 #: Structs that several kinds use. They are described once, behind the kinds.
@@ -113,8 +115,7 @@ class Page:
 
     def text(self) -> str:
         """The whole page."""
-        head = (TEXT / ("head.ko.md" if self.korean else "head.md")).read_text(encoding="utf-8")
-        parts = [head]
+        parts = [hand_written(self.path, SCRIPT)]
         known = set(SHARED)
         for (version, kind), struct in documents().items():
             if (version == API_V1 and kind not in ABSENT) or kind in ONE_FORM:
@@ -234,7 +235,7 @@ class OldSpellings(Page):
         """The whole page."""
         known = {struct for struct in DEFINITIONS if struct not in ("ConnectorBody", "ConnectorEvent")}
         self._own = DEFINITIONS.keys() - known
-        parts = [(TEXT / "old.md").read_text(encoding="utf-8")]
+        parts = [hand_written(self.path, SCRIPT)]
         parts.append("## Documents of version 0.9\n")
         for (version, kind), struct in documents().items():
             if version != API_V1 and kind not in ONE_FORM:
@@ -267,4 +268,4 @@ def shown_default(schema: dict[str, Any]) -> str:
 
 if __name__ == "__main__":
     PAGES = (Page(korean=False), Page(korean=True), OldSpellings())
-    sys.exit(write_or_check(PAGES, "scripts/bundle_docs.py", sys.argv[1:]))
+    sys.exit(write_or_check(PAGES, SCRIPT, sys.argv[1:]))

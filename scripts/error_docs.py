@@ -1,6 +1,6 @@
 """Writes docs/error-causes.md: the error codes of which the environment is to blame, and not the message.
 
-They are `ENVIRONMENT` of schemas/wire/errors.py; scripts/error_text has the words before them. `--check` compares.
+They are `ENVIRONMENT` of schemas/wire/errors.py; the words before them stand in the page. `--check` compares.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Final
 
 from goondan.features import parts
 from goondan.schemas.wire.errors import CODES, ENVIRONMENT
-from scripts.pages import write_or_check
+from scripts.pages import hand_written, write_or_check
 
 parts("wire")  # the codes of features
-HEAD: Final = Path(__file__).parent / "error_text" / "en.txt"
+SCRIPT: Final = "scripts/error_docs.py"
 
 
 class Page:
@@ -28,7 +28,7 @@ class Page:
     def text(self) -> str:
         """The page."""
         rows = (f"- [{code}](errors.md#{code.lower()})\n" for code in sorted(ENVIRONMENT))
-        return HEAD.read_text(encoding="utf-8") + "".join(rows)
+        return hand_written(self.path, SCRIPT) + "\n" + "".join(rows)
 
     def problems(self) -> list[str]:
         """Codes of the environment that do not exist."""
@@ -36,4 +36,4 @@ class Page:
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check([Page()], "scripts/error_docs.py", sys.argv[1:]))
+    sys.exit(write_or_check([Page()], SCRIPT, sys.argv[1:]))

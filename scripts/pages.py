@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
+
+#: Ends what people have written at the beginning of a page. The rest of the page is made by a script.
+MARK: Final = "<!-- Below this line: made by {}. -->\n"
 
 
 class Page(Protocol):
@@ -20,6 +23,17 @@ class Page(Protocol):
 
     def problems(self) -> list[str]:
         """The missing parts of the page. To be called after `text`."""
+
+
+def hand_written(path: Path, script: str) -> str:
+    """The beginning of a page, up to the mark and with it.
+
+    Raises: ValueError if the page has no mark.
+    """
+    before, mark, _ = path.read_text(encoding="utf-8").partition(MARK.format(script))
+    if not mark:
+        raise ValueError(f"{path} has no line {MARK.format(script)!r}")
+    return before + mark
 
 
 def write_or_check(pages: Iterable[Page], script: str, arguments: list[str]) -> int:

@@ -1,7 +1,7 @@
 """Write docs/builtin-tools.md: every function of the bundled tools, from their manifests.
 
 `python scripts/tool_docs.py` writes the page; `--check` says whether it is out of date and exits 1. Words come from the
-manifests, the first paragraphs from scripts/tool_text/.
+manifests; the first paragraphs stand in the page.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from goondan.kernel.bundle.tools import CheckedTool
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, Limits
 from goondan.schemas.bundle.resources import Example, NetworkAllow, Sandbox, ToolExport
-from scripts.pages import write_or_check
+from scripts.pages import hand_written, write_or_check
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-TEXT: Final = ROOT / "scripts" / "tool_text" / "head.md"
+SCRIPT: Final = "scripts/tool_docs.py"
 #: Sentences about what is not as it is by default, with a place for the value.
 SENTENCES: Final = {
     "limit": "Error messages have at most {} characters.",
@@ -47,7 +47,7 @@ class Page:
 
     def text(self) -> str:
         """The whole page."""
-        head = TEXT.read_text(encoding="utf-8")
+        head = hand_written(self.path, SCRIPT)
         return "\n".join([head, *(line for tool in base_tools().values() for line in self.tool(tool))])
 
     def tool(self, tool: CheckedTool) -> Iterator[str]:
@@ -121,4 +121,4 @@ def _json(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(write_or_check([Page()], "scripts/tool_docs.py", sys.argv[1:]))
+    sys.exit(write_or_check([Page()], SCRIPT, sys.argv[1:]))
