@@ -424,7 +424,7 @@ def explain(cause: str, signs: Signs, fix: str | None = None) -> Obstacle:
         return Obstacle("user namespaces", cause, _allow_namespaces(signs))
     if signs.root and fix is not None and "cannot be read by everybody" in words:
         return Obstacle("root", cause, fix)
-    return Obstacle("jail", cause, "Read the cause; `gdn doctor` shows what else this host says about itself.")
+    return Obstacle("jail", cause, "Read the cause: it says which call of this host failed, and with what.")
 
 
 def _allow_namespaces(signs: Signs) -> str:

@@ -5,7 +5,7 @@ Rules.
 - A frame's length is checked before its bytes are kept; at most one frame is kept per jail.
 - A frame that is not of the protocol, breaks a limit or comes at the wrong time is a Violation: the caller ends the
   jail. There is no second chance, because our own worker never sends such a frame.
-- Log, progress and ask frames have a allowance; a worker that keeps to WORKER.md stays far below it.
+- Log, progress and ask frames have an allowance; a worker that keeps to WORKER.md stays far below it.
 - `output` is not decoded: it is walked (untrusted.check_json) and forwarded as it came.
 
 Source: docs/design/sandbox.md section 5; schemas/WORKER.md; requirement HANDLER-07.
@@ -129,19 +129,40 @@ NEWS_BYTES_PER_S: Final = 8 << 20
 _decode = msgspec.msgpack.Decoder(WorkerFrame).decode
 
 
+class Allowance:
+    """So many at once, and so many a second after that. The time is passed in (seconds)."""
+
+    __slots__ = ("_at", "_burst", "_left", "_per_s")
+
+    def __init__(self, burst: float, per_s: float, now: float) -> None:
+        self._burst = burst
+        self._per_s = per_s
+        self._left = burst
+        self._at = now
+
+    def take(self, now: float, amount: float = 1.0) -> bool:
+        """Whether there is room for `amount`; then it is taken."""
+        passed = max(0.0, now - self._at)
+        self._at = now
+        self._left = min(self._burst, self._left + passed * self._per_s)
+        if self._left < amount:
+            return False
+        self._left -= amount
+        return True
+
+
 class Channel:
     """The incoming half of one jail's socket."""
 
-    __slots__ = ("_chunks", "_have", "_max_frame", "_news", "_news_at", "_news_bytes", "_want")
+    __slots__ = ("_chunks", "_have", "_max_frame", "_news", "_news_bytes", "_want")
 
     def __init__(self, output_limit: int, now: float) -> None:
         self._max_frame = output_limit + FRAME_SLACK
         self._chunks: list[bytes] = []
         self._have = 0
         self._want = 4
-        self._news = float(NEWS_BURST)
-        self._news_bytes = float(NEWS_BYTES_BURST)
-        self._news_at = now
+        self._news = Allowance(NEWS_BURST, NEWS_PER_S, now)
+        self._news_bytes = Allowance(NEWS_BYTES_BURST, NEWS_BYTES_PER_S, now)
 
     @property
     def kept(self) -> int:
@@ -187,13 +208,7 @@ class Channel:
 
     def _spend(self, frame: WorkerFrame, size: int, now: float) -> None:
         """Take the frame from the allowance. Ready and LoadFailed come once; the caller checks that."""
-        if not isinstance(frame, Log | Progress | Ask):
-            return
-        passed = max(0.0, now - self._news_at)
-        self._news_at = now
-        self._news = min(float(NEWS_BURST), self._news + passed * NEWS_PER_S) - 1
-        self._news_bytes = min(float(NEWS_BYTES_BURST), self._news_bytes + passed * NEWS_BYTES_PER_S) - size
-        if self._news < 0 or self._news_bytes < 0:
+        if isinstance(frame, Log | Progress | Ask) and not (self._news.take(now) and self._news_bytes.take(now, size)):
             raise Violation("the worker flooded its channel with log lines or questions", "E_TOOL_LIMIT")
 
 

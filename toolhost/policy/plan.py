@@ -1,4 +1,5 @@
-"""The exact launch plan of one jail in each tier of the sandbox. Pure, so that every line of it can be tested.
+"""The exact launch plan of one jail in each tier of the sandbox, with its mounts: what shows, where, what Landlock
+gives back for it, and where it is taken from. Pure, so that every line of it can be tested.
 
 Rules of the full tier.
 - A jail sees /usr, an interpreter, this package's `inside` folder, the tool's own folder, what was granted, and its
@@ -32,18 +33,20 @@ docs/sandbox.md has what the reduced tier does not hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 from goondan.schemas.bundle.launch import ToolSpec
 from goondan.schemas.wire.errors import fail
+from goondan.schemas.worker.grantable import within
 from goondan.schemas.worker.hosts import BadHost, read_network
 from goondan.schemas.worker.receipts import Tier, Wall, is_weaker
-from goondan.toolhost.launcher.request import Enclosure
+from goondan.toolhost.launcher.request import Enclosure, Stage, Unmapped
 from goondan.toolhost.limits import group_plan, mechanisms, resource_limits
-from goondan.toolhost.policy import launch_plan, mounts, subject
+from goondan.toolhost.policy import launch_plan, subject
 from goondan.toolhost.policy.launch_plan import (
     DEVICES,
+    LIST,
     READ,
     RUN,
     WRITE,
@@ -55,11 +58,11 @@ from goondan.toolhost.policy.launch_plan import (
     program_of,
     ruleset,
 )
-from goondan.toolhost.policy.mounts import granted_rights, hidden_in
 from goondan.toolhost.policy.subject import (
     HOME_BYTES,
     JAIL_CODE,
     JAIL_HOME,
+    WORKDIR_FD,
     HostFacts,
     HostPath,
     Request,
@@ -67,6 +70,223 @@ from goondan.toolhost.policy.subject import (
 )
 from goondan.toolhost.seccomp.program import program
 from goondan.toolhost.traffic.rules import RESOLVER, Layout, lay_out
+
+
+class Sources:
+    """Where bubblewrap finds what it mounts: at its place, or staged."""
+
+    def __init__(self, request: Request, host: HostFacts) -> None:
+        #: What the launcher stages before bubblewrap starts: the path of the host, and how it is staged.
+        self.stages: list[tuple[str, Stage]] = []
+        self._at: dict[str, str] = {}
+        if host.stage is None:
+            return
+        rooted = not host.user_namespaces
+        for place in request.writable:
+            ours = request.workspace is not None and place.path == request.workdir_real
+            self._add(host.stage, place, "given" if ours else "refused")
+        if host.prefix is not None:
+            self._add(host.stage, HostPath(host.prefix, "dir"), "shown", owned=not rooted)
+        self._add(host.stage, HostPath(host.inside, "dir"), "copied", owned=not rooted)
+        if host.bwrap_root is not None and not rooted:
+            self._add(host.stage, HostPath(host.bwrap_root, "dir"), "shown")
+        for place in request.own:
+            self._add(host.stage, place, "copied")
+        for place in request.granted:
+            self._add(host.stage, place, "shown")
+        if request.folder is not None and not any(
+            within(request.folder.path, place.path) for place in request.writable
+        ):
+            self._add(host.stage, request.folder, "shown")
+
+    def stages_alone(self, place: HostPath) -> bool:
+        """Whether this place is staged itself, and not only a folder that it lies in."""
+        return place.path in self._at
+
+    def _add(self, stage: str, place: HostPath, unmapped: Unmapped, *, owned: bool = True) -> None:
+        if place.path in self._at or within(place.path, "/usr"):
+            return
+        at = self._at[place.path] = f"{stage}/{len(self.stages)}"
+        how: Stage = {
+            "at": at,
+            "readOnly": unmapped in ("shown", "copied"),
+            "owned": owned,
+            "folder": place.kind == "dir",
+            "unmapped": unmapped,
+        }
+        self.stages.append((place.path, how))
+
+    def of(self, path: str, root: str) -> str:
+        """Where `path` can be taken from; it is or lies in the staged place `root`."""
+        return self._at[root] + path[len(root) :] if root in self._at and within(path, root) else path
+
+
+#: Options that put something at a place, and how many words each has: the place is the last word.
+_PLACING: Final = {
+    "--ro-bind": 3, "--bind": 3, "--bind-fd": 3, "--ro-bind-data": 3, "--symlink": 3,
+    "--tmpfs": 2, "--proc": 2, "--dev": 2,
+}  # fmt: skip
+
+
+def with_parents(options: list[str]) -> list[str]:
+    """The options with the folders above each place, open to everybody. bubblewrap would make them for their owner
+    only.
+    """
+    made = {"/"}
+    done: list[str] = []
+    waiting: list[str] = []  # --perms and --size are for the option that comes next
+    words = iter(options)
+    for option in words:
+        if option in ("--perms", "--size"):
+            waiting += [option, next(words)]
+        elif option not in _PLACING:
+            done.append(option)
+        else:
+            *rest, place = (next(words) for _ in range(_PLACING[option] - 1))
+            for above in _between("", place):
+                if above not in made:
+                    made.add(above)
+                    done += ["--perms", "0755", "--dir", above]
+            made.add(place)
+            done += [*waiting, option, *rest, place]
+            waiting = []
+    return done
+
+
+class Mount(NamedTuple):
+    """One mount. Mounts are sorted by path, a list of names, so that inner ones come later, and then by rank."""
+
+    #: The place in the jail, as names.
+    path: list[str]
+    #: The order of mounts at the same place.
+    rank: int
+    #: bubblewrap's options for it.
+    options: list[str]
+    #: The path of the host that shows there; None for what belongs to the jail itself.
+    source: str | None
+
+
+_SHOWN, _WRITABLE, _GUARDED, _MASKED = range(4)
+
+
+def mounts_of(request: Request, host: HostFacts, sources: Sources) -> list[Mount]:
+    """The mounts that depend on the request, in the order in which they are made."""
+    found = [
+        _mount(place.shown, _SHOWN, place.path, "--ro-bind", sources.of(place.path, place.path), place.shown)
+        for place in request.shown
+        if place.name is not None or not any(within(place.path, writable.path) for writable in request.writable)
+    ]
+    for place in request.writable:
+        found += _writable_mounts(request, host, sources, place)
+    for place in request.masked:
+        if place.kind == "file":
+            for at in _seen_at(place.path, request):
+                found.append(_mount(at, _MASKED, None, "--ro-bind", "/dev/null", at))
+    found += [_mount(at, _MASKED, None, "--perms", "0555", "--tmpfs", at) for at in emptied_of(request, host)]
+    mounts: dict[tuple[str, int], Mount] = {}
+    for mount in found:
+        mounts.setdefault(("/".join(mount.path), mount.rank), mount)
+    return sorted(mounts.values(), key=lambda mount: (mount.path, mount.rank))
+
+
+def _mount(path: str, rank: int, source: str | None, *options: str) -> Mount:
+    return Mount(path.split("/"), rank, list(options), source)
+
+
+def _writable_mounts(request: Request, host: HostFacts, sources: Sources, place: HostPath) -> Iterator[Mount]:
+    """A writable folder, the places in it that stay read-only, and the folders above those."""
+    real, shown = place.path, place.shown
+    if shown == request.workdir and host.stage is None:
+        yield _mount(shown, _WRITABLE, real, "--bind-fd", str(WORKDIR_FD), shown)
+    else:
+        yield _mount(shown, _WRITABLE, real, "--bind", sources.of(real, real), shown)
+    # A writable mount inside a read-only folder would be a hole in it.
+    guarded = [
+        inner.path
+        for inner in request.guarded
+        if inner.path != real
+        and within(inner.path, real)
+        and not any(inner != outer and within(inner.path, outer.path) for outer in request.guarded)
+    ]
+    hidden = [path for path in host.hidden if path != real and within(path, real)]
+    folder = request.folder
+    inside = folder is not None and shown != folder.shown and within(folder.shown, shown)
+    named = [real + folder.shown[len(shown) :]] if folder is not None and inside else []
+    for kept in [*guarded, *hidden, *named]:
+        for above in _between(real, kept):
+            if not any(within(above, path) for path in guarded):
+                at = shown + above[len(real) :]
+                yield _mount(at, _WRITABLE, above, "--bind", sources.of(above, real), at)
+    for path in guarded:
+        at = shown + path[len(real) :]
+        yield _mount(at, _GUARDED, path, "--ro-bind", sources.of(path, real), at)
+    if folder is not None and inside:
+        root = folder.path if sources.stages_alone(folder) else real
+        yield _mount(folder.shown, _GUARDED, folder.path, "--ro-bind", sources.of(folder.path, root), folder.shown)
+
+
+def seen_places(mounts: list[Mount]) -> list[tuple[str, str]]:
+    """LaunchPlan.seen for these mounts, which are in their order: of several at one place the last one shows."""
+    shows = {"/".join(mount.path): mount.source for mount in mounts}
+    return [(at, source) for at, source in shows.items() if source is not None]
+
+
+def rights_of(request: Request, host: HostFacts) -> list[tuple[str, int]]:
+    """What Landlock gives back: the same as the mounts show, by the jail's paths."""
+    rights = [("/", LIST), ("/etc", READ), ("/proc", READ), ("/dev", DEVICES), (JAIL_CODE, READ)]
+    rights += [(folder, RUN) for folder in host.programs]
+    rights += [(path, WRITE) for path in ("/dev/shm", "/tmp", JAIL_HOME)]
+    rights += [(path, for_file(READ)) for path, _ in memory_files(request.tool)]
+    return rights + granted_rights(request.shown, RUN) + granted_rights(request.writable, WRITE)
+
+
+def granted_rights(places: list[HostPath], rights: int) -> list[tuple[str, int]]:
+    """These rights for each of the places, by its path in the jail; a file gets only the rights that a file can
+    have.
+    """
+    return [(place.shown, rights if place.kind == "dir" else for_file(rights)) for place in places]
+
+
+def _seen_at(path: str, request: Request) -> list[str]:
+    """The paths in the jail of a path of the tool's folder: a workdir keeps the name that the caller has for it."""
+    found = [place.shown + path[len(place.path) :] for place in request.writable if within(path, place.path)][-1:]
+    if request.home is not None:
+        return [*found, request.home + path[len(request.tool.root) :]]
+    return found or [path]
+
+
+def emptied_of(request: Request, host: HostFacts) -> list[str]:
+    """Folders that show empty: masked folders of the tool, and hidden folders inside anything that shows, at each place
+    where they would show.
+    """
+    paths = [at for place in request.masked if place.kind == "dir" for at in _seen_at(place.path, request)]
+    for folder in _folders_of(request, host):
+        # The workdir usually lies inside the state root; then nothing of the state root shows but the workdir.
+        paths += [folder.shown + path[len(folder.path) :] for path in host.hidden if _is_inside(path, folder)]
+    return list(dict.fromkeys(paths))
+
+
+def hidden_in(request: Request, host: HostFacts) -> list[str]:
+    """The hidden folders inside something that shows, whether they exist or not."""
+    folders = _folders_of(request, host)
+    return [path for path in [*host.hidden, *host.absent] if any(_is_inside(path, folder) for folder in folders)]
+
+
+def _is_inside(path: str, folder: HostPath) -> bool:
+    return path != folder.path and within(path, folder.path)
+
+
+def _folders_of(request: Request, host: HostFacts) -> list[HostPath]:
+    """Every folder of the host that shows."""
+    system = [HostPath(path, "dir") for path in [*host.programs, *host.etc]]
+    return [*system, *(place for place in request.shown if place.kind == "dir"), *request.writable]
+
+
+def _between(outer: str, inner: str) -> list[str]:
+    """The folders strictly between two paths, outermost first."""
+    names = inner[len(outer) + 1 :].split("/")[:-1]
+    return [outer + "/" + "/".join(names[: index + 1]) for index in range(len(names))]
+
 
 # --- the full tier ----------------------------------------------------------------------------------------------------
 
@@ -101,10 +321,10 @@ def plan_full(request: Request, host: HostFacts) -> LaunchPlan:
     if layout is not None and not host.net_admin:
         text = f"the tool {tool.name} was granted a network, and no jail can have one here: root lacks CAP_NET_ADMIN"
         raise fail("E_SANDBOX_UNAVAILABLE", text, suggestion=_NET_ADMIN)
-    sources = mounts.Sources(request, host)
+    sources = Sources(request, host)
     serves = forks(tool, host)
     trusted = launch_plan.OWN_PROCESSES if serves else 0
-    made = mounts.mounts_of(request, host, sources)
+    made = mounts_of(request, host, sources)
     files = [] if layout is None else [("/etc/hosts", layout.hosts), ("/etc/resolv.conf", RESOLVER)]
     files += memory_files(tool)
     options = [*isolation(host, serves), *_system(host, sources, layout)]
@@ -115,8 +335,8 @@ def plan_full(request: Request, host: HostFacts) -> LaunchPlan:
     options += [*_private(host), *_interpreter(host, sources)]
     for mount in made:
         options += mount.options
-    options = mounts.with_parents(options)
-    for path in ["/proc", "/dev", *mounts.emptied_of(request, host), "/"]:
+    options = with_parents(options)
+    for path in ["/proc", "/dev", *emptied_of(request, host), "/"]:
         options += ["--remount-ro", path]  # last, because innermost mounts may still need their mount points made
     for name, value in host.environment(JAIL_HOME, "/tmp").items():
         options += ["--setenv", name, value]
@@ -132,7 +352,7 @@ def plan_full(request: Request, host: HostFacts) -> LaunchPlan:
         options=[*options, "--chdir", cwd if host.user_namespaces else "/"],
         filter=program(host.machine, sockets=network, server=serves, drops=not host.user_namespaces),
         limits=resource_limits(tool.sandbox.limits, host.groups, trusted, data=limits_data(tool, host.groups)),
-        landlock=ruleset(host.landlock, mounts.rights_of(request, host), network=network),
+        landlock=ruleset(host.landlock, rights_of(request, host), network=network),
         command=[host.perl, f"{JAIL_CODE}/boot.pl"] if quick else host.boot(JAIL_CODE),
         open_workdir=None if host.stage else request.workdir_real,
         workdir=cwd,
@@ -140,8 +360,8 @@ def plan_full(request: Request, host: HostFacts) -> LaunchPlan:
         layout=layout,
         stage=host.stage,
         stages=sources.stages,
-        seen=mounts.seen_places(made),
-        hiding=mounts.hidden_in(request, host),
+        seen=seen_places(made),
+        hiding=hidden_in(request, host),
         fallback_owner=request.workspace or (writable[-1] if writable else None),
         enclosure=enclosure_of(host),
         walls=walls_full(host),
@@ -209,7 +429,7 @@ def isolation(host: HostFacts, serves: bool = False) -> list[str]:
     return options + last
 
 
-def _system(host: HostFacts, sources: mounts.Sources, layout: Layout | None) -> list[str]:
+def _system(host: HostFacts, sources: Sources, layout: Layout | None) -> list[str]:
     options = ["--ro-bind", "/usr", "/usr"]
     for name, target in host.links:
         options += ["--symlink", target, name]
@@ -237,7 +457,7 @@ def _private(host: HostFacts) -> list[str]:
     return options
 
 
-def _interpreter(host: HostFacts, sources: mounts.Sources) -> list[str]:
+def _interpreter(host: HostFacts, sources: Sources) -> list[str]:
     prefix = ["--ro-bind", sources.of(host.prefix, host.prefix), host.prefix] if host.prefix else []
     return [*prefix, "--ro-bind", sources.of(host.inside, host.inside), JAIL_CODE]
 

@@ -1,8 +1,8 @@
 """The agents that are attached to MCP servers, and what they are told of them.
 
-The session of a server is held as long as somebody is attached (pool.py). This module knows who that is, passes on
-what servers say has changed, and remembers of which servers agents have lost the session. A call to such a server fails
-until the agent attaches again: a new session knows nothing of the one before, and no call should begin one unnoticed.
+The session of a server is held as long as somebody is attached (sessions/machine.py). This module knows who that is,
+passes on what servers say has changed, and remembers of which servers agents have lost the session. A call to such a
+server fails until the agent attaches again: a new session knows nothing of the one before, and no call should begin one unnoticed.
 
 Rules.
 - News of one kind goes to an agent at most once in NEWS_S. A server that says the same all the time costs nobody more.

@@ -55,8 +55,18 @@ from goondan.toolhost.serving.live import LiveSession, load_error, protocol_erro
 from goondan.toolhost.serving.servers import Owner, Servers
 from goondan.toolhost.serving.starting import CLOSE_S, JailStarter, why_not
 from goondan.toolhost.sessions import machine
-from goondan.toolhost.sessions.machine import LOAD_TIMEOUT_S, Action, JailAction, Machine, Wait, WaitForStop, Waiting
-from goondan.toolhost.sessions.pool import Assign, End, Start
+from goondan.toolhost.sessions.machine import (
+    LOAD_TIMEOUT_S,
+    Action,
+    Assign,
+    End,
+    JailAction,
+    Machine,
+    Start,
+    Wait,
+    WaitForStop,
+    Waiting,
+)
 from goondan.toolhost.sessions.session import MAX_PENDING_PER_JAIL, JailSession, key_of
 from goondan.toolhost.traffic.messages import Denied, Failed
 from goondan.toolhost.untrusted import Violation

@@ -28,12 +28,12 @@ from goondan.toolhost.jails.server_jail import (
     Eras,
     RemoteServer,
     ServerJail,
+    TemplateLink,
     fork_worker,
     launch_server,
     network_of,
     remote_plan,
 )
-from goondan.toolhost.jails.template_link import TemplateLink
 from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.policy.launch_plan import LaunchPlan
 from goondan.toolhost.policy.plan import forks, plan

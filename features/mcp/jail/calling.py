@@ -33,11 +33,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from goondan.features.mcp.jail.client import Client
 from goondan.features.mcp.jail.protocol import bounds, results
-from goondan.features.mcp.jail.protocol.bounds import MAX_DESCRIPTION, Allowance
+from goondan.features.mcp.jail.protocol.bounds import MAX_DESCRIPTION
 from goondan.features.mcp.jail.protocol.results import Failure, error_of
 from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.worker.servers import GET_PROMPT, ServerAnswer, ServerQuestion, ServerTool
 from goondan.schemas.worker.worker_frames import Answer, Ask, Call, Progress, Result, WorkerError, WorkerFrame
+from goondan.toolhost.untrusted import Allowance
 
 #: How often a server may ask within one call before it is refused, and how many questions of one answer are asked.
 MAX_ROUNDS: Final = 10

@@ -44,6 +44,7 @@ from goondan.features.mcp.jail.protocol import bounds
 from goondan.features.mcp.jail.protocol.bounds import NOT_REACHED, UNASKED_BURST, UNASKED_PER_S, Excess
 from goondan.features.mcp.jail.protocol.results import Failure, error_of
 from goondan.schemas.system.authorities import tls_context
+from goondan.toolhost.untrusted import Allowance
 
 #: What is sent for one connection.
 REQUEST: Final = b"connect"
@@ -253,7 +254,7 @@ class Transport(httpx2.AsyncBaseTransport):
         )
         self._loop = loop
         self._on_lost = on_lost
-        self._events = bounds.Allowance(EVENT_BYTES_BURST, EVENT_BYTES_PER_S, loop.time())
+        self._events = Allowance(EVENT_BYTES_BURST, EVENT_BYTES_PER_S, loop.time())
         #: The status of the last answer of 400 and above; None: there was none.
         self.refused: int | None = None
         #: Why the last connection could not be made.
@@ -443,7 +444,7 @@ class _Counted:
     def __init__(self, inner: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._inner = inner
         self._loop = loop
-        self._messages = bounds.Allowance(UNASKED_BURST, UNASKED_PER_S, loop.time())
+        self._messages = Allowance(UNASKED_BURST, UNASKED_PER_S, loop.time())
 
     @property
     def last_context(self) -> Any:

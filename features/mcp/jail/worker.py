@@ -29,7 +29,6 @@ from goondan.features.mcp.jail.client import Client
 from goondan.features.mcp.jail.http import Http
 from goondan.features.mcp.jail.login import Login
 from goondan.features.mcp.jail.protocol import bounds
-from goondan.features.mcp.jail.protocol.bounds import Allowance
 from goondan.features.mcp.jail.protocol.results import Failure, error_of
 from goondan.features.mcp.jail.stdio import CLOSED_HERE, Stdio
 from goondan.features.mcp.wire import ServerLogin
@@ -60,6 +59,7 @@ from goondan.schemas.worker.worker_frames import (
 )
 from goondan.toolhost.inside.wire import Frames, framed
 from goondan.toolhost.socket_end import SocketEnd
+from goondan.toolhost.untrusted import Allowance
 
 #: Lines of the log at once and per second after that; what is over is dropped and counted. The host ends a worker that
 #: sends 20,000 and 2,000.

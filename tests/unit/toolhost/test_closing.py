@@ -11,7 +11,7 @@ import pytest
 
 from goondan.schemas.bundle.launch import ToolHostSpec
 from goondan.toolhost.host import Host
-from goondan.toolhost.sessions.pool import Start
+from goondan.toolhost.sessions.machine import Start
 from tests.toolhost_fixture import POWERS
 from tests.unit.toolhost.test_calls import call
 

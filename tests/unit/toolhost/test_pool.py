@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from goondan.schemas.bundle.launch import SandboxSpec
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.policy.launch_plan import MAX_CALLS
-from goondan.toolhost.sessions.pool import (
+from goondan.toolhost.sessions.machine import (
     LEFT_PART,
     Assign,
     End,

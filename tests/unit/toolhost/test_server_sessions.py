@@ -16,8 +16,7 @@ from goondan.toolhost.calls.call_registry import Call, CallRegistry
 from goondan.toolhost.host import Host
 from goondan.toolhost.privileges.powers import Ordinary
 from goondan.toolhost.sessions import machine
-from goondan.toolhost.sessions.machine import SERVER_EXIT_S, SERVER_TERM_S, Machine
-from goondan.toolhost.sessions.pool import Assign, End, JailPool, Start
+from goondan.toolhost.sessions.machine import SERVER_EXIT_S, SERVER_TERM_S, Assign, End, JailPool, Machine, Start
 from goondan.toolhost.sessions.session import JailSession, key_of
 from goondan.toolhost.untrusted import Violation
 from tests.unit.toolhost.test_calls import call

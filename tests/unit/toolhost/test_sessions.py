@@ -19,8 +19,16 @@ from goondan.schemas.worker.worker_frames import Result
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.results import Promise, Work
 from goondan.toolhost.sessions import machine
-from goondan.toolhost.sessions.machine import CANCEL_GRACE_S, MAX_MADE, SIBLING_GRACE_S, Action, Machine
-from goondan.toolhost.sessions.pool import Assign, End, Start
+from goondan.toolhost.sessions.machine import (
+    CANCEL_GRACE_S,
+    MAX_MADE,
+    SIBLING_GRACE_S,
+    Action,
+    Assign,
+    End,
+    Machine,
+    Start,
+)
 from goondan.toolhost.sessions.session import JailSession, key_of
 from goondan.toolhost.untrusted import Violation
 from tests.unit.toolhost.test_calls import call

@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from goondan.schemas.text.visible import BLANKS, IGNORABLE, is_needed
+from goondan.toolhost.untrusted import Allowance
 
 #: Levels of maps and arrays in one value. The host lets 60 through; the maps around a value need the rest.
 MAX_DEPTH: Final = 56
@@ -130,28 +131,6 @@ def whole_characters(value: Any) -> Any:
     if isinstance(value, dict):
         return {whole_characters(key): whole_characters(item) for key, item in value.items()}
     return value
-
-
-class Allowance:
-    """So many at once, and so many a second after that. The time is passed in (seconds)."""
-
-    __slots__ = ("_at", "_burst", "_left", "_per_s")
-
-    def __init__(self, burst: float, per_s: float, now: float) -> None:
-        self._burst = burst
-        self._per_s = per_s
-        self._left = burst
-        self._at = now
-
-    def take(self, now: float, amount: float = 1.0) -> bool:
-        """Whether there is room for `amount`; then it is taken."""
-        passed = max(0.0, now - self._at)
-        self._at = now
-        self._left = min(self._burst, self._left + passed * self._per_s)
-        if self._left < amount:
-            return False
-        self._left -= amount
-        return True
 
 
 #: Bytes of one message: images and files travel in them as base64.
