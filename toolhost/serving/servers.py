@@ -2,7 +2,8 @@
 
 The session of a server is held as long as somebody is attached (sessions/machine.py). This module knows who that is,
 passes on what servers say has changed, and remembers of which servers agents have lost the session. A call to such a
-server fails until the agent attaches again: a new session knows nothing of the one before, and no call should begin one unnoticed.
+server fails until the agent attaches again: a new session knows nothing of the one before, and no call should begin one
+unnoticed.
 
 Rules.
 - News of one kind goes to an agent at most once in NEWS_S. A server that says the same all the time costs nobody more.
