@@ -19,7 +19,7 @@ from goondan.toolhost.launcher.operations import remove_groups
 from goondan.toolhost.limits import GroupPlan, Growth, InFlight
 from goondan.toolhost.privileges.powers import beside, find_tree
 from goondan.toolhost.watch import procfs
-from goondan.toolhost.watch.jail_usage import Group
+from goondan.toolhost.watch.keeper import Group
 from goondan.toolhost.watch.procfs import View, unwritten
 from goondan.toolhost.watch.watch import MAX_DEPTH, walk
 from tests.toolhost_fixture import POWERS
@@ -176,7 +176,7 @@ for _ in range(4):
         os._exit(0)
     starting.append(pid)
 time.sleep(0.02)
-from goondan.toolhost.watch.jail_usage import Group
+from goondan.toolhost.watch.keeper import Group
 from goondan.toolhost.launcher.operations import remove_groups
 from goondan.toolhost.privileges.powers import beside, find_tree
 from goondan.toolhost.limits import GroupPlan

@@ -42,7 +42,8 @@ from goondan.toolhost.serving.live import LiveSession
 from goondan.toolhost.sessions.machine import Start
 from goondan.toolhost.sessions.session import JailSession
 from goondan.toolhost.untrusted import Channel, Violation
-from goondan.toolhost.watch.jail_usage import JailUsage, Keeper
+from goondan.toolhost.watch.jail_usage import JailUsage
+from goondan.toolhost.watch.keeper import Keeper
 from tests.toolhost_fixture import POWERS, bench, make_tool
 
 SEED = 20261121

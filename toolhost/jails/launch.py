@@ -30,7 +30,7 @@ from goondan.toolhost.policy.plan import has_namespaces, start_of
 from goondan.toolhost.policy.subject import ARGS_FD, BOOT_FD, FILES_FD, FILTER_FD, STATUS_FD, WORKDIR_FD
 from goondan.toolhost.privileges.launcher_link import LauncherLost
 from goondan.toolhost.privileges.powers import Powers, instance_uid
-from goondan.toolhost.watch.jail_usage import Group, Keeper
+from goondan.toolhost.watch.keeper import Group, Keeper
 
 
 class Launched(Struct):

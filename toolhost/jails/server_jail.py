@@ -48,7 +48,8 @@ from goondan.toolhost.privileges.launcher_link import OwnPrograms
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.seccomp.program import template_program, worker_program
 from goondan.toolhost.traffic.rules import Layout
-from goondan.toolhost.watch.jail_usage import JailUsage, Keeper
+from goondan.toolhost.watch.jail_usage import JailUsage
+from goondan.toolhost.watch.keeper import Keeper
 from goondan.toolhost.watch.procfs import children, members, process_stat, process_status, signal_all
 
 #: How long a worker may take to begin, a new template included (seconds). Importing the SDK takes half a second on an

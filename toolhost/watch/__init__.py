@@ -1,4 +1,4 @@
-"""What a jail uses: what Linux counts of it (jail_usage.py), and what the watch looks for from outside.
+"""What a jail uses: what Linux counts of it (keeper.py), and what the watch looks for from outside.
 
 Every host needs the watch for the disk, because Linux does not count what one jail has written in a folder. Hosts
 without control groups need it for memory, too. `watch.py` is the thread that looks while calls run, and finds out which

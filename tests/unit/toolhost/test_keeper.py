@@ -11,7 +11,8 @@ import pytest
 
 from goondan.schemas.bundle.launch import Limits
 from goondan.toolhost.privileges.powers import Ordinary
-from goondan.toolhost.watch.jail_usage import JailUsage, Keeper
+from goondan.toolhost.watch.jail_usage import JailUsage
+from goondan.toolhost.watch.keeper import Keeper
 from tests.toolhost_fixture import POWERS
 
 TOOLHOST = Path(__file__).parents[3] / "toolhost"

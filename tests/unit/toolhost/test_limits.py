@@ -38,7 +38,7 @@ from goondan.toolhost.limits import (
     weight_of,
     with_limit,
 )
-from goondan.toolhost.watch.jail_usage import weight
+from goondan.toolhost.watch.keeper import weight
 
 LIMITS = Limits(memory_mb=100, processes=10, cpu_seconds=5, disk_mb=100, files=1000)
 
