@@ -66,7 +66,7 @@ class ProcessInfo(msgspec.Struct, rename="camel", kw_only=True):
     #: Its name.
     name: str
     #: Its instance.
-    instance_key: str | None
+    instance_key: str | None = None
     #: Its pid on the host. None: there is no process.
     pid: int | None
     #: What it does.
@@ -74,9 +74,9 @@ class ProcessInfo(msgspec.Struct, rename="camel", kw_only=True):
     #: When `status` began: RFC 3339.
     since: str
     #: How often it was restarted.
-    restarts: int
+    restarts: int = 0
     #: Why it ended last.
-    last_exit: str | None
+    last_exit: str | None = None
     #: Of the broker: the folder of its sockets and of the operator's token.
     run_dir: str | msgspec.UnsetType = msgspec.UNSET
 

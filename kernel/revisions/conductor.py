@@ -25,10 +25,10 @@ from goondan.kernel.revisions.reader import Revision, RevisionRefused, Task, dec
 from goondan.kernel.revisions.watching import News, Watched, Watcher
 from goondan.kernel.spawn import command, memory_file, start_failure, start_program
 from goondan.kernel.supervisor.agents import Agents
+from goondan.kernel.supervisor.lifecycle import LEAVE_LIMIT_S
 from goondan.kernel.supervisor.options import Options
 from goondan.kernel.supervisor.processes import RESTART_GRACE_S
 from goondan.kernel.supervisor.reaping import Child, Exit, Reaper
-from goondan.kernel.supervisor.roster import LEAVE_LIMIT_S
 from goondan.kernel.trust.powers import Power
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.text.visible import visible_line

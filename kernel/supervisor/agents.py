@@ -17,8 +17,8 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Final
 
+from goondan.kernel.supervisor.lifecycle import AgentAction, KillAgent, Roster, Spawn, Tell, TerminateAgent
 from goondan.kernel.supervisor.reaping import Child, Exit, Readiness, Reaper
-from goondan.kernel.supervisor.roster import AgentAction, KillAgent, Roster, Spawn, Tell, TerminateAgent
 from goondan.kernel.supervisor_client import ProcessInfo
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire.codec import DECODE_ERRORS

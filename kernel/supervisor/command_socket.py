@@ -12,20 +12,16 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import Final
 
 import msgspec
 
 from goondan.kernel import rundir
 from goondan.kernel.revisions.held import Waiting
-from goondan.kernel.supervisor_client import PEER, ProcessInfo, Reply, Request
-from goondan.schemas.wire.errors import GoondanError, error_payload
-from goondan.schemas.worker.tool_host_reports import WorkerNews
-
-if TYPE_CHECKING:
-    from goondan.kernel.revisions.conductor import Conductor
+from goondan.kernel.supervisor_client import PEER, Reply, Request
+from goondan.schemas.wire.errors import error_payload
 
 #: The longest request (bytes). Requests have a few bytes.
 MAX_REQUEST: Final = 4096
@@ -37,67 +33,33 @@ ACCEPT_RETRY_S: Final = 1.0
 LINGER_S: Final = 0.5
 
 
-class KernelCommands(Protocol):
-    """What commands can ask and tell the kernel over the socket (life.Supervisor)."""
-
-    shared: bool
-    detached: bool
-    entry_agent: str | None
-    private_copy: str | None
-    state_dir: str
-    model: str | None
-    holders: set[object]
-
-    @property
-    def ending(self) -> bool:
-        """Whether it ends for good."""
-
-    def processes(self) -> list[ProcessInfo]:
-        """All processes, for `ps`."""
-
-    def servers(self) -> list[WorkerNews]:
-        """How each session of an MCP server is, for `ps`."""
-
-    def stop(self, reason: str) -> None:
-        """Begin the end."""
-
-    def released(self, *, hurry: bool = False) -> None:
-        """A command has let the kernel go. `hurry`: it does not wait for work that still runs."""
-
-    async def when_ready(self) -> None:
-        """Wait for the end of the start. Raises GoondanError when it has failed."""
-
-    async def restart(self, reason: str, *, fresh: bool) -> None:
-        """Restart in place. After a success the next program answers. Raises GoondanError when there is no restart."""
-
-    @property
-    def conducting(self) -> Conductor:
-        """The conductor, which restarts single agents and follows the bundle. Raises GoondanError E_RESTART_REFUSED
-        during a start.
-        """
-
-    async def restarted(self) -> None:
-        """Wait for the end of the restart with which this program began. Raises GoondanError when it has failed."""
-
-
-class _Command:
+class Command:
     """A command that is connected. Waiting has the rest of the fields."""
 
-    def __init__(self, connection: socket.socket, rest: bytes = b"", asked: bytes = b"") -> None:
+    def __init__(
+        self, connection: socket.socket, rest: bytes = b"", asked: bytes = b"", *, holds: bool = False
+    ) -> None:
         self.connection = connection
         self.rest = rest
         self.asked = asked
+        #: It holds the kernel: one that was started for calls does not end before it is let go.
+        self.holds = holds
         self.task: asyncio.Task[None] | None = None
 
 
-class SupervisorSocket:
-    """The listening half."""
+#: Answers a command's request. `resumed`: the program before this one got it. Raises GoondanError to refuse it.
+Answer = Callable[[Command, Request, bool], Awaitable[Reply]]
 
-    def __init__(self, kernel: KernelCommands) -> None:
-        self._kernel = kernel
+
+class SupervisorSocket:
+    """The listening half. `answer` answers requests. `left` is called when a command that held the kernel has gone."""
+
+    def __init__(self, answer: Answer, left: Callable[[], None]) -> None:
+        self._answers = answer
+        self._left = left
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
-        self._commands: dict[_Command, None] = {}
+        self._commands: dict[Command, None] = {}
 
     def open(self, run_dir: str) -> None:
         """Listen. The caller holds the kernel's lock. Raises OSError."""
@@ -120,10 +82,7 @@ class SupervisorSocket:
         for one in waiting:
             connection = socket.socket(fileno=one.fd)
             connection.setblocking(False)
-            command = _Command(connection, one.rest, one.asked)
-            if one.holds:
-                self._kernel.holders.add(command)
-            self._serve_soon(command)
+            self._serve_soon(Command(connection, one.rest, one.asked, holds=one.holds))
 
     async def hand_over(self) -> tuple[int, list[Waiting]]:
         """Stop, and return the descriptors of the listener and of every command. The caller must close them."""
@@ -138,15 +97,15 @@ class SupervisorSocket:
             task.cancel()
         await asyncio.wait(tasks)
         return self._listener.detach(), [
-            Waiting(
-                fd=command.connection.detach(),
-                rest=command.rest,
-                asked=command.asked,
-                holds=command in self._kernel.holders,
-            )
+            Waiting(fd=command.connection.detach(), rest=command.rest, asked=command.asked, holds=command.holds)
             for command in waiting
             if command.connection.fileno() >= 0
         ]
+
+    @property
+    def held(self) -> bool:
+        """Whether any command holds the kernel."""
+        return any(command.holds for command in self._commands)
 
     def stop_listening(self) -> None:
         """Accept no more connections. The open ones go on."""
@@ -184,15 +143,15 @@ class SupervisorSocket:
                 continue
             peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
             if PEER.unpack(peer)[1] in (os.geteuid(), 0):
-                self._serve_soon(_Command(connection))
+                self._serve_soon(Command(connection))
             else:
                 connection.close()
 
-    def _serve_soon(self, command: _Command) -> None:
+    def _serve_soon(self, command: Command) -> None:
         self._commands[command] = None
         command.task = asyncio.get_running_loop().create_task(self._serve(command))
 
-    async def _serve(self, command: _Command) -> None:
+    async def _serve(self, command: Command) -> None:
         loop = asyncio.get_running_loop()
         try:
             resumed = bool(command.asked)
@@ -206,11 +165,10 @@ class SupervisorSocket:
             if command in self._commands:
                 del self._commands[command]
                 command.connection.close()
-                if command in self._kernel.holders:
-                    self._kernel.holders.discard(command)
-                    self._kernel.released()
+                if command.holds:
+                    self._left()
 
-    async def _next(self, command: _Command) -> bool:
+    async def _next(self, command: Command) -> bool:
         """Read one line. False when the command has left, or has sent something that no command sends."""
         loop = asyncio.get_running_loop()
         while b"\n" not in command.rest:
@@ -224,58 +182,9 @@ class SupervisorSocket:
         command.asked = command.asked or b" "  # an empty line is a request too, a bad one
         return True
 
-    async def _answer(self, command: _Command, *, resumed: bool) -> Reply:
-        kernel = self._kernel
+    async def _answer(self, command: Command, *, resumed: bool) -> Reply:
         try:
             request = msgspec.json.decode(command.asked, type=Request)
         except msgspec.DecodeError as error:
             return Reply(error=error_payload("E_USAGE", f"not a request: {error}"))
-        try:
-            if request.op == "ps":
-                return Reply(
-                    ok=True,
-                    processes=kernel.processes(),
-                    servers=kernel.servers(),
-                    private_copy=kernel.private_copy,
-                    state_dir=kernel.state_dir,
-                )
-            if request.op == "stop":
-                kernel.stop("asked to")
-                return Reply(ok=True, stopping=True)
-            if request.op == "hold":
-                return await self._hold(command)
-            if request.op in ("release", "abandon"):
-                kernel.holders.discard(command)
-                kernel.released(hurry=request.op == "abandon")
-                return Reply(ok=True, stopping=kernel.ending)
-            if request.op == "news":
-                lines, told = await kernel.conducting.news.after(request.after)
-                return Reply(ok=True, news=lines, told=told)
-            if request.op == "feature" and request.feature is not None:
-                return Reply(ok=True, answer=await kernel.conducting.ask(request.feature, request.question))
-            if request.op == "restart" and request.agent is not None:
-                many = await kernel.conducting.restart_agent(request.agent, fresh=request.fresh)
-                return Reply(ok=True, restarted=many)
-            if request.op == "restart":
-                await (kernel.restarted() if resumed else kernel.restart(request.reason, fresh=request.fresh))
-                return Reply(ok=True, entry_agent=kernel.entry_agent, model=kernel.model)
-        except GoondanError as error:
-            return Reply(error=error.info, stopping=kernel.ending)
-        return Reply(error=error_payload("E_USAGE", f"no operation {request.op[:40]!r}"))
-
-    async def _hold(self, command: _Command) -> Reply:
-        kernel = self._kernel
-        if kernel.ending:
-            return Reply(error=error_payload("E_KERNEL_NOT_RUNNING", "the kernel is stopping"), stopping=True)
-        kernel.holders.add(command)
-        try:
-            await kernel.when_ready()
-        except GoondanError as error:
-            return Reply(error=error.info, stopping=True)
-        return Reply(
-            ok=True,
-            entry_agent=kernel.entry_agent,
-            model=kernel.model,
-            shared=kernel.shared,
-            detached=kernel.detached,
-        )
+        return await self._answers(command, request, resumed)

@@ -11,7 +11,7 @@ import logging
 import os
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -22,22 +22,22 @@ from goondan.kernel.premises import Premises
 from goondan.kernel.revisions.held import SIGNALS
 from goondan.kernel.spawn import report_start_failure
 from goondan.kernel.state_root import open_state_root
-from goondan.kernel.supervisor.command_socket import SupervisorSocket
+from goondan.kernel.supervisor.command_socket import Command, SupervisorSocket
 from goondan.kernel.supervisor.options import Options, watched_besides
 from goondan.kernel.supervisor.processes import Ending, Processes
-from goondan.kernel.supervisor_client import ProcessInfo
+from goondan.kernel.supervisor_client import ProcessInfo, Reply, Request
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.system.startup import report_ready
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.control import AboutBundle, ToBroker
-from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.tokens import SECRET_BYTES, Claims
 from goondan.schemas.worker.grantable import COPIES
 from goondan.schemas.worker.tool_host_reports import WorkerNews
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from goondan.kernel.revisions.conductor import Conductor
     from goondan.kernel.revisions.handover import Handover
@@ -56,16 +56,17 @@ START_S: Final = 30.0
 _log = logging.getLogger("supervisor")
 
 
-class Load(Protocol):
-    """Opens a bundle."""
-
-    def __call__(self, options: Options, running: Sequence[Power] | None) -> OpenedBundle: ...
-
-
 class Supervisor:
-    """One kernel. `load` opens the bundle that the options name. It raises GoondanError."""
+    """One kernel. `load` opens the bundle that the options name; its second argument are the powers of the revision
+    that runs. It raises GoondanError.
+    """
 
-    def __init__(self, options: Options, load: Load, resumed: Handover | None = None) -> None:
+    def __init__(
+        self,
+        options: Options,
+        load: Callable[[Options, Sequence[Power] | None], OpenedBundle],
+        resumed: Handover | None = None,
+    ) -> None:
         """`resumed`: the state that the supervisor before this one has handed over."""
         self._options = options
         self._load = load
@@ -73,15 +74,13 @@ class Supervisor:
         #: Set at the end of `run` when another supervisor takes the place of this one.
         self.handover: Handover | None = None
         self._loop = asyncio.get_running_loop()
-        self.shared = options.shared
+        self._shared = options.shared
         #: It does not end with the command that started it.
-        self.detached = options.parent_fd is None
+        self._detached = options.parent_fd is None
         self.entry_agent: str | None = None
-        self.model: str | None = None
-        self.private_copy: str | None = None
-        self.state_dir = options.state_dir
+        self._model: str | None = None
+        self._private_copy: str | None = None
         self._ending = Ending()
-        self.holders: set[object] = set()
         self._held_once = resumed is not None and resumed.held_once
         self._parent_gone = resumed is not None and resumed.parent_gone
         self._bounding: asyncio.Future[None] | None = None
@@ -96,7 +95,7 @@ class Supervisor:
         self._turning_points: list[asyncio.Future[Any]] = [self._ready, self._stop]
         self._premises: Premises | None = None
         self._processes: Processes | None = None
-        self._socket = SupervisorSocket(self)
+        self._socket = SupervisorSocket(self._answer, self._released)
         self._restoring: asyncio.Task[None] | None = None
 
     # --- the whole life
@@ -154,7 +153,15 @@ class Supervisor:
             os.set_blocking(options.parent_fd, False)
             loop.add_reader(options.parent_fd, self._parent_said)
         await self._take_over(premises)
-        processes = self._processes = Processes(loop, self, options, premises, os.urandom(SECRET_BYTES), self._ending)
+        processes = self._processes = Processes(
+            loop,
+            options,
+            premises,
+            os.urandom(SECRET_BYTES),
+            self._ending,
+            about_bundle=self._about_bundle,
+            broker_here=self._broker_here,
+        )
         processes.ready.add_done_callback(self._started)
         processes.begin_tool_host()
         opened = self._opened = self._open(options)
@@ -166,7 +173,7 @@ class Supervisor:
 
             sweep(options.state_dir, keep=plan.private_copy)
         if plan.private_copy:
-            self.private_copy = plan.private_copy
+            self._private_copy = plan.private_copy
             _log.warning("others can write to %s: its code runs from a copy, %s", plan.bundle, plan.private_copy)
         self._describe(plan)
         processes.begin(plan)
@@ -197,8 +204,8 @@ class Supervisor:
         if plan.entry_agent in plan.agents:
             from goondan.kernel.bundle.models import model_text
 
-            self.model = model_text(plan.agents[plan.entry_agent].model)
-            _log.info("%s talks to %s", plan.entry_agent, self.model)
+            self._model = model_text(plan.agents[plan.entry_agent].model)
+            _log.info("%s talks to %s", plan.entry_agent, self._model)
         if self._premises is not None:
             self._premises.describe(plan.entry_agent, plan.revision)
 
@@ -284,7 +291,7 @@ class Supervisor:
         if not self._ended.done():
             self._ended.set_result(None)
         await self._socket.close()
-        if self.private_copy is not None:
+        if self._private_copy is not None:
             from goondan.kernel.trust.private_copy import sweep
 
             sweep(self._options.state_dir)
@@ -345,7 +352,7 @@ class Supervisor:
         if self._processes is not None:
             self._processes.replace_broker()  # its sockets are gone
 
-    # --- what the socket needs
+    # --- requests of commands, and what the conductor needs
 
     @property
     def stopping(self) -> bool:
@@ -364,7 +371,49 @@ class Supervisor:
         if not self._stop.done():
             self._stop.set_result(reason)
 
-    async def when_ready(self) -> None:
+    async def _answer(self, command: Command, request: Request, resumed: bool) -> Reply:
+        """Answer a command (kernel/supervisor_client.py)."""
+        try:
+            match request.op:
+                case "ps":
+                    return self._tell_processes()
+                case "stop":
+                    self.stop("asked to")
+                    return Reply(ok=True, stopping=True)
+                case "hold":
+                    return await self._hold(command)
+                case "release" | "abandon":
+                    command.holds = False
+                    self._released(hurry=request.op == "abandon")
+                    return Reply(ok=True, stopping=self.ending)
+                case "news":
+                    lines, told = await self.conducting.news.after(request.after)
+                    return Reply(ok=True, news=lines, told=told)
+                case "feature" if request.feature is not None:
+                    return Reply(ok=True, answer=await self.conducting.ask(request.feature, request.question))
+                case "restart" if request.agent is not None:
+                    many = await self.conducting.restart_agent(request.agent, fresh=request.fresh)
+                    return Reply(ok=True, restarted=many)
+                case "restart":
+                    await (self._restarted() if resumed else self._restart(request.reason, fresh=request.fresh))
+                    return Reply(ok=True, entry_agent=self.entry_agent, model=self._model)
+        except GoondanError as error:
+            return Reply(error=error.info, stopping=self.ending)
+        return Reply(error=error_payload("E_USAGE", f"no operation {request.op[:40]!r}"))
+
+    async def _hold(self, command: Command) -> Reply:
+        if self.ending:
+            return Reply(error=error_payload("E_KERNEL_NOT_RUNNING", "the kernel is stopping"), stopping=True)
+        command.holds = True
+        try:
+            await self._when_ready()
+        except GoondanError as error:
+            return Reply(error=error.info, stopping=True)
+        return Reply(
+            ok=True, entry_agent=self.entry_agent, model=self._model, shared=self._shared, detached=self._detached
+        )
+
+    async def _when_ready(self) -> None:
         """Wait for the end of the start, or of a restart. Raises GoondanError when it has failed."""
         await asyncio.wait(self._turning_points, return_when=asyncio.FIRST_COMPLETED)
         if self.stopping and not self.ending:
@@ -374,13 +423,19 @@ class Supervisor:
         self._ready.result()
         self._held_once = True
 
-    async def restart(self, reason: str, *, fresh: bool) -> None:
+    async def _restart(self, reason: str, *, fresh: bool) -> None:
         """Restart in place, if the bundle may run. After a success the next program answers. Raises GoondanError:
         E_RESTART_REFUSED, E_KERNEL_NOT_RUNNING, and the faults of the bundle.
         """
         await self.conducting.restart(reason, fresh=fresh)
         await asyncio.shield(self._ended)
         raise fail("E_KERNEL_NOT_RUNNING", "the kernel is stopping")
+
+    async def _restarted(self) -> None:
+        """Wait for the end of the restart with which this program began. Raises GoondanError when it has failed."""
+        await self._when_ready()
+        if self._resumed is not None and self._resumed.error is not None:
+            raise GoondanError(self._resumed.error)
 
     @property
     def conducting(self) -> Conductor:
@@ -411,26 +466,20 @@ class Supervisor:
         if self._processes is not None:
             self._processes.tell(message)
 
-    def about_bundle(self, message: AboutBundle) -> None:
+    def _about_bundle(self, message: AboutBundle) -> None:
         """Handle a message of the broker about the bundle."""
         self.conducting.heard(message)
 
-    def broker_here(self) -> None:
+    def _broker_here(self) -> None:
         """A broker has connected."""
         if self._conductor is not None:
             self._conductor.broker_here()
 
-    async def restarted(self) -> None:
-        """Wait for the end of the restart with which this program began. Raises GoondanError when it has failed."""
-        await self.when_ready()
-        if self._resumed is not None and self._resumed.error is not None:
-            raise GoondanError(self._resumed.error)
-
-    def released(self, *, hurry: bool = False) -> None:
+    def _released(self, *, hurry: bool = False) -> None:
         """Handle that a command has let the kernel go. A kernel that was started for calls ends with its last user, and
         at once when that user gave up (`hurry`).
         """
-        if self.shared and not self.holders and (self._held_once or self._parent_gone):
+        if self._shared and not self._socket.held and (self._held_once or self._parent_gone):
             self._ending.hurry = self._ending.hurry or hurry
             self.stop("nobody uses it any more")
 
@@ -440,17 +489,13 @@ class Supervisor:
             return
         self._loop.remove_reader(fd)
         self._parent_gone = True
-        if self.shared:
-            self.released()
+        if self._shared:
+            self._released()
         else:
             self.stop("the process that started it is gone")
 
-    def servers(self) -> list[WorkerNews]:
-        """How each session of an MCP server is, for `ps`."""
-        return [] if self._processes is None else self._processes.servers()
-
-    def processes(self) -> list[ProcessInfo]:
-        """All processes, for `ps`."""
+    def _tell_processes(self) -> Reply:
+        """All processes, and how each session of a server is, for `ps`."""
         phase = "running" if self._ready.done() else "starting" if self._resumed is None else "restarting"
         if self.stopping:
             phase = "stopping" if self.ending else "restarting"
@@ -458,21 +503,27 @@ class Supervisor:
             ProcessInfo(
                 role="supervisor",
                 name="supervisor",
-                instance_key=None,
                 pid=os.getpid(),
                 status=phase,
                 since=rfc3339(self._started_at),
                 restarts=self._restarts,
-                last_exit=None,
             )
         ]
+        servers: list[WorkerNews] = []
         if self._processes is not None:
             rows += self._processes.infos(time.time() - self._loop.time())
+            servers = self._processes.servers()
         if self._premises is not None:
             for row in rows:
                 if row.role == "broker":
                     row.run_dir = self._premises.run_dir
-        return rows
+        return Reply(
+            ok=True,
+            processes=rows,
+            servers=servers,
+            private_copy=self._private_copy,
+            state_dir=self._options.state_dir,
+        )
 
     # --- small things
 

@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from goondan.kernel import lock
 from goondan.kernel.premises import Premises
@@ -23,6 +24,7 @@ from goondan.kernel.supervisor.agents import Agents
 from goondan.kernel.supervisor.lifecycle import (
     HURRY_S,
     KILL_WAIT_S,
+    MAX_START_FAILURES,
     STOP_ORDER,
     Finished,
     KillGroup,
@@ -34,9 +36,7 @@ from goondan.kernel.supervisor.lifecycle import (
 from goondan.kernel.supervisor.options import Options
 from goondan.kernel.supervisor.programs import programs
 from goondan.kernel.supervisor.reaping import Reaper
-from goondan.kernel.supervisor.roster import MAX_START_FAILURES
-from goondan.kernel.supervisor.services import TOOLHOST_NAME, Launches, Services
-from goondan.kernel.supervisor.workers import Workers
+from goondan.kernel.supervisor.services import TOOLHOST_NAME, Launches, Services, Workers
 from goondan.kernel.supervisor_client import ProcessInfo
 from goondan.schemas.bundle.address import path_segment
 from goondan.schemas.bundle.launch import KernelPlan
@@ -151,38 +151,30 @@ HANG_S: Final = 20.0
 LAST_CHILDREN_S: Final = 1.0
 
 
-class ProcessesOwner(Protocol):
-    """The object that the processes report to (life.Supervisor)."""
-
-    @property
-    def stopping(self) -> bool:
-        """Whether the processes are being ended."""
-
-    def about_bundle(self, message: AboutBundle) -> None:
-        """Handle a message of the broker about the bundle."""
-
-    def broker_here(self) -> None:
-        """A broker has connected. It has not got the messages to the broker before it."""
-
-
 class Processes:
     """The processes of one kernel. `ready` is set when all processes that must run are ready. Otherwise it is set to
     the reason why they never will be.
+
+    `about_bundle` gets what the broker says about the bundle. `broker_here` is called when a broker has connected,
+    which has not got the messages to the broker before it.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        kernel: ProcessesOwner,
         options: Options,
         premises: Premises,
         secret: bytes,
         ending: Ending,
+        *,
+        about_bundle: Callable[[AboutBundle], None],
+        broker_here: Callable[[], None],
     ) -> None:
         """Tokens are signed with `secret`."""
         self.ready: asyncio.Future[None] = loop.create_future()
         self._loop = loop
-        self._kernel = kernel
+        self._about_bundle = about_bundle
+        self._broker_here = broker_here
         self._premises = premises
         self._ending = ending
         self._logs = f"{options.state_dir}/logs"
@@ -205,8 +197,10 @@ class Processes:
         self._services = Services(
             loop,
             self.reaper,
-            self,
             self.launches,
+            on_up=self._service_up,
+            on_down=self._service_down,
+            on_failed=self._service_failed,
             roles=("broker", "forkserver", "toolhost"),
             on_demand=tuple(programs()),
             log_path=self._log_path,
@@ -291,7 +285,7 @@ class Processes:
 
     # --- what services tell
 
-    def service_up(self, role: str) -> None:
+    def _service_up(self, role: str) -> None:
         """A service is ready."""
         _log.info("%s is ready", role)
         if role == "toolhost":
@@ -304,19 +298,19 @@ class Processes:
                 self.agents.fork_server_up(channel)
         self._maybe_ready()
 
-    def service_down(self, role: str, run: int, exit_cause: str) -> None:
+    def _service_down(self, role: str, run: int, exit_cause: str) -> None:
         """The process of a service is gone."""
         self._ending.changed.set()
         if role == "toolhost":
             self._workers.close()
             principal = Principal("toolhost", TOOLHOST_NAME)
-            self.tell(Exited(principal, run, exit_cause, self._kernel.stopping))
+            self.tell(Exited(principal, run, exit_cause, self._ending.begun))
             self._host_failures += self._services.state[role].phase == "starting"
             if self._host_failures >= MAX_START_FAILURES:
                 # Its start is tried again and again. Work that waits for it must not wait as long.
                 self.tell(SpawnFailed(principal, self._host_failures, exit_cause))
         elif role == "broker":
-            if self._kernel.stopping:
+            if self._ending.begun:
                 self.agents.terminate_all()  # it may have died before it asked them to leave
         elif role == "forkserver":
             channel = self.launches.take_fork_channel()
@@ -324,7 +318,7 @@ class Processes:
                 channel.close()
             self.agents.fork_server_down()
 
-    def service_failed(self, role: str, error: ErrorPayload) -> None:
+    def _service_failed(self, error: ErrorPayload) -> None:
         """A service cannot be started at all."""
         if not self.ready.done():
             self.ready.set_exception(GoondanError(error))
@@ -332,7 +326,7 @@ class Processes:
     def _control_up(self) -> None:
         self._welcomed = True
         self._maybe_ready()
-        self._kernel.broker_here()
+        self._broker_here()
 
     def _maybe_ready(self) -> None:
         if self._welcomed and self._services.proven and not self.ready.done():
@@ -342,7 +336,7 @@ class Processes:
 
     def _broker_said(self, message: ToSupervisor) -> None:
         if isinstance(message, AboutBundle):
-            self._kernel.about_bundle(message)
+            self._about_bundle(message)
             return
         agents, services, now = self.agents, self._services, self._loop.time()
         if isinstance(message, ProgramWanted):

@@ -1,11 +1,16 @@
-"""The processes of broker, tool host, fork server and programs of features: prepares the start of each, and performs
-the decisions of their state machines.
+"""The processes of broker, tool host, fork server and programs of features: prepares the start of each, performs the
+decisions of their state machines, and hears the tool host's news about its workers.
 
 Tokens, plans and values of the environment are passed by descriptors, because arguments and environments can be read in
 /proc.
 
 A tool host may start before the plan is known. Then its parts of the plan are promised. Its token comes through a pipe,
 which it reads to the end before anything else. The pipe ends when all promised parts are there.
+
+A tool host tells of its jailed workers and its servers on its status descriptor, one JSON object a line:
+`{"op":"start","pid":…,"tool":…,"agent":…,"instanceKey":…,"since":…}` and `{"op":"exit","pid":…,"cause":…}`; `pid` is
+the number on the host. `{"op":"server",…}` says how a session of a server is. The last of each is kept, also when it
+has ended. Only lists for a person use this news, so invalid lines are skipped.
 
 Source: docs/design/processes.md section 2.
 """
@@ -18,7 +23,7 @@ import os
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -36,6 +41,7 @@ from goondan.kernel.spawn import (
     start_program,
 )
 from goondan.kernel.supervisor.lifecycle import (
+    LOOPS_AT,
     PROGRAMS,
     Begin,
     Down,
@@ -54,13 +60,14 @@ from goondan.kernel.supervisor.lifecycle import (
 from goondan.kernel.supervisor.options import Options
 from goondan.kernel.supervisor.programs import Program, programs
 from goondan.kernel.supervisor.reaping import Child, Exit, Readiness, Reaper
-from goondan.kernel.supervisor.roster import LOOPS_AT
 from goondan.kernel.supervisor_client import ProcessInfo
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire.control import Principal
 from goondan.schemas.wire.frames import ErrorPayload
 from goondan.schemas.wire.tokens import SOCKETS, Claims, mint
+from goondan.schemas.worker import servers
+from goondan.schemas.worker.tool_host_reports import WorkerNews
 
 #: The one tool host of a kernel, as the broker names it.
 TOOLHOST_NAME: Final = "1"
@@ -221,31 +228,23 @@ class Launches:
 _log = logging.getLogger("supervisor")
 
 
-class Observer(Protocol):
-    """The object that the services report to."""
-
-    def service_up(self, role: str) -> None:
-        """It is ready."""
-
-    def service_down(self, role: str, run: int, exit_cause: str) -> None:
-        """Its process is gone. Another one may have been started already."""
-
-    def service_failed(self, role: str, error: ErrorPayload) -> None:
-        """The service cannot be started, so the kernel cannot start either."""
-
-
 class Services:
     """The processes that must always run (`roles`), and those that run after the first request for them
     (`on_demand`).
+
+    `on_up` is called when one is ready. `on_down` gets the number and the end of one that is gone; another may have
+    been started already. `on_failed` gets the reason why one cannot be started: then the kernel cannot start either.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         reaper: Reaper,
-        observer: Observer,
         launches: Launches,
         *,
+        on_up: Callable[[str], None],
+        on_down: Callable[[str, int, str], None],
+        on_failed: Callable[[ErrorPayload], None],
         roles: tuple[str, ...],
         on_demand: tuple[str, ...] = (),
         log_path: Callable[[str], str],
@@ -256,7 +255,9 @@ class Services:
         self._on_demand = frozenset(on_demand)
         self._loop = loop
         self._reaper = reaper
-        self._observer = observer
+        self._on_up = on_up
+        self._on_down = on_down
+        self._on_failed = on_failed
         self._launches = launches
         self._log_path = log_path
         self._inherited_fds = inherited_fds
@@ -314,7 +315,6 @@ class Services:
             ProcessInfo(
                 role=role,
                 name=role,
-                instance_key=None,
                 pid=self.pid(role),
                 status="crash-loop" if service.deaths >= LOOPS_AT else _STATUS[service.phase],
                 since=rfc3339(self.since[role] + offset),
@@ -352,7 +352,7 @@ class Services:
                 if role in self._on_demand:
                     _log.error("%s could not be started: %s", role, error.message)
                 else:
-                    self._observer.service_failed(role, error)
+                    self._on_failed(error)
 
     def _start(self, role: str, run: int) -> None:
         self._reports.pop(role, None)
@@ -389,7 +389,7 @@ class Services:
     def _up(self, role: str, run: int) -> None:
         self._readiness.pop(role, None)
         self._feed(role, Up(run))
-        self._observer.service_up(role)
+        self._on_up(role)
 
     def _exited(self, role: str, run: int, seen: Exit) -> None:
         self._children.pop(role, None)
@@ -407,7 +407,7 @@ class Services:
     def _down(self, role: str, run: int, event: Down) -> None:
         if self._ending:
             self._feed(role, End())
-        self._observer.service_down(role, run, event.cause)
+        self._on_down(role, run, event.cause)
         self._feed(role, event)
 
 
@@ -418,3 +418,104 @@ _STATUS: Final = {
     "waiting": "waiting",
     "stopping": "stopping",
 }
+
+
+#: The longest line (bytes). Longer ones are skipped.
+MAX_LINE: Final = 65536
+#: The most workers that are kept: more than any tool host may have. News of others is dropped.
+MAX_WORKERS: Final = 65536
+#: Sessions of MCP servers that are remembered; those that have ended longest ago go first.
+MAX_SERVERS: Final = 1024
+
+
+class Workers:
+    """The workers of one tool host."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._fd = -1
+        self._data = b""
+        self._running: dict[int, WorkerNews] = {}
+        self._servers: dict[tuple[str, str | None, str | None], WorkerNews] = {}
+
+    def listen(self, fd: int) -> None:
+        """Read the news of a new tool host from `fd`. It is closed here at its end. The workers of the earlier tool
+        host are gone.
+        """
+        self.close()
+        self._fd = fd
+        os.set_blocking(fd, False)
+        self._loop.add_reader(fd, self._read)
+
+    def close(self) -> None:
+        """The tool host is gone."""
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+        self._data = b""
+        self._running.clear()
+        self._servers.clear()
+
+    def _read(self) -> None:
+        try:
+            chunk = os.read(self._fd, 65536)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self.close()
+            return
+        lines = (self._data + chunk).split(b"\n")
+        self._data = lines.pop()[-MAX_LINE:]
+        for line in lines:
+            self.hear(line)
+
+    def hear(self, line: bytes) -> None:
+        """Handle one line of news."""
+        try:
+            news = msgspec.json.decode(line, type=WorkerNews)
+        except msgspec.DecodeError:
+            return
+        if news.op == "server":
+            self._hear_server(news)
+        elif news.op == "exit":
+            self._running.pop(news.pid, None)
+        elif len(self._running) < MAX_WORKERS:
+            self._running[news.pid] = news
+
+    def _hear_server(self, news: WorkerNews) -> None:
+        name = (news.tool, news.agent, news.instance_key)
+        self._servers.pop(name, None)  # it is the newest now
+        self._servers[name] = news
+        if len(self._servers) > MAX_SERVERS:
+            ended = (name for name, told in self._servers.items() if told.server and told.server.state == "ended")
+            del self._servers[next(ended, next(iter(self._servers)))]
+
+    def servers(self) -> list[WorkerNews]:
+        """How each session of an MCP server is, or was at its end; in the order of their names."""
+        return [self._servers[name] for name in sorted(self._servers, key=lambda name: [part or "" for part in name])]
+
+    def processes(self) -> list[ProcessInfo]:
+        """The workers, for `ps`."""
+        return [
+            ProcessInfo(
+                role="worker",
+                name=news.tool,
+                instance_key=news.instance_key,
+                pid=news.pid,
+                status="running",
+                since=news.since,
+            )
+            for news in self._running.values()
+        ] + [
+            ProcessInfo(
+                role=servers.ROLE,
+                name=news.tool,
+                instance_key=news.instance_key,
+                pid=news.pid or None,
+                status=news.server.state,
+                since=news.since,
+            )
+            for news in self.servers()
+            if news.server is not None and news.server.state != "ended"
+        ]

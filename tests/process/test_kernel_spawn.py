@@ -15,7 +15,7 @@ import pytest
 from goondan.kernel import lock, logs, spawn
 from goondan.kernel.premises import Premises
 from goondan.kernel.supervisor.reaping import Exit, Readiness, Reaper, children_of_this_process, describe_exit
-from goondan.kernel.supervisor.workers import Workers
+from goondan.kernel.supervisor.services import Workers
 from goondan.schemas.system import startup
 from goondan.schemas.wire.errors import GoondanError
 from tests.kernel_fixture import READY, ROOT, wait_until

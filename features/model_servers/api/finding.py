@@ -21,8 +21,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from goondan.features.model_servers.api.listeners import listeners, owned
-from goondan.features.model_servers.api.listing import Learned, Question, learn, question
+from goondan.features.model_servers.api.listing import Learned, Question, learn, listeners, owned, question
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.system.authorities import skips_proxy, tls_context
 

@@ -108,8 +108,6 @@ def external(broker: ByHand) -> list[ProcessInfo]:
                 pid=peer["pid"],
                 status="external",
                 since=rfc3339((peer["startedMs"] + offset_ms) / 1000),
-                restarts=0,
-                last_exit=None,
                 run_dir=broker.run_dir if peer is own else UNSET,
             )
             for peer in (own, *peers)

@@ -11,7 +11,7 @@ from goondan.kernel.broker.entities import AGENTS, CLIENTS, Connection
 from goondan.kernel.broker.journal import records
 from goondan.kernel.broker.journal.records import Deadline, event_subject
 from goondan.kernel.broker.mailbox import LEASE_S, MAX_ATTEMPTS
-from goondan.kernel.supervisor.roster import MAX_START_FAILURES
+from goondan.kernel.supervisor.lifecycle import MAX_START_FAILURES
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.control import Drain, Principal, SpawnFailed
 from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, FilePart, Frame, ReplyTo

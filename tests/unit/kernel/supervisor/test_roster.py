@@ -7,11 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from goondan.kernel.supervisor.lifecycle import START_LIMIT_S
-from goondan.kernel.supervisor.roster import (
+from goondan.kernel.supervisor.lifecycle import (
     LEAVE_LIMIT_S,
     MAX_START_FAILURES,
     MAX_STARTING,
+    START_LIMIT_S,
     STARTING_S,
     AgentAction,
     KillAgent,
