@@ -1,5 +1,5 @@
-"""Calls of bundled tools whose handlers run in the agent's process, over its own link: `agents`, `handoff` and
-`self-restart`.
+"""Calls of bundled tools whose handlers run in the agent's process, over its own link: `agents`, `handoff`, and those
+of features.
 
 The rules are those of calls over the bus: a call is checked against the step's catalog and the tool's schema, runs
 inside the same middleware and ends with exactly one result. A call has as much time as its turn, because it waits for
@@ -16,26 +16,26 @@ from typing import Any, Final
 
 from goondan.agentproc.base.agents import agents
 from goondan.agentproc.base.handoff import handoff
-from goondan.agentproc.base.self_restart import self_restart
 from goondan.agentproc.calls import failed_result
 from goondan.agentproc.catalog import Allowed, StepCatalog
 from goondan.agentproc.conversation import error_result
 from goondan.agentproc.extensions.results import output_of, tool_error_of
 from goondan.agentproc.open_calls import OpenCalls
 from goondan.agentproc.swarm import Handler, Swarm
+from goondan.features import parts
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import ToolResult
 
 #: The tool that asks for the end of pending work. The tool host answers it for every handle but those of handoffs.
 GET_RESULT: Final = "tool-result__get"
-#: The handlers by their full names.
+#: The handlers by their full names. A feature has `HANDLERS` in its `base`.
 HANDLERS: Final[dict[str, Handler]] = {
     build_tool_name(tool, export): handler
     for tool, handlers in (
         ("agents", agents.handlers),
         ("handoff", handoff.handlers),
-        ("self-restart", self_restart.handlers),
+        *((tool, found) for module in parts("base") for tool, found in getattr(module, "HANDLERS", {}).items()),
     )
     for export, handler in handlers.items()
 } | {GET_RESULT: handoff.get}

@@ -6,6 +6,7 @@
     host.py     what the tool host loads                      jail/        what runs in jails
     console.py  what a command loads that talks to a swarm    api.py       what features that need this one may call
     status.py   what `gdn ps` shows below the processes       program.py   a program of its own, with an agent's code
+    base/       bundled extensions, and bundled tools that run in an agent's process
 
 `FEATURES` is the one table. A process of the kernel knows of features by `parts` alone, so no module of the core names
 one. Privileged programs and workers in jails load nothing by this table.
@@ -60,7 +61,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     ),
     Feature(
         "approvals",
-        ("wire", "bundle", "broker", "agent", "command", "console"),
+        ("wire", "bundle", "broker", "agent", "command", "console", "base"),
         commands={"approve": "Show calls that wait for a person; approve or deny them."},
     ),
     Feature(
@@ -73,7 +74,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
         ("wire", "bundle", "broker", "agent", "command", "process"),
         commands={"changeset": "List what agents have changed in the bundle; show it, or take it back."},
     ),
-    Feature("code_mode", ("wire", "agent")),
+    Feature("code_mode", ("wire", "agent", "base", "jail")),
     Feature(
         "dead_letters",
         ("broker", "command"),
@@ -104,7 +105,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     ),
     Feature(
         "mcp",
-        ("wire", "broker", "agent", "bundle", "command", "jail"),
+        ("wire", "broker", "agent", "bundle", "command", "base", "jail"),
         commands={
             "mcp": "Use MCP servers, and offer an agent's tools to MCP clients.",
             "mcp add": "Install the package of an MCP server, and write its Extension.",
@@ -120,10 +121,10 @@ FEATURES: Final[tuple[Feature, ...]] = (
         commands={"auth": "Agree to what extensions may do with OAuth; list or revoke it."},
     ),
     Feature("model_servers", ("api", "bundle")),
-    Feature("restart", ("broker",)),
+    Feature("restart", ("broker", "base")),
     Feature(
         "skills",
-        ("bundle", "command"),
+        ("bundle", "command", "base", "jail"),
         commands={"grant skill": "Show what a skill asks for and gets, or pin its content."},
     ),
     Feature(
@@ -144,10 +145,15 @@ FEATURES: Final[tuple[Feature, ...]] = (
     Feature("waits", ("broker",)),
     Feature(
         "budgets",
-        ("wire", "bundle", "broker", "agent", "command"),
+        ("wire", "bundle", "broker", "agent", "command", "base"),
         commands={"budget": "Show what messages have used of their budgets."},
     ),
 )
+
+
+def folders(file: str) -> list[str]:
+    """The folders `goondan/features/NAME/FILE` of all features that have that file as a folder of this name."""
+    return [f"{__path__[0]}/{feature.name}/{file}" for feature in FEATURES if file in feature.files]
 
 
 def parts(file: str) -> list[ModuleType]:

@@ -17,6 +17,8 @@ LEFT_OUT: Final = (
     "goondan.toolhost.base.",
     "goondan.toolhost.inside.boot",
     "goondan.features.certify.command.samples.",
+    "goondan.features.code_mode.jail.",
+    "goondan.features.skills.jail.",
     "goondan.kernel.cli.__main__",
     "goondan.toolhost.launcher.__main__",
     "goondan.toolhost.egress.start",

@@ -41,6 +41,7 @@ LOADED_BY: Final[Mapping[str, tuple[str | None, frozenset[str]]]] = {
     "program": ("agentproc", frozenset({"wire", "api"})),
     "process": ("kernel", frozenset({"wire", "api", "bundle"})),
     "agent": ("agentproc", frozenset({"wire", "api"})),
+    "base": ("agentproc", frozenset({"wire", "api"})),
     "host": ("toolhost", frozenset({"wire", "api"})),
     "jail": ("toolhost", frozenset({"wire"})),
 }

@@ -179,13 +179,20 @@ def _remember(folder: _Folder, before: set[str]) -> None:
     known.update((name, module) for name, module in new if _from_folder(module, folder.path))
 
 
+def _module_of(entry: str) -> str:
+    """The name of the module of a bundled extension: agentproc/base/NAME/ENTRY, or features/FEATURE/base/NAME/ENTRY."""
+    places = entry.removesuffix(".py").split("/")
+    at = -4 if places[-4] == "agentproc" else -5
+    return ".".join(["goondan", *places[at:]])
+
+
 def import_entry(spec: ExtensionSpec, name: str) -> ModuleType:
     """Run the entry module of an extension under a name of its own. The module of a bundled extension is part of the
     product and imported once. Raises the module's own exceptions, or ImportError.
     """
     place, _, entry = spec.entry.rpartition("/")
     if spec.bundled:
-        return import_module(f"goondan.agentproc.base.{os.path.basename(place)}.{entry.removesuffix('.py')}")
+        return import_module(_module_of(spec.entry))
     folder = _Folder(place, spec.modules)
     if not _folders:
         sys.meta_path.insert(0, _Inner)

@@ -506,7 +506,7 @@ class Checker:
             seen.add(extension.name)
             if extension.missing is not None:
                 message = f"{document.resource} uses {extension.document.resource}: {extension.missing}"
-                self._report.error("E_CONFIG_UNSUPPORTED", message, document.place(*at), extension.mend)
+                self._report.error("E_CONFIG_UNSUPPORTED", message, document.place(*at), _NOT_YET)
             elif extension.entry:
                 own = None if isinstance(item, str) else item.config
                 check_used(extension, own, document, at, self._report)
@@ -602,6 +602,7 @@ class Checker:
 
 #: The most names in a suggestion.
 _LISTED: Final = 8
+_NOT_YET: Final = "Write the extension in Python, or leave it out of the agent for now."
 _PACKAGE_HINT: Final = "Put the package into $GOONDAN_STATE_ROOT/packages, or correct the name."
 _NAME_HINT: Final = (
     "Use 1 to 64 lowercase letters, digits, - and _, without __, starting with a letter or digit, not ending with _."

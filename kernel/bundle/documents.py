@@ -16,12 +16,12 @@ by the digest of the manifest's bytes, and a manifest that is not known is read 
 writes them, and `make check` fails when they are out of date.
 
 The manifest of a bundled extension is read when a bundle names it, and no other is. The folder of `message-window` is
-`message_window`. An extension that bounds what its agent may do leaves that to a feature, which its manifest names in
-`spec.feature` (feature_extensions.py). No agent can use it without that feature.
+`message_window`. What belongs to a feature lies in the folder of the feature: its extensions, and its tools that run
+in an agent's process, in `base/`; its tools that run in jails in `jail/`. Without the feature there are none of them.
 
 An extension whose work needs a jail brings a Tool: `spec.tools` of its manifest names it, and the Tool has its manifest
-(`brought.yaml`) and its code in a folder of `toolhost/base/`. Agents with the extension may call it, and the extension
-shows it to the model (`api.tools.bring`). Other agents do not have it, and no document can name it.
+(`brought.yaml`) and its code in a folder of its own. Agents with the extension may call it, and the extension shows it
+to the model (`api.tools.bring`). Other agents do not have it, and no document can name it.
 
 Source: docs/design/bundle.md sections 1 and 4; docs/design/tools.md section 14; docs/design/sandbox.md section 1;
 requirements BASE-01, BASE-02, NAME-12.
@@ -38,8 +38,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from goondan.features import folders
 from goondan.kernel.bundle.checked import Package
-from goondan.kernel.bundle.extension_config import has_feature
 from goondan.kernel.bundle.extensions import CheckedExtension
 from goondan.kernel.bundle.files import NOTHING, BundleFiles, Overlay, list_documents, read_file, read_instead
 from goondan.kernel.bundle.kinds import kind_names
@@ -143,15 +143,20 @@ MANIFEST: Final = "tool.yaml"
 #: The manifest of a bundled tool that a bundled extension brings to its agents (base_extensions.py). No other agent has
 #: such a tool, and no document names it.
 BROUGHT_MANIFEST: Final = "brought.yaml"
-#: The packages whose `base` folders hold bundled tools, by where their handlers run.
+#: The packages whose `base` folders hold bundled tools, by where their handlers run, and the folders of features that
+#: hold more of them.
 IN_JAILS: Final = "goondan.toolhost"
 IN_AGENTS: Final = "goondan.agentproc"
+_OF_FEATURES: Final = {IN_JAILS: "jail", IN_AGENTS: "base"}
 
 
 def tool_folders(package: str) -> list[str]:
-    """The folders of the bundled tools in this Python package; none when it is not installed."""
+    """The folders in which bundled tools and extensions can lie, with those of features. None of the package's own when
+    it is not installed.
+    """
     base = in_package(package, "base")
-    return [] if base is None else [os.path.join(base, name) for name in sorted(os.listdir(base))]
+    places = [*([] if base is None else [base]), *folders(_OF_FEATURES[package])]
+    return [os.path.join(place, name) for place in places for name in sorted(os.listdir(place))]
 
 
 def in_package(package: str, name: str) -> str | None:
@@ -264,8 +269,6 @@ class BundledExtensionBody(ExtensionBody, frozen=True):
 
     #: Names of the Tools that it brings.
     tools: list[str] = []
-    #: The feature that reads its config; "": its code does.
-    feature: str = ""
 
 
 class BundledExtension(Extension, frozen=True):
@@ -339,9 +342,6 @@ def _load_extension(folder: str) -> CheckedExtension:
         found.append(
             CheckedExtension(document, built.metadata.name, built, entry=entry.path, bundled=True, tools=tools)
         )
-        if built.spec.feature and not has_feature(built.spec.feature):
-            found[-1].missing = f"it needs the feature {built.spec.feature}, which this installation does not have"
-            found[-1].mend = "Install the kernel anew, with that feature."
     if report.errors:
         raise BundleError(report.errors, report.dropped)
     return found[0]

@@ -2,8 +2,7 @@
 bundled extensions whose config is for a feature. Pure.
 
 An extension is code of an agent, so what bounds an agent cannot be left to it. A feature reads the config of such an
-extension, and the kernel keeps to it. The manifest of the extension names the feature (`spec.feature`), and no agent
-can use the extension where that feature is missing.
+extension, and the kernel keeps to it. The extension lies in the feature's folder, so there is none without the feature.
 
 What the config becomes is a part of the agent's specification, under the feature's name. The core passes it on
 unopened.
@@ -21,7 +20,7 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from goondan.features import FEATURES, parts
+from goondan.features import parts
 from goondan.kernel.bundle.checked import CheckedAgent
 from goondan.kernel.bundle.extensions import CheckedExtension
 from goondan.kernel.bundle.lookup import Files
@@ -96,11 +95,6 @@ def feature_extensions() -> tuple[FeatureExtension, ...]:
 def is_bundled(name: str, entry: str, bundled: bool) -> bool:
     """Whether an extension with this entry is the bundled one of this name, under whatever name the bundle has it."""
     return bundled and posixpath.basename(posixpath.dirname(entry)) == name.replace("-", "_")
-
-
-def has_feature(name: str) -> bool:
-    """Whether this installation has a feature of this name that reads bundles."""
-    return any(feature.name == name and "bundle" in feature.files for feature in FEATURES)
 
 
 def check_given(extension: CheckedExtension, report: Report) -> None:

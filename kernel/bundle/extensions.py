@@ -65,8 +65,6 @@ class CheckedExtension(Struct):
     beside: list[str] = []
     #: Why an agent cannot use it, although nothing is wrong with it. None: it can.
     missing: str | None = None
-    #: What to do about that.
-    mend: str = "Write the extension in Python, or leave it out of the agent for now."
     #: Names of the Extensions that it depends on.
     depends_on: list[str] = []
     #: Its code comes with the kernel.
@@ -136,7 +134,6 @@ def check_extension(extension: CheckedExtension, files: Files, report: Report, b
             assert isinstance(found_there.resource, resources.Extension)
             extension.entry, extension.code_of, extension.bundled = found_there.entry, found_there.resource, True
             extension.tools = found_there.tools
-            extension.missing, extension.mend = found_there.missing, found_there.mend
         return
     found = files.find(entry)
     if found.fault is not None:

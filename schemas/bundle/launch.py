@@ -217,7 +217,7 @@ class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     modules: dict[str, str] | None = None
     #: The JSON Schema that its config must fit; None when it declares none.
     config_schema: dict[str, Any] | None = None
-    #: It comes with the kernel, in `goondan.agentproc.base`.
+    #: It comes with the kernel, in `goondan.agentproc.base` or in the folder of a feature.
     bundled: bool = False
     #: Its config has values of environment variables, so no file may hold it.
     confidential: bool = False

@@ -86,7 +86,8 @@ def test_the_glossary_is_short_and_the_same_in_both_languages() -> None:
 
 @pytest.mark.parametrize("name", READMES)
 def test_it_names_the_tools_that_run_in_no_jail(name: str) -> None:
-    """Their manifests lie in agentproc/base; all others, in toolhost/base, run in jails."""
-    tools = {path.parent.name.replace("_", "-") for path in (ROOT / "agentproc/base").glob("*/tool.yaml")}
+    """Their manifests lie in agentproc/base and features/*/base; all others run in jails."""
+    manifests = [path for folder in ("agentproc", "features/*") for path in ROOT.glob(f"{folder}/base/*/tool.yaml")]
+    tools = {path.parent.name.replace("_", "-") for path in manifests}
     said = next(text for text in (ROOT / name).read_text(encoding="utf-8").split("\n- ") if "`self-restart`" in text)
     assert {f"`{tool}`" for tool in tools} <= set(re.findall(r"`[\w-]+`", said))

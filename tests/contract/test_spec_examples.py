@@ -61,7 +61,7 @@ EXTENSIONS: dict[str, list[str]] = {
         f"{SKILLS}::test_the_skills_are_found_opened_and_closed",
         f"{SKILLS}::test_a_repository_is_scanned",
         f"{SKILLS}::test_a_command_of_the_documented_extension",
-        "tests/process/test_toolhost_skills.py::test_the_command_of_the_specification",
+        "tests/features/skills/process/test_toolhost_skills.py::test_the_command_of_the_specification",
     ],
 }
 

@@ -33,6 +33,7 @@ FILES = {
     "program",
     "jail",
     "api",
+    "base",
 }
 
 

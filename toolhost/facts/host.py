@@ -61,6 +61,8 @@ STORES: Final = ("/nix/store", "/gnu/store")
 STAGES: Final = ("/run", "/mnt", "/srv")
 #: Every Debian and most other systems have it there.
 PERL: Final = "/usr/bin/perl"
+#: The manifests of bundled tools (kernel/bundle/documents.py).
+MANIFESTS: Final = ("tool.yaml", "brought.yaml")
 #: The folder of this package.
 PACKAGE: Final = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))
 #: The parts of a checkout of the kernel besides its packages.
@@ -174,7 +176,7 @@ def host_facts(bwrap: str, hidden: Iterable[str], powers: Powers) -> HostFacts:
 
     Compiles our own sources for jails when that is needed. Raises GoondanError E_SANDBOX_UNAVAILABLE (see machine).
     """
-    compile_sources((f"{PACKAGE}/inside", f"{PACKAGE}/base"))
+    compile_sources((f"{PACKAGE}/inside", f"{PACKAGE}/base", *tools_of_features()))
     prefix = os.path.realpath(sys.base_prefix)
     for store in STORES:
         if within(prefix, store):
@@ -199,6 +201,14 @@ def host_facts(bwrap: str, hidden: Iterable[str], powers: Powers) -> HostFacts:
         groups=powers.tree,
     )
     return with_hidden(facts, hidden)
+
+
+def tools_of_features() -> list[str]:
+    """The folders of the bundled tools of features that run in jails: each has a manifest."""
+    above = f"{os.path.dirname(PACKAGE)}/features"
+    jails = [f"{above}/{name}/jail" for name in os.listdir(above)]
+    inside = [f"{jail}/{name}" for jail in jails if os.path.isdir(jail) for name in os.listdir(jail)]
+    return [folder for folder in inside if any(os.path.isfile(f"{folder}/{name}") for name in MANIFESTS)]
 
 
 def code_folders() -> list[str]:

@@ -42,6 +42,8 @@ from goondan.toolhost.privileges.powers import Powers
 _NOT_EVERYTHING: Final = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/tmp", "/usr", "/lost+found")
 #: A folder with one of these files is a bundle's root, which can hold keys: no jail sees all of it.
 BUNDLE_FILES: Final = ("goondan.yaml", "goondan.yml")
+#: Where the bundled tools are that are no feature's, with what all of them share.
+_SHARED: Final = f"{PACKAGE}/base"
 #: What `goondan_base/redaction.py` is a link to: bundled tools see this file of `schemas`, and no other.
 _REDACTION: Final = f"{os.path.dirname(PACKAGE)}/schemas/text/redaction.py"
 
@@ -65,8 +67,8 @@ def look_up(
     sandbox = tool.sandbox
     runtime = runtime_of(tool)
     root, entry = (os.path.realpath(path) if path else "" for path in (tool.root, tool.entry))
-    if tool.bundled:
-        root = os.path.dirname(root)  # where also is what the bundled tools share
+    if tool.bundled and within(root, _SHARED):
+        root = _SHARED
     if (root, entry) != (tool.root, tool.entry):
         tool = msgspec.structs.replace(tool, root=root, entry=entry)
     shared = tool.server is None and sandbox.isolation == "shared"  # whose workdir a server sees, its scope says
@@ -115,6 +117,7 @@ def look_up(
         private=None if has_namespaces(host.tier) else _private_folder(),
         home=JAIL_TOOL if runtime is not None and has_namespaces(host.tier) else None,
         runtime=[] if runtime is None else _runtime_places(runtime, host),
+        shared=_SHARED if tool.bundled and root != _SHARED else None,
         folder=None if call_folder is None or workdir is None else _in_workdir(call_folder, os.path.normpath(workdir)),
     )
 

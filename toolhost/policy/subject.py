@@ -185,6 +185,8 @@ class Request(Struct, frozen=True, kw_only=True):
     home: str | None = None
     #: The program and the folders of libraries of the JavaScript runtime, as far as they lie beside the system.
     runtime: list[HostPath] = []
+    #: The folder of what bundled tools share, of one that lies elsewhere.
+    shared: str | None = None
 
     @property
     def own(self) -> list[HostPath]:
@@ -204,8 +206,9 @@ class Request(Struct, frozen=True, kw_only=True):
 
     @property
     def granted(self) -> list[HostPath]:
-        """The places that were granted for reading, the declared environment, and the runtime."""
-        return [*self.read, *([HostPath(self.venv, "dir")] if self.venv else []), *self.runtime]
+        """The places that were granted for reading, the declared environment, what is shared, and the runtime."""
+        folders = [HostPath(path, "dir") for path in (self.venv, self.shared) if path]
+        return [*self.read, *folders, *self.runtime]
 
     @property
     def shown(self) -> list[HostPath]:
@@ -232,7 +235,7 @@ class Request(Struct, frozen=True, kw_only=True):
         """
         folder = self.tool.entry.rpartition("/")[0]
         paths = [] if self.entry_only else list(dict.fromkeys([folder, self.tool.root]))
-        return paths if self.venv_site is None else [*paths, self.venv_site]
+        return [*paths, *(path for path in (self.shared, self.venv_site) if path)]
 
 
 assert len(_FDS) == 6

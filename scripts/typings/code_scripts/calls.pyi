@@ -1,1 +1,1 @@
-from goondan.toolhost.base.code.code_scripts.calls import *
+from goondan.features.code_mode.jail.code.code_scripts.calls import *

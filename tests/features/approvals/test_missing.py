@@ -60,11 +60,12 @@ def test_without_its_row_the_broker_refuses_a_plan_with_rules(monkeypatch: pytes
 
 
 def test_without_its_row_a_bundle_with_rules_is_no_bundle(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extension_config, "FEATURES", WITHOUT)
-    for bundle in (using("{default: ask}"), OWN + using("{}").replace("Extension/approval", "Extension/guard")):
+    monkeypatch.setattr(features, "FEATURES", WITHOUT)
+    own = OWN + using("{}").replace("Extension/approval", "Extension/guard")
+    for bundle, code in ((using("{default: ask}"), "E_CONFIG_MISSING_REF"), (own, "E_CONFIG_UNSUPPORTED")):
         (error,) = look(bundle).errors
-        assert error.code == "E_CONFIG_UNSUPPORTED"
-        assert "it needs the feature approvals" in error.message
+        assert error.code == code
+        assert "approval" in error.message
 
 
 def test_without_its_row_an_agent_refuses_the_rules(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from tests.unit.agentproc.conftest import _own_state_root, make
 
 __all__ = ["_own_state_root", "make"]
 
-PACKAGE = "goondan.toolhost.base.code.code_scripts"
+PACKAGE = "goondan.features.code_mode.jail.code.code_scripts"
 
 sys.modules.setdefault("code_scripts", import_module(PACKAGE))
 for _name in ("calls", "printed", "python_script", "node_script"):

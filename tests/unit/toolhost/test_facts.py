@@ -36,12 +36,20 @@ def make(folder: Path, sandbox: SandboxSpec | None = None) -> ToolSpec:
     return ToolSpec(name="t", entry=str(root / "h.py"), root=str(root), exports=[], sandbox=sandbox or SandboxSpec())
 
 
-def test_the_jail_of_a_bundled_tool_shows_the_folder_above_in_which_nothing_would_be_masked(tmp_path: Path) -> None:
-    tool = msgspec.structs.replace(make(tmp_path), bundled=True)
-    request = look_up(tool, None, spec(), HOST, POWERS)
-    assert (request.tool.root, request.tool.entry) == (str(tmp_path / "tools"), tool.entry)
-    assert look_up(make(tmp_path / "b"), None, spec(), HOST, POWERS).tool.root == str(tmp_path / "b" / "tools" / "t")
-    base = Path(goondan.toolhost.facts.host.__file__).parents[1] / "base"
+def test_the_jail_of_a_bundled_tool_shows_what_all_share_in_which_nothing_would_be_masked(tmp_path: Path) -> None:
+    base = Path(goondan.toolhost.facts.host.__file__).resolve().parents[1] / "base"
+    bash = ToolSpec(name="bash", entry=f"{base}/bash/bash.py", root=f"{base}/bash", exports=[], bundled=True)
+    request = look_up(bash, None, spec(), HOST, POWERS)
+    assert (request.tool.root, request.tool.entry, request.shared) == (str(base), bash.entry, None)
+    assert request.import_paths == [f"{base}/bash", str(base)]
+    elsewhere = msgspec.structs.replace(make(tmp_path), bundled=True)
+    request = look_up(elsewhere, None, spec(), HOST, POWERS)
+    assert (request.tool.root, request.shared) == (elsewhere.root, str(base))
+    assert request.import_paths == [elsewhere.root, str(base)]
+    assert str(base) in [place.path for place in request.shown]
+    request = look_up(make(tmp_path / "b"), None, spec(), HOST, POWERS)
+    assert (request.tool.root, request.shared) == (str(tmp_path / "b" / "tools" / "t"), None)
+    assert str(base) not in [place.path for place in request.shown]
     assert (base / "goondan_base" / "fetch.py").is_file()
     assert dotfiles(str(base), []) == []
 

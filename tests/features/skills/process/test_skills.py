@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.features.skills.process.test_toolhost_skills import make_skill
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox
-from tests.process.test_toolhost_skills import make_skill
 
 SKILLS = BUNDLE.replace(
     "  tools: [Tool/bash]",

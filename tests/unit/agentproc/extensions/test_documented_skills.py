@@ -1,7 +1,7 @@
 """The skills example of the extension document of v0.9 (section 12), line by line, and the bundled extension beside it.
 
 Both get the directories, the SKILL.md and the config of the document, and the same calls. They answer the same. The
-bundled one runs commands in a jail: tests/process/test_toolhost_skills.py has the same command there.
+bundled one runs commands in a jail: tests/features/skills/process/test_toolhost_skills.py has the same command there.
 """
 
 from __future__ import annotations

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel.bundle import documents
-from goondan.kernel.bundle.documents import BROUGHT_MANIFEST, EXTENSION_MANIFEST, IN_AGENTS, IN_JAILS, BaseExtensions
+from goondan.kernel.bundle.documents import (
+    BROUGHT_MANIFEST,
+    EXTENSION_MANIFEST,
+    IN_AGENTS,
+    IN_JAILS,
+    MANIFEST,
+    BaseExtensions,
+)
 from goondan.kernel.plan import build_plan
 from goondan.kernel.trust.powers import Reach
 from goondan.schemas.bundle.effective_config import reachable_tools
@@ -121,12 +128,13 @@ def test_a_bundle_without_any_reads_no_manifest_and_imports_no_code() -> None:
         "import goondan.kernel.bundle.documents as module\n"
         "module.read_manifest = lambda *a: sys.exit(1)\n"
         "import goondan.agentproc.loop\n"
-        "loaded = [name for name in sys.modules if name.startswith('goondan.agentproc.base.')]\n"
-        "print(sorted(loaded))\n"
+        "files = {name: getattr(module, '__file__', None) for name, module in sys.modules.items()}\n"
+        "print({name: file for name, file in files.items() if file})\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    tools = {"agents", "handoff", "self_restart"}
-    assert {name.split(".")[3] for name in eval(done.stdout)} == tools
+    loaded = {name: Path(file) for name, file in eval(done.stdout).items()}
+    assert [name for name, file in loaded.items() if (file.parent / EXTENSION_MANIFEST).exists()] == []
+    assert (loaded["goondan.agentproc.base.agents.agents"].parent / MANIFEST).exists(), "a tool has no other process"
 
 
 # --- Tools that bundled extensions bring ------------------------------------------------------------------------------

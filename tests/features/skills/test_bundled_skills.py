@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.base.skills import finding, skills
-from goondan.agentproc.base.skills.finding import SkillPlace, find_skills, repository_place
-from goondan.agentproc.base.skills.served import served_skills
 from goondan.agentproc.conversation import ToolData
 from goondan.agentproc.loop import TurnRunner
+from goondan.features.skills.base.skills import finding, skills
+from goondan.features.skills.base.skills.finding import SkillPlace, find_skills, repository_place
+from goondan.features.skills.base.skills.served import served_skills
 from goondan.schemas.bundle.launch import CatalogItem, ToolSource
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.frames import ToolCallPayload, ToolResult

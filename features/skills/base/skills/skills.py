@@ -1,8 +1,8 @@
 """The bundled extension `skills`: folders with a SKILL.md, which the model finds, opens, and runs commands in.
 
 The model reads the names and descriptions of all skills with every step, and the whole text of those that it has
-opened. Commands run in a jail: the Tool `skills` comes with this extension (toolhost/base/skills). `allowed-tools` in a
-skill's front matter is what its author asks for; nothing is granted because of it.
+opened. Commands run in a jail: the Tool `skills` comes with this extension (features/skills/jail/skills).
+`allowed-tools` in a skill's front matter is what its author asks for; nothing is granted because of it.
 
 Opened skills are kept in the state of the instance: another process of the agent shows them as well.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from goondan.agentproc.base.skills.finding import (
+from goondan.features.skills.base.skills.finding import (
     MAX_SKILLS,
     Skill,
     SkillPlace,
@@ -22,7 +22,7 @@ from goondan.agentproc.base.skills.finding import (
     read_skill,
     repository_place,
 )
-from goondan.agentproc.base.skills.served import ServedSkill, served_skills
+from goondan.features.skills.base.skills.served import ServedSkill, served_skills
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.servers import SHARED_RESOURCES
 

@@ -13,7 +13,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.toolhost.base.skills import skills
+from goondan.features.skills.jail.skills import skills
 
 
 @pytest.mark.requirement("SKILL-13")

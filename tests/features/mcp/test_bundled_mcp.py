@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from goondan.agentproc.base.mcp import mcp
 from goondan.agentproc.conversation import ToolData
+from goondan.features.mcp.base.mcp import mcp
 from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec, ServerSource, ToolSource
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload

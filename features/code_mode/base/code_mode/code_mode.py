@@ -13,10 +13,9 @@ from typing import Any, Final
 
 import msgspec
 
+from goondan.features.code_mode.wire import CODE_TOOL
 from goondan.schemas.bundle.launch import CatalogItem
 
-#: The tool that it brings.
-CODE_TOOL: Final = "code__run"
 #: Families of tools that are named to the model. It finds the others with a search.
 MAX_FAMILIES: Final = 24
 
