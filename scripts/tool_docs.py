@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,9 @@ from scripts.pages import hand_written, write_or_check
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 SCRIPT: Final = "scripts/tool_docs.py"
+#: A parameter that so many functions of a tool have in the same words stands once, at the head of the tool.
+SHARED: Final = 2
+TABLE: Final = ("| Parameter | Type | What it is |", "|---|---|---|")
 #: Sentences about what is not as it is by default, with a place for the value.
 SENTENCES: Final = {
     "limit": "Error messages have at most {} characters.",
@@ -56,8 +60,13 @@ class Page:
         remarks = list(self.remarks(tool))
         if remarks:
             yield " ".join(remarks) + "\n"
+        counts = Counter(row for export in tool.body.exports for row in parameter_rows(export.parameters))
+        shared = {row: None for row, times in counts.items() if times >= SHARED}
+        if shared:
+            yield "Parameters of several functions:\n"
+            yield "\n".join([*TABLE, *map(self.row, shared)]) + "\n"
         for export in tool.body.exports:
-            yield from self.export(tool.name, export)
+            yield from self.export(tool.name, export, shared)
 
     def remarks(self, tool: CheckedTool) -> Iterator[str]:
         """What is not as it is by default."""
@@ -83,13 +92,16 @@ class Page:
         """One of SENTENCES with its value."""
         return SENTENCES[which].format(value)
 
-    def export(self, tool: str, export: ToolExport) -> Iterator[str]:
+    def export(self, tool: str, export: ToolExport, shared: Collection[Parameter]) -> Iterator[str]:
         """The section of one function."""
         yield f"### {build_tool_name(tool, export.name)}\n"
         yield one_line(export.description or "") + "\n"
         rows = parameter_rows(export.parameters)
-        if rows:
-            yield "\n".join(["| Parameter | Type | What it is |", "|---|---|---|", *map(self.row, rows)]) + "\n"
+        own = [row for row in rows if row not in shared]
+        if len(own) < len(rows):
+            yield f"As above: {', '.join(f'`{row.name}`' for row in rows if row in shared)}.\n"
+        if own:
+            yield "\n".join([*TABLE, *map(self.row, own)]) + "\n"
         if export.aliases:
             pairs = ", ".join(f"`{alias}` → `{name}`" for alias, name in export.aliases.items())
             yield f"Other spellings: {pairs}.\n"
