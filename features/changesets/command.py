@@ -5,20 +5,22 @@ Source: docs/changesets.md.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import os
+from typing import Any, Final
 
 import click
+import msgspec
 
-from goondan.features.changesets.wire import FEATURE
+from goondan.features.changesets.bundle.recovery import Record, locked
+from goondan.features.changesets.process.engine import Engine, not_committed
+from goondan.features.changesets.wire import FEATURE, CommittedChangeset
 from goondan.kernel.cli import options
-from goondan.kernel.cli.output import emit
+from goondan.kernel.cli.output import emit, printable
+from goondan.kernel.cli.plain import one_line
 from goondan.kernel.cli.state import locate
+from goondan.kernel.supervisor.options import Options
+from goondan.kernel.supervisor_client import SupervisorClient
 from goondan.schemas.wire.errors import GoondanError, fail
-
-if TYPE_CHECKING:
-    from goondan.features.changesets.bundle.recovery import Record
-    from goondan.features.changesets.process.engine import Engine
-    from goondan.features.changesets.wire import CommittedChangeset
 
 #: How long a running kernel may take to revert a commit (seconds). Changesets of agents come first.
 _PATIENCE_S: Final = 180.0
@@ -45,8 +47,6 @@ def list_(bundle: str | None) -> None:
 @options.json
 def diff(changeset_id: str, bundle: str | None) -> None:
     """Show what a changeset has changed, or would change, as a patch."""
-    from goondan.kernel.cli.output import printable
-
     engine = _engine(bundle)
     patch = engine.difference(changeset_id).decode("utf-8", "replace")
     record = engine.records.get(changeset_id)
@@ -60,8 +60,6 @@ def diff(changeset_id: str, bundle: str | None) -> None:
 @options.json
 def revert(changeset_id: str, bundle: str | None) -> None:
     """Take a committed changeset back with a new commit; in a running swarm it is in force from the next step."""
-    import msgspec
-
     done = _revert(bundle, changeset_id)
     if done.error is not None:
         raise fail(done.error.code, done.error.message)
@@ -71,13 +69,6 @@ def revert(changeset_id: str, bundle: str | None) -> None:
 
 def _revert(bundle: str | None, changeset_id: str) -> CommittedChangeset:
     """Revert in the kernel, if one runs, so that its agents get the change. Otherwise revert here."""
-    import msgspec
-
-    from goondan.features.changesets.bundle.recovery import locked
-    from goondan.features.changesets.process.engine import not_committed
-    from goondan.features.changesets.wire import CommittedChangeset
-    from goondan.kernel.supervisor_client import SupervisorClient
-
     client = SupervisorClient.connect(locate(bundle).state_dir)
     if client is not None:
         try:
@@ -99,11 +90,6 @@ def _revert(bundle: str | None, changeset_id: str) -> CommittedChangeset:
 
 
 def _engine(bundle: str | None) -> Engine:
-    import os
-
-    from goondan.features.changesets.process.engine import Engine
-    from goondan.kernel.supervisor.options import Options
-
     place = locate(bundle)
     mask = os.umask(0o077)
     os.umask(mask)
@@ -131,8 +117,6 @@ def _plain(record: Record) -> dict[str, Any]:
 
 
 def _line(record: Record) -> str:
-    from goondan.kernel.cli.plain import one_line
-
     who = f"{record.agent} ({one_line(record.instance_key, 40)})" if record.agent else "operator"
     commit = record.commit[:12] if record.commit else "-"
     when = (record.ended_at or record.opened_at)[:19].replace("T", " ")

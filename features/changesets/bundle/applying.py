@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from goondan.features.changesets.bundle.entries import EXECUTABLE, INTENT, REGULAR, TreeEntry
+from goondan.features.changesets.bundle.entries import EXECUTABLE, INTENT, REGULAR, TreeEntry, is_same
 from goondan.features.changesets.bundle.git import References, Store, clear_index, io_error
 from goondan.features.changesets.bundle.repository import Repository, conflict, named
 from goondan.kernel.bundle.files import read_file
@@ -195,33 +195,27 @@ class Application:
 
         Raises GoondanError E_CHANGESET_CONFLICT, E_CHANGESET_IO, and what `check` raises.
         """
-        beside = f"{intent.index}.goondan-{intent.changeset}"
         self._remember(intent)  # so that a lock without a number is found and removed
-        lock = _new_lock(beside)
         try:
-            state = os.fstat(lock)
-            intent = msgspec.structs.replace(intent, lock=(state.st_dev, state.st_ino))
-            self._remember(intent)
-            try:
-                _take(beside, intent.index)
-                self._still(repository, intent)
-                self._new_index(intent, all_steps=True)
-                self._write(intent)
-                check()
-                self._refs.move(intent.ref, intent.new, intent.old, f"changeset {intent.changeset}")
-            except GoondanError:
-                # A branch that did move is not told from the error alone.
-                if self._refs.commit_of(intent.ref) != intent.new:
-                    self.undo(intent)
-                    raise
-            self._put_index(intent, lock)
-            note()
-            self._forget()
+            with self._new_lock(intent) as (intent, lock):
+                self._remember(intent)
+                try:
+                    _take(intent)
+                    self._still(repository, intent)
+                    self._new_index(intent, all_steps=True)
+                    self._write(intent)
+                    check()
+                    self._refs.move(intent.ref, intent.new, intent.old, f"changeset {intent.changeset}")
+                except GoondanError:
+                    # A branch that did move is not told from the error alone.
+                    if self._refs.commit_of(intent.ref) != intent.new:
+                        self.undo(intent)
+                        raise
+                self._put_index(intent, lock)
+                note()
+                self._forget()
         except OSError as error:
             raise io_error(f"{error.filename or intent.top}: {error.strerror}") from None
-        finally:
-            os.close(lock)
-            self._unlock(intent)
 
     def recover(self, intent: Intent, note: Callable[[], object]) -> bool:
         """Undo or complete it; whether it was completed, and `note` called. Raises GoondanError E_CHANGESET_IO."""
@@ -231,21 +225,15 @@ class Application:
             self.undo(intent)
             return False
         self._write(intent)
-        beside = f"{intent.index}.goondan-{intent.changeset}"
-        lock = _new_lock(beside)
         try:
-            state = os.fstat(lock)
-            intent = msgspec.structs.replace(intent, lock=(state.st_dev, state.st_ino))
-            _take(beside, intent.index)
-            self._new_index(intent, all_steps=False)
-            self._put_index(intent, lock)
+            with self._new_lock(intent) as (intent, lock):
+                _take(intent)
+                self._new_index(intent, all_steps=False)
+                self._put_index(intent, lock)
         except GoondanError as error:
             if error.info.code != "E_CHANGESET_CONFLICT":
                 raise
             # Somebody works in the repository: its status shows them what the index lacks.
-        finally:
-            os.close(lock)
-            self._unlock(intent)
         note()
         self._forget()
         return True
@@ -323,7 +311,7 @@ class Application:
         steps = intent.steps
         if not all_steps:
             now = self._store.index_entries(self._index)
-            steps = [step for step in steps if _same(now.get(step.path), step.before)]
+            steps = [step for step in steps if is_same(now.get(step.path), step.before)]
         self._store.change_index(self._index, {step.path: step.after for step in steps})
 
     def _put_index(self, intent: Intent, lock: int) -> None:
@@ -338,10 +326,30 @@ class Application:
         os.rename(intent.index + ".lock", intent.index)
         os.unlink(self._index)
 
+    @contextmanager
+    def _new_lock(self, intent: Intent) -> Iterator[tuple[Intent, int]]:
+        """Make the file that becomes the lock of the index: the intent with its number, and its descriptor. Both are
+        removed afterwards. A file that a killed program has left there is removed first.
+        """
+        path = _beside(intent)
+        with suppress(OSError):
+            os.unlink(path)
+        try:
+            lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise io_error(f"{path}: {error.strerror}") from None
+        try:
+            state = os.fstat(lock)
+            intent = msgspec.structs.replace(intent, lock=(state.st_dev, state.st_ino))
+            yield intent, lock
+        finally:
+            os.close(lock)
+            self._unlock(intent)
+
     def _unlock(self, intent: Intent) -> None:
         """Remove the lock of the index, if it is ours."""
         with suppress(OSError):
-            os.unlink(f"{intent.index}.goondan-{intent.changeset}")
+            os.unlink(_beside(intent))
         with suppress(OSError):
             state = os.lstat(intent.index + ".lock")
             if (state.st_dev, state.st_ino) == tuple(intent.lock):
@@ -369,18 +377,13 @@ def begun(folder: str) -> Intent | None:
         raise io_error(f"{path} cannot be read: {error}") from None
 
 
-def _new_lock(path: str) -> int:
-    """Make the file that becomes a lock; its descriptor. A file that a killed program has left there is removed."""
-    with suppress(OSError):
-        os.unlink(path)
-    try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise io_error(f"{path}: {error.strerror}") from None
+def _beside(intent: Intent) -> str:
+    return f"{intent.index}.goondan-{intent.changeset}"
 
 
-def _take(beside: str, index: str) -> None:
-    """Lock an index as git does, with a file whose inode number is known already. Raises E_CHANGESET_CONFLICT."""
+def _take(intent: Intent) -> None:
+    """Lock the index as git does, with a file whose inode number is known already. Raises E_CHANGESET_CONFLICT."""
+    beside, index = _beside(intent), intent.index
     try:
         os.link(beside, index + ".lock")
     except FileExistsError:
@@ -389,9 +392,3 @@ def _take(beside: str, index: str) -> None:
     except OSError as error:
         raise io_error(f"{index}.lock: {error.strerror}") from None
     os.unlink(beside)
-
-
-def _same(one: TreeEntry | None, other: TreeEntry | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return (one.mode, one.oid) == (other.mode, other.oid)

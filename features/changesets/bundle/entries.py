@@ -29,6 +29,13 @@ class TreeEntry(Struct, frozen=True):
     size: int = -1
 
 
+def is_same(one: TreeEntry | None, other: TreeEntry | None) -> bool:
+    """Whether both are the same file, or none."""
+    if one is None or other is None:
+        return one is other
+    return (one.mode, one.oid) == (other.mode, other.oid)
+
+
 def within_prefix(path: str, prefix: str) -> bool:
     """Whether a path lies in a folder, "" for the top, or is it."""
     return not prefix or path == prefix or path.startswith(prefix + "/")

@@ -221,11 +221,20 @@ class Store:
 
     def oid_of(self, data: bytes) -> str:
         """The name of a blob with this content."""
-        return self.oid(b"blob %d\0" % len(data)).update(data)
+        digest = self._digest(len(data))
+        digest.update(data)
+        return digest.hexdigest()
 
-    def oid(self, head: bytes) -> Digest:
-        """The id of a blob whose content comes in pieces. `head` is `blob SIZE` and a zero byte."""
-        return Digest(self._format, head)
+    def is_content(self, file: int, size: int, oid: str) -> bool:
+        """Whether a file, read from where its descriptor is, has `size` bytes, and as a blob this name."""
+        digest, left = self._digest(size), size
+        while left > 0 and (part := os.read(file, min(left, 1 << 20))):
+            digest.update(part)
+            left -= len(part)
+        return left == 0 and not os.read(file, 1) and digest.hexdigest() == oid
+
+    def _digest(self, size: int) -> hashlib._Hash:
+        return (hashlib.sha256 if self._format == "sha256" else hashlib.sha1)(b"blob %d\0" % size)
 
     def tree_of(self, commit: str) -> str:
         """The tree of a commit."""
@@ -266,20 +275,13 @@ class Store:
         """Store a content as it is; its name."""
         return self._run("hash-object", "-w", "-t", "blob", "--no-filters", "--stdin", data=data).decode().strip()
 
-    def write_tree(self, base: str, changes: Mapping[str, TreeEntry | None], index: str) -> str:
-        """The tree of `base` with `changes`, in which None removes a file. `index` is a file that may be written for
-        this.
+    def write_tree(self, base: str | None, changes: Mapping[str, TreeEntry | None], index: str) -> str:
+        """The tree of `base` (None: an empty one) with `changes`, in which None removes a file. `index` is a file that
+        becomes an index of it.
         """
-        env = _index(index)
         clear_index(index)
-        self._run("read-tree", base, env=env)
+        self._run("read-tree", base or "--empty", env=_index(index))
         self.change_index(index, changes)
-        return self._run("write-tree", env=env).decode().strip()
-
-    def new_tree(self, entries: Mapping[str, TreeEntry | None], index: str) -> str:
-        """A tree of these files. `index` becomes an index of it."""
-        self._run("read-tree", "--empty", env=_index(index))
-        self.change_index(index, entries)
         return self._run("write-tree", env=_index(index)).decode().strip()
 
     def change_index(self, index: str, changes: Mapping[str, TreeEntry | None]) -> None:
@@ -289,25 +291,16 @@ class Store:
             (f"0 {none}\t" if entry is None else f"{entry.mode} {entry.oid}\t").encode() + os.fsencode(path) + b"\0"
             for path, entry in changes.items()
         )
-        self._run("update-index", "-z", "--index-info", data=lines, env={"GIT_INDEX_FILE": index})
+        self._run("update-index", "-z", "--index-info", data=lines, env=_index(index))
 
     def fill_index(self, index: str, treeish: str) -> None:
         """Make an index that has the files of a tree."""
-        self._run("read-tree", treeish, env={"GIT_INDEX_FILE": index})
+        self._run("read-tree", treeish, env=_index(index))
 
     def staged(self, index: str, treeish: str) -> set[str]:
         """The files in which an index differs from a tree."""
-        out = self._run(
-            "diff-index",
-            "--cached",
-            "--ignore-submodules=all",
-            "--no-renames",
-            "--name-only",
-            "-z",
-            treeish,
-            env=_index(index),
-        )
-        return {os.fsdecode(path) for path in out.split(b"\0")[:-1]}
+        words = ("diff-index", "--cached", "--ignore-submodules=all", "--no-renames", "--name-only", "-z", treeish)
+        return _paths(self._run(*words, env=_index(index)))
 
     def index_entries(self, index: str) -> dict[str, TreeEntry]:
         """What an index has, by path."""
@@ -326,18 +319,13 @@ class Store:
             ["-c", "core.bare=false", "diff-files", "--ignore-submodules=all", "--no-renames", "--name-only", "-z"],
             env=env,
         )
-        return {os.fsdecode(path) for path in out.split(b"\0")[:-1]}
+        return _paths(out)
 
-    def commit(self, tree: str, parent: str, message: str, author: Author) -> str:
-        """A commit; no branch names it yet."""
+    def commit(self, tree: str, parent: str | None, message: str, author: Author) -> str:
+        """A commit; no branch names it yet. `parent` None: nothing comes before it."""
         env = {"GIT_AUTHOR_NAME": author.name, "GIT_AUTHOR_EMAIL": author.email}
-        out = self._run("commit-tree", "--no-gpg-sign", "-p", parent, tree, data=message.encode("utf-8"), env=env)
-        return out.decode().strip()
-
-    def first_commit(self, tree: str, message: str, author: Author) -> str:
-        """A commit that nothing comes before."""
-        env = {"GIT_AUTHOR_NAME": author.name, "GIT_AUTHOR_EMAIL": author.email}
-        return self._run("commit-tree", "--no-gpg-sign", tree, data=message.encode("utf-8"), env=env).decode().strip()
+        before = [] if parent is None else ["-p", parent]
+        return self._run("commit-tree", "--no-gpg-sign", *before, tree, data=message.encode(), env=env).decode().strip()
 
     def has_ancestor(self, commit: str, ancestor: str) -> bool:
         """Whether `ancestor` is `commit` or comes before it."""
@@ -370,27 +358,15 @@ class Store:
         return run(self._private, arguments, data=data, env={**self._env, **(env or {})})[1]
 
 
-class Digest:
-    """The name of an object whose content comes in pieces."""
-
-    def __init__(self, object_format: str, head: bytes) -> None:
-        self._hash = (hashlib.sha256 if object_format == "sha256" else hashlib.sha1)(head)
-
-    def add(self, data: bytes) -> None:
-        """More of the content."""
-        self._hash.update(data)
-
-    def update(self, data: bytes) -> str:
-        """The rest of the content; the name."""
-        self._hash.update(data)
-        return self._hash.hexdigest()
-
-
 def clear_index(index: str) -> None:
     """Remove an index of our own, and the files that a killed command has left beside it."""
     for path in (index, f"{index}.lock"):
         with suppress(FileNotFoundError):
             os.unlink(path)
+
+
+def _paths(out: bytes) -> set[str]:
+    return {os.fsdecode(path) for path in out.split(b"\0")[:-1]}
 
 
 def _index(path: str) -> dict[str, str]:

@@ -12,7 +12,6 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
@@ -96,13 +95,8 @@ class Repository:
                 return False
             if bool(state.st_mode & stat.S_IXUSR) != (entry.mode != REGULAR):
                 return False
-            with open(place, "rb") as source:
-                digest = self.store.oid(b"blob %d\0" % state.st_size)
-                left = state.st_size
-                while left > 0 and (part := source.read(min(left, 1 << 20))):
-                    digest.add(part)
-                    left -= len(part)
-                return left == 0 and not source.read(1) and digest.update(b"") == entry.oid
+            with open(place, "rb", buffering=0) as source:
+                return self.store.is_content(source.fileno(), state.st_size, entry.oid)
         except OSError:
             return False
 
@@ -118,23 +112,29 @@ def conflict(message: str, suggestion: str | None = None) -> GoondanError:
 
 def find(root: str) -> tuple[str, str]:
     """The top of the checkout that a folder is in, and its git directory. Raises GoondanError E_CHANGESET_IO."""
+    top = _top_of(root)
+    if top is None:
+        raise io_error(f"{root} is in no git repository", MAKE_ONE)
+    place = os.path.join(top, ".git")
+    check_owner(top)
+    check_owner(place)
+    mode = os.lstat(place).st_mode
+    if stat.S_ISDIR(mode):
+        return top, place
+    if stat.S_ISREG(mode):
+        return top, _pointed_at(place)
+    raise io_error(f"{place} is neither a folder nor a file")
+
+
+def _top_of(root: str) -> str | None:
+    """The folder with a `.git`, a folder or one above it; None: it is in no repository, whoever one belongs to."""
     here = root
-    while True:
-        place = os.path.join(here, ".git")
-        with suppress(FileNotFoundError, NotADirectoryError):
-            state = os.lstat(place)
-            check_owner(here)
-            if stat.S_ISDIR(state.st_mode):
-                check_owner(place)
-                return here, place
-            if stat.S_ISREG(state.st_mode):
-                check_owner(place)
-                return here, _pointed_at(place)
-            raise io_error(f"{place} is neither a folder nor a file")
+    while not os.path.lexists(os.path.join(here, ".git")):
         above = os.path.dirname(here)
         if above == here:
-            raise io_error(f"{root} is in no git repository", MAKE_ONE)
+            return None
         here = above
+    return here
 
 
 def check_owner(place: str) -> None:
@@ -180,7 +180,7 @@ def begin_repository(folder: str, names: Iterable[str]) -> str:
     one already, which is left alone; `no git`; `failed`.
     """
     root = os.path.realpath(folder)
-    if _is_in_repository(root):
+    if _top_of(root) is not None:
         return "there"
     if not installed():
         return "no git"
@@ -189,18 +189,6 @@ def begin_repository(folder: str, names: Iterable[str]) -> str:
     except (GoondanError, OSError):
         return "failed"
     return "made"
-
-
-def _is_in_repository(root: str) -> bool:
-    """Whether a folder is in a repository, whoever it belongs to."""
-    here = root
-    while True:
-        if os.path.lexists(os.path.join(here, ".git")):
-            return True
-        above = os.path.dirname(here)
-        if above == here:
-            return False
-        here = above
 
 
 def _begin(root: str, names: list[str]) -> None:
@@ -215,5 +203,5 @@ def _begin(root: str, names: list[str]) -> None:
             with open(os.path.join(root, name), "rb") as source:
                 mode = EXECUTABLE if os.stat(source.fileno()).st_mode & 0o100 else REGULAR
                 entries[name] = TreeEntry(mode, store.write_blob(source.read()))
-        tree = store.new_tree(entries, layout.index)
-        refs.begin(f"refs/heads/{BRANCH}", store.first_commit(tree, "A new bundle, from gdn init", KERNEL))
+        tree = store.write_tree(None, entries, layout.index)
+        refs.begin(f"refs/heads/{BRANCH}", store.commit(tree, None, "A new bundle, from gdn init", KERNEL))

@@ -19,7 +19,15 @@ from typing import Final
 from msgspec.structs import replace
 
 from goondan.features.changesets.bundle.applying import Application, Intent, Step
-from goondan.features.changesets.bundle.entries import FOLDER, LINK, REGULAR, SUBMODULE, TreeEntry, within_prefix
+from goondan.features.changesets.bundle.entries import (
+    FOLDER,
+    LINK,
+    REGULAR,
+    SUBMODULE,
+    TreeEntry,
+    is_same,
+    within_prefix,
+)
 from goondan.features.changesets.bundle.git import Author, Store, io_error
 from goondan.features.changesets.bundle.recovery import PRIVATE, WORKTREES, Record, Records, finish, note_committed
 from goondan.features.changesets.bundle.repository import Head, Repository, conflict, named
@@ -197,7 +205,7 @@ class Engine:
         if record.state == "committed":
             return store.diff(record.parent, record.commit) if record.commit else b""
         files = store.files(record.base)
-        changes = read_worktree(self._worktree(record), files, store.oid)
+        changes = read_worktree(self._worktree(record), files, store)
         return store.diff(record.base, self._tree(store, record.base, changes))
 
     # --- after a kill
@@ -290,7 +298,7 @@ class Engine:
         repository = self._repository()
         store, head = repository.store, repository.head()
         base = store.files(record.base)
-        changes = read_worktree(self._worktree(record), base, store.oid)
+        changes = read_worktree(self._worktree(record), base, store)
         files = base
         if head.commit != record.base:
             files = store.files(head.commit)
@@ -321,7 +329,7 @@ class Engine:
         odd = []
         for path, ours in changes.items():
             was, now = base.get(path), head.get(path)
-            if _same(was, now):
+            if is_same(was, now):
                 merged[path] = ours
             elif _is(store, ours, now):
                 continue  # somebody else has made the same change
@@ -431,12 +439,6 @@ def _check_room(folder: str, size: int) -> None:
 def _message(text: str) -> str:
     kept = "".join(c for c in text[:MAX_MESSAGE] if c in "\n\t" or c.isprintable())
     return kept.encode("utf-8", "replace").decode().strip()
-
-
-def _same(one: TreeEntry | None, other: TreeEntry | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return (one.mode, one.oid) == (other.mode, other.oid)
 
 
 def _is(store: Store, proposed: Proposed | None, entry: TreeEntry | None) -> bool:

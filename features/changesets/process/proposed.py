@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
 
-from goondan.features.changesets.bundle.entries import EXECUTABLE, LINK, REGULAR, SUBMODULE, TreeEntry, within_prefix
-from goondan.features.changesets.bundle.git import Digest
+from goondan.features.changesets.bundle.entries import EXECUTABLE, LINK, REGULAR, SUBMODULE, TreeEntry
+from goondan.features.changesets.bundle.git import Store
 from goondan.features.changesets.bundle.repository import Repository
 from goondan.features.changesets.process.allowed import (
     MAX_DEPTH,
@@ -69,34 +69,30 @@ def denied(message: str, suggestion: str | None = None) -> GoondanError:
     return fail("E_CHANGESET_DENIED", message, suggestion=suggestion)
 
 
-def read_worktree(
-    folder: str, base: Mapping[str, TreeEntry], digest: Callable[[bytes], Digest]
-) -> dict[str, Proposed | None]:
+def read_worktree(folder: str, base: Mapping[str, TreeEntry], store: Store) -> dict[str, Proposed | None]:
     """What the worktree at `folder` changes of `base`, by path; None for a file that is gone.
 
     Raises GoondanError E_CHANGESET_DENIED for what may be in no changeset, E_CHANGESET_IO.
     """
-    return _Reading(folder, base, digest).changes
+    return _Reading(folder, base, store).changes
 
 
 class _Reading:
-    def __init__(self, folder: str, base: Mapping[str, TreeEntry], digest: Callable[[bytes], Digest]) -> None:
+    def __init__(self, folder: str, base: Mapping[str, TreeEntry], store: Store) -> None:
         self.changes: dict[str, Proposed | None] = {}
         self._base = base
-        self._digest = digest
+        self._store = store
         self._seen: set[str] = set()
         self._entries = 0
         self._bytes = 0
         try:
             top = os.open(folder, _FOLDER)
+            try:
+                self._folder(top, "", 0)
+            finally:
+                os.close(top)
         except OSError as error:
             raise fail("E_CHANGESET_IO", f"the worktree {folder} cannot be read: {error.strerror}") from None
-        try:
-            self._folder(top, "", 0)
-        except OSError as error:
-            raise fail("E_CHANGESET_IO", f"the worktree {folder} cannot be read: {error.strerror}") from None
-        finally:
-            os.close(top)
         for path, entry in base.items():
             if path not in self._seen and entry.mode != SUBMODULE and _LEFT_BEHIND not in path.split("/"):
                 self._change(path, None)
@@ -127,7 +123,7 @@ class _Reading:
         elif stat.S_ISLNK(state.st_mode):
             target = os.fsencode(os.readlink(name, dir_fd=here))
             self._seen.add(path)
-            if known is None or known.mode != LINK or self._oid(target) != known.oid:
+            if known is None or known.mode != LINK or self._store.oid_of(target) != known.oid:
                 raise denied(f"{_shown(path)} is a link", "Put the file itself there.")
         elif stat.S_ISREG(state.st_mode):
             self._file(here, name, path, known)
@@ -142,21 +138,18 @@ class _Reading:
             if not stat.S_ISREG(state.st_mode):
                 raise denied(f"{_shown(path)} is neither a file nor a folder")
             mode = EXECUTABLE if state.st_mode & stat.S_IXUSR else REGULAR
-            if known is not None and known.mode == mode and known.size == state.st_size and self._is(file, known):
+            if (
+                known is not None
+                and known.mode == mode
+                and known.size == state.st_size
+                and self._store.is_content(file, known.size, known.oid)
+            ):
                 return
             if state.st_nlink > 1:
                 raise denied(f"{_shown(path)} has another name (a hard link)", "Put a copy of it in its place.")
             self._change(path, Proposed(mode, self._content(file, path)))
         finally:
             os.close(file)
-
-    def _is(self, file: int, known: TreeEntry) -> bool:
-        """Whether the file has the content that the commit has."""
-        digest, left = self._digest(b"blob %d\0" % known.size), known.size
-        while left > 0 and (part := os.read(file, min(left, 1 << 20))):
-            digest.add(part)
-            left -= len(part)
-        return left == 0 and not os.read(file, 1) and digest.update(b"") == known.oid
 
     def _content(self, file: int, path: str) -> bytes:
         os.lseek(file, 0, os.SEEK_SET)
@@ -180,9 +173,6 @@ class _Reading:
         self.changes[path] = proposed
         if len(self.changes) > MAX_CHANGED:
             raise denied(f"more than {MAX_CHANGED} files are changed")
-
-    def _oid(self, data: bytes) -> str:
-        return self._digest(b"blob %d\0" % len(data)).update(data)
 
 
 def _is_empty(here: int, name: str) -> bool:
@@ -251,8 +241,7 @@ def check(
 def invalid(found: Inspected) -> GoondanError:
     """E_CHANGESET_INVALID for what is wrong with a bundle."""
     lines = [f"{os.path.relpath(one.file, found.loaded.root)}:{one.line}: {one.message}" for one in found.errors]
-    more = f" (and {len(lines) - MAX_NAMED} more)" if len(lines) > MAX_NAMED else ""
-    return fail("E_CHANGESET_INVALID", "the bundle would not be valid: " + "; ".join(lines[:MAX_NAMED]) + more)
+    return fail("E_CHANGESET_INVALID", f"the bundle would not be valid: {_first(lines)}")
 
 
 def refusal(found: RevisionRefused) -> GoondanError:
@@ -274,8 +263,12 @@ def bundle_files(options: Options, repository: Repository) -> list[str]:
 def _deny(refused: Iterable[str]) -> None:
     lines = list(refused)
     if lines:
-        more = f" (and {len(lines) - MAX_NAMED} more)" if len(lines) > MAX_NAMED else ""
-        raise denied("only the operator may change this: " + "; ".join(lines[:MAX_NAMED]) + more)
+        raise denied(f"only the operator may change this: {_first(lines)}")
+
+
+def _first(lines: list[str]) -> str:
+    more = f" (and {len(lines) - MAX_NAMED} more)" if len(lines) > MAX_NAMED else ""
+    return "; ".join(lines[:MAX_NAMED]) + more
 
 
 def _written(loaded: Loaded) -> list[Written]:
@@ -308,7 +301,7 @@ def _code(now: Inspected) -> list[str]:
 
 def _below(top: str, paths: list[str]) -> set[str]:
     inside = [os.path.relpath(path, top) for path in paths]
-    return {path for path in inside if not path.startswith("../") and within_prefix(path, "")}
+    return {path for path in inside if not path.startswith("../")}
 
 
 def _mode(entry: TreeEntry | Proposed | None) -> str | None:
