@@ -15,17 +15,17 @@ import base64
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from shlex import quote
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from goondan.features.oauth.process import grants, protocol
 from goondan.features.oauth.process.grants import Grant, Login
-from goondan.features.oauth.process.http import Http
+from goondan.features.oauth.process.http import Http, Redirects
 from goondan.features.oauth.process.pending import LIFETIME_S, Pending, Register
 from goondan.features.oauth.process.protocol import Endpoints, ServerRefused
-from goondan.features.oauth.process.redirects import Redirects
 from goondan.features.oauth.process.servers import Servers
 from goondan.features.oauth.process.vault import Vault
 from goondan.features.oauth.wire import (
@@ -133,21 +133,23 @@ class Authority:
         async with self._lock(app.name, order.subject):
             grant = self._held.load(app.name, order.subject)
             verdict = grants.judge(grant, app, scopes, self._clock())
-            if isinstance(verdict, grants.Refresh) and grant is not None:
+            if verdict == "refresh" and grant is not None:
                 try:
                     grant = await self._refresh(app, grant)
                 except GoondanError:
                     if not grants.lives(grant, self._clock()):
                         raise
                 verdict = grants.judge(grant, app, scopes, self._clock())
-                if isinstance(verdict, grants.Refresh):  # it ends soon, but there is no better one
-                    verdict = grants.Use()
-            elif isinstance(verdict, grants.Fetch):
-                grant, verdict = await self._fetch(app, order.subject, scopes), grants.Use()
-            if isinstance(verdict, grants.Use) and grant is not None:
+                if verdict == "refresh":  # it ends soon, but there is no better one
+                    verdict = "use"
+            elif verdict == "fetch":
+                grant, verdict = await self._fetch(app, order.subject, scopes), "use"
+            if verdict == "use" and grant is not None:
                 return _ready(grant)
             reason = verdict.reason if isinstance(verdict, Login) else ""
-            pending = await self._ask_person(app, order.subject, _with_held(app, grant, scopes), device=_by_code(app))
+            pending = await self._ask_person(
+                app, order.subject, _with_held(app, grant, scopes), device=app.flow == "deviceCode"
+            )
             pending.add_asker(order.agent, order.instance_key)
             return _required(pending, reason)
 
@@ -159,18 +161,17 @@ class Authority:
         endpoint = await self._endpoint(app, "token")
         form = protocol.refresh_form(grant.refresh_token or "")
         self._held.save(grants.begun(grant, self._clock()))
-        try:
-            tokens = await self._get_tokens(app, endpoint, form, grant.refresh_token, grant.access_token)
-        except ServerRefused as refused:
-            if refused.error != "invalid_grant":
-                raise self._note(key, _refusal(app, refused)) from None
-            log.warning("the refresh token of %s for %s is not accepted", app.name, visible_line(grant.subject))
-            grant = grants.lost(grant, interrupted=interrupted)
-        except GoondanError as error:
-            raise self._note(key, error) from None
-        else:
-            log.info("refreshed the token of %s for %s", app.name, visible_line(grant.subject))
-            grant = grants.refreshed(grant, tokens, self._clock())
+        with self._noting(app, key):
+            try:
+                tokens = await self._get_tokens(app, endpoint, form, grant.refresh_token, grant.access_token)
+            except ServerRefused as refused:
+                if refused.error != "invalid_grant":
+                    raise
+                log.warning("the refresh token of %s for %s is not accepted", app.name, visible_line(grant.subject))
+                grant = grants.lost(grant, interrupted=interrupted)
+            else:
+                log.info("refreshed the token of %s for %s", app.name, visible_line(grant.subject))
+                grant = grants.refreshed(grant, tokens, self._clock())
         self._held.save(grant)
         return grant
 
@@ -178,13 +179,9 @@ class Authority:
         """Get a token of the app itself."""
         key = (app.name, subject)
         self._check_failures(key)
-        try:
+        with self._noting(app, key):
             endpoint = await self._endpoint(app, "token")
             tokens = await self._get_tokens(app, endpoint, protocol.credentials_form(scopes))
-        except ServerRefused as refused:
-            raise self._note(key, _refusal(app, refused)) from None
-        except GoondanError as error:
-            raise self._note(key, error) from None
         grant = grants.granted(app, subject, tokens, scopes, self._clock())
         missing = [scope for scope in scopes if scope not in grant.scopes]
         if missing:
@@ -215,7 +212,7 @@ class Authority:
         scopes = _asked_scopes(app, order.scopes)
         async with self._lock(app.name, order.subject):
             grant = self._held.load(app.name, order.subject)
-            device = order.device or _by_code(app)
+            device = order.device or app.flow == "deviceCode"
             pending = await self._ask_person(app, order.subject, _with_held(app, grant, scopes), device=device)
             return _required(pending, "")
 
@@ -276,13 +273,9 @@ class Authority:
         token_endpoint = await self._endpoint(app, "token")
         methods = (await self._endpoints(app)).auth_methods
         form, headers = protocol.with_client(app, protocol.device_form(scopes), methods)
-        try:
+        with self._noting(app, (app.name, subject)):
             answer = await self._http.post(endpoint, form, headers)
             told = protocol.read_device_code(answer.status, answer.body, [app.client_secret])
-        except ServerRefused as refused:
-            raise self._note((app.name, subject), _refusal(app, refused)) from None
-        except GoondanError as error:
-            raise self._note((app.name, subject), error) from None
         pending = Pending(
             app,
             subject,
@@ -414,9 +407,9 @@ class Authority:
         ]
         return {"grants": rows, "waiting": [*waiting, *self._servers.waiting()], "apps": sorted(self._apps)}
 
-    def _judged(self, grant: Grant, now: float) -> grants.Use | grants.Refresh | grants.Fetch | Login:
+    def _judged(self, grant: Grant, now: float) -> grants.Verdict:
         if grant.document is not None:
-            return grants.Use()  # what is in it is between the server and its worker
+            return "use"  # what is in it is between the server and its worker
         app = self._apps.get(grant.app)
         if app is None:
             return Login("the bundle has no such OAuthApp any more")
@@ -513,15 +506,21 @@ class Authority:
                 raise known[1]
             del self._failures[key]
 
+    @contextmanager
+    def _noting(self, app: OAuthAppSpec, key: tuple[str, str]) -> Iterator[None]:
+        """Record a failure of the server in this context. Raises GoondanError in place of ServerRefused."""
+        try:
+            yield
+        except ServerRefused as refused:
+            raise self._note(key, _refusal(app, refused)) from None
+        except GoondanError as error:
+            raise self._note(key, error) from None
+
     def _note(self, key: tuple[str, str], error: GoondanError) -> GoondanError:
         """Record that a server has failed: for a moment it is not asked again."""
         self._failures[key] = (asyncio.get_running_loop().time() + FAILED_S, error)
         log.warning("%s: %s", key[0], error.info.message)
         return error
-
-
-def _by_code(app: OAuthAppSpec) -> bool:
-    return app.flow == "deviceCode"
 
 
 def _asked_scopes(app: OAuthAppSpec, scopes: list[str] | None) -> list[str]:
@@ -554,7 +553,7 @@ def _ready(grant: Grant) -> TokenReady:
 
 
 def _required(pending: Pending, reason: str) -> AuthorizationRequired:
-    command = f"gdn auth login {pending.app.name} --subject {_quoted(pending.subject)}"
+    command = f"gdn auth login {pending.app.name} --subject {quote(pending.subject)}"
     if pending.user_code is not None:
         how = f"open {pending.url} and give the code {pending.user_code}"
     else:
@@ -568,12 +567,6 @@ def _required(pending: Pending, reason: str) -> AuthorizationRequired:
         expires_at=_when(pending.expires_at) or "",
         user_code=pending.user_code,
     )
-
-
-def _quoted(text: str) -> str:
-    from shlex import quote
-
-    return quote(text)
 
 
 def _refusal(app: OAuthAppSpec, refused: ServerRefused) -> GoondanError:

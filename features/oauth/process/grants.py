@@ -8,7 +8,7 @@ again. If the server refuses it, a person has to agree again, and is told why.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -63,18 +63,6 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True, rename="camel", omit_defa
         return None if self.lifetime_s is None else self.obtained_at + self.lifetime_s
 
 
-class Use(msgspec.Struct, frozen=True):
-    """Use the access token."""
-
-
-class Refresh(msgspec.Struct, frozen=True):
-    """Get another access token with the refresh token."""
-
-
-class Fetch(msgspec.Struct, frozen=True):
-    """Get a token of the app itself."""
-
-
 class Login(msgspec.Struct, frozen=True):
     """A person has to agree, for this reason."""
 
@@ -82,7 +70,8 @@ class Login(msgspec.Struct, frozen=True):
     reason: str
 
 
-Verdict = Use | Refresh | Fetch | Login
+#: `use` the access token, get another one by `refresh`, `fetch` a token of the app itself, or a person has to agree.
+Verdict = Literal["use", "refresh", "fetch"] | Login
 
 
 def server_of(app: OAuthAppSpec) -> str:
@@ -94,8 +83,8 @@ def judge(grant: Grant | None, app: OAuthAppSpec, scopes: Iterable[str], now: fl
     """Decide what to do when a token with these scopes is asked for. `grant` is the stored grant of the subject."""
     if app.flow == "clientCredentials":
         if grant is not None and _is_of(grant, app) and set(scopes) <= set(grant.scopes) and _is_fresh(grant, now):
-            return Use()
-        return Fetch()
+            return "use"
+        return "fetch"
     if grant is None:
         return Login("nobody has agreed to it yet")
     if not _is_of(grant, app):
@@ -106,9 +95,9 @@ def judge(grant: Grant | None, app: OAuthAppSpec, scopes: Iterable[str], now: fl
     if missing:
         return Login(f"it was not agreed to these scopes: {' '.join(missing)}")
     if _is_fresh(grant, now):
-        return Use()
+        return "use"
     if grant.refresh_token is not None:
-        return Refresh()
+        return "refresh"
     return Login("the token has ended, and the server gave no other to follow it")
 
 

@@ -6,8 +6,9 @@ They are only in memory. When the process ends, they are lost. The next request 
 from __future__ import annotations
 
 import asyncio
+import hmac
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 from goondan.features.oauth.wire import OAuthAppSpec
 from goondan.schemas.wire.errors import GoondanError, fail
@@ -22,11 +23,61 @@ LIFETIME_S: Final = 600.0
 SPARE_S: Final = 60.0
 
 
-class Pending:
-    """One authorization. Times are seconds since 1970.
+_T = TypeVar("_T")
 
-    `outcome` has the scopes that were agreed to, or raises why there are none. `state` and `verifier` belong to a
-    redirect, `user_code` to a device code; what they have in common is the page to open, `url`.
+
+class Asked(Generic[_T]):
+    """A person was sent to a page, `url`. `outcome` has what came of it, or raises why nothing did. `state` is the
+    unguessable part of a redirect that belongs to it; None: it has been taken, or there is none. `expires_at`: seconds
+    since 1970.
+    """
+
+    def __init__(self, url: str, expires_at: float, state: str | None) -> None:
+        self.url = url
+        self.expires_at = expires_at
+        self.state = state
+        self.outcome: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
+        self.outcome.add_done_callback(_looked_at)
+
+    @property
+    def over(self) -> bool:
+        """Whether there is an outcome."""
+        return self.outcome.done()
+
+    def agreed(self, brought: _T) -> None:
+        """The person has agreed."""
+        if not self.over:
+            self.outcome.set_result(brought)
+
+    def failed(self, error: GoondanError) -> None:
+        """It ends without what was asked for."""
+        if not self.over:
+            self.outcome.set_exception(error)
+
+
+_Any = TypeVar("_Any", bound=Asked[Any])
+
+
+def with_state(asked: Iterable[_Any], state: str) -> _Any | None:
+    """The open one with this state. All are compared, each in the same time."""
+    found = None
+    for one in asked:
+        if one.state is not None and hmac.compare_digest(
+            one.state.encode("utf-8", "replace"), state.encode("utf-8", "replace")
+        ):
+            found = one
+    return None if found is None or found.over else found
+
+
+def _looked_at(outcome: asyncio.Future[Any]) -> None:
+    """Mark the exception of an outcome as seen. An outcome that nobody waits for is no fault."""
+    if not outcome.cancelled():
+        outcome.exception()
+
+
+class Pending(Asked[list[str]]):
+    """One authorization. Its outcome are the scopes that were agreed to. `state` and `verifier` belong to a redirect,
+    `user_code` to a device code.
     """
 
     def __init__(
@@ -42,20 +93,16 @@ class Pending:
         redirect_uri: str = "",
         user_code: str | None = None,
     ) -> None:
+        super().__init__(url, expires_at, state)
         self.app = app
         self.subject = subject
         self.scopes = scopes
-        self.url = url
-        self.expires_at = expires_at
-        self.state = state
         self.verifier = verifier
         self.redirect_uri = redirect_uri
         self.user_code = user_code
         self.askers: set[tuple[str, str]] = set()
         #: The task of the authorization: it polls a device code, or waits for the end of the time.
         self.task: asyncio.Task[None] | None = None
-        self.outcome: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-        self.outcome.add_done_callback(_looked_at)
 
     def __repr__(self) -> str:
         """The text for logs and tracebacks: without state and verifier."""
@@ -65,11 +112,6 @@ class Pending:
     def key(self) -> tuple[str, str]:
         """The app and the subject."""
         return self.app.name, self.subject
-
-    @property
-    def over(self) -> bool:
-        """Whether there is an outcome."""
-        return self.outcome.done()
 
     def serves(self, app: OAuthAppSpec, scopes: Iterable[str], *, device: bool, now: float) -> bool:
         """Whether a new asker for these scopes can be sent to the same page."""
@@ -85,16 +127,6 @@ class Pending:
         """Add an instance that waits for the outcome."""
         if len(self.askers) < MAX_ASKERS:
             self.askers.add((agent, instance_key))
-
-    def agreed(self, scopes: list[str]) -> None:
-        """The person has agreed."""
-        if not self.over:
-            self.outcome.set_result(scopes)
-
-    def failed(self, error: GoondanError) -> None:
-        """The authorization ends without a token."""
-        if not self.over:
-            self.outcome.set_exception(error)
 
 
 class Register:
@@ -127,24 +159,11 @@ class Register:
 
     def take_state(self, state: str) -> Pending | None:
         """The open authorization with this state. None when there is none. A state is accepted once."""
-        import hmac
-
-        found = None
-        for one in self:
-            known = one.state
-            if known is not None and hmac.compare_digest(known.encode(), state.encode("utf-8", "replace")):
-                found = one
-        if found is None or found.over:
-            return None
-        found.state = None
+        found = with_state(self, state)
+        if found is not None:
+            found.state = None
         return found
 
     def listening(self, redirect_uri: str | None) -> bool:
         """Whether an open authorization waits for a redirect to this redirectUri."""
         return any(not one.over and one.user_code is None and one.app.redirect_uri == redirect_uri for one in self)
-
-
-def _looked_at(outcome: asyncio.Future[list[str]]) -> None:
-    """Mark the exception of an outcome as seen. An outcome that nobody waits for is no fault."""
-    if not outcome.cancelled():
-        outcome.exception()

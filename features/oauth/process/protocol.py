@@ -13,7 +13,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import Final, TypeVar
 from urllib.parse import parse_qsl, quote_plus, urlencode, urlsplit, urlunsplit
 
 import msgspec
@@ -37,6 +37,7 @@ _DEVICE_GRANT: Final = "urn:ietf:params:oauth:grant-type:device_code"
 DEVICE_INTERVAL_S: Final = 5.0
 #: The least and the greatest interval that a server may name (seconds).
 _INTERVALS: Final = (1.0, 60.0)
+_Body = TypeVar("_Body", bound=msgspec.Struct)
 
 
 class Tokens(msgspec.Struct, frozen=True):
@@ -221,10 +222,9 @@ def read_tokens(status: int, body: bytes, secrets: Iterable[str | None]) -> Toke
     """
     if status != 200:
         raise _refusal(status, body, secrets)
-    try:
-        told = msgspec.json.decode(body, type=_TokenBody)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise _no_answer("the answer of the token endpoint is no token") from None
+    told = _decoded(body, _TokenBody)
+    if told is None:
+        raise _no_answer("the answer of the token endpoint is no token")
     if told.token_type.lower() != "bearer":
         raise _no_answer(f"the server gave a token of the type {shown(told.token_type, secrets)}, not Bearer")
     for token in (told.access_token, told.refresh_token):
@@ -239,10 +239,9 @@ def read_device_code(status: int, body: bytes, secrets: Iterable[str | None]) ->
     """Read the answer of a device authorization endpoint. Raises the errors of `read_tokens`."""
     if status != 200:
         raise _refusal(status, body, secrets)
-    try:
-        told = msgspec.json.decode(body, type=_DeviceBody)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise _no_answer("the answer of the device authorization endpoint is none") from None
+    told = _decoded(body, _DeviceBody)
+    if told is None:
+        raise _no_answer("the answer of the device authorization endpoint is none")
     page = told.verification_uri or told.verification_url or ""
     whole = told.verification_uri_complete or page
     if not all(is_page(url) for url in (page, whole)) or not _is_token(told.device_code):
@@ -269,13 +268,20 @@ def shown(text: str, secrets: Iterable[str | None] = ()) -> str:
 
 
 def _refusal(status: int, body: bytes, secrets: Iterable[str | None]) -> Exception:
-    try:
-        told = msgspec.json.decode(body, type=_ErrorBody)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    told = _decoded(body, _ErrorBody)
+    if told is None:
         return _no_answer(f"the server answered with status {status}")
     if status >= 500:  # the server has failed; that says nothing about the request
         return _no_answer(f"the server answered with status {status}: {shown(told.error, secrets)}")
     return ServerRefused(shown(told.error, secrets)[:64], shown(told.error_description or "", secrets))
+
+
+def _decoded(body: bytes, form: type[_Body]) -> _Body | None:
+    """What a server has sent, in this form; None when it has another one."""
+    try:
+        return msgspec.json.decode(body, type=form)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def _no_answer(message: str) -> GoondanError:
@@ -361,10 +367,9 @@ def document_urls(issuer: str) -> list[str]:
 def read_document(app: OAuthAppSpec, body: bytes) -> Endpoints:
     """The endpoints of an app from its issuer's document. Raises GoondanError E_OAUTH_SERVER."""
     issuer = app.issuer or ""
-    try:
-        told = msgspec.json.decode(body, type=_Document)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        raise fail("E_OAUTH_SERVER", f"what {issuer} publishes is no metadata of an OAuth server") from None
+    told = _decoded(body, _Document)
+    if told is None:
+        raise _no_answer(f"what {issuer} publishes is no metadata of an OAuth server")
     if told.issuer != issuer:
         raise fail("E_OAUTH_SERVER", f"the metadata at {issuer} is of another issuer")
     methods = told.code_challenge_methods_supported

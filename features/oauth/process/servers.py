@@ -13,7 +13,6 @@ Source: docs/oauth.md; docs/design/tools.md section 11.
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
@@ -21,8 +20,8 @@ from urllib.parse import parse_qs, urlsplit
 
 from goondan.features.oauth.process import protocol
 from goondan.features.oauth.process.grants import Grant
-from goondan.features.oauth.process.pending import LIFETIME_S, MAX_PENDING
-from goondan.features.oauth.process.redirects import Redirects
+from goondan.features.oauth.process.http import Redirects
+from goondan.features.oauth.process.pending import LIFETIME_S, MAX_PENDING, Asked, with_state
 from goondan.features.oauth.process.vault import Vault
 from goondan.features.oauth.wire import LOCAL_SUBJECT, SERVER_APP, ServerOrder
 from goondan.schemas.models.origins import origin_of
@@ -47,21 +46,17 @@ LEAVE_S: Final = 1.0
 _Key = tuple[str, str]
 
 
-class _Asked:
-    """A person was sent to a page of a server's. `outcome` has what the browser brought, or raises why it did not."""
+class _Login(Asked[dict[str, str]]):
+    """A person was sent to a page of a server's. Its outcome is what the browser brought."""
 
     def __init__(self, key: _Key, url: str, state: str, expires_at: float) -> None:
+        super().__init__(url, expires_at, state)
         self.key = key
-        self.url = url
-        self.state = state
-        self.expires_at = expires_at
-        self.outcome: asyncio.Future[dict[str, str]] = asyncio.get_running_loop().create_future()
-        self.outcome.add_done_callback(_looked_at)
         self.timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         """As in a log or a traceback: without the page, which has the state in it."""
-        return f"_Asked(key={self.key!r})"
+        return f"_Login(key={self.key!r})"
 
 
 class Servers:
@@ -73,7 +68,7 @@ class Servers:
         self._redirects = Redirects(self._arrived)
         #: The address that is open for each server, and the name by which `Redirects` knows it.
         self._addresses: dict[_Key, tuple[str, str | None]] = {}
-        self._asked: dict[_Key, _Asked] = {}
+        self._asked: dict[_Key, _Login] = {}
 
     async def carry_out(self, order: ServerOrder) -> ServerReply:
         """Raises GoondanError."""
@@ -103,7 +98,7 @@ class Servers:
                 "expiresAt": rfc3339_seconds(asked.expires_at),
             }
             for asked in self._asked.values()
-            if not asked.outcome.done()
+            if not asked.over
         ]
 
     def page(self, app: str) -> tuple[str, str]:
@@ -182,7 +177,7 @@ class Servers:
             self._end(before, fail("E_OAUTH_UNAVAILABLE", "another authorization has taken its place"))
         if len(self._asked) >= MAX_PENDING:
             raise fail("E_OVERLOADED", f"{MAX_PENDING} people are being asked for their agreement already")
-        asked = self._asked[key] = _Asked(key, url, state, self._clock() + LIFETIME_S)
+        asked = self._asked[key] = _Login(key, url, state, self._clock() + LIFETIME_S)
         late = fail("E_OAUTH_REFUSED", f"nobody has agreed to {SERVER_APP}{key[0]} in time")
         asked.timer = asyncio.get_running_loop().call_later(LIFETIME_S, self._end, asked, late)
         # Without the page: what is said here goes to an agent and its log, and the page has the state in it.
@@ -216,12 +211,8 @@ class Servers:
 
     async def _arrived(self, parameters: dict[str, str]) -> tuple[bool, str]:
         """A redirect: what to tell the person."""
-        state = parameters.get("state", "")
-        found = None
-        for asked in self._asked.values():
-            if hmac.compare_digest(asked.state.encode("utf-8", "replace"), state.encode("utf-8", "replace")):
-                found = asked
-        if found is None or found.outcome.done():
+        found = with_state(self._asked.values(), parameters.get("state", ""))
+        if found is None:
             return False, _UNKNOWN
         name = SERVER_APP + found.key[0]
         if "error" in parameters:
@@ -232,20 +223,19 @@ class Servers:
         if not 0 < len(code) <= MAX_CODE or len(issuer) > MAX_CODE:
             self._end(found, fail("E_OAUTH_SERVER", f"the redirect of {name} brought no code"))
             return False, _UNKNOWN
-        found.outcome.set_result({"code": code} | ({"iss": issuer} if "iss" in parameters else {}))
+        found.agreed({"code": code} | ({"iss": issuer} if "iss" in parameters else {}))
         self._settled(found)
         return True, _SAID_YES
 
-    def _of(self, app: str) -> _Asked | None:
+    def _of(self, app: str) -> _Login | None:
         """Who is being asked for `mcp:PREFIX`."""
         return next((asked for asked in self._asked.values() if SERVER_APP + asked.key[0] == app), None)
 
-    def _end(self, asked: _Asked, error: GoondanError) -> None:
-        if not asked.outcome.done():
-            asked.outcome.set_exception(error)
+    def _end(self, asked: _Login, error: GoondanError) -> None:
+        asked.failed(error)
         self._settled(asked)
 
-    def _settled(self, asked: _Asked) -> None:
+    def _settled(self, asked: _Login) -> None:
         if asked.timer is not None:
             asked.timer.cancel()
             asked.timer = None
@@ -254,7 +244,7 @@ class Servers:
     def _leave(self, key: _Key) -> None:
         """Listen no more for this server, unless somebody is asked."""
         asked = self._asked.get(key)
-        if key not in self._addresses or (asked is not None and not asked.outcome.done()):
+        if key not in self._addresses or (asked is not None and not asked.over):
             return
         _, name = self._addresses.pop(key)
         if all(other != name for _, other in self._addresses.values()):
@@ -262,9 +252,3 @@ class Servers:
 
 
 _SAID: Final = ("error", "error_description")
-
-
-def _looked_at(outcome: asyncio.Future[dict[str, str]]) -> None:
-    """An outcome that nobody waits for is no mistake."""
-    if not outcome.cancelled():
-        outcome.exception()

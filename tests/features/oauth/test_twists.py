@@ -12,7 +12,7 @@ from msgspec import structs
 
 from goondan.features.oauth.agent import read_request
 from goondan.features.oauth.process import grants
-from goondan.features.oauth.process.grants import Login, Use, judge
+from goondan.features.oauth.process.grants import Login, judge
 from goondan.features.oauth.process.protocol import Tokens
 from goondan.features.oauth.wire import GrantedNews, OAuthAppSpec
 from goondan.kernel.broker.entities import CONTROL
@@ -263,7 +263,7 @@ GRANT = grants.granted(APP, "ann", Tokens("at", "Bearer", 600.0, "rt", None), ["
 
 
 def test_what_a_grant_is_good_for() -> None:
-    assert judge(GRANT, APP, ["cal.read"], 1001.0) == Use()
+    assert judge(GRANT, APP, ["cal.read"], 1001.0) == "use"
     for scopes in (["cal.write"], ["cal.read", "cal.write"]):
         assert isinstance(judge(GRANT, APP, scopes, 1001.0), Login)
     for changes in ({"client_id": "C"}, {"token_url": "https://l.example/T"}, {"issuer": "https://l.example"}):

@@ -11,8 +11,7 @@ import pytest
 
 from goondan.features.oauth.process.authority import Authority
 from goondan.features.oauth.process.grants import Grant
-from goondan.features.oauth.process.http import MAX_BODY, Http
-from goondan.features.oauth.process.redirects import Redirects
+from goondan.features.oauth.process.http import MAX_BODY, Http, Redirects
 from goondan.features.oauth.process.vault import Vault
 from goondan.features.oauth.wire import OAuthAppSpec, TokenOrder
 from goondan.schemas.wire.errors import GoondanError
