@@ -5,17 +5,21 @@ Source: docs/live-config.md.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
 
 import click
 import msgspec
 
 from goondan.kernel.cli import options
 from goondan.kernel.cli.operator_question import ask_broker
-from goondan.kernel.cli.output import error_lines, write, write_json, write_pretty, write_result
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from goondan.kernel.cli.output import emit, error_lines, pretty_lines, wants_json, write
+from goondan.kernel.cli.plain import one_line
+from goondan.schemas.text.times import rfc3339_seconds
+from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire.frames import ErrorPayload
 
 #: The most of a name, a reason or a value that is shown (characters). All are text from outside.
 _MAX_SHOWN: Final = 160
@@ -38,26 +42,24 @@ def config() -> None:
 @click.option("--agent", metavar="NAME", shell_complete=options.completed("agents"), help="Of this agent only.")
 @_instance
 @options.bundle
-@options.as_json
-def list_(agent: str | None, instance: str | None, bundle: str | None, as_json: bool) -> int:
+@options.json
+def list_(agent: str | None, instance: str | None, bundle: str | None) -> None:
     """List what was proposed, by whom, and what came of it; the oldest first."""
     agent, instance = options.named(agent, instance)
     answer = ask_broker(bundle, {"op": "config.list", "agent": agent, "instanceKey": instance})
-    write_result(answer, *render(answer), as_json=as_json)
-    return 0
+    emit(answer, render(answer))
 
 
 @config.command()
 @_agent
 @_instance
 @options.bundle
-@options.as_json
-def show(agent: str, instance: str | None, bundle: str | None, as_json: bool) -> int:
+@options.json
+def show(agent: str, instance: str | None, bundle: str | None) -> None:
     """Show the prompt, tools and extensions that are in force. Of an extension's config it shows what patches set."""
     agent, instance = options.named(agent, instance)
     answer = ask_broker(bundle, {"op": "config.show", "agent": agent, "instanceKey": instance})
-    (write_json if as_json else write_pretty)(answer)
-    return 0
+    emit(answer, pretty_lines(answer))
 
 
 @config.command()
@@ -67,7 +69,7 @@ def show(agent: str, instance: str | None, bundle: str | None, as_json: bool) ->
 @click.option("--reason", metavar="TEXT", help="Why, for the audit.")
 @click.option("--revision", type=click.IntRange(min=0), help="The revision it is made from.  [default: the newest]")
 @options.bundle
-@options.as_json
+@options.json
 def propose(
     agent: str,
     patch: str,
@@ -75,15 +77,12 @@ def propose(
     reason: str | None,
     revision: int | None,
     bundle: str | None,
-    as_json: bool,
 ) -> int:
     """Change an agent from its next step on. PATCH is a JSON list of {op, path, value}. The exit status is 1 if it is
     rejected.
 
     For example: '[{"op": "add", "path": "/tools/-", "value": "Tool/notes"}]'
     """
-    import os
-
     agent, instance = options.named(agent, instance)
     question = {
         "op": "config.propose",
@@ -96,15 +95,9 @@ def propose(
     }
     answer = ask_broker(bundle, question)
     accepted: bool = answer["status"] == "accepted"
-    if as_json:
-        write_json(answer)
-    elif accepted:
-        write(f"{answer['patchId']} is in force from the next step on (revision {answer['revision']})")
+    if accepted or wants_json():
+        emit(answer, [f"{answer['patchId']} is in force from the next step on (revision {answer['revision']})"])
     else:
-        import sys
-
-        from goondan.schemas.wire.frames import ErrorPayload
-
         write(*error_lines(msgspec.convert(answer["error"], ErrorPayload)), stream=sys.stderr)
     return 0 if accepted else 1
 
@@ -112,19 +105,15 @@ def propose(
 @config.command()
 @click.argument("patch_id", metavar="PATCH")
 @options.bundle
-@options.as_json
-def revert(patch_id: str, bundle: str | None, as_json: bool) -> int:
+@options.json
+def revert(patch_id: str, bundle: str | None) -> None:
     """Take one patch back, by its id; the others stay as they are."""
     answer = ask_broker(bundle, {"op": "config.revert", "patchId": patch_id})
-    write_result(answer, f"{patch_id} is reverted (revision {answer['revision']})", as_json=as_json)
-    return 0
+    emit(answer, [f"{patch_id} is reverted (revision {answer['revision']})"])
 
 
 def render(answer: Mapping[str, Any]) -> list[str]:
     """The lines of each patch: its name and who proposed it, what it changes, and whether it was accepted."""
-    from goondan.kernel.cli.plain import one_line
-    from goondan.schemas.text.times import rfc3339_seconds
-
     lines: list[str] = []
     for patch in answer["patches"]:
         whole = "every instance" if patch["instanceKey"] is None else one_line(patch["instanceKey"], _MAX_SHOWN)
@@ -155,8 +144,6 @@ def _who(patch: Mapping[str, Any]) -> str:
 
 
 def _read(text: str) -> Any:
-    from goondan.schemas.wire.errors import fail
-
     try:
         patch = msgspec.json.decode(text.encode())
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:

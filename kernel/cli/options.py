@@ -106,13 +106,9 @@ def _keep_json(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
     return value
 
 
-#: `--json` of a command that prints its result with output.emit. The command has no parameter for it.
+#: `--json`. The command has no parameter for it: it prints its result with output.emit, or asks output.wants_json.
 json: Final[Decorator] = click.option(
     "--json", "as_json", is_flag=True, expose_value=False, callback=_keep_json, help="Print one JSON document."
-)
-#: The same of a command that branches upon it itself.
-as_json: Final[Decorator] = click.option(
-    "--json", "as_json", is_flag=True, callback=_keep_json, help="Print one JSON document."
 )
 workdir: Final[Decorator] = click.option(
     "--workdir",

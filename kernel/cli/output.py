@@ -174,15 +174,8 @@ def columns_of(stream: TextIO, unknown: int) -> int:
 
 def write_json(value: Any) -> None:
     """Print one JSON document on one line."""
-    _put_json(_encoded(value))
-
-
-def write_result(document: Any, *lines: str, as_json: bool) -> None:
-    """Print what a command has found or done: one JSON document, or lines for a person."""
-    if as_json:
-        write_json(document)
-    else:
-        write(*lines)
+    sys.stdout.buffer.write(visible_json(_encoded(value)) + b"\n")
+    sys.stdout.buffer.flush()
 
 
 def emit(document: Any, lines: Iterable[str] = ()) -> None:
@@ -206,11 +199,6 @@ def pretty_lines(value: Any) -> list[str]:
     return visible_json(msgspec.json.format(_encoded(value), indent=2)).decode().split("\n")
 
 
-def write_pretty(value: Any) -> None:
-    """Print one JSON document for a person."""
-    _put_json(msgspec.json.format(_encoded(value), indent=2))
-
-
 def _encoded(value: Any) -> bytes:
     """A value as JSON. Bytes of a file's name that are not UTF-8 have no form in JSON and become U+FFFD."""
     try:
@@ -219,11 +207,6 @@ def _encoded(value: Any) -> bytes:
         from goondan.schemas.wire.codec import replace_surrogates
 
         return msgspec.json.encode(replace_surrogates(msgspec.to_builtins(value)))
-
-
-def _put_json(document: bytes) -> None:
-    sys.stdout.buffer.write(visible_json(document) + b"\n")
-    sys.stdout.buffer.flush()
 
 
 def print_error(error: GoondanError, *, as_json: bool) -> None:

@@ -24,7 +24,7 @@ from goondan.features.approvals.command.text import (
 from goondan.features.approvals.wire import MAX_ANSWER_BYTES
 from goondan.kernel.cli import options
 from goondan.kernel.cli.operator_question import Document, Op, ask_broker, operator_group
-from goondan.kernel.cli.output import columns_of, write, write_json, write_result
+from goondan.kernel.cli.output import columns_of, emit
 from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
@@ -61,15 +61,12 @@ approve = operator_group(
 @approve.command()
 @click.argument("id")
 @options.bundle
-@options.as_json
-def show(id: str, bundle: str | None, as_json: bool) -> int:
+@options.json
+def show(id: str, bundle: str | None) -> None:
     """Show one item with all of its arguments. ID is a callId or a code."""
     answer = ask_broker(bundle, {"op": "approve.show", "id": id})
-    if as_json:
-        write_json({**answer, "whole": whole_digest(answer)} if is_long(answer) else answer)
-    else:
-        write(*item_lines(with_files(answer), columns_of(sys.stdout, COLUMNS), whole=True))
-    return 0
+    document = {**answer, "whole": whole_digest(answer)} if is_long(answer) else answer
+    emit(document, item_lines(with_files(answer), columns_of(sys.stdout, COLUMNS), whole=True))
 
 
 @approve.command()
@@ -77,21 +74,21 @@ def show(id: str, bundle: str | None, as_json: bool) -> int:
 @_reason
 @_whole
 @options.bundle
-@options.as_json
-def yes(id: str, reason: str | None, whole: str, bundle: str | None, as_json: bool) -> int:
+@options.json
+def yes(id: str, reason: str | None, whole: str, bundle: str | None) -> None:
     """Let a call run, once. ID is a callId or a code."""
     check_read(ask_broker(bundle, {"op": "approve.show", "id": id}), whole)
-    return _decide(bundle, as_json, {"id": id, "decision": "yes", "reason": reason})
+    _decide(bundle, {"id": id, "decision": "yes", "reason": reason})
 
 
 @approve.command()
 @click.argument("id")
 @_reason
 @options.bundle
-@options.as_json
-def no(id: str, reason: str | None, bundle: str | None, as_json: bool) -> int:
+@options.json
+def no(id: str, reason: str | None, bundle: str | None) -> None:
     """Deny a call, or decline a question. ID is a callId or a code."""
-    return _decide(bundle, as_json, {"id": id, "decision": "no", "reason": reason})
+    _decide(bundle, {"id": id, "decision": "no", "reason": reason})
 
 
 @approve.command()
@@ -99,8 +96,8 @@ def no(id: str, reason: str | None, bundle: str | None, as_json: bool) -> int:
 @click.argument("json", required=False)
 @_whole
 @options.bundle
-@options.as_json
-def answer(id: str, json: str | None, whole: str, bundle: str | None, as_json: bool) -> int:
+@options.json
+def answer(id: str, json: str | None, whole: str, bundle: str | None) -> None:
     """Answer a question with a JSON value; without one it is read from standard input. ID is a callId or a code."""
     from goondan.kernel.cli.batch import parse_json
 
@@ -111,7 +108,7 @@ def answer(id: str, json: str | None, whole: str, bundle: str | None, as_json: b
     issues = answer_issues(item.get("schema"), value)
     if issues:
         raise fail("E_USAGE", f"the answer does not fit: {'; '.join(issues)}", suggestion=f"See gdn approve show {id}.")
-    return _decide(bundle, as_json, {"id": id, "decision": "answer", "answer": encoded_answer(value)})
+    _decide(bundle, {"id": id, "decision": "answer", "answer": encoded_answer(value)})
 
 
 def check_read(item: dict[str, Any], whole: str) -> None:
@@ -142,10 +139,9 @@ def encoded_answer(value: Any) -> Raw:
     return raw
 
 
-def _decide(bundle: str | None, as_json: bool, decision: dict[str, Any]) -> int:
+def _decide(bundle: str | None, decision: dict[str, Any]) -> None:
     told = ask_broker(bundle, {"op": "approve.answer", **decision})
-    write_result(told, f"{told['code']} is {told['state']}", as_json=as_json)
-    return 0
+    emit(told, [f"{told['code']} is {told['state']}"])
 
 
 COMMANDS: Final[Mapping[str, click.Command]] = {"approve": approve}

@@ -30,7 +30,7 @@ from goondan.kernel.cli import options
 from goondan.kernel.cli.batch import parse_json
 from goondan.kernel.cli.commands.call import check_grant
 from goondan.kernel.cli.console.lines import FROM_STDIN, read_all
-from goondan.kernel.cli.output import columns, printable, write, write_json
+from goondan.kernel.cli.output import columns, emit, printable, wants_json, write, write_json
 from goondan.kernel.cli.state import locate
 from goondan.kernel.supervisor_client import SupervisorClient
 from goondan.schemas.wire.blobs import too_large
@@ -52,8 +52,8 @@ _COLUMNS: Final = ("SERVER", "INSTANCE", "STATE", "ATTACHED", "CALLS", "MEMORY",
 @click.command(name="list")
 @options.bundle
 @options.policy
-@options.as_json
-def list_servers(bundle: str | None, policy: str | None, as_json: bool) -> int:
+@options.json
+def list_servers(bundle: str | None, policy: str | None) -> None:
     """Show the MCP servers of a bundle: state, calls, memory, last error."""
     place = locate(bundle, policy)
     client = SupervisorClient.connect(place.state_dir)
@@ -72,13 +72,7 @@ def list_servers(bundle: str | None, policy: str | None, as_json: bool) -> int:
         if SERVERS.are_of(spec.entry, spec.bundled) and spec.config:
             told = idle_row(SERVERS.prefix(spec.name, spec.config), spec.name, spec.config["transport"]["type"])
             rows.append({**told, "state": "no agent names it"})
-    if as_json:
-        write_json(rows)
-    elif rows:
-        write(*render(rows))
-    else:
-        write(f"no MCP servers in {place.bundle}")
-    return 0
+    emit(rows, render(rows) if rows else [f"no MCP servers in {place.bundle}"])
 
 
 def row(news: WorkerNews) -> dict[str, Any]:
@@ -158,14 +152,13 @@ def _cells(one: dict[str, Any]) -> tuple[str, ...]:
 @click.option("--write", "writes", metavar="DIR", multiple=True, help="It may write there. Repeatable.")
 @click.option("--net", "network", metavar="HOST:PORT", multiple=True, help="It may reach this host. Repeatable.")
 @click.option("--env", "variables", metavar="NAME", multiple=True, help="It gets this variable of yours. Repeatable.")
-@options.as_json
+@options.json
 def inspect_server(
     words: tuple[str, ...],
     reads: tuple[str, ...],
     writes: tuple[str, ...],
     network: tuple[str, ...],
     variables: tuple[str, ...],
-    as_json: bool,
 ) -> int:
     """Start an MCP server in a jail; show what it offers, what it was refused, and the grants that it would need."""
     for grant in network:
@@ -182,7 +175,7 @@ def inspect_server(
     if variables:
         transport["env"] = {name: f"${{{name}}}" for name in variables}
     told = inspected(transport, sandbox, own)
-    _report_inspection(told, as_json)
+    _report_inspection(told)
     return 0 if told["server"] is not None else 1
 
 
@@ -207,10 +200,7 @@ def _sandbox(own: list[str], reads: list[str], writes: list[str], network: tuple
     return sandbox
 
 
-def _report_inspection(told: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        write_json(told)
-        return
+def _report_inspection(told: dict[str, Any]) -> None:
     server = told["server"]
     lines = [
         f"connected, protocol {server['protocolVersion']}, {server['memoryKb'] // 1024} MiB"
@@ -223,10 +213,10 @@ def _report_inspection(told: dict[str, Any], as_json: bool) -> None:
     tried = told["refused"]
     names = {"hosts": "network", "read": "to read", "write": "to write", "env": "variables"}
     lines += [f"refused, {name}: {', '.join(tried[kind])}" for kind, name in names.items() if tried[kind]]
-    write(*lines)
     if told["grants"]:
-        write("it would need:", *yaml_text({"sandbox": told["grants"]}).splitlines())
-    if not server:
+        lines += ["it would need:", *yaml_text({"sandbox": told["grants"]}).splitlines()]
+    emit(told, lines)
+    if not server and not wants_json():
         write(*([told["error"]] if told["error"] else []), *told["said"], stream=sys.stderr)
 
 
@@ -250,8 +240,8 @@ def _line(item: dict[str, Any]) -> str:
     shell_complete=options.completed_path("dir"),
     help="The bundle's folder, for --write.  [default: here]",
 )
-@options.as_json
-def import_file(file: str, write: bool, folder: str, as_json: bool) -> int:
+@options.json
+def import_file(file: str, write: bool, folder: str) -> int:
     """Convert the MCP servers of FILE, the JSON of another program, into Extension documents."""
     data = read_all(MAX_FILE) if file == FROM_STDIN else _read(file)
     try:
@@ -261,7 +251,7 @@ def import_file(file: str, write: bool, folder: str, as_json: bool) -> int:
     found = import_servers(servers_of(parse_json(plain_json(text))), base_tools())
     documents = [server.document for server in found if server.document is not None]
     written = add_to_bundle(documents, folder) if write else None
-    _report_import(found, written, as_json)
+    _report_import(found, written)
     return 0 if documents else 1
 
 
@@ -277,8 +267,8 @@ def _read(path: str) -> bytes:
     return data
 
 
-def _report_import(found: list[Imported], written: str | None, as_json: bool) -> None:
-    if as_json:
+def _report_import(found: list[Imported], written: str | None) -> None:
+    if wants_json():
         servers: list[dict[str, Any]] = [
             {
                 "server": server.origin,

@@ -42,7 +42,7 @@ from goondan.kernel.cli.attach import attach_or_start
 from goondan.kernel.cli.batch import ToolCall
 from goondan.kernel.cli.commands.call import check_grant, perform
 from goondan.kernel.cli.options import DEFAULT_INSTANCE
-from goondan.kernel.cli.output import can_ask, confirmed, write_json
+from goondan.kernel.cli.output import can_ask, confirmed, wants_json, write_json
 from goondan.kernel.cli.output import write as say
 from goondan.kernel.cli.placing import Placing, addition, check_name, read_bundle
 from goondan.kernel.cli.session import Session
@@ -81,7 +81,7 @@ _HEAD: Final = 128
     shell_complete=options.completed_path("dir"),
     help="The bundle's folder.  [default: here]",
 )
-@options.as_json
+@options.json
 def add(
     name: str,
     words: tuple[str, ...],
@@ -92,7 +92,6 @@ def add(
     agent: str | None,
     write: bool,
     folder: str,
-    as_json: bool,
 ) -> int:
     """Install the package of an MCP server, pinned, and write its Extension document."""
     name = name.removeprefix(PREFIX)
@@ -122,7 +121,7 @@ def add(
     in_workdir = any("${WORKDIR}" in word for word in (*found.arguments, *env.values()))
     scope = known.get("scope", "agent" if in_workdir else "instance")
     document = extension_document(f"{PREFIX}{name}", transport, scope=scope, sandbox=sandbox)
-    _report(found, installed, document, folder, agent, write=write, as_json=as_json)
+    _report(found, installed, document, folder, agent, write=write)
     for variable in [one for one in asked if one not in os.environ]:
         say(f"it needs {variable}: set it where the kernel starts", stream=sys.stderr)
     return 0
@@ -254,7 +253,6 @@ def _report(
     agent: str | None,
     *,
     write: bool,
-    as_json: bool,
 ) -> None:
 
     name = document["metadata"]["name"]
@@ -265,7 +263,7 @@ def _report(
         notes.append(f"scripts that were not run: {', '.join(installed.scripts)}")
     text = yaml_text(document).splitlines()
     changed = None
-    if as_json:
+    if wants_json():
         changed = add_to_bundle([document], folder, agent or entry_agent(folder)) if write else None
         told: dict[str, Any] = {"package": found.package, "version": installed.version, "document": document}
         told |= {"scriptsNotRun": installed.scripts, "packages": installed.packages}

@@ -23,7 +23,7 @@ from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import Kernel, attach_or_start
 from goondan.kernel.cli.batch import check_instance
 from goondan.kernel.cli.console.questions import questions
-from goondan.kernel.cli.output import write, write_json
+from goondan.kernel.cli.output import wants_json, write, write_json
 from goondan.kernel.cli.session import Interrupts, Session
 from goondan.kernel.cli.state import absolute_workdir, locate
 from goondan.schemas.bundle.address import is_resource_name
@@ -60,7 +60,7 @@ MAX_TOKEN: Final = 4096
     help="The instance of the agent that calls are made in.",
 )
 @options.workdir
-@options.as_json
+@options.json
 def serve(
     agent: str,
     tools: tuple[str, ...],
@@ -72,7 +72,6 @@ def serve(
     trust: bool,
     instance: str,
     workdir: str | None,
-    as_json: bool,
 ) -> int:
     """Offer the tools of an agent to MCP clients."""
     if not is_resource_name(agent):
@@ -84,7 +83,7 @@ def serve(
     if workdir is not None:
         workdir = absolute_workdir(workdir, place)
     kernel = attach_or_start(place, ())
-    serving = _Serving(kernel, agent, tools, instance, workdir, as_json, short_names)
+    serving = _Serving(kernel, agent, tools, instance, workdir, short_names)
     try:
         with_http = None if port is None else _Http(port, token_file)
         asyncio.run(serving.run(with_http))
@@ -111,7 +110,6 @@ class _Serving:
         patterns: tuple[str, ...],
         instance: str,
         workdir: str | None,
-        as_json: bool,
         short: bool,
     ) -> None:
         self._short = short
@@ -120,7 +118,6 @@ class _Serving:
         self._patterns = patterns
         self._instance = instance
         self._workdir = workdir
-        self._as_json = as_json
 
     async def run(self, http: _Http | None) -> None:
         """Serve until the client or a signal ends it. Raises GoondanError."""
@@ -175,7 +172,7 @@ class _Serving:
         token = _token(os.path.abspath(os.path.expanduser(path)))
         service = HttpService(server, listening, Gate(port, token))
         url = f"http://127.0.0.1:{port}{PATH}"
-        if self._as_json:
+        if wants_json():
             write_json({"url": url, "tokenFile": os.path.abspath(path), "pid": os.getpid()})
         else:
             write(f"{url}   token: {os.path.abspath(path)}", stream=sys.stderr)

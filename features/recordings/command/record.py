@@ -50,7 +50,7 @@ from goondan.kernel.bundle.variables import EnvironmentRedactor, wanted_variable
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import Kernel, start
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, read_all
-from goondan.kernel.cli.output import error_lines, write, write_json, write_text
+from goondan.kernel.cli.output import error_lines, wants_json, write, write_json, write_text
 from goondan.kernel.cli.session import USER_MESSAGE, OpenFile, Session, open_files
 from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.kernel.conversations import instances
@@ -94,7 +94,7 @@ class Made(Struct, frozen=True, kw_only=True):
     shell_complete=options.completed_path("file"),
     help="A picture or a PDF that comes with the first message; may be given several times.",
 )
-@options.as_json
+@options.json
 def record(
     file: str,
     messages: tuple[str, ...],
@@ -104,7 +104,6 @@ def record(
     trust: bool,
     agent: str | None,
     force: bool,
-    as_json: bool,
 ) -> int:
     """Start a swarm, send it messages one after the other, and write the run to FILE.
 
@@ -126,14 +125,14 @@ def record(
         if not entry:
             raise fail("E_USAGE", "the bundle has no entry agent; name the agent (--agent)")
         messages_sent = [Sent(entry, key, text, files if number == 0 else []) for number, text in enumerate(texts)]
-        answers = asked(kernel, messages_sent, None if as_json else _show)
+        answers = asked(kernel, messages_sent, None if wants_json() else _show)
     finally:
         kernel.finish()
         noted = collect(place.state_dir, run)
     made = make(noted, key, entry, _redactor(place))
     _write(file, made.data)
     told = {"file": os.path.abspath(file), "turns": made.turns, "requests": made.steps, "calls": made.calls}
-    if as_json:
+    if wants_json():
         write_json({**told, "agents": made.agents, "warnings": made.warnings})
     else:
         what = f"{made.turns} turns, {made.steps} requests to models, {made.calls} calls"

@@ -41,7 +41,7 @@ from goondan.kernel.bundle.loader import PACKAGES, open_bundle
 from goondan.kernel.bundle.lookup import Unreadable
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import start
-from goondan.kernel.cli.output import write, write_json
+from goondan.kernel.cli.output import emit
 from goondan.kernel.cli.session import OpenFile
 from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.kernel.conversations import BUSY_S, conversation_files
@@ -75,7 +75,7 @@ _decode: Final = msgspec.json.Decoder(FoundDifference).decode
     help="Ask the models with this system prompt for the entry agent.",
 )
 @click.option("--calls", is_flag=True, help="Compare the tool calls of models only, not their texts.")
-@options.as_json
+@options.json
 def replay(
     file: str,
     bundle: str | None,
@@ -83,7 +83,6 @@ def replay(
     model: str | None,
     prompt: str | None,
     calls: bool,
-    as_json: bool,
 ) -> int:
     """Repeat a recorded run and show its first difference.
 
@@ -97,12 +96,9 @@ def replay(
     _tell_kernel(path, model, prompt, calls)
     difference = _replayed(course, bundle, trust, asks_models=model is not None or prompt is not None)
     told = {"turns": course.turns.total(), "requests": course.requests, "calls": course.calls}
-    if as_json:
-        write_json({"same": difference is None, **told, "difference": difference})
-    elif difference is None:
-        write(f"as recorded: {told['turns']} turns, {told['requests']} requests to models, {told['calls']} calls")
-    else:
-        write(difference.text)
+    same = f"as recorded: {told['turns']} turns, {told['requests']} requests to models, {told['calls']} calls"
+    document = {"same": difference is None, **told, "difference": difference}
+    emit(document, [same if difference is None else difference.text])
     return 0 if difference is None else 1
 
 

@@ -20,7 +20,7 @@ import click
 import msgspec
 
 from goondan.kernel.cli import options
-from goondan.kernel.cli.output import Style, printable, style_of
+from goondan.kernel.cli.output import Style, emit, printable, style_of
 from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
@@ -56,15 +56,14 @@ class Trial(msgspec.Struct):
 @click.argument("target", required=False, metavar="[PATH|NAME]")
 @options.bundle
 @options.trust
-@options.as_json
-def command(target: str | None, bundle: str | None, trust: bool, as_json: bool) -> int:
+@options.json
+def command(target: str | None, bundle: str | None, trust: bool) -> int:
     """Load extensions and let a turn pass through each: those of a bundle (PATH), or one (NAME).
 
     Without either, every extension of the bundle.
     """
     from goondan.features.try_out.command.tool_test import is_path
     from goondan.kernel.bundle.loader import open_bundle
-    from goondan.kernel.cli.output import write_result
     from goondan.kernel.cli.state import locate
     from goondan.kernel.trust.asking import Asking
 
@@ -91,7 +90,7 @@ def command(target: str | None, bundle: str | None, trust: bool, as_json: bool) 
         report["trials"] = inspected.redact.all_of([run_one(trial, plan) for trial in wanted])
         report["passed"] = sum(result["status"] == "passed" for result in report["trials"])
         report["failed"] = len(report["trials"]) - report["passed"]
-    write_result(report, *render(report, style_of(sys.stdout)), as_json=as_json)
+    emit(report, render(report, style_of(sys.stdout)))
     return INVALID if not report["valid"] else int(report["failed"] > 0)
 
 

@@ -22,7 +22,7 @@ import click
 from goondan.kernel.bundle.documents import IN_JAILS, BaseExtensions, base_tools, in_package
 from goondan.kernel.cli import options
 from goondan.kernel.cli.commands.bundles import files_below
-from goondan.kernel.cli.output import printable, write, write_json
+from goondan.kernel.cli.output import emit, printable
 from goondan.kernel.cli.placing import Placing, addition, check_name, read_bundle
 from goondan.kernel.paths import BUNDLE_FILE
 from goondan.schemas.bundle.address import MAX_TOOL_NAME, build_tool_name
@@ -71,7 +71,7 @@ class NewResource(NamedTuple):
     #: Files that all resources of a language share, beside those of the template. One that is there already stays.
     shared: Mapping[str, bytes] = {}
 
-    def write(self, name: str, folder: str, steps: list[tuple[str, str]], *, as_json: bool) -> None:
+    def write(self, name: str, folder: str, steps: list[tuple[str, str]]) -> None:
         """Write the resource into the bundle of a folder, and say so. `steps` are the next commands and their purposes.
 
         Raises GoondanError E_INIT, E_USAGE; BundleError for a goondan.yaml that is no YAML.
@@ -93,16 +93,13 @@ class NewResource(NamedTuple):
             if before is not None:
                 placing.append(BUNDLE_FILE, before, added)
         steps = self._entering(folder, steps)
-        if as_json:
-            changed = "made" if before is None else "changed"
-            plain = [{"command": line, "what": what} for line, what in steps]
-            write_json({"folder": os.path.abspath(folder), "files": list(files), changed: BUNDLE_FILE, "next": plain})
-            return
+        changed = "made" if before is None else "changed"
+        plain = [{"command": line, "what": what} for line, what in steps]
         width = max(len(line) for line, _ in steps)
         lines = [f"wrote {printable(os.path.join(folder, path))}" for path in files]
         lines.append(f"{'wrote' if before is None else f'added {self.kind}/{name} to'} {printable(bundle)}")
         lines += ["", "Next:", *(f"  {printable(line):<{width}}   {what}".rstrip() for line, what in steps)]
-        write(*lines)
+        emit({"folder": os.path.abspath(folder), "files": list(files), changed: BUNDLE_FILE, "next": plain}, lines)
 
     def filled(self, name: str) -> dict[str, bytes]:
         """Relative path -> content: the template for a resource of this name."""
@@ -153,8 +150,8 @@ _EXTENSION: Final = NewResource(
 @click.argument("name")
 @click.option("--language", type=click.Choice([*_LANGUAGES]), default="python", help="What it is written in.")
 @in_folder
-@options.as_json
-def tool_new(name: str, language: str, folder: str, as_json: bool) -> int:
+@options.json
+def tool_new(name: str, language: str, folder: str) -> None:
     """Write a new tool into a bundle: its module or program, its test, and its document in goondan.yaml."""
     check_name(name, _TOOL.kind, base_tools(), fits=len(build_tool_name(name, "run")) <= MAX_TOOL_NAME)
     suffix, tests = _LANGUAGES[language]
@@ -165,8 +162,7 @@ def tool_new(name: str, language: str, folder: str, as_json: bool) -> int:
         (f"- Tool/{name}", "in spec.tools of an Agent lets it use the tool"),
     ]
     shared = _typescript() if language == "typescript" else {}
-    _TOOL._replace(language=language, suffix=suffix, shared=shared).write(name, folder, steps, as_json=as_json)
-    return 0
+    _TOOL._replace(language=language, suffix=suffix, shared=shared).write(name, folder, steps)
 
 
 def _typescript() -> dict[str, bytes]:
@@ -181,8 +177,8 @@ def _typescript() -> dict[str, bytes]:
 @click.command(name="new")
 @click.argument("name")
 @in_folder
-@options.as_json
-def extension_new(name: str, folder: str, as_json: bool) -> int:
+@options.json
+def extension_new(name: str, folder: str) -> None:
     """Write a new extension into a bundle: its module, its test, and its document in goondan.yaml."""
     check_name(name, _EXTENSION.kind, BaseExtensions().names())
     steps = [
@@ -190,5 +186,4 @@ def extension_new(name: str, folder: str, as_json: bool) -> int:
         ("python3 -m unittest discover -s tests", "tests the functions by themselves"),
         (f"- Extension/{name}", "in spec.extensions of an Agent gives it to the agent"),
     ]
-    _EXTENSION.write(name, folder, steps, as_json=as_json)
-    return 0
+    _EXTENSION.write(name, folder, steps)

@@ -28,7 +28,7 @@ from goondan.kernel.bundle.tool_pages import Outcome, short
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import attach_or_start
 from goondan.kernel.cli.commands.call import check_grant, perform
-from goondan.kernel.cli.output import Style, printable, style_of
+from goondan.kernel.cli.output import Style, emit, printable, style_of
 from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.resources import BASE_PACKAGE, Example, ToolExport
@@ -86,14 +86,12 @@ class Report(msgspec.Struct, rename="camel", omit_defaults=False):
 @options.bundle
 @click.option("--network", is_flag=True, help="Also run examples of tools that ask for the network.")
 @click.option("--allow-net", metavar="HOST:PORT", multiple=True, help="Let tools reach this address. Repeatable.")
-@options.as_json
-def command(target: str | None, bundle: str | None, network: bool, allow_net: tuple[str, ...], as_json: bool) -> int:
+@options.json
+def command(target: str | None, bundle: str | None, network: bool, allow_net: tuple[str, ...]) -> int:
     """Check tools and run their examples: of a manifest or bundle (PATH), or of one tool (NAME).
 
     Without either, every tool of the bundle.
     """
-    from goondan.kernel.cli.output import write_result
-
     for grant in allow_net:
         check_grant(grant)
     path, name = (target, None) if target is not None and is_path(target) else (bundle, target)
@@ -111,7 +109,7 @@ def command(target: str | None, bundle: str | None, network: bool, allow_net: tu
             sum(outcome.status == status for outcome in report.examples) for status in ("passed", "failed", "skipped")
         )
         report.without_examples = [full for full, export in _exports(subjects) if not export.examples]
-    write_result(report, *render(report, style_of(sys.stdout)), as_json=as_json)
+    emit(report, render(report, style_of(sys.stdout)))
     return INVALID if not report.valid else int(report.failed > 0)
 
 

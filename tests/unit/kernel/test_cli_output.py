@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import goondan.kernel.cli
 from goondan.kernel.cli import output
-from goondan.kernel.cli.output import Style, columns, shown_line, width_of, write, write_json, write_pretty
+from goondan.kernel.cli.output import Style, columns, pretty_lines, shown_line, width_of, write, write_json
 
 EVIL = "a\x1b]0;pwned\x07\x9b31m\u202e\nforged\r\udc9b"
 
@@ -51,7 +51,7 @@ def test_each_line_is_one_line(err: bool, capsys: pytest.CaptureFixture[str]) ->
     assert (printed.err if err else printed.out) == "first\na\\x1b]0;pwned\\x07\\x9b31m\\u202e\\x0aforged\\x0d\\udc9b\n"
 
 
-@pytest.mark.parametrize("print_json", [write_json, write_pretty])
+@pytest.mark.parametrize("print_json", [write_json, lambda value: write(*pretty_lines(value))])
 def test_json_is_json(print_json: object, capsys: pytest.CaptureFixture[str]) -> None:
     assert callable(print_json)
     print_json({"name": EVIL, EVIL: [EVIL]})
