@@ -1,9 +1,9 @@
 """Finds out which code has blocked an agent's event loop, so that the next process of the instance can report it.
 
 While the loop is blocked, nothing in the process can run: no timer, no answer to the broker. The broker ends such a
-process after LEASE_S (kernel/broker/mailbox.py). Before that, a thread of the interpreter that needs no Python writes
-the stack of the loop's thread into a file. When the loop goes on, the file is emptied at once. So if the next process
-of the instance finds a stack there, that code ended the last process.
+process after LEASE_S (kernel/broker/state/mailbox.py). Before that, a thread of the interpreter that needs no Python
+writes the stack of the loop's thread into a file. When the loop goes on, the file is emptied at once. So if the next
+process of the instance finds a stack there, that code ended the last process.
 
 Only agents with extensions do this: nothing else of an agent may block.
 

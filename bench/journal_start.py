@@ -15,8 +15,8 @@ import msgspec
 
 from bench.compare import Benchmark, Goal, Metric
 from bench.programs import plan_of, running
-from goondan.kernel.broker.journal.factory import open_store, wall_ms
-from goondan.kernel.broker.journal.interface import Retire
+from goondan.kernel.broker.journal.committer import open_store, wall_ms
+from goondan.kernel.broker.state.records import Retire
 from goondan.schemas.wire.tokens import SECRET_BYTES
 
 ENDED: Final = 1_000_000

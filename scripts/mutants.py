@@ -73,7 +73,7 @@ GROUPS = {
         ],
     ),
     "mailbox": Group(
-        ["kernel/broker/mailbox.py", "kernel/broker/entities.py"],
+        ["kernel/broker/state/mailbox.py", "kernel/broker/state/entities.py"],
         [f"tests/unit/kernel/broker/test_{name}.py" for name in ("mailbox", "entities")],
     ),
     "lifecycle": Group(["kernel/supervisor/lifecycle.py"], ["tests/unit/kernel/supervisor/test_lifecycle.py"]),

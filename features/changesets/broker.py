@@ -32,9 +32,9 @@ from goondan.features.changesets.wire import (
     WhichChangesets,
     decode_to_broker,
 )
-from goondan.kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
-from goondan.kernel.broker.entities import AGENTS, Connection
-from goondan.kernel.broker.parts import LISTS_BYTES, Core, Part, Take
+from goondan.kernel.broker.state.bus import RETRY_AFTER_MS, RETURN_S, Bus, Core
+from goondan.kernel.broker.state.entities import AGENTS, Connection
+from goondan.kernel.broker.state.parts import LISTS_BYTES, Part, Take
 from goondan.schemas.bundle.address import is_name
 from goondan.schemas.wire.codec import DECODE_ERRORS, from_raw, to_raw
 from goondan.schemas.wire.control import ForFeature

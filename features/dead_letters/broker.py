@@ -21,14 +21,12 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from goondan.kernel.broker.bus import MAX_ID, REQUEUED_SUFFIX, RETRY_AFTER_MS, Bus
-from goondan.kernel.broker.contents import content_of
-from goondan.kernel.broker.entities import Connection, Event
-from goondan.kernel.broker.journal import records
-from goondan.kernel.broker.journal.interface import Item
-from goondan.kernel.broker.journal.records import Accepted, Finished
-from goondan.kernel.broker.one_frame import fitting
-from goondan.kernel.broker.parts import Core, Op, Part
+from goondan.kernel.broker.state import records
+from goondan.kernel.broker.state.bus import MAX_ID, REQUEUED_SUFFIX, RETRY_AFTER_MS, Bus, Core
+from goondan.kernel.broker.state.entities import Connection, Event
+from goondan.kernel.broker.state.mailbox import content_of
+from goondan.kernel.broker.state.parts import Op, Part, fitting
+from goondan.kernel.broker.state.records import Accepted, Finished, Item
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import Frame
@@ -113,7 +111,7 @@ class DeadLetters(Part):
             new_id(event.id),
             self._bus.instance(event.instance.agent, event.instance.key, self._bus.now),
             sender=event.sender,
-            content=msgspec.structs.replace(content_of(accepted), reply_to=None, chain=None),
+            content_here=msgspec.structs.replace(content_of(accepted), reply_to=None, chain=None),
             source=accepted.source,
             blob=accepted.blob,
             files=accepted.files,

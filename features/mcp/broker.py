@@ -22,10 +22,10 @@ from typing import Final, Literal
 from msgspec import Raw, Struct
 
 import goondan.features.mcp.wire  # noqa: F401 # the codes of its errors
-from goondan.kernel.broker.bus import RETRY_AFTER_MS, RETURN_S, Bus
-from goondan.kernel.broker.entities import AGENTS, TOOLS, Connection, Instance
-from goondan.kernel.broker.parts import LISTS_BYTES, SHORT_BYTES, Core, OfHosts, Part, Take
-from goondan.kernel.broker.workdirs import check_opened
+from goondan.kernel.broker.state.bus import RETRY_AFTER_MS, RETURN_S, Bus, Core
+from goondan.kernel.broker.state.entities import AGENTS, TOOLS, Connection, Instance
+from goondan.kernel.broker.state.parts import LISTS_BYTES, SHORT_BYTES, OfHosts, Part, Take
+from goondan.kernel.broker.state.workdirs import check_opened
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail

@@ -40,10 +40,10 @@ from goondan.features.oauth.wire import (
     is_scope,
     is_subject,
 )
-from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
-from goondan.kernel.broker.entities import AGENTS, CONTROL, TOOLS, Connection, Event
-from goondan.kernel.broker.parts import LISTS_BYTES, Core, Op, Part, Take
-from goondan.kernel.broker.presence import agent_address
+from goondan.kernel.broker.state.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus, Core
+from goondan.kernel.broker.state.entities import AGENTS, CONTROL, TOOLS, Connection, Event
+from goondan.kernel.broker.state.parts import LISTS_BYTES, Op, Part, Take
+from goondan.kernel.broker.state.presence import agent_address
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
 from goondan.schemas.wire.control import ProgramWanted

@@ -29,11 +29,10 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
-from goondan.kernel.broker.entities import AGENTS, Connection, Event
-from goondan.kernel.broker.journal.interface import Item, Put, Retire
-from goondan.kernel.broker.journal.records import encode
-from goondan.kernel.broker.parts import LISTS_BYTES, Core, OfEvents, Op, Part, Record, Take
+from goondan.kernel.broker.state.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus, Core
+from goondan.kernel.broker.state.entities import AGENTS, Connection, Event
+from goondan.kernel.broker.state.parts import LISTS_BYTES, OfEvents, Op, Part, Record, Take
+from goondan.kernel.broker.state.records import Item, Put, Retire, encode
 from goondan.schemas.bundle.address import is_name
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.control import BeginAnew, BegunAnew, RestartAsked, RestartChecked, RestartDue, RestartUndone

@@ -25,11 +25,10 @@ from typing import Any, Final
 
 from msgspec import Raw
 
-from goondan.kernel.broker.calls import Call
-from goondan.kernel.broker.entities import Connection, Event, Instance
-from goondan.kernel.broker.mailbox import LEASE_S
-from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
-from goondan.kernel.broker.parts import Core, Op, Part
+from goondan.kernel.broker.state.bus import Core
+from goondan.kernel.broker.state.entities import Call, Connection, Event, Instance
+from goondan.kernel.broker.state.mailbox import LEASE_S
+from goondan.kernel.broker.state.parts import LIST_BYTES, Op, Part, fitting
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Frame

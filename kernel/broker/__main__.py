@@ -14,10 +14,10 @@ import sys
 import msgspec
 
 from goondan.kernel.broker.assemble import assemble
-from goondan.kernel.broker.journal.factory import boot_id, open_store, release_reserve, start
-from goondan.kernel.broker.journal.interface import DiskFull, JournalFailed, Store
+from goondan.kernel.broker.journal.committer import boot_id, open_store, release_reserve, start
 from goondan.kernel.broker.loop import BrokerLoop, clock
-from goondan.kernel.broker.router import Router
+from goondan.kernel.broker.routing.router import Router
+from goondan.kernel.broker.state.records import DiskFull, JournalFailed, Store
 from goondan.schemas.bundle.address import blobs_dir
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.system.blob_files import BlobFolder, make_folder

@@ -1,6 +1,9 @@
-"""Puts a broker together from its plan and its journal.
+"""Puts a broker together from its plan and its journal, or from a bundle if it has no supervisor.
 
-Source: docs/design/delivery.md section 8.
+Without a supervisor nothing starts agents or tool hosts: they are started by hand or by another process manager, with
+tokens from `python -m goondan.kernel.broker.token`. What is not started stays wanted, and its events wait.
+
+Source: docs/design/delivery.md section 8; docs/design/processes.md section 7.
 """
 
 from __future__ import annotations
@@ -8,16 +11,14 @@ from __future__ import annotations
 import sys
 
 from goondan.features import FEATURES, parts
-from goondan.kernel.broker.bus import Bus
-from goondan.kernel.broker.epochs import Epochs
 from goondan.kernel.broker.instance_folders import InstanceFolders
-from goondan.kernel.broker.journal.factory import wall_ms
-from goondan.kernel.broker.journal.interface import Store
-from goondan.kernel.broker.journal.records import EPOCHS
-from goondan.kernel.broker.ledger import EPOCH_BLOCK, Ledger
-from goondan.kernel.broker.parts import MakeParts
-from goondan.kernel.broker.recovery import BadRow, reserved_epochs
-from goondan.kernel.broker.router import Router
+from goondan.kernel.broker.journal.committer import wall_ms
+from goondan.kernel.broker.routing.recovery import BadRow, reserved_epochs
+from goondan.kernel.broker.routing.router import Router
+from goondan.kernel.broker.state.bus import Bus, MakeParts
+from goondan.kernel.broker.state.ledger import EPOCH_BLOCK, Ledger
+from goondan.kernel.broker.state.mailbox import Epochs
+from goondan.kernel.broker.state.records import EPOCHS, Store
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import fail

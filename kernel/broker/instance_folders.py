@@ -23,7 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from goondan.kernel.broker.folders import Moved
+from goondan.kernel.broker.routing.deletions import Moved
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.text.visible import visible_line
 

@@ -13,26 +13,72 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
 import select
 import signal
 import sys
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from typing import Final
 
-from goondan.kernel.broker.blob_keeper import SWEEP_S, BlobKeeper
-from goondan.kernel.broker.bus import Staged
-from goondan.kernel.broker.entities import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS
-from goondan.kernel.broker.journal.interface import Journal
-from goondan.kernel.broker.peer_users import users_of
-from goondan.kernel.broker.router import Router
+from goondan.kernel.broker.routing.router import Router
+from goondan.kernel.broker.state.bus import Staged
+from goondan.kernel.broker.state.entities import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS
+from goondan.kernel.broker.state.records import Journal
 from goondan.kernel.broker.transport import Transport
+from goondan.schemas.system.blob_files import BlobFolder
 from goondan.schemas.system.startup import admit_toolhost
+from goondan.schemas.system.users import TOOLHOST_UID
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.transport import chosen
-from goondan.schemas.wire.tokens import SOCKETS
+from goondan.schemas.wire.blobs import KEEP_S
+from goondan.schemas.wire.tokens import SOCKETS, TokenClass
+
+#: How often the keeper looks for files that nobody refers to (seconds).
+SWEEP_S: Final = 300.0
+
+
+class BlobKeeper:
+    """Deletes files in the folder at `path`. Its daemon thread starts with the first work."""
+
+    def __init__(self, path: str) -> None:
+        self._folder = BlobFolder(path)
+        self._work: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def remove(self, files: list[str]) -> None:
+        """Delete these files soon."""
+        self._do(lambda: self._folder.remove(files))
+
+    def sweep(self, referenced: frozenset[str]) -> None:
+        """Soon delete the old files that are not in `referenced`."""
+        self._do(lambda: self._folder.sweep(referenced, KEEP_S))
+
+    def _do(self, work: Callable[[], object]) -> None:
+        self._work.put(work)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="blobs", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
+
+
+#: Root of this machine, or of this user namespace. It can become any user, so refusing it would keep nobody out.
+_ROOT: Final = 0
+
+
+def users_of(cls: TokenClass) -> frozenset[int]:
+    """The users that may connect to the socket of a class: our own user and root. For tool hosts also the user that
+    they become.
+    """
+    users = {_ROOT, os.geteuid()}
+    return frozenset(users | {TOOLHOST_UID} if cls == "toolhost" else users)
+
 
 #: Frames that one class may bring in one round. With this quota a control ping waits 10 ms at worst.
 QUOTA: Final = 64

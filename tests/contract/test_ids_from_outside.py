@@ -19,7 +19,7 @@ from msgspec import Raw
 from goondan.agentproc.conversation import AssistantData
 from goondan.agentproc.providers.base import ModelAnswer
 from goondan.agentproc.turn import Begin, ModelAnswered, RunTool, Store, ToolFinished, Turn
-from goondan.kernel.broker.bus import RETURN_S
+from goondan.kernel.broker.state.bus import RETURN_S
 from goondan.schemas.bundle.address import is_given_id
 from goondan.schemas.wire.codec import encode_value, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from goondan.agentproc.calls import MAX_REPEATS
-from goondan.kernel.broker.journal import retention
-from goondan.kernel.broker.mailbox import MAX_ATTEMPTS
+from goondan.kernel.broker.journal import tables as retention
+from goondan.kernel.broker.state.mailbox import MAX_ATTEMPTS
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.bundle.resources import SwarmPolicy
 

@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from goondan.kernel.broker import bus, directory, mailbox
-from goondan.kernel.broker.blob_keeper import SWEEP_S
-from goondan.kernel.broker.blobs import MAX_CALL_BYTES
-from goondan.kernel.broker.intake import MAX_CHAIN
-from goondan.kernel.broker.journal import retention
-from goondan.kernel.broker.presence import MAX_CLIENTS
+from goondan.kernel.broker.journal import tables as retention
+from goondan.kernel.broker.loop import SWEEP_S
+from goondan.kernel.broker.routing import directory
+from goondan.kernel.broker.routing.intake import MAX_CHAIN
+from goondan.kernel.broker.state import bus, mailbox
+from goondan.kernel.broker.state.blobs import MAX_CALL_BYTES
+from goondan.kernel.broker.state.presence import MAX_CLIENTS
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.bundle.resources import SwarmPolicy
 from goondan.schemas.wire import blobs, frames

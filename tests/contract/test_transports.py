@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import zmq
 
-from goondan.kernel.broker.bus import Lossy
 from goondan.kernel.broker.loop import _transport as make_broker
+from goondan.kernel.broker.state.bus import Lossy
 from goondan.schemas.transport import TRANSPORTS, VARIABLE, chosen, path_of
 from goondan.schemas.transport.libzmq import LibzmqTransport
 from goondan.schemas.transport.link import transport_class

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Final
 
 from goondan.agentproc.store import ConversationStore
-from goondan.kernel.broker.journal.interface import Item, Write
 from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.journal.store import JOURNAL_FILE, JournalStore
+from goondan.kernel.broker.state.records import Item, Write
 from tests.power import workloads
 from tests.power.disk import LUCK, Call, Disk, Luck, record
 

@@ -15,8 +15,8 @@ from typing import Final, Literal
 from goondan.agentproc.conversation import Append, Message, MessageSource, UserData
 from goondan.agentproc.store import ConversationStore
 from goondan.kernel.broker.journal import store as journal_store
-from goondan.kernel.broker.journal.interface import DropAnswer, Put, Retire, Write
 from goondan.kernel.broker.journal.store import JOURNAL_FILE, JournalStore
+from goondan.kernel.broker.state.records import DropAnswer, Put, Retire, Write
 
 BOOT: Final = "11111111-2222-3333-4444-555555555555"
 PROMISED: Final = "promised"

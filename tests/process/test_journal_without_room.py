@@ -14,8 +14,8 @@ import pytest
 ENDING = """
 import os, subprocess, sys, time
 from goondan.kernel.broker.journal import group
-from goondan.kernel.broker.journal.interface import Item, Put, Retire
-from goondan.kernel.broker.journal.factory import open_store, start
+from goondan.kernel.broker.state.records import Item, Put, Retire
+from goondan.kernel.broker.journal.committer import open_store, start
 from goondan.kernel.broker.__main__ import _assemble
 from tests.process.bare_broker import plan
 

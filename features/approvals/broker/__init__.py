@@ -42,13 +42,12 @@ from goondan.features.approvals.wire import (
     decide,
     policies_of,
 )
-from goondan.kernel.broker.acting import outer_call
-from goondan.kernel.broker.bus import MAX_ID
-from goondan.kernel.broker.calls import Call
-from goondan.kernel.broker.entities import AGENTS, Connection, Event
-from goondan.kernel.broker.parts import SHORT_BYTES, UTF8_BYTES, Core, OfCalls, Part, Take
-from goondan.kernel.broker.refused_calls import refuse_call
-from goondan.kernel.broker.workdirs import Workdir
+from goondan.kernel.broker.routing.acting import outer_call
+from goondan.kernel.broker.routing.calls import refuse_call
+from goondan.kernel.broker.state.bus import MAX_ID, Core
+from goondan.kernel.broker.state.entities import AGENTS, Call, Connection, Event
+from goondan.kernel.broker.state.parts import SHORT_BYTES, UTF8_BYTES, OfCalls, Part, Take
+from goondan.kernel.broker.state.workdirs import Workdir
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import encode_value, to_raw
 from goondan.schemas.wire.errors import error_payload, fail

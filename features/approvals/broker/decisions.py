@@ -34,8 +34,8 @@ from goondan.features.approvals.broker.item import (
     decision_kept,
 )
 from goondan.features.approvals.wire import ApprovalDecided
-from goondan.kernel.broker.bus import Bus
-from goondan.kernel.broker.one_frame import fitting
+from goondan.kernel.broker.state.bus import Bus
+from goondan.kernel.broker.state.parts import fitting
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError

@@ -24,10 +24,9 @@ from goondan.features.approvals.wire import (
     Decision,
     Kind,
 )
-from goondan.kernel.broker.entities import Connection, Event
-from goondan.kernel.broker.journal.interface import Item as Writes
-from goondan.kernel.broker.journal.interface import Put, Retire
-from goondan.kernel.broker.journal.records import Deadline, encode
+from goondan.kernel.broker.state.entities import Connection, Event
+from goondan.kernel.broker.state.records import Deadline, Put, Retire, encode
+from goondan.kernel.broker.state.records import Item as Writes
 from goondan.schemas.bundle.json_values import rename_aliases
 from goondan.schemas.wire.codec import check_depth, check_json, encode_value, from_raw
 from goondan.schemas.wire.errors import fail

@@ -34,11 +34,10 @@ from goondan.features.approvals.broker.item import (
     item_written,
 )
 from goondan.features.approvals.wire import MAX_EXPIRY_S, WAITS, ApprovalState, code_of
-from goondan.kernel.broker.bus import Bus, Lossy
-from goondan.kernel.broker.entities import CLIENTS, Connection, Event
-from goondan.kernel.broker.parts import Core, OfCalls, OfEvents, Part, Record
-from goondan.kernel.broker.shares import Pool, kept_of
-from goondan.kernel.broker.standing import Standing
+from goondan.kernel.broker.state.bus import Bus, Core, Lossy
+from goondan.kernel.broker.state.entities import CLIENTS, Connection, Event, Standing
+from goondan.kernel.broker.state.parts import OfCalls, OfEvents, Part, Record
+from goondan.kernel.broker.state.shares import Pool, kept_of
 from goondan.schemas.wire.codec import encode_value, to_raw
 from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import Frame, Hello

@@ -20,10 +20,9 @@ from goondan.features.approvals.wire import (
     ApprovalDecision,
     ApprovalItem,
 )
-from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
-from goondan.kernel.broker.entities import Connection, Event
-from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
-from goondan.kernel.broker.parts import LISTS_BYTES, UTF8_BYTES, Op, Part, Waiting
+from goondan.kernel.broker.state.bus import RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.state.entities import Connection, Event
+from goondan.kernel.broker.state.parts import LIST_BYTES, LISTS_BYTES, UTF8_BYTES, Op, Part, Waiting, fitting
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import Frame

@@ -45,13 +45,10 @@ from goondan.features.budgets.wire import (
     BudgetReserve,
     BudgetSettle,
 )
-from goondan.kernel.broker.acting import Actor
-from goondan.kernel.broker.bus import MAX_ID, RETRY_AFTER_MS, Bus
-from goondan.kernel.broker.calls import Call
-from goondan.kernel.broker.entities import AGENTS, Connection, Event
-from goondan.kernel.broker.journal.interface import Item
-from goondan.kernel.broker.one_frame import fitting
-from goondan.kernel.broker.parts import SHORT_BYTES, Core, OfCalls, OfEvents, Op, Part, Record, Take, Waiting
+from goondan.kernel.broker.state.bus import MAX_ID, RETRY_AFTER_MS, Bus, Core
+from goondan.kernel.broker.state.entities import AGENTS, Actor, Call, Connection, Event
+from goondan.kernel.broker.state.parts import SHORT_BYTES, OfCalls, OfEvents, Op, Part, Record, Take, Waiting, fitting
+from goondan.kernel.broker.state.records import Item
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail

@@ -11,8 +11,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from goondan.features.budgets.wire import BudgetLimits
-from goondan.kernel.broker.journal.interface import Item, Put, Retire
-from goondan.kernel.broker.journal.records import encode
+from goondan.kernel.broker.state.records import Item, Put, Retire, encode
 from goondan.schemas.wire.usage import NANO
 
 #: The subjects of records: of trees, and of model calls that may be under way.

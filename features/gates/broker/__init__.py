@@ -31,10 +31,9 @@ from goondan.features.gates.wire import (
     PermitOver,
     PlaceInLine,
 )
-from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
-from goondan.kernel.broker.entities import AGENTS, Connection, Event
-from goondan.kernel.broker.one_frame import LIST_BYTES, fitting
-from goondan.kernel.broker.parts import SHORT_BYTES, Core, Op, Part, Take, Waiting
+from goondan.kernel.broker.state.bus import RETRY_AFTER_MS, Bus, Core
+from goondan.kernel.broker.state.entities import AGENTS, Connection, Event
+from goondan.kernel.broker.state.parts import LIST_BYTES, SHORT_BYTES, Op, Part, Take, Waiting, fitting
 from goondan.schemas.bundle.launch import KernelPlan, ModelSpec
 from goondan.schemas.models.model_providers import BY_NAME, ModelLimits
 from goondan.schemas.text.times import age

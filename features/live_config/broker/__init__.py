@@ -53,10 +53,9 @@ from goondan.features.live_config.wire import (
     ConfigOutcome,
     ConfigProposal,
 )
-from goondan.kernel.broker.bus import RETRY_AFTER_MS, Bus
-from goondan.kernel.broker.entities import AGENTS, Connection
-from goondan.kernel.broker.one_frame import fitting
-from goondan.kernel.broker.parts import LISTS_BYTES, Core, OfInstances, Op, Part, Record, Take
+from goondan.kernel.broker.state.bus import RETRY_AFTER_MS, Bus, Core
+from goondan.kernel.broker.state.entities import AGENTS, Connection
+from goondan.kernel.broker.state.parts import LISTS_BYTES, OfInstances, Op, Part, Record, Take, fitting
 from goondan.schemas.bundle.address import is_instance_key
 from goondan.schemas.bundle.effective_config import (
     Applied,

@@ -21,8 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from goondan.features.live_config.wire import CONFLICT, LIMIT
-from goondan.kernel.broker.journal.interface import Item, Put, Retire
-from goondan.kernel.broker.journal.records import encode
+from goondan.kernel.broker.state.records import Item, Put, Retire, encode
 from goondan.schemas.bundle.effective_config import ORDER, Change, Touched, overlap, touches
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import ErrorPayload

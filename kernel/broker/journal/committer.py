@@ -1,8 +1,13 @@
-"""The journal for `durability: power`: a thread that owns the write connection.
+"""Begins and writes a journal: groups of batches, with the rules of durability and of a full disk.
 
-The broker's loop hands batches over and goes on. The thread writes all batches that have come meanwhile in one
-transaction (group commit), waits for the disk, and wakes the loop. So the loop does not wait for a sync, and many
-events share one. When the disk fails, `settled` raises, and the loop must end the process.
+With `durability: power` a thread owns the write connection (`Committer`). The broker's loop hands batches over and goes
+on. The thread writes all batches that have come meanwhile in one transaction (group commit), waits for the disk, and
+wakes the loop. So the loop does not wait for a sync, and many events share one. When the disk fails, `settled` raises,
+and the loop must end the process. With `durability: process` the loop writes itself (`InlineJournal`).
+
+When the disk is full, only ends of old work are written, and the reserve is freed as far as they need it. New work is
+refused, item by item, until the reserve could be made again. Ends without room even then wait. They are acknowledged
+only when they are written.
 """
 
 from __future__ import annotations
@@ -11,12 +16,113 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from goondan.kernel.broker.journal.group import FULL_RETRY_S, Group, GroupWriter
-from goondan.kernel.broker.journal.interface import DiskFull, Item, JournalFailed, Settled, Store
+from goondan.kernel.broker.journal.files import Reserve
+from goondan.kernel.broker.journal.store import JOURNAL_FILE, Durability, JournalStore
+from goondan.kernel.broker.state.records import DiskFull, Item, Journal, JournalFailed, Settled, Store, Write
+from goondan.schemas.wire.errors import GoondanError
+
+#: How often a full disk is tried again (seconds).
+FULL_RETRY_S: Final = 1.0
+
+#: Batches with their numbers.
+Group = list[tuple[int, Sequence[Item]]]
+
+
+class GroupWriter:
+    """Writes to one store. For one thread."""
+
+    def __init__(self, store: Store, reserve: Reserve, wall_ms: Callable[[], int]) -> None:
+        self._store = store
+        self._reserve = reserve
+        self._wall_ms = wall_ms
+        #: True while new work is refused because the disk is full.
+        self.full = not reserve.make()
+        self._next_try = 0.0  # when a full disk is tried again (time.monotonic)
+
+    def write(self, group: Group) -> list[Settled]:
+        """Write a group as one transaction. Raises DiskFull when there is no room for ends of old work either: nothing
+        was written then, and the group is to be written again. Raises JournalFailed.
+        """
+        if self.full and time.monotonic() >= self._next_try:
+            self._next_try = time.monotonic() + FULL_RETRY_S
+            self.full = not self._reserve.make()
+        if not self.full:
+            try:
+                self._commit(_writes(group, refusable=True), self._wall_ms())
+                return [Settled(number) for number, _ in group]
+            except DiskFull:
+                self.full = True
+                self._next_try = time.monotonic() + FULL_RETRY_S
+        ends = _writes(group, refusable=False)
+        try:
+            if ends:
+                self._commit(ends, self._wall_ms())
+        except DiskFull:
+            self._commit_ends(ends)
+        return [Settled(number, frozenset(_refusable(batch))) for number, batch in group]
+
+    def _commit(self, writes: list[Write], now_ms: int) -> None:
+        """Write as durably as promised."""
+        if self._store.durability == "process":
+            self._store.promise(writes, now_ms)
+        else:
+            self._store.commit(writes, now_ms)
+
+    def _commit_ends(self, ends: list[Write]) -> None:
+        """Write ends of old work, with as much of the reserve as they need. Raises DiskFull when it is used up."""
+        while True:
+            # Pages that were copied into the file free room in the WAL. A copy that finds too little room still makes
+            # the file longer, so the next copy needs less.
+            self._store.checkpoint()
+            with suppress(DiskFull):  # nor need it stay in the redo file
+                self._store.fold()
+            try:
+                self._commit(ends, self._wall_ms())
+                return
+            except DiskFull:
+                if not self._reserve.release():
+                    raise
+
+    def fold(self) -> None:
+        """Bring what was promised into the tables. On a full disk as much of the reserve is used as that needs. What
+        finds no room is tried again later: it is promised all the same. Raises JournalFailed.
+        """
+        if self.full and time.monotonic() < self._next_try:
+            return
+        try:
+            self._store.fold()
+            return
+        except DiskFull:
+            self.full = True
+            self._next_try = time.monotonic() + FULL_RETRY_S
+        while self._reserve.release():
+            self._store.checkpoint()
+            with suppress(DiskFull):
+                self._store.fold()
+                return
+
+    def tidy(self) -> bool:
+        """Remove some old rows; True when there is more to do. Raises JournalFailed."""
+        if self.full:
+            return False
+        try:
+            return self._store.tidy(self._wall_ms())
+        except DiskFull:
+            return False  # the next write finds out
+
+
+def _writes(group: Group, *, refusable: bool) -> list[Write]:
+    """All writes of the group in order; without those that may be refused unless `refusable`."""
+    return [write for _, batch in group for item in batch if refusable or not item.refusable for write in item.writes]
+
+
+def _refusable(batch: Sequence[Item]) -> list[int]:
+    return [at for at, item in enumerate(batch) if item.refusable]
+
 
 #: The most items of one transaction, so that the next batch waits only some milliseconds.
 MAX_ITEMS: Final = 4096
@@ -245,3 +351,47 @@ FOLD_ITEMS: Final = 64
 MAX_UNFOLDED_ITEMS: Final = 256
 #: After how many items the WAL is copied into the file: about 2 MiB of ordinary events.
 CHECKPOINT_ITEMS: Final = 2_000
+
+
+#: The file whose space is freed when the disk is full.
+RESERVE_FILE: Final = "kernel.reserve"
+#: In the folder of the kernel's locks: remembers that there was a journal.
+WITNESS_FILE: Final = "kernel/journal"
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+
+
+def boot_id() -> str:
+    """What names the machine's present boot."""
+    with open(_BOOT_ID, encoding="ascii") as file:
+        return file.read().strip()
+
+
+def open_store(state_dir: str, durability: Durability, *, accept_loss: bool = False) -> Store:
+    """The journal's store of `state_dir`: which kind it is, is decided here and nowhere else. Raises GoondanError: see
+    JournalStore.
+    """
+    path, witness = os.path.join(state_dir, JOURNAL_FILE), os.path.join(state_dir, WITNESS_FILE)
+    while True:
+        try:
+            return JournalStore(
+                path, durability=durability, boot_id=boot_id(), accept_loss=accept_loss, witness=witness
+            )
+        except GoondanError as error:
+            if error.info.code != "E_DISK_FULL" or not release_reserve(state_dir):
+                raise
+
+
+def release_reserve(state_dir: str) -> bool:
+    """Free a part of the reserve, because a start has to write a little. False when nothing of it is left."""
+    return Reserve(os.path.join(state_dir, RESERVE_FILE)).release()
+
+
+def start(store: Store, state_dir: str) -> Journal:
+    """Begin to write. The store belongs to the journal from now on."""
+    writer = GroupWriter(store, Reserve(os.path.join(state_dir, RESERVE_FILE)), wall_ms)
+    return Committer(store, writer) if store.durability == "power" else InlineJournal(store, writer)
+
+
+def wall_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from goondan.kernel.broker.journal.interface import DropAnswer, Ended, Item, Put, Row, Settled
+from goondan.kernel.broker.state.records import DropAnswer, Ended, Item, Put, Row, Settled
 
 
 class MemoryJournal:

@@ -28,7 +28,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from goondan.kernel.broker.journal.interface import DiskFull, DropAnswer, Ended, JournalFailed, Put, Retire, Write
+from goondan.kernel.broker.state.records import DiskFull, DropAnswer, Ended, JournalFailed, Put, Retire, Write
 
 REDO_SUFFIX: Final = "-redo"
 #: Magic, bytes of the body, its checksum.

@@ -31,11 +31,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, Literal
 
-from goondan.kernel.broker.journal.failures import code_of, corrupt, is_busy, is_full, name_of, start_error
-from goondan.kernel.broker.journal.files import create_private, set_aside, sync_folder, take_apart
-from goondan.kernel.broker.journal.interface import DiskFull, Ended, JournalFailed, Retire, Row, Write
-from goondan.kernel.broker.journal.mark import Mark, MarkFile
-from goondan.kernel.broker.journal.new_rows import NewRows
+from goondan.kernel.broker.journal.files import (
+    Mark,
+    MarkFile,
+    Witness,
+    create_private,
+    set_aside,
+    sync_folder,
+    take_apart,
+)
 from goondan.kernel.broker.journal.redo import (
     REDO_SUFFIX,
     RedoEntry,
@@ -46,20 +50,23 @@ from goondan.kernel.broker.journal.redo import (
     record_checksum,
     told,
 )
-from goondan.kernel.broker.journal.retention import PURGE_ROWS, purge
+from goondan.kernel.broker.journal.salvage import code_of, corrupt, is_busy, is_full, name_of, start_error
 from goondan.kernel.broker.journal.tables import (
     APPLICATION_ID,
     FORMAT,
     INSERT_ANSWER,
     INSERT_ENDED,
+    PURGE_ROWS,
     SCHEMA,
     SELECT_META,
     Meta,
+    NewRows,
     ended_checksum,
     is_key,
     is_right,
+    purge,
 )
-from goondan.kernel.broker.journal.witness import Witness
+from goondan.kernel.broker.state.records import DiskFull, Ended, JournalFailed, Retire, Row, Write
 from goondan.schemas.wire.errors import fail
 
 #: The file in the state directory.

@@ -1,11 +1,20 @@
-"""The tables of the journal's file, its one row of `meta`, and checksums of rows. store.py says what they are for."""
+"""The tables of the journal's file: checksums, the row of `meta`, the rows that writes leave, and how long rows stay.
+
+store.py says what the tables are for. A record whose subject is retired by a later write of the same transaction is not
+written at all. Under load this is true of most records.
+
+Source: docs/design/delivery.md section 1.
+"""
 
 from __future__ import annotations
 
 import sqlite3
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
+
+from goondan.kernel.broker.journal.redo import RedoEntry, record_checksum
+from goondan.kernel.broker.state.records import DropAnswer, Put, Retire
 
 #: Format of the file. Every other one is refused. 2: a record of a feature has the name of the feature in it.
 FORMAT: Final = 2
@@ -86,3 +95,150 @@ def is_right(stored: object, checksum: Callable[..., int], *values: object) -> b
         return stored == checksum(*values)
     except (TypeError, ValueError, AttributeError):
         return False
+
+
+class NewRows:
+    """What `entries` leave when all of them are over. Counts their writes in `meta`: number and digest of the last."""
+
+    def __init__(self, entries: Sequence[RedoEntry], meta: Meta) -> None:
+        self._meta = meta
+        #: Subjects that are retired, and the number of the last write that does it.
+        self._retired = _retired(entries, meta.last)
+        #: Rows for the tables, and the subjects whose answers go.
+        self._records: list[tuple[int, str, bytes, int]] = []
+        self._ended: list[tuple[int, str, bytes, str, int, int]] = []
+        self._answers: dict[str, tuple[int, str, bytes, int, int, int, str | None]] = {}
+        self._dropped: list[str] = []
+        for entry in entries:
+            for write in entry.writes:
+                meta.last += 1
+                if isinstance(write, Put):
+                    self._put(write)
+                    continue
+                meta.digest = zlib.crc32(write.subject.encode(), meta.digest)
+                if isinstance(write, DropAnswer):
+                    self._drop(write)
+                else:
+                    self._retire(write, entry.at_ms)
+
+    def _put(self, write: Put) -> None:
+        meta, subject = self._meta, write.subject
+        crc = record_checksum(subject, write.data)
+        meta.digest = zlib.crc32(crc.to_bytes(4, "little"), meta.digest)
+        if self._retired.get(subject, 0) < meta.last:
+            self._records.append((meta.last, subject, write.data, crc))
+
+    def _drop(self, write: DropAnswer) -> None:
+        self._answers.pop(write.subject, None)
+        self._dropped.append(write.subject)
+
+    def _retire(self, write: Retire, at_ms: int) -> None:
+        number, subject = self._meta.last, write.subject
+        if write.digest is not None:
+            crc = ended_checksum(subject, write.digest, write.state, at_ms)
+            self._ended.append((number, subject, write.digest, write.state, at_ms, crc))
+        if write.answer is not None:
+            file, more = write.large or (None, 0)
+            size, crc = len(write.answer) + more, record_checksum(subject, write.answer)
+            self._answers[subject] = (number, subject, write.answer, size, at_ms, crc, file)
+
+    def write(self, db: sqlite3.Connection) -> None:
+        """Bring the tables up to date, within the caller's transaction. Raises sqlite3.Error."""
+        meta = self._meta
+        for subject in self._dropped:
+            _drop_answer(db, subject, meta)
+        if self._retired:
+            db.executemany("DELETE FROM records WHERE subject = ?", [(subject,) for subject in self._retired])
+        if self._ended:
+            db.executemany(INSERT_ENDED, self._ended)
+            meta.ended += len(self._ended)
+        if self._answers:
+            db.executemany(INSERT_ANSWER, self._answers.values())
+            meta.answer_bytes += sum(answer[3] for answer in self._answers.values())
+            meta.large_bytes += sum(answer[3] - len(answer[2]) for answer in self._answers.values())
+        if self._records:
+            db.executemany(INSERT_RECORD, self._records)
+
+
+def _retired(entries: Sequence[RedoEntry], number: int) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for entry in entries:
+        for write in entry.writes:
+            number += 1
+            if isinstance(write, Retire):
+                found[write.subject] = number
+    return found
+
+
+def _drop_answer(db: sqlite3.Connection, subject: str, meta: Meta) -> None:
+    gone = db.execute("DELETE FROM answers WHERE subject = ? RETURNING data, size", (subject,)).fetchall()
+    for data, size in gone:
+        meta.answer_bytes -= size
+        meta.large_bytes -= size - len(data)
+
+
+#: How long retired ids are kept at least (milliseconds): a sender may repeat its message a week later, after a holiday.
+#: The newest KEPT_IDS are kept in any case.
+KEEP_IDS_MS: Final = 7 * 24 * 3600 * 1000
+KEPT_IDS: Final = 1_000_000
+#: When more of the file is in use (bytes), ids are removed before their week is over, the oldest first. The newest
+#: KEPT_IDS stay. Otherwise a sender that never pauses would fill the disk: with some 30 million events in a week, 50 a
+#: second.
+CROWDED_BYTES: Final = 4 << 30
+#: How long answers of retired subjects are kept at most (milliseconds), and how many bytes of them.
+KEEP_ANSWERS_MS: Final = 24 * 3600 * 1000
+KEEP_ANSWER_BYTES: Final = 1 << 30
+#: How many bytes of these answers may lie in files: a quarter of the limit of the folder for large payloads.
+KEEP_LARGE_BYTES: Final = 256 << 20
+#: The most rows that one purge removes, so that it does not delay the next batches.
+PURGE_ROWS: Final = 2_000
+
+
+def purge(db: sqlite3.Connection, meta: Meta, now_ms: int) -> int:
+    """Remove ids and answers that were kept long enough, at most PURGE_ROWS of each kind, in the open transaction.
+    `meta` is updated. Returns how many rows were removed. Raises sqlite3.Error.
+    """
+    return _purge_answers(db, meta, now_ms) + _purge_ended(db, meta, now_ms)
+
+
+def _purge_answers(db: sqlite3.Connection, meta: Meta, now_ms: int) -> int:
+    """Remove answers that are too old, and then the oldest ones beyond the limits in bytes."""
+    gone = 0
+    for among in ("true", "file IS NOT NULL"):
+        oldest = db.execute(
+            "SELECT number, size, size - length(data), at_ms FROM answers "  # noqa: S608 - our own words
+            f"WHERE {among} ORDER BY number LIMIT ?",
+            (PURGE_ROWS,),
+        )
+        too_many: list[tuple[int]] = []
+        for number, size, large, at_ms in oldest.fetchall():
+            over = meta.answer_bytes > KEEP_ANSWER_BYTES or (large and meta.large_bytes > KEEP_LARGE_BYTES)
+            if at_ms >= now_ms - KEEP_ANSWERS_MS and not over:
+                break
+            too_many.append((number,))
+            meta.answer_bytes -= size
+            meta.large_bytes -= large
+        db.executemany("DELETE FROM answers WHERE number = ?", too_many)
+        gone += len(too_many)
+    return gone
+
+
+def _purge_ended(db: sqlite3.Connection, meta: Meta, now_ms: int) -> int:
+    """Remove the oldest ids beyond KEPT_IDS, if they are old enough or too many."""
+    surplus = min(PURGE_ROWS, meta.ended - KEPT_IDS)
+    if surplus <= 0:
+        return 0
+    gone = db.execute(
+        "DELETE FROM ended WHERE number IN (SELECT number FROM ended ORDER BY number LIMIT ?) AND (? OR at_ms < ?)",
+        (surplus, _used_bytes(db) > CROWDED_BYTES, now_ms - KEEP_IDS_MS),
+    ).rowcount
+    meta.ended -= gone
+    return gone
+
+
+def _used_bytes(db: sqlite3.Connection) -> int:
+    """How much of the file is in use (bytes)."""
+    size, pages, free = (
+        int(db.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_size", "page_count", "freelist_count")
+    )
+    return size * (pages - free)

@@ -28,7 +28,7 @@ from typing import Final
 import zmq
 import zmq.backend
 
-from goondan.kernel.broker.bus import Lossy
+from goondan.kernel.broker.state.bus import Lossy
 from goondan.kernel.broker.transport import MAX_WAITING_ALL, MAX_WAITING_PEER
 from goondan.schemas.transport import ROUTING_ID_BYTES
 from goondan.schemas.wire.codec import MAX_FRAME_BYTES

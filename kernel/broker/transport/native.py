@@ -30,7 +30,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import Final
 
-from goondan.kernel.broker.bus import Lossy
+from goondan.kernel.broker.state.bus import Lossy
 from goondan.kernel.broker.transport import MAX_WAITING_ALL, MAX_WAITING_PEER
 from goondan.schemas.transport.zmtp import GREETING, Handshake, Messages, ZmtpError, head, ready
 from goondan.schemas.wire.codec import MAX_FRAME_BYTES

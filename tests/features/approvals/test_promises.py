@@ -9,7 +9,7 @@ from msgspec import structs
 
 from goondan.features.approvals.broker import items as every_item
 from goondan.features.approvals.broker.item import digest_of
-from goondan.kernel.broker.bus import RETURN_S
+from goondan.kernel.broker.state.bus import RETURN_S
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.frames import Frame

@@ -13,7 +13,7 @@ from goondan.features.approvals.broker.decisions import COVERED, MAX_SCRIPT, Scr
 from goondan.features.approvals.broker.item import Group, Item
 from goondan.features.approvals.command.text import item_lines
 from goondan.features.approvals.wire import ApprovalAsk
-from goondan.kernel.broker.bus import RETURN_S
+from goondan.kernel.broker.state.bus import RETURN_S
 from goondan.schemas.bundle.launch import CatalogItem, SandboxSpec, ToolSpec
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.frames import Frame, Lease, ToolCallPayload

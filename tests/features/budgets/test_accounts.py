@@ -21,7 +21,7 @@ from goondan.features.budgets.broker.accounts import (
     slack_of,
 )
 from goondan.features.budgets.broker.amounts import BudgetHold, BudgetTree, Limits, Spend
-from goondan.kernel.broker.journal.records import encode
+from goondan.kernel.broker.state.records import encode
 from goondan.schemas.wire.usage import Prices
 
 ROOT = "root"

@@ -10,7 +10,7 @@ from msgspec import structs
 from goondan.features.budgets.broker.accounts import AccountChain, Accounts, Shortage
 from goondan.features.budgets.broker.amounts import BudgetTree, Limits
 from goondan.features.budgets.wire import BudgetLimits
-from goondan.kernel.broker.journal.records import encode
+from goondan.kernel.broker.state.records import encode
 from goondan.schemas.wire.codec import to_raw
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer, code_of
 

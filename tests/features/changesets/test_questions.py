@@ -21,8 +21,8 @@ from goondan.features.changesets.wire import (
     WhichChangesets,
     decode_to_supervisor,
 )
-from goondan.kernel.broker.bus import RETURN_S
-from goondan.kernel.broker.parts import LISTS_BYTES
+from goondan.kernel.broker.state.bus import RETURN_S
+from goondan.kernel.broker.state.parts import LISTS_BYTES
 from goondan.schemas.wire.codec import encode, from_raw, to_raw
 from goondan.schemas.wire.control import ForFeature
 from goondan.schemas.wire.errors import error_payload

@@ -21,8 +21,8 @@ from goondan.features.gates.wire import (
     PlaceInLine,
     Refused,
 )
-from goondan.kernel.broker.bus import Bus
-from goondan.kernel.broker.entities import AGENTS, Connection
+from goondan.kernel.broker.state.bus import Bus
+from goondan.kernel.broker.state.entities import AGENTS, Connection
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.models.model_providers import ModelLimits
 from goondan.schemas.models.server_answers import RateLimits

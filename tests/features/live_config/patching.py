@@ -16,7 +16,7 @@ from goondan.agentproc.instance import Instance
 from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.store import ConversationStore
 from goondan.features.live_config.broker import LiveConfigs
-from goondan.kernel.broker.entities import CLIENTS, Connection
+from goondan.kernel.broker.state.entities import CLIENTS, Connection
 from goondan.kernel.bundle.loader import open_bundle
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.wire.codec import encode, from_raw, to_raw

@@ -11,8 +11,8 @@ import pytest
 from goondan.features.live_config.broker import MAX_PROPOSALS, LiveConfigs
 from goondan.features.live_config.broker.patches import MAX_PATCHES, MAX_REJECTED
 from goondan.features.live_config.wire import ConfigOutcome, ConfigProposal
-from goondan.kernel.broker.bus import Bus
-from goondan.kernel.broker.entities import AGENTS, CLIENTS, Connection
+from goondan.kernel.broker.state.bus import Bus
+from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, Connection
 from goondan.schemas.bundle.effective_config import LiveChanges, apply_changes, declared, digest_of, shown
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, KernelPlan, ToolSource
 from goondan.schemas.wire.codec import encode, from_raw, to_raw

@@ -10,15 +10,14 @@ from msgspec import structs
 
 from goondan.features.mcp.broker import ATTACH_S, MAX_OPEN_EACH, Servers
 from goondan.features.mcp.broker import parts as of_servers
-from goondan.kernel.broker.bus import RETURN_S, Bus
-from goondan.kernel.broker.entities import AGENTS, CLIENTS, CONTROL, TOOLS
-from goondan.kernel.broker.epochs import Epochs
-from goondan.kernel.broker.folders import Moved
 from goondan.kernel.broker.journal.memory import MemoryJournal
-from goondan.kernel.broker.ledger import Ledger
-from goondan.kernel.broker.router import Router
-from goondan.kernel.broker.spawns import Spawned
-from goondan.kernel.broker.workdirs import Beneath, Workdir
+from goondan.kernel.broker.routing.deletions import Moved
+from goondan.kernel.broker.routing.router import Router
+from goondan.kernel.broker.state.bus import RETURN_S, Bus
+from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, CONTROL, TOOLS, Spawned
+from goondan.kernel.broker.state.ledger import Ledger
+from goondan.kernel.broker.state.mailbox import Epochs
+from goondan.kernel.broker.state.workdirs import Beneath, Workdir
 from goondan.schemas.bundle.effective_config import server_of
 from goondan.schemas.bundle.launch import KernelPlan, ServerSpec, ToolSpec
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw

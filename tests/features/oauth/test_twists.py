@@ -15,7 +15,7 @@ from goondan.features.oauth.process import grants
 from goondan.features.oauth.process.grants import Login, judge
 from goondan.features.oauth.process.protocol import Tokens
 from goondan.features.oauth.wire import GrantedNews, OAuthAppSpec
-from goondan.kernel.broker.entities import CONTROL
+from goondan.kernel.broker.state.entities import CONTROL
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError

@@ -15,7 +15,7 @@ from goondan.features.restart.broker import (
     Restarts,
     RestartWished,
 )
-from goondan.kernel.broker.bus import RETURN_S
+from goondan.kernel.broker.state.bus import RETURN_S
 from goondan.schemas.wire.codec import encode, from_raw, to_raw
 from goondan.schemas.wire.control import (
     BeginAnew,

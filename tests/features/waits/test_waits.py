@@ -12,14 +12,11 @@ from hypothesis import strategies as st
 from msgspec import Raw, structs
 
 from goondan.features.waits.broker import Waits, circles
-from goondan.kernel.broker.bus import Bus
-from goondan.kernel.broker.calls import Call, Calls
-from goondan.kernel.broker.entities import Connection, Content, Event
-from goondan.kernel.broker.epochs import Epochs
 from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.loop import BrokerLoop
-from goondan.kernel.broker.mailbox import Mailbox, Quotas
-from goondan.kernel.broker.parts import Core
+from goondan.kernel.broker.state.bus import Bus, Calls, Core
+from goondan.kernel.broker.state.entities import Call, Connection, Content, Event
+from goondan.kernel.broker.state.mailbox import Epochs, Mailbox, Quotas
 from goondan.kernel.cli.console.screen import new_lines
 from goondan.kernel.cli.console.waits import render, status_of, wait_line
 from goondan.schemas.wire.codec import from_raw, to_raw
@@ -111,7 +108,7 @@ class _Look:
 
     def event(self, event_id: str, agent: str) -> Event:
         instance = self.mailbox.instance(agent, "k", "/w", 0.0)
-        event = Event(event_id, instance, sender="client", content=Content(), session="client/7", since=5.0)
+        event = Event(event_id, instance, sender="client", content_here=Content(), session="client/7", since=5.0)
         self.mailbox.stage(event)
         self.mailbox.accept(event)
         return event

@@ -22,7 +22,7 @@ from goondan.agentproc.blocked_loop import (
     read_story,
 )
 from goondan.agentproc.loop import TurnRunner
-from goondan.kernel.broker.mailbox import LEASE_S
+from goondan.kernel.broker.state.mailbox import LEASE_S
 from goondan.schemas.bundle.launch import ExtensionSpec
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says
 from tests.unit.agentproc.turns import Make, the_answer

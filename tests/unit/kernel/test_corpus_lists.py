@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel.broker.journal.factory import open_store
-from goondan.kernel.broker.journal.interface import Put
+from goondan.kernel.broker.journal.committer import open_store
+from goondan.kernel.broker.state.records import Put
 from goondan.kernel.rundir import take, write_private
 from goondan.kernel.state_root import open_state_root
 from goondan.kernel.trust.judgement import others_who_can_write

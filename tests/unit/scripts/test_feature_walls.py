@@ -28,7 +28,7 @@ def fault(module: str, other: str) -> str:
         (f"{HOME}.notes.agent.inner", f"{HOME}.notes.agent.other"),
         (f"{HOME}.notes.agent", "goondan.schemas.wire.frames"),
         (f"{HOME}.notes.agent", f"{HOME}.notes.wire"),
-        (f"{HOME}.notes.broker", "goondan.kernel.broker.bus"),
+        (f"{HOME}.notes.broker", "goondan.kernel.broker.state.bus"),
         (f"{HOME}.rules.agent", f"{HOME}.notes.api"),
         (f"{HOME}.rules.agent", f"{HOME}.notes.wire"),
         (f"{HOME}.rules.host", "goondan.toolhost.calls"),
@@ -46,9 +46,9 @@ def test_what_may_be_imported(module: str, other: str) -> None:
 @pytest.mark.parametrize(
     ("module", "other", "said"),
     [
-        ("goondan.kernel.broker.bus", f"{HOME}.notes.broker", "the core imports no feature"),
+        ("goondan.kernel.broker.state.bus", f"{HOME}.notes.broker", "the core imports no feature"),
         ("goondan.schemas.wire.frames", f"{HOME}.notes.wire", "the core imports no feature"),
-        (f"{HOME}.notes.agent", "goondan.kernel.broker.bus", "agent is not loaded by kernel"),
+        (f"{HOME}.notes.agent", "goondan.kernel.broker.state.bus", "agent is not loaded by kernel"),
         (f"{HOME}.notes.broker", "goondan.agentproc.turn", "broker is not loaded by agentproc"),
         (f"{HOME}.notes.wire", "goondan.kernel.plan", "wire is not loaded by kernel"),
         (f"{HOME}.rules.host", "goondan.kernel.plan", "host is not loaded by kernel"),

@@ -11,8 +11,8 @@ from msgspec import structs
 
 from goondan.features.recordings import wire as recordings
 from goondan.features.recordings.wire import RecordedStep, read_lines, whole_requests
-from goondan.kernel.broker.entities import AGENTS
-from goondan.kernel.broker.router import CONFINED
+from goondan.kernel.broker.routing.router import CONFINED
+from goondan.kernel.broker.state.entities import AGENTS
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Frame
 from tests.kernel_fixture import sandbox

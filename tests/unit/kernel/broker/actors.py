@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from goondan.kernel.broker.entities import AGENTS, CLIENTS, CONTROL, TOOLS
+from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, CONTROL, TOOLS
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.control import (
     Exited,

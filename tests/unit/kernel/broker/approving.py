@@ -10,12 +10,12 @@ from msgspec import Raw, structs
 
 from goondan.features import FEATURES
 from goondan.kernel.broker.assemble import features
-from goondan.kernel.broker.bus import Bus
-from goondan.kernel.broker.epochs import Epochs
-from goondan.kernel.broker.folders import Moved
 from goondan.kernel.broker.journal.memory import MemoryJournal
-from goondan.kernel.broker.ledger import Ledger
-from goondan.kernel.broker.router import Router
+from goondan.kernel.broker.routing.deletions import Moved
+from goondan.kernel.broker.routing.router import Router
+from goondan.kernel.broker.state.bus import Bus
+from goondan.kernel.broker.state.ledger import Ledger
+from goondan.kernel.broker.state.mailbox import Epochs
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, Hello, Lease, ReplyTo, ToolCallPayload

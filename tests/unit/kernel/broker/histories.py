@@ -24,7 +24,7 @@ from typing import Final
 import pytest
 
 from goondan.features import FEATURES
-from goondan.kernel.broker.journal.records import event_of, event_subject
+from goondan.kernel.broker.state.records import event_of, event_subject
 from tests.unit.kernel.broker.journals import BothJournals
 from tests.unit.kernel.broker.world import World
 
@@ -79,7 +79,7 @@ def history(number: int) -> World:
     try:
         with pytest.MonkeyPatch.context() as monkeypatch:
             if number % LETS_GO_EVERY == 0:
-                monkeypatch.setattr("goondan.kernel.broker.contents.KEPT_BYTES", 0)
+                monkeypatch.setattr("goondan.kernel.broker.state.mailbox.KEPT_BYTES", 0)
             world = _series(number // 4, journal) if number % 4 == 3 else _dice(number, journal, monkeypatch)
             world.settle()
         check(world)

@@ -11,10 +11,10 @@ from typing import Any
 
 import msgspec
 
-from goondan.kernel.broker.bus import Bus, Staged
-from goondan.kernel.broker.entities import Event
-from goondan.kernel.broker.journal import records
-from goondan.kernel.broker.journal.interface import Archive
+from goondan.kernel.broker.state import records
+from goondan.kernel.broker.state.bus import Bus, Staged
+from goondan.kernel.broker.state.entities import Event
+from goondan.kernel.broker.state.records import Archive
 
 
 def on_the_way(staged: Iterable[Staged]) -> set[str]:

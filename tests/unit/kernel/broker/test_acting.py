@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.broker import directory
-from goondan.kernel.broker.entities import AGENTS, CONTROL, TOOLS, Connection
-from goondan.kernel.broker.workdirs import Beneath, Workdir, check_opened, shared
+from goondan.kernel.broker.routing import directory
+from goondan.kernel.broker.state.entities import AGENTS, CONTROL, TOOLS, Connection
+from goondan.kernel.broker.state.workdirs import Beneath, Workdir, check_opened, shared
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.control import Exited, Principal, Ready, SpawnFailed
 from goondan.schemas.wire.errors import GoondanError

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.kernel.broker.blobs import MAX_CALL_BYTES, MAX_SENT_BYTES, HeldBlobs, check
-from goondan.kernel.broker.bus import Bus
-from goondan.kernel.broker.entities import AGENTS, CLIENTS
-from goondan.kernel.broker.router import Router
+from goondan.kernel.broker.routing.router import Router
+from goondan.kernel.broker.state.blobs import MAX_CALL_BYTES, MAX_SENT_BYTES, HeldBlobs, check
+from goondan.kernel.broker.state.bus import Bus
+from goondan.kernel.broker.state.entities import AGENTS, CLIENTS
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, MAX_REQUEST_BYTES
 from goondan.schemas.wire.codec import decode, encode, from_raw
 from goondan.schemas.wire.errors import GoondanError

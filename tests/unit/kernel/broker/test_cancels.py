@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.broker.bus import RETURN_S
-from goondan.kernel.broker.cancels import MAX_ASKERS
-from goondan.kernel.broker.entities import AGENTS, CLIENTS, Connection
+from goondan.kernel.broker.routing.cancels import MAX_ASKERS
+from goondan.kernel.broker.state.bus import RETURN_S
+from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, Connection
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, Frame, Hello, ReplyTo
 from goondan.schemas.wire.tokens import Claims, mint

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.kernel.broker.contents import Contents
-from goondan.kernel.broker.entities import Content, Event, Instance
-from goondan.kernel.broker.journal.interface import Item, JournalFailed, Put, Retire
 from goondan.kernel.broker.journal.memory import MemoryJournal
-from goondan.kernel.broker.journal.records import event_subject
-from goondan.kernel.broker.ledger import Ledger
-from goondan.kernel.broker.workdirs import Workdir
+from goondan.kernel.broker.state.entities import Content, Event, Instance
+from goondan.kernel.broker.state.ledger import Ledger
+from goondan.kernel.broker.state.mailbox import Contents
+from goondan.kernel.broker.state.records import Item, JournalFailed, Put, Retire, event_subject
+from goondan.kernel.broker.state.workdirs import Workdir
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import NO_PAYLOAD, ReplyTo
 
@@ -25,7 +24,7 @@ class Waiting:
 
     def event(self, event_id: str, text: str = "hello") -> Event:
         instance = Instance("coder", "k", Workdir("/w"), 1, 0.0)
-        event = Event(event_id, instance, sender="client", content=said(text))
+        event = Event(event_id, instance, sender="client", content_here=said(text))
         self.journal.append([self.ledger.accepted(event, 0.0)])
         event.state = "accepted"
         return event
@@ -46,7 +45,7 @@ def said(text: str) -> Content:
 
 
 def test_everything_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goondan.kernel.broker.contents.KEPT_BYTES", 0)
+    monkeypatch.setattr("goondan.kernel.broker.state.mailbox.KEPT_BYTES", 0)
     waiting = Waiting()
     event = waiting.event("e1")
     waiting.contents.rests(event)
@@ -57,10 +56,10 @@ def test_everything_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_event_without_anything_comes_back_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goondan.kernel.broker.contents.KEPT_BYTES", 0)
+    monkeypatch.setattr("goondan.kernel.broker.state.mailbox.KEPT_BYTES", 0)
     waiting = Waiting()
     event = Event(
-        "e1", Instance("coder", "k", Workdir("/w"), 1, 0.0), sender="client", content=Content(trace_id="c" * 32)
+        "e1", Instance("coder", "k", Workdir("/w"), 1, 0.0), sender="client", content_here=Content(trace_id="c" * 32)
     )
     waiting.journal.append([waiting.ledger.accepted(event, 0.0)])
     waiting.contents.rests(event)
@@ -70,7 +69,7 @@ def test_an_event_without_anything_comes_back_as_it_was(monkeypatch: pytest.Monk
 
 
 def test_as_much_is_kept_as_there_is_room_for_and_the_first_ones_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goondan.kernel.broker.contents.KEPT_BYTES", 10_000)
+    monkeypatch.setattr("goondan.kernel.broker.state.mailbox.KEPT_BYTES", 10_000)
     waiting = Waiting()
     events = [waiting.event(f"e{number}", "x" * 1_000) for number in range(20)]
     for event in events:
@@ -85,7 +84,7 @@ def test_as_much_is_kept_as_there_is_room_for_and_the_first_ones_are(monkeypatch
 
 
 def test_what_ends_or_says_more_than_its_record_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goondan.kernel.broker.contents.KEPT_BYTES", 0)
+    monkeypatch.setattr("goondan.kernel.broker.state.mailbox.KEPT_BYTES", 0)
     waiting = Waiting()
     ending, changed = waiting.event("e1"), waiting.event("e2")
     ending.end = "cancelled"
@@ -100,7 +99,7 @@ def test_a_record_that_is_gone_or_unreadable_ends_the_broker(
     data: bytes | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one looks at the whole file, and names what is wrong with it."""
-    monkeypatch.setattr("goondan.kernel.broker.contents.KEPT_BYTES", 0)
+    monkeypatch.setattr("goondan.kernel.broker.state.mailbox.KEPT_BYTES", 0)
     waiting = Waiting()
     event = waiting.event("e1")
     waiting.contents.rests(event)

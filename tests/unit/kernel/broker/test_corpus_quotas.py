@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.broker.entities import AGENTS, CLASSES, TOOLS, Connection
-from goondan.kernel.broker.epochs import MAX_EPOCH
-from goondan.kernel.broker.journal.records import event_subject
-from goondan.kernel.broker.mailbox import MAX_ATTEMPTS, MAX_LATE
+from goondan.kernel.broker.state.entities import AGENTS, CLASSES, TOOLS, Connection
+from goondan.kernel.broker.state.mailbox import MAX_ATTEMPTS, MAX_EPOCH, MAX_LATE
+from goondan.kernel.broker.state.records import event_subject
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.control import Principal, SpawnFailed
 from goondan.schemas.wire.frames import AgentEvent, Answer, Blob, ErrorPayload, Frame, Hello, Lease, ReplyTo, Source
@@ -280,7 +279,7 @@ def test_answers_that_are_kept_for_a_turn_have_a_bound(monkeypatch: pytest.Monke
     """17 answers of the largest size filled the folder that all share; those to a tool stayed in the broker's memory
     after they were read, a thousand of them for one call.
     """
-    monkeypatch.setattr("goondan.kernel.broker.mailbox.MAX_TURN_ANSWERS", 8 * MIB)
+    monkeypatch.setattr("goondan.kernel.broker.state.mailbox.MAX_TURN_ANSWERS", 8 * MIB)
     world = working()
     asker = host(world) if who == "a tool" else world.router.bus.presence.principals["agent/coder/k"]
     mailbox, size = world.router.bus.mailbox, MIB if large else 900_000
@@ -306,7 +305,7 @@ def test_answers_that_are_kept_for_a_turn_have_a_bound(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("who", ["an agent", "a tool"])
 def test_answers_that_were_read_cost_no_memory(monkeypatch: pytest.MonkeyPatch, who: str) -> None:
-    monkeypatch.setattr("goondan.kernel.broker.mailbox.MAX_TURN_ANSWERS", 8 * MIB)
+    monkeypatch.setattr("goondan.kernel.broker.state.mailbox.MAX_TURN_ANSWERS", 8 * MIB)
     world = working()
     asker = host(world) if who == "a tool" else world.router.bus.presence.principals["agent/coder/k"]
     ended = asks_one_by_one(world, asker, 900_000, large=False, reads=True, times=12)
@@ -334,7 +333,7 @@ def test_an_agent_that_never_starts_does_not_fill_the_disk(
     monkeypatch: pytest.MonkeyPatch, size: int, most: int
 ) -> None:
     """A session gets two thirds; by 16 MiB of 240 that are ten at most."""
-    monkeypatch.setattr("goondan.kernel.broker.mailbox.MAX_DEAD", 256)
+    monkeypatch.setattr("goondan.kernel.broker.state.mailbox.MAX_DEAD", 256)
     world = World()
     run(world)
     attacker, number, refusal = client(world), 0, None

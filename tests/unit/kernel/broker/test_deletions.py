@@ -6,10 +6,10 @@ from typing import Literal
 
 import pytest
 
-from goondan.kernel.broker.bus import RETURN_S
-from goondan.kernel.broker.deletions import CANCEL_S, JAILS_S
-from goondan.kernel.broker.entities import TOOLS
-from goondan.kernel.broker.journal.records import InstanceDeleted, decode, deleted_subject
+from goondan.kernel.broker.routing.deletions import CANCEL_S, JAILS_S
+from goondan.kernel.broker.state.bus import RETURN_S
+from goondan.kernel.broker.state.entities import TOOLS
+from goondan.kernel.broker.state.records import InstanceDeleted, decode, deleted_subject
 from goondan.schemas.wire.codec import decode as decode_frame
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, AgentsSpawn, ErrorPayload, Frame, ReplyTo

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.kernel.broker.due import Due
+from goondan.kernel.broker.state.mailbox import Due
 from tests.unit.kernel.broker.world import World
 
 

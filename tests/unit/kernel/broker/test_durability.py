@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from goondan.kernel.broker.entities import AGENTS, CLIENTS, Connection
-from goondan.kernel.broker.journal import records
-from goondan.kernel.broker.journal.records import Deadline, event_subject
-from goondan.kernel.broker.mailbox import LEASE_S, MAX_ATTEMPTS
+from goondan.kernel.broker.state import records
+from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, Connection
+from goondan.kernel.broker.state.mailbox import LEASE_S, MAX_ATTEMPTS
+from goondan.kernel.broker.state.records import Deadline, event_subject
 from goondan.kernel.supervisor.lifecycle import MAX_START_FAILURES
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.control import Drain, Principal, SpawnFailed

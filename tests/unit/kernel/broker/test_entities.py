@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.broker.entities import (
+from goondan.kernel.broker.state.entities import (
     AGENTS,
     ANSWER_ROOM,
     CLIENTS,
@@ -22,25 +22,24 @@ from goondan.kernel.broker.entities import (
     Content,
     Event,
     Instance,
+    Spawned,
+    Standing,
     State,
     Work,
     size_in_memory,
     unknown_session,
 )
-from goondan.kernel.broker.places import Claim
-from goondan.kernel.broker.spawns import Spawned
-from goondan.kernel.broker.standing import Standing
-from goondan.kernel.broker.workdirs import Workdir
+from goondan.kernel.broker.state.shares import Claim
+from goondan.kernel.broker.state.workdirs import Workdir
 from goondan.schemas.wire.codec import to_raw
-from goondan.schemas.wire.frames import NO_PAYLOAD, Blob, Hello, ReplyTo, Source
+from goondan.schemas.wire.frames import NO_PAYLOAD, Blob, ReplyTo, Source
 from goondan.schemas.wire.tokens import Claims
 
 CORR = ReplyTo("client", "c")
 
 
 def connection(cls: int = CLIENTS, *, incarnation: str = "i", calls: list[str] | None = None) -> Connection:
-    hello = Hello("t", incarnation, calls=calls or [], pid=7, started_ms=5)
-    return Connection(cls, b"ident", "client", Claims("client"), hello, 3.0)
+    return Connection(cls, b"ident", "client", Claims("client"), 3.0, incarnation, 7, 5, frozenset(calls or []))
 
 
 def instance(agent: str = "coder", key: str = "k") -> Instance:
@@ -48,7 +47,7 @@ def instance(agent: str = "coder", key: str = "k") -> Instance:
 
 
 def event(event_id: str = "e", /, **options: Any) -> Event:
-    given: dict[str, Any] = {"sender": "client", "content": Content()}
+    given: dict[str, Any] = {"sender": "client", "content_here": Content()}
     return Event(event_id, instance(), **(given | options))
 
 
@@ -61,7 +60,7 @@ def test_a_new_connection_knows_who_it_is_and_has_sent_nothing() -> None:
     assert (made.incarnation, made.started_ms, made.pid, made.last_seen) == ("i", 5, 7, 3.0)
     assert (made.calls, made.watched, made.handlers) == (frozenset({"t/1", "t/2"}), False, {})
     assert (made.instance, made.allowed, made.allowance, made.refused) == (None, frozenset(), None, {})
-    assert Connection(CLIENTS, b"", "client", Claims("client"), Hello("t", "i"), 0.0).started_ms == 0
+    assert Connection(CLIENTS, b"", "client", Claims("client"), 0.0, "i").started_ms == 0
 
 
 @pytest.mark.parametrize("cls", [CONTROL, AGENTS, CLIENTS])
@@ -73,9 +72,9 @@ def test_what_a_client_sets_going_is_counted_under_its_incarnation_and_others_un
     long = "x" * (SESSION_CHARS + 1)
     assert connection(CLIENTS, incarnation=long).session == "client/" + "x" * SESSION_CHARS
     assert (connection(CLIENTS).sender, connection(CLIENTS).session) == ("client", "client/i")
-    agent = Connection(AGENTS, b"", "agent/coder/k", Claims("agent"), Hello("t", "i"), 0.0)
+    agent = Connection(AGENTS, b"", "agent/coder/k", Claims("agent"), 0.0, "i")
     assert (agent.sender, agent.session) == ("agent/coder/k", "agent/coder/k")
-    assert Connection(CLIENTS, b"", "client:2", Claims("client"), Hello("t", "i"), 0.0).sender == "client"
+    assert Connection(CLIENTS, b"", "client:2", Claims("client"), 0.0, "i").sender == "client"
 
 
 # --- refusals
@@ -142,7 +141,7 @@ def test_an_event_keeps_what_it_is_given() -> None:
     source = Source("tool", "x", "k")
     made = event(
         "e",
-        content=Content(payload=to_raw("hello"), reply_to=CORR, chain=["a/b", "c/d"], auth=to_raw({"user": 1})),
+        content_here=Content(payload=to_raw("hello"), reply_to=CORR, chain=["a/b", "c/d"], auth=to_raw({"user": 1})),
         source=source,
         deadline=9.0,
         call_id="t/1",
@@ -167,7 +166,7 @@ def test_a_root_of_the_same_name_is_one_string() -> None:
     name, same = (str(1000) for _ in range(2))
     assert same is not name
     assert event(name, root=same).root is name
-    assert event(name, root="r", session=None).session == unknown_session("r") == "root/r"
+    assert event(name, root="r").session == unknown_session("r") == "root/r"
 
 
 def test_what_an_event_takes_is_its_payload_and_who_it_is_for() -> None:
@@ -179,24 +178,19 @@ def test_what_an_event_takes_is_its_payload_and_who_it_is_for() -> None:
 
 def test_content_that_is_in_the_journal_only_has_to_be_recalled() -> None:
     made = event("e7")
-    made.let_go()
+    made.content_here = None
     assert made.content_here is None
     with pytest.raises(AssertionError, match="e7"):
         _ = made.content
     content = Content(workdir="/w")
-    made.content = content
+    made.content_here = content
     assert made.content is content
-    assert made.content_here is content
 
 
-def test_work_and_acknowledgements_are_made_once_and_when_they_are_used() -> None:
+def test_work_is_made_once_and_when_it_is_used() -> None:
     made = event()
     assert made.work is made.work
-    waiting = made.waiting_acks
-    waiting.append((connection(), "1"))
-    assert made.waiting_acks is waiting
-    made.acknowledged()
-    assert made.waiting_acks == []
+    assert made.waiting_acks == ()
 
 
 def test_new_work_has_come_to_nothing() -> None:
@@ -258,7 +252,7 @@ CLIENT, AGENT = Source("client", "operator"), Source("agent", "boss", "b")
     ],
 )
 def test_whose_answer_the_journal_keeps(content: Content, options: dict[str, Any], kept: bool) -> None:
-    assert event(content=content, **options).keeps_answer is kept
+    assert event(content_here=content, **options).keeps_answer is kept
 
 
 @pytest.mark.parametrize(
@@ -286,7 +280,7 @@ def test_who_is_an_operator(source: Source | None, is_operator: bool) -> None:
 
 
 def test_an_event_that_a_turn_waits_for_may_have_that_turns_place() -> None:
-    made = event(asking=event("a"), content=Content(chain=["a/b"]), session="s", root="r")
+    made = event(asking=event("a"), content_here=Content(chain=["a/b"]), session="s", root="r")
     assert made.claim == Claim("s", "r", False, "a", 1)
 
 

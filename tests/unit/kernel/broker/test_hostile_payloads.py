@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import Raw, structs
 
-from goondan.kernel.broker.bus import Bus
+from goondan.kernel.broker.state.bus import Bus
 from goondan.schemas.bundle.effective_config import digest_of
 from goondan.schemas.bundle.launch import CatalogItem, ToolSource
 from goondan.schemas.wire.codec import MAX_FRAME_BYTES, encode_value, from_raw, to_raw

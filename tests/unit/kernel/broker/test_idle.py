@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.kernel.broker.entities import AGENTS, TOOLS
-from goondan.kernel.broker.launches import EndedLaunches
+from goondan.kernel.broker.state.entities import AGENTS, TOOLS
+from goondan.kernel.broker.state.presence import EndedLaunches
 from goondan.schemas.wire.codec import decode
 from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.test_due import Unwalked

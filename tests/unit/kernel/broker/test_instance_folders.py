@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel.broker.assemble import assemble
-from goondan.kernel.broker.folders import Moved
 from goondan.kernel.broker.instance_folders import DELETED, InstanceFolders, move_away, remove_deleted
-from goondan.kernel.broker.journal.factory import open_store, wall_ms
-from goondan.kernel.broker.journal.records import deleted_subject
-from goondan.kernel.broker.ledger import Ledger
+from goondan.kernel.broker.journal.committer import open_store, wall_ms
+from goondan.kernel.broker.routing.deletions import Moved
+from goondan.kernel.broker.state.ledger import Ledger
+from goondan.kernel.broker.state.records import deleted_subject
 from goondan.schemas.bundle.address import instance_dir
 from tests.kernel_fixture import ROOT
 from tests.process.bare_broker import plan

@@ -8,8 +8,8 @@ from typing import Final
 
 import pytest
 
-from goondan.kernel.broker.entities import CLIENTS
-from goondan.kernel.broker.journal.records import event_subject
+from goondan.kernel.broker.state.entities import CLIENTS
+from goondan.kernel.broker.state.records import event_subject
 from goondan.schemas.wire.codec import decode, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame, ReplyTo
 from tests.unit.kernel.broker.histories import KILLS, NAMES, SETTLED, check, perform
@@ -72,7 +72,7 @@ def test_a_question_that_nobody_waits_for_is_one_for_the_next_broker_too(world: 
 def test_one_that_waits_in_the_journal_only_is_told_to_the_turn_that_begins(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("goondan.kernel.broker.contents.KEPT_BYTES", 0)
+    monkeypatch.setattr("goondan.kernel.broker.state.mailbox.KEPT_BYTES", 0)
     world.clients[0].ask("e2")
     ask(world)
     run(world)
@@ -195,7 +195,7 @@ def test_who_waits_no_more_can_be_asked_by_those_that_it_asked(world: World) -> 
 def test_too_many_answers_on_the_way_leave_no_room_to_lose_patience(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("goondan.kernel.broker.intake.MAX_LATE", 1)
+    monkeypatch.setattr("goondan.kernel.broker.routing.intake.MAX_LATE", 1)
     wait_for(world)
     wait_for(world, still=False)
     (refusal,) = wait_for(world, "r2")
@@ -210,7 +210,7 @@ def test_a_turn_that_asks_has_its_answer_once_in_one_of_both_ways_whatever_break
     monkeypatch: pytest.MonkeyPatch, first: int
 ) -> None:
     if first % 40 == 0:
-        monkeypatch.setattr("goondan.kernel.broker.contents.KEPT_BYTES", 0)
+        monkeypatch.setattr("goondan.kernel.broker.state.mailbox.KEPT_BYTES", 0)
     ways: Counter[str] = Counter()
     for number in range(first, first + 20):
         dice = random.Random(number)

@@ -7,17 +7,31 @@ from collections.abc import Callable
 import pytest
 from msgspec import Raw
 
-from goondan.kernel.broker.entities import ANSWER_ROOM, TOOLS, Connection, Content, Event, Instance, State
-from goondan.kernel.broker.epochs import Epochs
 from goondan.kernel.broker.journal.memory import MemoryJournal
-from goondan.kernel.broker.mailbox import LEASE_S, MAX_DEAD, MAX_DEAD_BYTES, MAX_TURN_ANSWERS, Mailbox, Quotas
-from goondan.kernel.broker.places import Claim
-from goondan.kernel.broker.shares import KEPT_PART, Pool
-from goondan.kernel.broker.spawns import Spawned
-from goondan.kernel.broker.standing import Standing
-from goondan.kernel.broker.workdirs import Workdir
+from goondan.kernel.broker.state.entities import (
+    ANSWER_ROOM,
+    TOOLS,
+    Connection,
+    Content,
+    Event,
+    Instance,
+    Spawned,
+    Standing,
+    State,
+)
+from goondan.kernel.broker.state.mailbox import (
+    LEASE_S,
+    MAX_DEAD,
+    MAX_DEAD_BYTES,
+    MAX_TURN_ANSWERS,
+    Epochs,
+    Mailbox,
+    Quotas,
+)
+from goondan.kernel.broker.state.shares import KEPT_PART, Claim, Pool
+from goondan.kernel.broker.state.workdirs import Workdir
 from goondan.schemas.wire.codec import to_raw
-from goondan.schemas.wire.frames import NO_PAYLOAD, Blob, FilePart, Hello, ReplyTo, Source
+from goondan.schemas.wire.frames import NO_PAYLOAD, Blob, FilePart, ReplyTo, Source
 from goondan.schemas.wire.tokens import Claims
 
 QUOTAS = Quotas(open_events=160, mailbox_bytes=1 << 20, live_agents=4, kept_agents=2)
@@ -59,8 +73,8 @@ class Box:
             event_id,
             self.instance(key, agent),
             sender="client",
-            content=content if content is not None else Content(payload=to_raw(payload)),
-            root=root,
+            content_here=content if content is not None else Content(payload=to_raw(payload)),
+            root=root or "",
             session=session,
             source=source,
             deadline=deadline,
@@ -110,7 +124,7 @@ def test_an_instance_is_made_once_with_the_working_directory_and_an_epoch_of_its
 
 
 def host() -> Connection:
-    return Connection(TOOLS, b"1", "toolhost/main", Claims("toolhost"), Hello("t", "i"), 0.0)
+    return Connection(TOOLS, b"1", "toolhost/main", Claims("toolhost"), 0.0, "i")
 
 
 @pytest.mark.parametrize(
@@ -399,7 +413,7 @@ def test_what_a_finished_event_said_stays_where_the_journal_has_it(box: Box) -> 
     event = box.queued(box.event("e"))
     box.mailbox.contents.rests(event)
     assert box.mailbox.contents.kept_bytes > 0
-    event.let_go()
+    event.content_here = None
     box.mailbox.finish(event, "done", ANSWER)
     assert event.content_here is None
     assert box.mailbox.contents.kept_bytes == 0

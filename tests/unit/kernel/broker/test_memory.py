@@ -8,14 +8,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from goondan.kernel.broker.bus import Bus
-from goondan.kernel.broker.epochs import Epochs
-from goondan.kernel.broker.journal import records
-from goondan.kernel.broker.journal.interface import Row
 from goondan.kernel.broker.journal.memory import MemoryJournal
-from goondan.kernel.broker.journal.records import Accepted
-from goondan.kernel.broker.ledger import Ledger
-from goondan.kernel.broker.recovery import restore
+from goondan.kernel.broker.routing.recovery import restore
+from goondan.kernel.broker.state import records
+from goondan.kernel.broker.state.bus import Bus
+from goondan.kernel.broker.state.ledger import Ledger
+from goondan.kernel.broker.state.mailbox import Epochs
+from goondan.kernel.broker.state.records import Accepted, Row
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import AgentEvent, ReplyTo, Source
 from tests.unit.kernel.broker.swarm import plan
@@ -47,7 +46,7 @@ def waiting() -> Iterator[Row]:
 
 
 def test_an_event_that_waits_takes_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goondan.kernel.broker.contents.KEPT_BYTES", 0)
+    monkeypatch.setattr("goondan.kernel.broker.state.mailbox.KEPT_BYTES", 0)
     journal, ledger = MemoryJournal(), Ledger("b", 0)
     bus = Bus(
         plan(max_open_events=EVENTS),

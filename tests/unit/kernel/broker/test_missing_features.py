@@ -6,8 +6,7 @@ import msgspec
 import pytest
 from msgspec import Struct
 
-from goondan.kernel.broker.journal.interface import Item, Put
-from goondan.kernel.broker.journal.records import Accepted, decode, encode, event_subject, feature_of
+from goondan.kernel.broker.state.records import Accepted, Item, Put, decode, encode, event_subject, feature_of
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame, ReplyTo
 from tests.unit.kernel.broker.test_durability import run, said

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.broker.bus import RETRY_AFTER_MS
-from goondan.kernel.broker.entities import CLIENTS, REFUSED_AT_ONCE, REFUSED_S, TOOLS, Connection
-from goondan.kernel.broker.intake import MAX_NESTED_BYTES
-from goondan.kernel.broker.processes import MAX_STARTING, STARTING_S
+from goondan.kernel.broker.routing.intake import MAX_NESTED_BYTES
+from goondan.kernel.broker.routing.processes import MAX_STARTING, STARTING_S
+from goondan.kernel.broker.state.bus import RETRY_AFTER_MS
+from goondan.kernel.broker.state.entities import CLIENTS, REFUSED_AT_ONCE, REFUSED_S, TOOLS, Connection
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, Frame, Hello, ReplyTo
 from goondan.schemas.wire.tokens import Claims, mint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.kernel.broker.entities import AGENTS, TOOLS, Event
+from goondan.kernel.broker.state.entities import AGENTS, TOOLS, Event
 from goondan.schemas.wire.codec import decode, encode, to_raw
 from goondan.schemas.wire.frames import Frame
 from tests.unit.kernel.broker.swarm import TOOL
@@ -46,7 +46,7 @@ def test_a_call_whose_result_is_stored_is_forgotten() -> None:
 
 
 def test_of_an_agent_that_says_nothing_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goondan.kernel.broker.tool_calls.MAX_REMEMBERED", 10)
+    monkeypatch.setattr("goondan.kernel.broker.routing.calls.MAX_REMEMBERED", 10)
     world, _ = working()
     running = set(turn(world).work.calls)
     for number in range(30):
@@ -67,7 +67,7 @@ def test_a_call_that_is_remembered_does_not_run_in_another_host() -> None:
 
 
 def test_the_oldest_are_forgotten_several_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goondan.kernel.broker.tool_calls.MAX_REMEMBERED", 32)
+    monkeypatch.setattr("goondan.kernel.broker.routing.calls.MAX_REMEMBERED", 32)
     world, _ = working()
     running = set(turn(world).work.calls)
     for number in range(33):

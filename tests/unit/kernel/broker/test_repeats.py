@@ -7,8 +7,8 @@ import hashlib
 import pytest
 from msgspec import Raw
 
-from goondan.kernel.broker.entities import CLIENTS
-from goondan.kernel.broker.journal.records import event_digest
+from goondan.kernel.broker.state.entities import CLIENTS
+from goondan.kernel.broker.state.records import event_digest
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, Frame, ReplyTo
 from tests.unit.kernel.broker.test_completions import from_host, working

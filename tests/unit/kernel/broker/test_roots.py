@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.kernel.broker.entities import Connection
+from goondan.kernel.broker.state.entities import Connection
 from goondan.schemas.wire.codec import decode, encode, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, ReplyTo
 from tests.unit.kernel.broker.actors import Actor, Agent

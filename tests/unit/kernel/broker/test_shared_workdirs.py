@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.broker.workdirs import Beneath, Workdir, passed_on
+from goondan.kernel.broker.state.workdirs import Beneath, Workdir, passed_on
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame, ReplyTo
 from tests.unit.kernel.broker.test_acting import request, run, spawn, start_wanted, tell, working

@@ -9,10 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from goondan.kernel.broker.loans import LENT_BY_ROOT, LENT_SPARE, Loans
-from goondan.kernel.broker.places import Claim, Places
-from goondan.kernel.broker.shares import Pool, describe_shortage, kept_of
-from goondan.kernel.broker.wishes import WaitingLine
+from goondan.kernel.broker.state.shares import (
+    LENT_BY_ROOT,
+    LENT_SPARE,
+    Claim,
+    Loans,
+    Places,
+    Pool,
+    WaitingLine,
+    describe_shortage,
+    kept_of,
+)
 
 NUMBERS = st.integers(0, 6)
 

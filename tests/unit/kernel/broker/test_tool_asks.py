@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from goondan.kernel.broker.entities import AGENTS, TOOLS
-from goondan.kernel.broker.tool_asks import ToolAsks
+from goondan.kernel.broker.routing.calls import ToolAsks
+from goondan.kernel.broker.state.entities import AGENTS, TOOLS
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.frames import Frame, Source
 from goondan.schemas.wire.questions import ToolAnswer, ToolAsk

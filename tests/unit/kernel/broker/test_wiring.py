@@ -5,15 +5,15 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import goondan.kernel.broker.router
+import goondan.kernel.broker
 
-BROKER = Path(goondan.kernel.broker.router.__file__).parent
+BROKER = Path(goondan.kernel.broker.__file__).parent
 #: Their fields are annotations, and the values of an object are given when it is made.
 RECORDS = {"Struct", "NamedTuple", "Protocol"}
 
 
 def test_the_router_puts_nothing_into_a_room_that_it_has_made() -> None:
-    tree = ast.parse((BROKER / "router.py").read_text())
+    tree = ast.parse((BROKER / "routing/router.py").read_text())
     (router,) = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Router"]
     (init,) = [node for node in router.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
     targets = [target for node in ast.walk(init) if isinstance(node, ast.Assign) for target in node.targets]

@@ -14,18 +14,17 @@ from typing import Literal, TypeVar
 from msgspec import Raw, structs
 
 from goondan.kernel.broker.assemble import features
-from goondan.kernel.broker.bus import Bus, Staged
-from goondan.kernel.broker.entities import Content, Event, Instance
-from goondan.kernel.broker.epochs import Epochs
-from goondan.kernel.broker.folders import Moved
-from goondan.kernel.broker.journal.interface import Row
 from goondan.kernel.broker.journal.memory import MemoryJournal
-from goondan.kernel.broker.journal.records import EPOCHS, event_subject
-from goondan.kernel.broker.ledger import EPOCH_BLOCK, Ledger
-from goondan.kernel.broker.parts import Part
-from goondan.kernel.broker.recovery import BadRow, reserved_epochs
-from goondan.kernel.broker.router import Router
-from goondan.kernel.broker.workdirs import Workdir
+from goondan.kernel.broker.routing.deletions import Moved
+from goondan.kernel.broker.routing.recovery import BadRow, reserved_epochs
+from goondan.kernel.broker.routing.router import Router
+from goondan.kernel.broker.state.bus import Bus, Staged
+from goondan.kernel.broker.state.entities import Content, Event, Instance
+from goondan.kernel.broker.state.ledger import EPOCH_BLOCK, Ledger
+from goondan.kernel.broker.state.mailbox import Epochs
+from goondan.kernel.broker.state.parts import Part
+from goondan.kernel.broker.state.records import EPOCHS, Row, event_subject
+from goondan.kernel.broker.state.workdirs import Workdir
 from goondan.schemas.wire.blobs import REFERENCES, check_reference, describe
 from goondan.schemas.wire.codec import decode
 from goondan.schemas.wire.control import Principal
@@ -40,7 +39,7 @@ from tests.unit.kernel.broker.swarm import plan
 
 
 class Disk:
-    """The folders of instances: they outlive every process. See goondan.kernel.broker.folders.Folders."""
+    """The folders of instances: they outlive every process. See goondan.kernel.broker.routing.deletions.Folders."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -352,5 +351,5 @@ def waited_for_by(event: Event, *names: str) -> None:
     """The turns of these instances (agent/key, the last one asks) wait for this event."""
     for name in reversed(names):
         agent, _, key = name.partition("/")
-        asker = Event(f"of-{name}", Instance(agent, key, Workdir("/w"), 1, 0.0), sender="", content=Content())
+        asker = Event(f"of-{name}", Instance(agent, key, Workdir("/w"), 1, 0.0), sender="", content_here=Content())
         event.asking, event = asker, asker

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel.broker.journal.committer import Committer
-from goondan.kernel.broker.journal.group import GroupWriter
-from goondan.kernel.broker.journal.interface import Item, JournalFailed, Put, Retire, Settled
-from goondan.kernel.broker.journal.reserve import RESERVE_BYTES, Reserve
+from goondan.kernel.broker.journal.committer import Committer, GroupWriter
+from goondan.kernel.broker.journal.files import RESERVE_BYTES, Reserve
 from goondan.kernel.broker.journal.store import JournalStore
+from goondan.kernel.broker.state.records import Item, JournalFailed, Put, Retire, Settled
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 NEW = [Item((Put("event:new", bytes(60_000)),), refusable=True)]
@@ -76,7 +75,7 @@ def test_a_full_disk_refuses_new_work_and_writes_ends(
 def test_new_work_is_taken_again_when_there_is_room(
     journal: JournalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("goondan.kernel.broker.journal.group.FULL_RETRY_S", 0.0)
+    monkeypatch.setattr("goondan.kernel.broker.journal.committer.FULL_RETRY_S", 0.0)
     committer = started(journal, tmp_path)
     try:
         limit(journal, 4)

@@ -15,13 +15,12 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel.broker.journal import committer as committer_module
-from goondan.kernel.broker.journal import retention
-from goondan.kernel.broker.journal.factory import RESERVE_FILE, WITNESS_FILE, boot_id, open_store, start
-from goondan.kernel.broker.journal.interface import Item, Put, Retire
-from goondan.kernel.broker.journal.mark import MarkFile
+from goondan.kernel.broker.journal import tables as retention
+from goondan.kernel.broker.journal.committer import RESERVE_FILE, WITNESS_FILE, boot_id, open_store, start
+from goondan.kernel.broker.journal.files import RESERVE_BYTES, MarkFile
 from goondan.kernel.broker.journal.redo import REDO_SUFFIX
-from goondan.kernel.broker.journal.reserve import RESERVE_BYTES
 from goondan.kernel.broker.journal.store import JOURNAL_FILE, SUSPICION_SUFFIX, Durability, JournalStore
+from goondan.kernel.broker.state.records import Item, Put, Retire
 from goondan.schemas.wire.errors import GoondanError
 
 #: Somebody else of this machine.
@@ -102,8 +101,8 @@ NAMES = (
 #: Uses the journal of each of some folders, twice.
 USE = """
 import sys
-from goondan.kernel.broker.journal.interface import Item, Put
-from goondan.kernel.broker.journal.factory import open_store, start
+from goondan.kernel.broker.state.records import Item, Put
+from goondan.kernel.broker.journal.committer import open_store, start
 from goondan.schemas.wire.errors import GoondanError
 for folder in sys.argv[1:]:
     for number in (1, 2):

@@ -19,11 +19,11 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel.broker.assemble import assemble
-from goondan.kernel.broker.journal.group import GroupWriter
-from goondan.kernel.broker.journal.interface import DiskFull, Item, JournalFailed, Put, Retire
-from goondan.kernel.broker.journal.reserve import RELEASE_BYTES, RESERVE_BYTES, Reserve
+from goondan.kernel.broker.journal.committer import GroupWriter
+from goondan.kernel.broker.journal.files import RELEASE_BYTES, RESERVE_BYTES, Reserve
 from goondan.kernel.broker.journal.store import SUSPICION_SUFFIX, JournalStore
-from goondan.kernel.broker.router import Router
+from goondan.kernel.broker.routing.router import Router
+from goondan.kernel.broker.state.records import DiskFull, Item, JournalFailed, Put, Retire
 from goondan.schemas.wire.errors import GoondanError
 from tests.unit.kernel.broker.swarm import plan
 
@@ -239,9 +239,9 @@ def test_random_damage_is_noticed_or_harmless(
 
 ATTEMPT = """
 import sys
-from goondan.kernel.broker.journal.interface import Item, Put
-from goondan.kernel.broker.journal.factory import open_store, start
-from goondan.kernel.broker.router import Router
+from goondan.kernel.broker.state.records import Item, Put
+from goondan.kernel.broker.journal.committer import open_store, start
+from goondan.kernel.broker.routing.router import Router
 from goondan.schemas.wire.errors import GoondanError
 from tests.unit.kernel.broker.swarm import plan
 try:

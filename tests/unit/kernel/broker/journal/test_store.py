@@ -13,10 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.kernel.broker.journal import retention, tables
 from goondan.kernel.broker.journal import store as module
-from goondan.kernel.broker.journal.interface import DiskFull, Put, Retire, Write
+from goondan.kernel.broker.journal import tables
+from goondan.kernel.broker.journal import tables as retention
 from goondan.kernel.broker.journal.store import JournalStore
+from goondan.kernel.broker.state.records import DiskFull, Put, Retire, Write
 from goondan.schemas.wire.errors import GoondanError
 
 BOOT = "11111111-2222-3333-4444-555555555555"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel.broker.bus import Lossy
+from goondan.kernel.broker.state.bus import Lossy
 from goondan.kernel.broker.transport import MAX_WAITING_PEER, native
 from goondan.kernel.broker.transport.native import GREETING_S, MAX_GREETING, MAX_WAITING_NEWS, NativeTransport
 from goondan.schemas.transport.zmtp import GREETING, Handshake, Messages, head, ready

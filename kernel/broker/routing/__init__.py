@@ -1,0 +1,1 @@
+"""What the broker decides about frames, events, calls and processes. Pure: no sockets, clock or files."""

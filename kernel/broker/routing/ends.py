@@ -1,0 +1,328 @@
+"""Ends of events: the journal writes the end with its answer, then whoever asked is told. Pure.
+
+Rules.
+- The holder of an event ends it. The broker ends it instead at its deadline, when its agent cannot take it, and after
+  too many attempts. The asker gets an answer in every case.
+- Answers to an agent's own requests have a lane of their own, so they do not queue behind the turn that waits. Answers
+  to a handler's requests go to its tool host at once.
+- The answer to a request that an agent sent without waiting becomes an event of its own (a late answer). The journal
+  has both or none. It goes to the asking instance like any other event: it waits in the queue, starts a process, and
+  survives restarts. A running turn of the instance is told at once as well. The event has the answer's id, which no
+  sender may use, so a repeat is never a second answer.
+- Such a request reserves room for an ordinary answer from the beginning (mailbox.py). A larger answer needs room within
+  the shares when it comes. Otherwise an error replaces it: one turn could else ask for more than all may hold.
+
+Source: docs/design/delivery.md sections 2, 5 and 7; requirement AGENTS-16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from typing import Final, Literal
+
+from msgspec import Raw
+
+from goondan.kernel.broker.state.blobs import Receiver, size_of
+from goondan.kernel.broker.state.bus import Bus
+from goondan.kernel.broker.state.entities import (
+    AGENTS,
+    CLIENTS,
+    CONTROL,
+    TOOLS,
+    Connection,
+    Content,
+    Event,
+    Finish,
+    Instance,
+    State,
+    size_in_memory,
+)
+from goondan.kernel.broker.state.mailbox import Contents, Due
+from goondan.kernel.broker.state.parts import EventHooks, Part, Take
+from goondan.kernel.broker.state.presence import agent_address
+from goondan.kernel.broker.state.records import Finished, Item, event_digest, event_subject
+from goondan.kernel.broker.state.records import decode as decode_record
+from goondan.schemas.wire.codec import encode_value, to_raw
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import AgentEvent, Answer, Blob, ErrorPayload, Frame, Source
+from goondan.schemas.wire.questions import ANSWER_SUFFIX
+
+#: There is no wall clock here, and nobody needs one: the event's own times are in its trace.
+_NO_TIME = "1970-01-01T00:00:00Z"
+
+
+def failure_answer(event: Event, error: ErrorPayload) -> Raw:
+    """The payload of the answer to a turn that never ended (AgentEvent of type `agent.response`)."""
+    answer = Answer(turn_id="", status="failed", finish_reason="error", error=error, trace_id=event.content.trace_id)
+    return to_raw(
+        AgentEvent(
+            id=event.answer_id,
+            type="agent.response",
+            created_at=_NO_TIME,
+            instance_key=event.instance.key,
+            metadata={"inReplyTo": event.id},
+            answer=answer,
+        )
+    )
+
+
+def no_room_answer(event: Event, size: int) -> Raw:
+    """Replaces an answer of `size` bytes for which there is no room."""
+    message = f"the answer of {event.instance.address} has {size:,} bytes, and there is no room for so many now"
+    suggestion = "Ask for less at a time, or let the agent write to a file."
+    return failure_answer(event, error_payload("E_TOOL_LIMIT", message, suggestion=suggestion))
+
+
+def deleted_answer(event: Event) -> Raw:
+    """The answer to a request whose instance was deleted."""
+    message = f"{event.instance.address} was deleted before it had answered"
+    return failure_answer(event, error_payload("E_INSTANCE_DELETED", message))
+
+
+#: A turn is told of at most so many late answers when it begins. Later ones get turns of their own.
+MAX_NEWS: Final = 64
+
+
+def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event | None:
+    """The event with the answer to `event`. None when `event` is no such request, or the asker's agent is gone."""
+    asker = event.source
+    reply_to = event.content.reply_to if event.asynchronous else None
+    if reply_to is None or asker is None or asker.kind != "agent":
+        return None
+    if asker.name not in bus.plan.agents or asker.instance_key is None:
+        bus.counters["answers_lost"] += 1
+        return None
+    agent, key = event.instance.agent, event.instance.key
+    sender = agent_address(agent, key)
+    payload, size = answer, size_in_memory(answer, event.content.auth) + size_of(blob)
+    more = size - event.size
+    if more > 0 and not bus.mailbox.held.may_take(event.session, event.root, more, operator=False):
+        bus.counters["answers_too_large"] += 1
+        payload, blob = no_room_answer(event, size), None
+    return Event(
+        event.answer_id,
+        bus.instance(asker.name, asker.instance_key, bus.now),
+        sender=sender,
+        content_here=Content(
+            from_=agent,
+            payload=payload,
+            auth=event.content.auth,
+            workdir=event.content.workdir,
+            trace_id=event.content.trace_id,
+            parent_span_id=event.content.parent_span_id,  # the call that asked
+            digest=event_digest(asker.name, asker.instance_key, sender, None),
+        ),
+        source=Source("agent", agent, key),
+        blob=blob,
+        root=event.root,
+        session=event.session,
+        in_reply_to=reply_to.correlation_id,
+        since=bus.now,
+    )
+
+
+def news(event: Event) -> Frame:
+    """The frame that tells a running turn of a late answer. It has no epoch, because the event is not handed over."""
+    content = event.content
+    return Frame(
+        "event",
+        from_=content.from_,
+        to=event.instance.agent,
+        instance_key=event.instance.key,
+        event_id=event.id,
+        in_reply_to=event.in_reply_to,
+        trace_id=content.trace_id,
+        source=event.source,
+        payload=content.payload,
+        blob=event.blob,
+        root_event=event.root,
+        asynchronous=True,
+    )
+
+
+def waiting_news(instance: Instance, contents: Contents) -> list[Frame]:
+    """Frames about the late answers at the front of an instance's queue."""
+    frames = []
+    for event in islice(instance.queue, MAX_NEWS):
+        if event.in_reply_to is not None:
+            contents.recall(event)
+            frames.append(news(event))
+            contents.rests(event)
+    return frames
+
+
+class Ends:
+    """Stages the ends of events."""
+
+    def __init__(self, bus: Bus, finished: Callable[[Finish, bool], None], hooks: EventHooks) -> None:
+        """`finished` acts on an end when the journal has it (events.py)."""
+        self._follows = hooks.follows
+        self._bus = bus
+        self._mailbox = bus.mailbox
+        self._ledger = bus.ledger
+        self._finished = finished
+
+    def end(self, event: Event, state: Literal["expired", "dead"], code: str, message: str) -> None:
+        """End an event instead of its agent. The sender gets an answer, too."""
+        if not event.ending:
+            self._mailbox.contents.recall(event)
+            answer = failure_answer(event, error_payload(code, message))
+            self.stage(event, state, answer, None, cause=f"{code}: {message}")
+
+    def without_agent(self) -> None:
+        """After a restart: events for agents that are no longer in the bundle become dead letters."""
+        for event in list(self._mailbox.events.values()):
+            if not event.ending and event.instance.agent not in self._bus.plan.agents:
+                message = f"the bundle has no agent {event.instance.agent!r} any more"
+                self.end(event, "dead", "E_AGENT_NOT_FOUND", message)
+
+    def stage(
+        self,
+        event: Event,
+        state: State,
+        answer: Raw,
+        blob: Blob | None,
+        *,
+        cause: str = "",
+        conn: Connection | None = None,
+        frame_id: str = "",
+    ) -> None:
+        """Have the journal write an end. A second end of the same event waits for the first and changes nothing."""
+        item, follow = Item(()), None
+        if not event.ending:
+            self._mailbox.contents.recall(event)
+            if event.asking is not None and not self._mailbox.keeps(event, answer, blob):
+                self._bus.counters["answers_too_large"] += 1
+                self._mailbox.blobs.discard(blob)
+                answer, blob = no_room_answer(event, len(memoryview(answer)) + size_of(blob)), None
+            follow = late_answer(self._bus, event, answer, blob)
+            if follow is not None:
+                for follows in self._follows:
+                    follows(follow, event)
+            item = self._ledger.finished(event, state, answer, blob, cause, self._bus.now, follow)
+            event.end = state
+        finish = Finish(event, state, answer, blob, conn, frame_id, follow)
+        self._bus.stage(item, partial(self._finished, finish))
+
+    def expire(self, event: Event) -> None:
+        """End an event whose deadline has passed while it waited."""
+        self.end(event, "expired", "E_AGENT_TIMEOUT", "the deadline passed before the agent could take the event")
+
+
+#: A peer that was silent this long is pinged; an unreachable one is dropped then (seconds).
+PING_AFTER_S: Final = 2.0
+
+
+class QuietPeers(Part):
+    """Pings silent peers."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._due: Due[Connection] = Due(lambda connection: True)  # each knows by itself whether it is in here
+
+    def watch(self, connection: Connection) -> None:
+        """Watch a peer that was welcomed or got something."""
+        if not connection.watched and connection.cls != CONTROL:
+            connection.watched = True
+            self._due.add(connection.last_seen + PING_AFTER_S, connection)
+
+    def tick(self, now: float) -> None:
+        """Ping the peers that are due."""
+        for connection in list(self._due.take(now)):  # what is added again is for later
+            if not self._matters(connection):
+                connection.watched = False
+                continue
+            if now - connection.last_seen > PING_AFTER_S:
+                connection.last_seen = now
+                self._bus.send(connection, Frame("ping"))
+            self._due.add(max(now, connection.last_seen + PING_AFTER_S), connection)
+
+    def _matters(self, connection: Connection) -> bool:
+        """Whether the peer is still connected and must be pinged to find out whether it lives."""
+        if self._bus.presence.connections[connection.cls].get(connection.ident) is not connection:
+            return False
+        instance = connection.instance
+        return instance is None or connection.claims.launch == 0 or instance.wanted
+
+
+class Answering(Part):
+    """Sends answers until they have arrived."""
+
+    def __init__(self, bus: Bus, quiet: QuietPeers) -> None:
+        self._bus = bus
+        self._quiet = quiet
+        self._mailbox = bus.mailbox
+        self._ledger = bus.ledger
+        self.takes = (Take((TOOLS, CLIENTS), "ack", self.acknowledged),)
+
+    def send(self, event: Event) -> None:
+        """Send the answer of an ended event to whoever waits for it. Does nothing when nobody waits."""
+        asker = event.asker
+        if not event.wants_answer or asker is None or not event.finished or event.asynchronous:
+            return
+        self._mailbox.contents.recall(event)
+        content = event.content
+        answer = event.work.answer if event.work.answer is not None else self._journaled_answer(event.id)
+        agent, key = event.instance.agent, event.instance.key
+        frame = Frame(
+            "event",
+            from_=agent,
+            instance_key=key,
+            event_id=event.answer_id,
+            in_reply_to=None if content.reply_to is None else content.reply_to.correlation_id,
+            trace_id=content.trace_id,
+            source=Source("agent", agent, key),
+            payload=answer,
+            call_id=event.call_id,
+            blob=event.work.answer_blob,
+            root_event=event.root,
+        )
+        if event.call_id is not None and self._bus.calls.get(event.call_id) is None:
+            self._bus.counters["answers_late"] += 1  # its tool host drops it, or is about to name the call again
+        asking = asker.instance
+        to: Receiver = "agent" if asking is not None else "client" if asker.cls == CLIENTS else "toolhost"
+        self._mailbox.blobs.sent(event.answer_id, event.work.answer_blob, to=to)
+        if asking is None:
+            self._bus.send(asker, frame)
+            return
+        frame.id = self._bus.next_id()
+        data = asking.answers[event.answer_id] = encode_value(frame)
+        if asking.conn is not None:
+            self._bus.out.append((AGENTS, asking.conn.ident, data))
+            self._quiet.watch(asking.conn)
+
+    def _journaled_answer(self, event_id: str) -> Raw:
+        """Read an answer back from the journal: the asker had read it, so it left memory, and now asks for it again."""
+        for data in self._bus.archive.find_records(event_subject(event_id)):
+            record = decode_record(data)
+            if isinstance(record, Finished):
+                return record.answer
+        raise GoondanError(
+            error_payload("E_ANSWER_GONE", f"the answer of event {event_id[:100]!r} is not in the journal")
+        )
+
+    def repeat(self, instance: Instance, connection: Connection) -> None:
+        """An agent is back: send all answers that its lane still holds."""
+        for data in instance.answers.values():
+            self._bus.out.append((AGENTS, connection.ident, data))
+
+    def acknowledged(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`ack` from a client or a tool host: it has an answer, so the payload is no longer kept for it."""
+        answer_id = frame.event_id
+        at: Receiver = "client" if connection.cls == CLIENTS else "toolhost"
+        if frame.stage == "done" and answer_id is not None and self._mailbox.arrived(answer_id, at=at):
+            item = self._ledger.answer_arrived(answer_id.removesuffix(ANSWER_SUFFIX))
+            self._bus.stage(item)
+        if frame.stage == "done" and answer_id is not None and at == "toolhost":
+            self._mailbox.answer_read(answer_id)
+
+    def taken(self, instance: Instance, answer_id: str | None) -> bool:
+        """An agent acknowledges an id. True when it is an answer of its lane; this answer is not sent again."""
+        if answer_id is None or answer_id not in instance.answers:
+            return False
+        del instance.answers[answer_id]
+        self._mailbox.arrived(answer_id, at="agent")
+        self._mailbox.answer_read(answer_id)
+        return True

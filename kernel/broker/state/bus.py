@@ -1,0 +1,381 @@
+"""The state that all parts of the broker share, the bytes to send, and the clocks of events. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Protocol
+
+from goondan.kernel.broker.state.blobs import MAX_CALL_BYTES
+from goondan.kernel.broker.state.entities import Call, Connection, Event, Instance, Standing
+from goondan.kernel.broker.state.ledger import EPOCH_BLOCK, Ledger
+from goondan.kernel.broker.state.mailbox import Epochs, Mailbox, Quotas
+from goondan.kernel.broker.state.parts import Part, Waiting
+from goondan.kernel.broker.state.presence import Presence
+from goondan.kernel.broker.state.records import Archive, Item
+from goondan.kernel.broker.state.shares import Pool, kept_of
+from goondan.schemas.bundle.address import SEPARATOR, instance_workdir
+from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.wire.codec import encode_value, to_raw
+from goondan.schemas.wire.control import Principal, ToSupervisor
+from goondan.schemas.wire.frames import ORCHESTRATOR, ClockStage, ErrorPayload, Frame, Shutdown, ShutdownReason
+
+
+class Calls:
+    """All open calls."""
+
+    def __init__(self) -> None:
+        #: Written by ToolCalls, which keeps `event.work.open_calls` in step.
+        self.open: dict[str | None, Call] = {}
+        self._waiting: dict[str, Call] = {}
+        #: Until then, agents may be about to send calls again that are not open here (seconds on the broker's clock).
+        self.back_by = 0.0
+        #: The names of the tools whose calls may make calls of other tools. Kept by ToolAsks.
+        self.makers: frozenset[str] = frozenset()
+        #: Size of all arguments by reference of open calls (bytes).
+        self.large = Pool(MAX_CALL_BYTES, kept_of(MAX_CALL_BYTES))
+        self.get = self.open.get
+
+    def __len__(self) -> int:
+        return len(self.open)
+
+    def may_make_calls(self, tool: str | None) -> bool:
+        """Whether calls of this tool, by its full name, may make calls of other tools."""
+        return (tool or "").partition(SEPARATOR)[0] in self.makers
+
+    def wait(self, call: Call, data: bytes) -> None:
+        """Keep the frame until a tool host comes, because none is there."""
+        call.data = data
+        self._waiting[call.id] = call
+
+    def take_waiting(self) -> list[Call]:
+        """The calls that waited for a host, in order."""
+        waiting = list(self._waiting.values())
+        self._waiting.clear()
+        return waiting
+
+    def expired(self, now: float) -> list[Call]:
+        """Calls that have waited for a host past their deadline."""
+        return [call for call in self._waiting.values() if call.overdue(now)]
+
+    def remove(self, call: Call) -> None:
+        """Close an open call."""
+        del self.open[call.id]
+        call.event.work.open_calls -= 1
+        self.forget_large(call)
+        if call.data:
+            self._waiting.pop(call.id, None)
+
+    def forget_large(self, call: Call) -> None:
+        """Its arguments by reference do not count any more."""
+        if call.large:
+            self.large.give(call.event.session, call.event.root, call.large)
+
+    def of_host(self, host: Connection) -> list[Call]:
+        """The calls a tool host runs."""
+        return [call for call in self.open.values() if call.host is host]
+
+    def open_elsewhere(self, host: Connection) -> list[Call]:
+        """The calls that were given to an earlier connection of the same tool host."""
+        return [
+            call
+            for call in self.open.values()
+            if call.host is not None and call.host is not host and call.host.address == host.address
+        ]
+
+    def of_launch(self, address: str, launch: int) -> list[Call]:
+        """The calls that were given to a tool host up to its `launch`."""
+        return [
+            call
+            for call in self.open.values()
+            if call.host is not None and call.host.address == address and call.host.claims.launch <= launch
+        ]
+
+
+#: New events and tool calls that one peer may have unanswered.
+CREDIT = 256
+#: So many frames above its credit are accepted from a peer: they may have crossed a change of the credit.
+CREDIT_SLACK = 64
+#: How long a refused sender should wait (milliseconds).
+RETRY_AFTER_MS = 100
+#: For so long after its start, a broker expects peers, events and calls that it does not know (seconds). All of them
+#: are back within a second, unless they wait for a processor.
+RETURN_S = 3.0
+#: At most so many different refusals are remembered until they are in the log.
+MAX_REFUSALS = 64
+#: Longer ids (characters) are refused where they enter, because the broker keeps ids.
+MAX_ID = 256
+#: The same limit for a correlation id. It is higher because such an id may be made from an event's id.
+MAX_CORRELATION = 512
+#: The end of the id of an event that replaces another one. Only the broker makes such ids.
+REQUEUED_SUFFIX = "~requeued"
+
+
+class Lossy(bytes):
+    """A frame that is dropped when its peer takes no more. Any other frame waits."""
+
+    __slots__ = ()
+
+
+class Staged(NamedTuple):
+    """A decision on its way into the journal."""
+
+    #: The writes of the journal.
+    item: Item
+    #: Acts on the decision when the journal has it (True), or when the disk has no room for it (False). None: nothing
+    #: waits for it. A crash before costs nothing: the next broker reads the records only.
+    then: Callable[[bool], None] | None
+
+
+class Bus:
+    """The broker's state and its outgoing side.
+
+    `out` collects (socket class, routing id, bytes), `staged` decisions for the journal. The loop empties both.
+    `booted_at` is the moment when the broker's clock was zero (seconds since 1970), used only for times that people
+    read.
+    """
+
+    def __init__(
+        self,
+        plan: KernelPlan,
+        secret: bytes,
+        *,
+        broker_id: str,
+        started_ms: int,
+        epochs: Epochs,
+        archive: Archive,
+        ledger: Ledger,
+        booted_at: float = 0.0,
+        blobs: str | None = None,
+    ) -> None:
+        """`blobs` is the folder of large payloads; without one, no payload may be larger than a frame. `archive` knows
+        the events that have ended.
+        """
+        self.plan = plan
+        #: The kernel's secret, which every broker of it has.
+        self.secret = secret
+        self.blobs = blobs
+        self.broker_id = broker_id
+        self.started_ms = started_ms
+        self.booted_at = booted_at
+        self.out: list[tuple[int, bytes, bytes]] = []
+        self.staged: list[Staged] = []
+        #: Instances that may get their next event as soon as the present frame is handled (router.py).
+        self.due: dict[Instance, None] = {}
+        self.archive = archive
+        self.ledger = ledger
+        #: The broker's clock when the present frame, tick or answer of the journal came.
+        self.now = started_ms / 1000
+        #: Exceptions that are bugs of ours. The broker went on; the loop writes them to the log.
+        self.faults: list[Exception] = []
+        #: Messages for operators; the loop writes them to the log.
+        self.notices: list[str] = []
+        self.counters: Counter[str] = Counter()
+        #: Refusals for lack of room: (root, quota, what) -> how often. The loop writes them to the log.
+        self.refusals: Counter[tuple[str, str, str]] = Counter()
+        self.presence = Presence(secret)
+        #: True in the first broker of a kernel, which has just read the bundle.
+        self.new_kernel = False
+        #: Decisions of people, one line each; the loop writes them to the log.
+        self.audit: list[str] = []
+        kept = plan.kept_agents if plan.kept_agents is not None else kept_of(plan.max_live_agents)
+        quotas = Quotas(plan.max_open_events, plan.mailbox_mb << 20, plan.max_live_agents, kept)
+        self.mailbox = Mailbox(epochs, quotas, archive)
+        self.calls = Calls()
+        self.calls.back_by = self.now + RETURN_S
+        #: The supervisor's connection, if one is there.
+        self.control: Connection | None = None
+        #: Since when the oldest decision waits for the disk, as the loop has seen; None: none does.
+        self.disk_since: float | None = None
+        #: True while the kernel stops: the broker accepts and hands out nothing new.
+        self.closing = False
+        #: The reason that agents were told when the kernel began to stop, and the end of their time (broker's clock).
+        self.draining: tuple[ShutdownReason, float] | None = None
+        self._last_id = 0
+
+    def stage(self, item: Item, then: Callable[[bool], None] | None = None) -> None:
+        """Have the journal write a decision. `then` is called with True when it is durable. It is called with False
+        when the disk has no room for it, which happens to refusable items only.
+        """
+        self.staged.append(Staged(item, then))
+
+    def reserve_epochs(self) -> None:
+        """Have the journal reserve more epochs before they run out."""
+        top = self.mailbox.epochs.to_reserve(EPOCH_BLOCK)
+        if top is not None:
+            self.stage(self.ledger.epochs(top))
+
+    def next_id(self) -> str:
+        """A new id for a frame of the broker."""
+        self._last_id += 1
+        return f"{self.broker_id}.{self._last_id}"
+
+    def note_refusal(self, root: str, quota: str, what: str) -> None:
+        """Note for the log that this root was refused something. Repeats are counted until the loop logs them."""
+        if len(self.refusals) < MAX_REFUSALS:
+            self.refusals[root, quota, what] += 1
+
+    def instance(self, agent: str, key: str, now: float) -> Instance:
+        """The instance of that name. A new one is made."""
+        found = self.mailbox.instances.get((agent, key))
+        if found is not None:
+            return found
+        owner = self.plan.entry_agent if agent in self.plan.sharing_agents else agent
+        return self.mailbox.instance(agent, key, instance_workdir(self.plan.state_dir, owner, key), now)
+
+    def send(self, connection: Connection, frame: Frame) -> None:
+        """Queue a frame of the broker and give it an id."""
+        frame.id = self.next_id()
+        self.out.append((connection.cls, connection.ident, encode_value(frame)))
+
+    def shutdown(self, connection: Connection, grace_ms: int | None, reason: ShutdownReason) -> None:
+        """Tell an agent or a tool host to leave within `grace_ms` (milliseconds). None: it may finish its step."""
+        to = connection.claims.agent or connection.address
+        payload = to_raw(Shutdown(grace_ms, reason))
+        self.send(connection, Frame("shutdown", from_=ORCHESTRATOR, to=to, payload=payload))
+
+    def ack(self, connection: Connection, frame_id: str, event: Event) -> None:
+        """Tell a sender that its frame about `event` was accepted."""
+        frame = Frame("ack", in_reply_to=frame_id, event_id=event.id, stage="accepted", trace_id=event.content.trace_id)
+        frame.asynchronous = event.asynchronous
+        self.send(connection, frame)
+
+    def error(self, cls: int, ident: bytes, info: ErrorPayload, frame: Frame | None) -> None:
+        """Answer `frame` with an error. An error is never answered, so two sides cannot send errors back and forth."""
+        reply = Frame("error", id=self.next_id(), payload=to_raw(info))
+        if frame is not None:
+            reply.in_reply_to = frame.id[:MAX_ID] or None
+            reply.call_id = frame.call_id[:MAX_ID] if frame.call_id else None
+        self.out.append((cls, ident, encode_value(reply)))
+
+    def tell_supervisor(self, message: ToSupervisor) -> None:
+        """Send news to the supervisor. If they are lost: it gets the whole state at its next connect."""
+        if self.control is not None:
+            self.send(self.control, Frame("runtime.event", payload=to_raw(message)))
+
+
+def principal_of(instance: Instance) -> Principal:
+    """The name by which the supervisor knows an instance."""
+    return Principal("agent", instance.agent, instance.key)
+
+
+def left_ms(event: Event, now: float) -> int | None:
+    """The time that the turn of an event has left (milliseconds); None without a deadline."""
+    if event.deadline is None:
+        return None
+    standing = event.standing
+    at = standing.held_since if standing is not None and standing.holds else now
+    return max(1, int((event.deadline - at) * 1000))
+
+
+class Clocks:
+    """The clocks of all events."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+
+    def hold(self, event: Event, since: float) -> list[Event]:
+        """One more item holds this event since `since` (the broker's clock). Returns the events whose clocks stop."""
+        chain: list[Event] = []
+        held: Event | None = event
+        while held is not None and held not in chain:
+            chain.append(held)
+            held = held.asking
+        for one in chain:
+            standing = one.standing = one.standing or Standing()
+            standing.holds += 1
+            standing.held_since = since if standing.holds == 1 else min(since, standing.held_since)
+            if standing.holds == 1:
+                self._tell_all(one)
+        return chain
+
+    def release(self, chain: list[Event], now: float) -> None:
+        """An item does not hold these events any more."""
+        for event in chain:
+            standing = event.standing
+            if standing is None or not standing.holds:
+                continue
+            standing.holds -= 1
+            if not standing.holds and not event.finished:
+                self._go_on(event, standing, now)
+
+    def _go_on(self, event: Event, standing: Standing, now: float) -> None:
+        if event.deadline is not None:
+            event.deadline += max(0.0, now - standing.held_since)
+            if event.state == "accepted":
+                self._bus.mailbox.deadlines.add(event.deadline, event)
+            if not event.ending:
+                self._bus.stage(self._bus.ledger.deadline_moved(event, event.deadline))
+        self._tell_all(event)
+
+    def _tell_all(self, event: Event) -> None:
+        self.tell_holder(event)
+        self.tell_asker(event)
+        for call_id in event.work.calls if event.work.open_calls else ():
+            call = self._bus.calls.get(call_id)
+            if call is not None and call.asks and call.host is not None:
+                self._bus.send(call.host, self.of_call(call))
+
+    def of_call(self, call: Call) -> Frame:
+        """What the tool host of a call that asks its agent is told about the call's time: it is that of its turn."""
+        return Frame("clock", call_id=call.id, stage="held" if call.event.held else "runs")
+
+    def tell_holder(self, event: Event) -> None:
+        """Tell the process of the turn."""
+        instance = event.instance
+        if instance.leased is event and instance.conn is not None:
+            self._send(instance.conn, event, None)
+
+    def tell_asker(self, event: Event) -> None:
+        """Tell the asker that waits for the event."""
+        asker, contents = event.asker, self._bus.mailbox.contents
+        if asker is None or not event.wants_answer or event.asynchronous or event.ending:
+            return
+        contents.recall(event)
+        reply_to = event.content.reply_to
+        if event.state == "accepted":
+            contents.rests(event)
+        if reply_to is not None and self._bus.presence.connections[asker.cls].get(asker.ident) is asker:
+            self._send(asker, event, reply_to.correlation_id)
+
+    def tell_call(self, item: str, stage: ClockStage) -> None:
+        """Tell the tool host of the call that asks a person. Its questions are named after it: `<callId>?<number>`."""
+        call_id, mark, _ = item.rpartition("?")
+        call = self._bus.calls.get(call_id) if mark else None
+        if call is not None and call.host is not None:
+            self._bus.send(call.host, Frame("clock", call_id=call.id, stage=stage))
+
+    def _send(self, connection: Connection, event: Event, correlation: str | None) -> None:
+        frame = Frame("clock", event_id=event.id, in_reply_to=correlation, stage="held" if event.held else "runs")
+        frame.epoch = event.instance.epoch if correlation is None else None
+        frame.call_id = event.call_id if correlation is not None else None
+        frame.deadline_ms = left_ms(event, self._bus.now)
+        self._bus.send(connection, frame)
+
+
+class Core(Protocol):
+    """What the core gives a part."""
+
+    @property
+    def bus(self) -> Bus:
+        """The state that all parts share."""
+
+    @property
+    def clocks(self) -> Clocks:
+        """The clocks of events, which stand still while a person is asked."""
+
+    def accepted(self, event: Event, kept: bool) -> None:
+        """Act on a new event that a part has staged: the journal has it, or no room for it."""
+
+    def call_goes_on(self, connection: Connection, frame: Frame) -> None:
+        """Pass on a `tool.call` that a part has not admitted at once. It is asked about it again."""
+
+    def waiting(self, now: float) -> Iterable[Waiting]:
+        """Who waits for what any part has."""
+
+    def held(self, event: Event, since: float | None) -> None:
+        """Tell all parts that a person is asked, or no longer (OfEvents.held)."""
+
+
+#: Makes the parts of a feature: `parts` of its `broker.py`.
+MakeParts = Callable[[Core], Sequence[Part]]

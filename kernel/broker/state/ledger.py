@@ -1,0 +1,191 @@
+"""Turns decisions of the broker into writes of the journal. Pure.
+
+Rules.
+- An accepted event is one record. Its end removes the record, unless the answer must still be delivered.
+- An answer to a waiting turn stays as a record until the event of that turn has ended: another process may run the turn
+  again, and then it asks again.
+- An answer to a client is kept beside its ended id for a while (journal/tables.py), because clients do not report
+  that they have read it.
+- A dead letter stays as a record until a person drops it or sends it again.
+- Leases and open calls are not written: their holders name them in `hello`.
+
+Source: docs/design/delivery.md section 1.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Raw
+
+from goondan.kernel.broker.state import records
+from goondan.kernel.broker.state.entities import Event, SpawnRecord, State
+from goondan.kernel.broker.state.records import (
+    Accepted,
+    Deadline,
+    DropAnswer,
+    EpochsReserved,
+    Finished,
+    InstanceSpawned,
+    Item,
+    Put,
+    Retire,
+    Write,
+)
+from goondan.schemas.wire.frames import Blob
+
+#: How many epochs are reserved with one write, so that a new epoch seldom needs a write.
+EPOCH_BLOCK: Final = 1_000_000
+
+
+class Ledger:
+    """Makes the writes of decisions. Times are seconds on the broker's clock (CLOCK_BOOTTIME)."""
+
+    def __init__(self, boot_id: str, booted_at: float) -> None:
+        """`boot_id` names the machine's present boot, which began at `booted_at` (seconds since 1970)."""
+        self.boot_id = boot_id
+        self._booted_at = booted_at
+
+    def accepted(self, event: Event, now: float) -> Item:
+        """A new event."""
+        deadline, content = event.deadline, event.content
+        record = Accepted(
+            agent=event.instance.agent,
+            key=event.instance.key,
+            instance_workdir=event.instance.workdir.path,
+            instance_beneath=event.instance.workdir.beneath,
+            sender=event.sender,
+            from_=content.from_,
+            payload=content.payload,
+            blob=event.blob,
+            files=event.files,
+            source=event.source,
+            reply_to=content.reply_to,
+            chain=content.chain,
+            auth=content.auth,
+            workdir=content.workdir,
+            trace_id=content.trace_id,
+            deadline=None if deadline is None else self.moment(deadline),
+            call_id=event.call_id,
+            asking=None if event.asking is None else event.asking.id,
+            digest=content.digest,
+            at_ms=self._wall_ms(now),
+            root=event.root,
+            session=event.session,
+            asynchronous=event.asynchronous,
+            in_reply_to=event.in_reply_to,
+            parent_span_id=content.parent_span_id,
+            parts=event.parts,
+        )
+        return _put(event, record, refusable=True)
+
+    def attempt(self, event: Event) -> Item:
+        """A delivery has failed."""
+        return _put(event, records.Attempt(event.work.attempts, event.work.position))
+
+    def cancel_wished(self, event: Event) -> Item:
+        """The event was cancelled."""
+        return _put(event, records.CancelWish())
+
+    def finished(
+        self,
+        event: Event,
+        state: State,
+        answer: Raw,
+        blob: Blob | None,
+        cause: str,
+        now: float,
+        follow: Event | None = None,
+    ) -> Item:
+        """The end of an event. It also ends the answers that its turn had asked for. Its own answer may become an
+        event.
+        """
+        ended_ms = self._wall_ms(now)
+        event.work.cause, event.work.ended_ms = cause, ended_ms
+        record = Finished(_end(state), answer, blob, ended_ms, cause)
+        # An answer that comes into the journal with the same batch ends as well.
+        asked_for = [*event.work.answered, *(asked for asked in event.work.requests if asked.ending)]
+        writes: list[Write] = [self._over(asked) for asked in asked_for if asked.end != "dead"]
+        subject = records.event_subject(event.id)
+        waited_for = event.asking is not None and not event.asking.ending
+        if state == "dead" or waited_for:
+            writes.append(Put(subject, records.encode(record)))
+        else:
+            kept = records.encode(record) if event.keeps_answer else None
+            large = None if kept is None or blob is None else (blob.file, blob.size)
+            writes.append(Retire(subject, event.content.digest, state, kept, large))
+        if follow is not None:
+            writes.extend(self.accepted(follow, now).writes)
+        return Item(tuple(writes))
+
+    def dealt_with(self, event: Event, how: str) -> Item:
+        """A person has dealt with a dead letter."""
+        return Item((Retire(records.event_subject(event.id), event.content.digest, how),))
+
+    def answer_arrived(self, event_id: str) -> Item:
+        """A client has read its answer."""
+        return Item((DropAnswer(records.event_subject(event_id)),))
+
+    def spawned(self, record: SpawnRecord) -> Item:
+        """An instance was spawned, or is forgotten."""
+        subject = records.instance_subject(record.agent, record.key)
+        if record.gone:
+            return Item((Retire(subject),))
+        owner = record.owner_agent, record.owner_key
+        written = InstanceSpawned(record.agent, record.key, *owner, record.created, record.cwd, record.beneath)
+        return Item((Retire(subject), Put(subject, records.encode(written))))
+
+    def tombstone(self, agent: str, key: str, keep_workdir: bool) -> Item:
+        """An instance is to be deleted."""
+        record = records.InstanceDeleted(agent, key, keep_workdir)
+        subject = records.deleted_subject(agent, key)
+        return Item((Retire(subject), Put(subject, records.encode(record))))
+
+    def buried(self, agent: str, key: str, *, gone: bool) -> Item:
+        """An instance was deleted, or could not be. A deletion is remembered as long as the id of an event."""
+        subject = records.deleted_subject(agent, key)
+        return Item((Retire(subject, b"", "deleted") if gone else Retire(subject),))
+
+    def answer_unwanted(self, event: Event) -> Item:
+        """The asker of the event, which did not wait for the answer, is gone."""
+        return _put(event, records.AnswerUnwanted())
+
+    def awaited_no_more(self, event: Event) -> Item:
+        """The turn that sent the request does not wait for its answer any more."""
+        return _put(event, records.AnswerAwaitedNoMore())
+
+    def deadline_moved(self, event: Event, deadline: float) -> Item:
+        """The event has another deadline."""
+        return _put(event, records.DeadlineMoved(self.moment(deadline)))
+
+    def moment(self, at: float) -> Deadline:
+        """A moment of the broker's clock, in the form that is written."""
+        return Deadline(self.boot_id, at, self._booted_at + at)
+
+    def on_clock(self, moment: Deadline) -> float:
+        """A written moment, on the broker's clock."""
+        return moment.on_clock(self.boot_id, self._booted_at)
+
+    def boot_ms(self, moment: Deadline) -> int:
+        """The same in milliseconds. 0 for a moment of an earlier boot."""
+        return int(moment.boot_s * 1000) if moment.boot_id == self.boot_id else 0
+
+    def epochs(self, top: int) -> Item:
+        """Epochs up to `top` may be used from now on."""
+        return Item((Retire(records.EPOCHS), Put(records.EPOCHS, records.encode(EpochsReserved(top)))))
+
+    def _over(self, event: Event) -> Retire:
+        return Retire(records.event_subject(event.id), event.content.digest, event.end or event.state)
+
+    def _wall_ms(self, now: float) -> int:
+        return int((self._booted_at + now) * 1000)
+
+
+def _put(event: Event, record: records.Record, *, refusable: bool = False) -> Item:
+    return Item((Put(records.event_subject(event.id), records.encode(record)),), refusable)
+
+
+def _end(state: State) -> records.End:
+    if state in ("done", "failed", "expired", "dead", "cancelled"):
+        return state
+    raise AssertionError(f"{state} is no end")
