@@ -13,7 +13,7 @@ import pytest
 #: In a namespace of its own: fills the disk with new events, then with a file, and ends the events all the same.
 ENDING = """
 import os, subprocess, sys, time
-from goondan.kernel.broker.journal import group
+from goondan.kernel.broker.journal import committer
 from goondan.kernel.broker.state.records import Item, Put, Retire
 from goondan.kernel.broker.journal.committer import open_store, start
 from goondan.kernel.broker.__main__ import _assemble
@@ -21,7 +21,7 @@ from tests.process.bare_broker import plan
 
 folder, durability = sys.argv[1:3]
 if sys.argv[3:]:
-    group.FULL_RETRY_S = float(sys.argv[3])
+    committer.FULL_RETRY_S = float(sys.argv[3])
 subprocess.run(["mount", "-t", "tmpfs", "-o", "size=20m", "none", folder], check=True)
 store = open_store(folder, durability)
 journal = start(store, folder)

@@ -50,7 +50,6 @@ from goondan.kernel.broker.journal.redo import (
     record_checksum,
     told,
 )
-from goondan.kernel.broker.journal.salvage import code_of, corrupt, is_busy, is_full, name_of, start_error
 from goondan.kernel.broker.journal.tables import (
     APPLICATION_ID,
     FORMAT,
@@ -61,10 +60,16 @@ from goondan.kernel.broker.journal.tables import (
     SELECT_META,
     Meta,
     NewRows,
+    code_of,
+    corrupt,
     ended_checksum,
+    is_busy,
+    is_full,
     is_key,
     is_right,
+    name_of,
     purge,
+    start_error,
 )
 from goondan.kernel.broker.state.records import DiskFull, Ended, JournalFailed, Retire, Row, Write
 from goondan.schemas.wire.errors import fail

@@ -1,4 +1,4 @@
-"""The tables of the journal's file: checksums, the row of `meta`, the rows that writes leave, and how long rows stay.
+"""The tables of the journal's file: checksums, `meta`, the rows that writes leave, how long rows stay, and errors of SQLite.
 
 store.py says what the tables are for. A record whose subject is retired by a later write of the same transaction is not
 written at all. Under load this is true of most records.
@@ -15,6 +15,7 @@ from typing import Final
 
 from goondan.kernel.broker.journal.redo import RedoEntry, record_checksum
 from goondan.kernel.broker.state.records import DropAnswer, Put, Retire
+from goondan.schemas.wire.errors import GoondanError, fail
 
 #: Format of the file. Every other one is refused. 2: a record of a feature has the name of the feature in it.
 FORMAT: Final = 2
@@ -242,3 +243,44 @@ def _used_bytes(db: sqlite3.Connection) -> int:
         int(db.execute(f"PRAGMA {name}").fetchone()[0]) for name in ("page_size", "page_count", "freelist_count")
     )
     return size * (pages - free)
+
+
+#: Damages that one error names.
+MAX_NAMED: Final = 5
+
+
+def code_of(error: Exception) -> int:
+    """SQLite's primary result code."""
+    return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
+
+
+def is_full(error: Exception) -> bool:
+    """Whether the disk had no room."""
+    # SQLite's shared memory beside the WAL is a file as well, and has an error of its own when it cannot grow.
+    extended = getattr(error, "sqlite_errorcode", 0)
+    return code_of(error) == sqlite3.SQLITE_FULL or extended == sqlite3.SQLITE_IOERR_SHMSIZE
+
+
+def is_busy(error: Exception) -> bool:
+    """Whether another program has the file."""
+    return code_of(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+
+
+def name_of(error: sqlite3.Error) -> str:
+    """SQLite's name for it."""
+    return str(getattr(error, "sqlite_errorname", "") or type(error).__name__)
+
+
+def corrupt(path: str, damage: list[str]) -> GoondanError:
+    """The error that names the first damages of a file."""
+    more = f", and {len(damage) - MAX_NAMED} more" if len(damage) > MAX_NAMED else ""
+    return fail("E_JOURNAL_CORRUPT", f"{path}: {'; '.join(damage[:MAX_NAMED])}{more}")
+
+
+def start_error(path: str, error: sqlite3.Error) -> GoondanError:
+    """Why the file cannot be opened."""
+    if is_full(error):
+        return fail("E_DISK_FULL", f"{path}: there is no room on the disk to open the journal")
+    if is_busy(error):
+        return fail("E_STATE", f"{path} is in use by another program")
+    return fail("E_STATE", f"{path}: {error}")
