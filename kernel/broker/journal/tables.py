@@ -1,4 +1,4 @@
-"""The tables of the journal's file: checksums, `meta`, the rows that writes leave and how long they stay, SQLite's errors.
+"""The tables of the journal's file: checksums, rows that writes leave, how long rows stay, and errors of SQLite.
 
 store.py says what the tables are for. A record whose subject is retired by a later write of the same transaction is not
 written at all. Under load this is true of most records.
