@@ -32,7 +32,7 @@ from goondan.features.changesets.wire import (
     WhichChangesets,
     decode_to_broker,
 )
-from goondan.kernel.broker.state.bus import Bus, Core, RETRY_AFTER_MS, RETURN_S
+from goondan.kernel.broker.state.bus import RETRY_AFTER_MS, RETURN_S, Bus, Core
 from goondan.kernel.broker.state.entities import AGENTS, Connection
 from goondan.kernel.broker.state.parts import LISTS_BYTES, Part, Take
 from goondan.schemas.bundle.address import is_name

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from goondan.kernel.broker.state import records
-from goondan.kernel.broker.state.bus import Bus, Core, MAX_ID, REQUEUED_SUFFIX, RETRY_AFTER_MS
+from goondan.kernel.broker.state.bus import MAX_ID, REQUEUED_SUFFIX, RETRY_AFTER_MS, Bus, Core
 from goondan.kernel.broker.state.entities import Connection, Event
 from goondan.kernel.broker.state.mailbox import content_of
 from goondan.kernel.broker.state.parts import Op, Part, fitting

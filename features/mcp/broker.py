@@ -22,9 +22,9 @@ from typing import Final, Literal
 from msgspec import Raw, Struct
 
 import goondan.features.mcp.wire  # noqa: F401 # the codes of its errors
-from goondan.kernel.broker.state.bus import Bus, Core, RETRY_AFTER_MS, RETURN_S
-from goondan.kernel.broker.state.entities import AGENTS, Connection, Instance, TOOLS
-from goondan.kernel.broker.state.parts import LISTS_BYTES, OfHosts, Part, SHORT_BYTES, Take
+from goondan.kernel.broker.state.bus import RETRY_AFTER_MS, RETURN_S, Bus, Core
+from goondan.kernel.broker.state.entities import AGENTS, TOOLS, Connection, Instance
+from goondan.kernel.broker.state.parts import LISTS_BYTES, SHORT_BYTES, OfHosts, Part, Take
 from goondan.kernel.broker.state.workdirs import check_opened
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import from_raw, to_raw

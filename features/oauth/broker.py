@@ -40,8 +40,8 @@ from goondan.features.oauth.wire import (
     is_scope,
     is_subject,
 )
-from goondan.kernel.broker.state.bus import Bus, Core, MAX_ID, RETRY_AFTER_MS, RETURN_S
-from goondan.kernel.broker.state.entities import AGENTS, CONTROL, Connection, Event, TOOLS
+from goondan.kernel.broker.state.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus, Core
+from goondan.kernel.broker.state.entities import AGENTS, CONTROL, TOOLS, Connection, Event
 from goondan.kernel.broker.state.parts import LISTS_BYTES, Op, Part, Take
 from goondan.kernel.broker.state.presence import agent_address
 from goondan.schemas.bundle.launch import KernelPlan

@@ -29,7 +29,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from goondan.kernel.broker.state.bus import Bus, Core, MAX_ID, RETRY_AFTER_MS, RETURN_S
+from goondan.kernel.broker.state.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus, Core
 from goondan.kernel.broker.state.entities import AGENTS, Connection, Event
 from goondan.kernel.broker.state.parts import LISTS_BYTES, OfEvents, Op, Part, Record, Take
 from goondan.kernel.broker.state.records import Item, Put, Retire, encode

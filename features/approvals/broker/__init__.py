@@ -44,9 +44,9 @@ from goondan.features.approvals.wire import (
 )
 from goondan.kernel.broker.routing.acting import outer_call
 from goondan.kernel.broker.routing.calls import refuse_call
-from goondan.kernel.broker.state.bus import Core, MAX_ID
+from goondan.kernel.broker.state.bus import MAX_ID, Core
 from goondan.kernel.broker.state.entities import AGENTS, Call, Connection, Event
-from goondan.kernel.broker.state.parts import OfCalls, Part, SHORT_BYTES, Take, UTF8_BYTES
+from goondan.kernel.broker.state.parts import SHORT_BYTES, UTF8_BYTES, OfCalls, Part, Take
 from goondan.kernel.broker.state.workdirs import Workdir
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import encode_value, to_raw

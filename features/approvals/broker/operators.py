@@ -20,9 +20,9 @@ from goondan.features.approvals.wire import (
     ApprovalDecision,
     ApprovalItem,
 )
-from goondan.kernel.broker.state.bus import Bus, RETRY_AFTER_MS
+from goondan.kernel.broker.state.bus import RETRY_AFTER_MS, Bus
 from goondan.kernel.broker.state.entities import Connection, Event
-from goondan.kernel.broker.state.parts import LISTS_BYTES, LIST_BYTES, Op, Part, UTF8_BYTES, Waiting, fitting
+from goondan.kernel.broker.state.parts import LIST_BYTES, LISTS_BYTES, UTF8_BYTES, Op, Part, Waiting, fitting
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import Frame

@@ -45,9 +45,9 @@ from goondan.features.budgets.wire import (
     BudgetReserve,
     BudgetSettle,
 )
-from goondan.kernel.broker.state.bus import Bus, Core, MAX_ID, RETRY_AFTER_MS
+from goondan.kernel.broker.state.bus import MAX_ID, RETRY_AFTER_MS, Bus, Core
 from goondan.kernel.broker.state.entities import AGENTS, Actor, Call, Connection, Event
-from goondan.kernel.broker.state.parts import OfCalls, OfEvents, Op, Part, Record, SHORT_BYTES, Take, Waiting, fitting
+from goondan.kernel.broker.state.parts import SHORT_BYTES, OfCalls, OfEvents, Op, Part, Record, Take, Waiting, fitting
 from goondan.kernel.broker.state.records import Item
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import from_raw, to_raw

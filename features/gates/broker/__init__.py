@@ -31,9 +31,9 @@ from goondan.features.gates.wire import (
     PermitOver,
     PlaceInLine,
 )
-from goondan.kernel.broker.state.bus import Bus, Core, RETRY_AFTER_MS
+from goondan.kernel.broker.state.bus import RETRY_AFTER_MS, Bus, Core
 from goondan.kernel.broker.state.entities import AGENTS, Connection, Event
-from goondan.kernel.broker.state.parts import LIST_BYTES, Op, Part, SHORT_BYTES, Take, Waiting, fitting
+from goondan.kernel.broker.state.parts import LIST_BYTES, SHORT_BYTES, Op, Part, Take, Waiting, fitting
 from goondan.schemas.bundle.launch import KernelPlan, ModelSpec
 from goondan.schemas.models.model_providers import BY_NAME, ModelLimits
 from goondan.schemas.text.times import age

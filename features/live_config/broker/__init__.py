@@ -53,7 +53,7 @@ from goondan.features.live_config.wire import (
     ConfigOutcome,
     ConfigProposal,
 )
-from goondan.kernel.broker.state.bus import Bus, Core, RETRY_AFTER_MS
+from goondan.kernel.broker.state.bus import RETRY_AFTER_MS, Bus, Core
 from goondan.kernel.broker.state.entities import AGENTS, Connection
 from goondan.kernel.broker.state.parts import LISTS_BYTES, OfInstances, Op, Part, Record, Take, fitting
 from goondan.schemas.bundle.address import is_instance_key

@@ -13,8 +13,8 @@ from goondan.features.mcp.broker import parts as of_servers
 from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.routing.deletions import Moved
 from goondan.kernel.broker.routing.router import Router
-from goondan.kernel.broker.state.bus import Bus, RETURN_S
-from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, CONTROL, Spawned, TOOLS
+from goondan.kernel.broker.state.bus import RETURN_S, Bus
+from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, CONTROL, TOOLS, Spawned
 from goondan.kernel.broker.state.ledger import Ledger
 from goondan.kernel.broker.state.mailbox import Epochs
 from goondan.kernel.broker.state.workdirs import Beneath, Workdir

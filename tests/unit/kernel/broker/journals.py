@@ -8,7 +8,7 @@ from pathlib import Path
 
 from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.journal.redo import REDO_SUFFIX
-from goondan.kernel.broker.journal.store import Durability, JOURNAL_FILE, JournalStore
+from goondan.kernel.broker.journal.store import JOURNAL_FILE, Durability, JournalStore
 from goondan.kernel.broker.state.records import Ended, Item, Row
 
 #: Batches after which what was promised is brought into the tables. A life is some hundred.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from goondan.kernel.broker.routing import directory
-from goondan.kernel.broker.state.entities import AGENTS, CONTROL, Connection, TOOLS
+from goondan.kernel.broker.state.entities import AGENTS, CONTROL, TOOLS, Connection
 from goondan.kernel.broker.state.workdirs import Beneath, Workdir, check_opened, shared
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.control import Exited, Principal, Ready, SpawnFailed

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.kernel.broker.routing.router import Router
-from goondan.kernel.broker.state.blobs import HeldBlobs, MAX_CALL_BYTES, MAX_SENT_BYTES, check
+from goondan.kernel.broker.state.blobs import MAX_CALL_BYTES, MAX_SENT_BYTES, HeldBlobs, check
 from goondan.kernel.broker.state.bus import Bus
 from goondan.kernel.broker.state.entities import AGENTS, CLIENTS
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, MAX_REQUEST_BYTES

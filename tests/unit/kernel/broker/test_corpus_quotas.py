@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.broker.state.entities import AGENTS, CLASSES, Connection, TOOLS
+from goondan.kernel.broker.state.entities import AGENTS, CLASSES, TOOLS, Connection
 from goondan.kernel.broker.state.mailbox import MAX_ATTEMPTS, MAX_EPOCH, MAX_LATE
 from goondan.kernel.broker.state.records import event_subject
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw

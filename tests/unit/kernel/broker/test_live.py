@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from goondan.kernel.broker.routing.live import MAX_LIVE_BYTES
 from goondan.kernel.broker.state.bus import Lossy
-from goondan.kernel.broker.state.entities import Allowance, CLIENTS, LIVE_BURST, LIVE_PER_S
+from goondan.kernel.broker.state.entities import CLIENTS, LIVE_BURST, LIVE_PER_S, Allowance
 from goondan.schemas.wire.codec import decode, encode, to_raw
 from goondan.schemas.wire.frames import Frame
 from goondan.schemas.wire.runtime_events import RuntimeEvent

@@ -10,6 +10,7 @@ from msgspec import Raw
 from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.state.entities import (
     ANSWER_ROOM,
+    TOOLS,
     Connection,
     Content,
     Event,
@@ -17,18 +18,17 @@ from goondan.kernel.broker.state.entities import (
     Spawned,
     Standing,
     State,
-    TOOLS,
 )
 from goondan.kernel.broker.state.mailbox import (
-    Epochs,
     LEASE_S,
     MAX_DEAD,
     MAX_DEAD_BYTES,
     MAX_TURN_ANSWERS,
+    Epochs,
     Mailbox,
     Quotas,
 )
-from goondan.kernel.broker.state.shares import Claim, KEPT_PART, Pool
+from goondan.kernel.broker.state.shares import KEPT_PART, Claim, Pool
 from goondan.kernel.broker.state.workdirs import Workdir
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import NO_PAYLOAD, Blob, FilePart, ReplyTo, Source

@@ -9,7 +9,7 @@ import pytest
 from goondan.kernel.broker.routing.intake import MAX_NESTED_BYTES
 from goondan.kernel.broker.routing.processes import MAX_STARTING, STARTING_S
 from goondan.kernel.broker.state.bus import RETRY_AFTER_MS
-from goondan.kernel.broker.state.entities import CLIENTS, Connection, REFUSED_AT_ONCE, REFUSED_S, TOOLS
+from goondan.kernel.broker.state.entities import CLIENTS, REFUSED_AT_ONCE, REFUSED_S, TOOLS, Connection
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, Frame, Hello, ReplyTo
 from goondan.schemas.wire.tokens import Claims, mint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.kernel.broker.state.entities import AGENTS, Event, TOOLS
+from goondan.kernel.broker.state.entities import AGENTS, TOOLS, Event
 from goondan.schemas.wire.codec import decode, encode, to_raw
 from goondan.schemas.wire.frames import Frame
 from tests.unit.kernel.broker.swarm import TOOL

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from goondan.kernel.broker.state.shares import (
-    Claim,
     LENT_BY_ROOT,
     LENT_SPARE,
+    Claim,
     Loans,
     Places,
     Pool,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from goondan.kernel.broker.state.entities import CLIENTS, Connection, TOOLS
+from goondan.kernel.broker.state.entities import CLIENTS, TOOLS, Connection
 from goondan.schemas.wire.codec import encode, to_raw
 from goondan.schemas.wire.frames import TOOL_COMPLETED, AgentEvent, Frame
 from goondan.schemas.wire.spans import call_span, is_trace_id

@@ -17,9 +17,9 @@ import pytest
 from goondan.kernel.broker.journal import committer as committer_module
 from goondan.kernel.broker.journal import tables as retention
 from goondan.kernel.broker.journal.committer import RESERVE_FILE, WITNESS_FILE, boot_id, open_store, start
-from goondan.kernel.broker.journal.files import MarkFile, RESERVE_BYTES
+from goondan.kernel.broker.journal.files import RESERVE_BYTES, MarkFile
 from goondan.kernel.broker.journal.redo import REDO_SUFFIX
-from goondan.kernel.broker.journal.store import Durability, JOURNAL_FILE, JournalStore, SUSPICION_SUFFIX
+from goondan.kernel.broker.journal.store import JOURNAL_FILE, SUSPICION_SUFFIX, Durability, JournalStore
 from goondan.kernel.broker.state.records import Item, Put, Retire
 from goondan.schemas.wire.errors import GoondanError
 

@@ -21,7 +21,7 @@ import pytest
 from goondan.kernel.broker.assemble import assemble
 from goondan.kernel.broker.journal.committer import GroupWriter
 from goondan.kernel.broker.journal.files import RELEASE_BYTES, RESERVE_BYTES, Reserve
-from goondan.kernel.broker.journal.store import JournalStore, SUSPICION_SUFFIX
+from goondan.kernel.broker.journal.store import SUSPICION_SUFFIX, JournalStore
 from goondan.kernel.broker.routing.router import Router
 from goondan.kernel.broker.state.records import DiskFull, Item, JournalFailed, Put, Retire
 from goondan.schemas.wire.errors import GoondanError

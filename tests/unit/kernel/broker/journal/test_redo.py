@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.kernel.broker.journal.committer import FOLD_ITEMS, GroupWriter, InlineJournal, MAX_UNFOLDED_ITEMS
+from goondan.kernel.broker.journal.committer import FOLD_ITEMS, MAX_UNFOLDED_ITEMS, GroupWriter, InlineJournal
 from goondan.kernel.broker.journal.files import Reserve
 from goondan.kernel.broker.journal.redo import KEPT_BYTES, REDO_SUFFIX, RedoEntry, RedoFile
-from goondan.kernel.broker.journal.store import Durability, JOURNAL_FILE, JournalStore
+from goondan.kernel.broker.journal.store import JOURNAL_FILE, Durability, JournalStore
 from goondan.kernel.broker.state.records import DiskFull, DropAnswer, Ended, Item, Put, Retire, Row, Write
 from goondan.schemas.wire.errors import GoondanError
 
