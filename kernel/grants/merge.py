@@ -140,8 +140,8 @@ def beyond(part: Part, base: SandboxSpec) -> list[Excess]:
     for name, value in part.limits.items():
         if value > getattr(base.limits, name):
             found.append(Excess(("limits", spelled[name]), f"{value} instead of {getattr(base.limits, name)}"))
-    if part.min_tier == "reduced" and base.min_tier == "full":
-        found.append(Excess(("minTier",), "reduced instead of full"))
+    if part.min_tier is not None and is_weaker(part.min_tier, base.min_tier):
+        found.append(Excess(("minTier",), f"{part.min_tier} instead of {base.min_tier}"))
     return found
 
 

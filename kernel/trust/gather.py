@@ -41,6 +41,7 @@ from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.models.origins import is_open, origin_of
 from goondan.schemas.worker import hosts
 from goondan.schemas.worker.grantable import within
+from goondan.schemas.worker.receipts import STRONGEST
 
 
 def powers_of(
@@ -197,7 +198,7 @@ def _network(tool: CheckedTool, sandbox: SandboxSpec) -> Iterable[Power]:
 
 def _settings(tool: CheckedTool, sandbox: SandboxSpec) -> Iterable[Power]:
     whose = f"Tool/{tool.name}"
-    if sandbox.min_tier != "full":
+    if sandbox.min_tier != STRONGEST:
         yield Setting(whose, "minTier", sandbox.min_tier)
     for name, key in zip(Limits.__struct_fields__, Limits.__struct_encode_fields__, strict=True):
         value = getattr(sandbox.limits, name)
