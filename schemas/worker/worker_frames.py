@@ -10,7 +10,7 @@ Source: docs/design/sandbox.md section 5.
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
 # every program that starts.
 
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from msgspec import Raw, Struct, field
 
@@ -318,5 +318,3 @@ class Ended(Struct, frozen=True, tag="ended", omit_defaults=True):
 
 
 WorkerFrame = Ready | LoadFailed | Result | Log | Progress | Ask | Listed | News | LoginNeeded | Forked | Ended
-AnyFrame = HostFrame | WorkerFrame
-Payload = Any

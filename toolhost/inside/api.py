@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
-    from .running import Running, ToolCalls
+    from .running import AskTools, Running
 
 #: Two progress reports of a call are at least this far apart (seconds).
 PROGRESS_S = 0.05
@@ -269,7 +269,7 @@ class ToolContext(_ReadOnly):
         return None if ask is None else Runtime(ask)
 
     @property
-    def tools(self) -> ToolCalls | None:
+    def tools(self) -> AskTools | None:
         """The tools of the agent that makes this call; None unless the tool was granted `permissions: [tools]`, which
         is for the bundled tool of code mode.
         """

@@ -29,11 +29,10 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any, Protocol
 
-    class ToolCalls(Protocol):
-        """`ctx.tools`: how a handler has its agent call tools."""
-
-        def send(self, questions: list[tuple[str, Any, Callable[[dict[str, Any]], None]]]) -> None:
-            """Ask for each (`tool` or `tools`, value, who gets the `answer` frame) and return; see Questions.send."""
+    #: Some questions about tools: `tool` or `tools`, the value, and who gets the `answer` frame.
+    Asked = list[tuple[str, Any, Callable[[dict[str, Any]], None]]]
+    #: `ctx.tools`: asks them all and returns; see Questions.send.
+    AskTools = Callable[[Asked], None]
 
     class Serving(Protocol):
         """The worker, as its parts know it: contexts, event loop, questions, printed lines."""
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
         def log(self, level: str, text: str, call_id: str | None) -> None: ...
         def current_call(self) -> str | None: ...
         def asking(self, call: Running) -> Callable[[str, dict[str, Any]], Any] | None: ...
-        def calling(self, call: Running) -> ToolCalls | None: ...
+        def calling(self, call: Running) -> AskTools | None: ...
         def conclude(self, call: Running, produce: Callable[[], Any], *, awaits: bool) -> None: ...
 else:
     from _collections import deque  # without the package around it, which takes 4 ms

@@ -50,10 +50,6 @@ class Questions:
         loop = _running_loop()
         return self._block(number, body) if loop is None else self._future(number, body, loop)
 
-    def tool_calls(self, call: Running) -> CallsOfTools:
-        """The calls of tools that this call asks for."""
-        return CallsOfTools(self, call)
-
     def send(self, call: Running, questions: list[tuple[str, Any, Callable[[dict[str, Any]], None]]]) -> None:
         """Ask each (operation, value, who gets the `answer` frame) and return. All of them are written together.
 
@@ -127,18 +123,6 @@ class Questions:
         self._waiting[number] = handle
         self._worker.send(body)
         return future
-
-
-class CallsOfTools:
-    """The questions of one call through `ctx.tools` (running.ToolCalls)."""
-
-    def __init__(self, questions: Questions, call: Running) -> None:
-        self._questions = questions
-        self._call = call
-
-    def send(self, questions: list[tuple[str, Any, Callable[[dict[str, Any]], None]]]) -> None:
-        """Ask for each (`tool` or `tools`, value, who gets the answer); see Questions.send."""
-        self._questions.send(self._call, questions)
 
 
 def _checked(name: str, value: Any) -> Any:

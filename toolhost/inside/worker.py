@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn
 
     from .aio import AsyncCalls
-    from .running import ToolCalls
+    from .running import AskTools
     from .runtime import Questions
 else:
     from _collections import deque  # without the package around it, which takes 4 ms
@@ -271,9 +271,9 @@ class Worker:
             return None
         return lambda op, fields: self._asked().ask(call, op, fields)
 
-    def calling(self, call: Running) -> ToolCalls | None:
+    def calling(self, call: Running) -> AskTools | None:
         """How the call has its agent call tools; None when its tool has no permission to."""
-        return self._asked().tool_calls(call) if "tools" in self.permissions else None
+        return (lambda asked: self._asked().send(call, asked)) if "tools" in self.permissions else None
 
     def _asked(self) -> Questions:
         """What handlers ask through `ctx.runtime`; made when the first one does."""

@@ -48,14 +48,10 @@ from goondan.toolhost.traffic.rules import Layout
 
 # --- Landlock ---------------------------------------------------------------------------------------------------------
 
-#: The newest version of the interface that we use; a newer Linux kernel has all of it.
-NEWEST_ABI: Final = 6
-
 _EXECUTE: Final = 1 << 0
 _WRITE_FILE: Final = 1 << 1
 _READ_FILE: Final = 1 << 2
 _READ_DIR: Final = 1 << 3
-_REFER: Final = 1 << 13
 _TRUNCATE: Final = 1 << 14
 _IOCTL_DEV: Final = 1 << 15
 _MAKE_DEVICES: Final = 1 << 6 | 1 << 11

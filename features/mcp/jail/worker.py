@@ -15,9 +15,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import mcp_types as types
 import msgspec
@@ -72,6 +72,7 @@ NEWS_PER_S: Final = 5
 LEAVE_S: Final = 5.0
 #: How long the last frames may take to be written (seconds).
 DRAIN_S: Final = 2.0
+T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(HostFrame).decode
 _plain = msgspec.msgpack.Decoder().decode
@@ -311,23 +312,24 @@ class Worker:
     async def elicit(self, params: types.ElicitRequestParams) -> types.ElicitResult | types.ErrorData:
         """The server asks a person."""
         assert self._calls is not None
-        try:
-            return await self._calls.elicit(params)
-        except Failure as failure:
-            return types.ErrorData(code=types.INVALID_REQUEST, message=str(failure))
+        return await _or_refused(self._calls.elicit(params))
 
     async def sample(self, params: types.CreateMessageRequestParams) -> types.CreateMessageResult | types.ErrorData:
         """The server asks a model."""
         assert self._calls is not None
-        try:
-            return await self._calls.sample(params)
-        except Failure as failure:
-            return types.ErrorData(code=types.INVALID_REQUEST, message=str(failure))
+        return await _or_refused(self._calls.sample(params))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _or_refused(answer: Awaitable[T]) -> T | types.ErrorData:
+    try:
+        return await answer
+    except Failure as failure:
+        return types.ErrorData(code=types.INVALID_REQUEST, message=str(failure))
 
 
 class _Loggers(logging.Handler):

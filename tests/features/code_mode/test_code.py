@@ -39,7 +39,7 @@ class Host:
         self._open = 0
         self._lock = threading.Lock()
 
-    def send(self, questions: list[Question]) -> None:
+    def __call__(self, questions: list[Question]) -> None:
         with self._lock:
             self.batches.append(len(questions))
             self.asked += [(op, value) for op, value, _ in questions]
@@ -182,10 +182,10 @@ def test_a_script_that_leaves_with_zero_has_not_failed() -> None:
 
 def test_what_cannot_be_sent_fails_that_call_alone() -> None:
     class Picky(Host):
-        def send(self, questions: list[Question]) -> None:
+        def __call__(self, questions: list[Question]) -> None:
             if any(value["args"].get("bad") for _, value, _ in questions):
                 raise TypeError("the arguments: not JSON")
-            super().send(questions)
+            super().__call__(questions)
 
     host = Picky()
     out = run(
@@ -198,7 +198,7 @@ def test_what_cannot_be_sent_fails_that_call_alone() -> None:
 
 def test_when_the_call_is_over_nothing_is_asked_any_more() -> None:
     class Ended(Host):
-        def send(self, questions: list[Question]) -> None:
+        def __call__(self, questions: list[Question]) -> None:
             raise AgentError("the call has ended", code="E_CALL_ENDED")
 
     assert "E_CALL_ENDED" in str(fails("tools.a__b()", Ended()))

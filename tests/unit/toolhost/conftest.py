@@ -13,7 +13,7 @@ PACKAGES = {
     "goondan_tool": ("goondan.toolhost.inside", ("api", "running", "processes", "sandbox")),
     "goondan_base": (
         "goondan.toolhost.base.goondan_base",
-        ("arguments", "reasons", "shell", "redaction", "fetch", "saving", "bot_api"),
+        ("arguments", "reasons", "shell", "redaction", "fetch", "bot_api"),
     ),
 }
 

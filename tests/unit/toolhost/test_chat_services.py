@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.plan import tool_spec
-from goondan.toolhost.base.goondan_base import bot_api, saving
+from goondan.toolhost.base.goondan_base import bot_api
 from goondan.toolhost.base.goondan_base.arguments import InvalidInput
 from goondan.toolhost.base.goondan_base.bot_api import Bot
 from goondan.toolhost.base.slack import slack
@@ -265,13 +265,13 @@ def test_places_outside_of_the_workdir(tmp_path: Path) -> None:
     (workdir / "loop").symlink_to("loop")
     for path in ("../x", "/etc/x", "a/../../x", "out/x", "file", str(tmp_path / "work2" / "x"), "/"):
         with pytest.raises(ToolError) as caught:
-            saving.place(context(str(workdir)), "savePath", path)
+            bot_api.place(context(str(workdir)), "savePath", path)
         assert caught.value.code == "E_SANDBOX_DENIED", path
     with pytest.raises(InvalidInput, match="null bytes"):
-        saving.place(context(str(workdir)), "savePath", "a\0b")
+        bot_api.place(context(str(workdir)), "savePath", "a\0b")
     for path in ("x", "a/./b/../c", str(workdir / "x"), 'it\'s "quoted"', "한글"):
-        where = saving.place(context(str(workdir)), "savePath", path)
-        assert Path(saving.save(where, b"1")).read_bytes() == b"1"
+        where = bot_api.place(context(str(workdir)), "savePath", path)
+        assert Path(bot_api.save(where, b"1")).read_bytes() == b"1"
     assert not (tmp_path / "target").exists()
 
 
@@ -280,10 +280,10 @@ def test_places_that_are_no_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"old")
     for path, code in (("folder", "EISDIR"), (".", "EISDIR"), ("new/", "EISDIR"), ("file/x", "ENOTDIR")):
         with pytest.raises(ToolError) as caught:
-            saving.save(saving.place(context(str(tmp_path)), "savePath", path), b"1")
+            bot_api.save(bot_api.place(context(str(tmp_path)), "savePath", path), b"1")
         assert caught.value.code in (code, "EEXIST"), path
     with pytest.raises(ToolError) as caught:
-        saving.save(saving.place(context(str(tmp_path)), "savePath", "n" * 300), b"1")
+        bot_api.save(bot_api.place(context(str(tmp_path)), "savePath", "n" * 300), b"1")
     assert caught.value.code == "ENAMETOOLONG"
     assert (tmp_path / "file").read_bytes() == b"old"
     assert not list(tmp_path.rglob("*.part"))

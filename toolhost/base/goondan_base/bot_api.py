@@ -8,6 +8,8 @@ Rules.
 - Errors are worded `[service] method failed: …` (the service has refused) or `[service] method request failed: …`
   (there was no answer). They have no code of their own, so that the host can set E_SANDBOX_DENIED when the sandbox was
   the reason.
+- A download is saved in the workdir: whole or not at all, and nowhere else. A jail can also write to private memory. A
+  file there would be lost with the jail, so that is refused too.
 
 Source: docs/design/tools.md section 9; requirements TELEGRAM-02 to -04, -18 to -21, SLACK-02 to -04, -20 to -23;
 recorded parity.
@@ -19,7 +21,7 @@ import posix
 
 from goondan_tool import ToolContext, ToolError
 
-from .arguments import WHITE_SPACE, InvalidInput, as_text, flag, number, string, strings
+from .arguments import WHITE_SPACE, InvalidInput, absolute, as_text, flag, number, string, strings
 from .redaction import Redactor
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
@@ -214,8 +216,6 @@ class Wanted:
         given = trimmed(string(input, name, ""))
         self._place: tuple[str, str] | None = None
         if given is not None:
-            from .saving import place
-
             self._place = place(ctx, name, given)
 
     def shaped(self, file: File) -> dict[str, Any]:
@@ -236,8 +236,6 @@ class Wanted:
             data_url = prefix + encoded if both else None
         saved = None
         if self._place is not None:
-            from .saving import save
-
             saved = save(self._place, file.data)
         return {"sizeBytes": len(file.data), "savedPath": saved, "base64": encoded, "dataUrl": data_url}
 
@@ -249,6 +247,71 @@ class Wanted:
                 code="E_TOOL_LIMIT",
                 suggestion="Save it with savePath and includeBase64: false, or leave one out: includeDataUrl: false.",
             )
+
+
+# --- the place of a download ------------------------------------------------------------------------------------------
+
+#: The length of the random name under which a file is first written (bytes). So it meets no file of another call.
+NAME_BYTES = 8
+
+
+def place(ctx: ToolContext, name: str, given: str) -> tuple[str, str]:
+    """The place that the argument `name` says: its absolute path, and the real path without links.
+
+    Raises InvalidInput for null bytes, and ToolError E_SANDBOX_DENIED for a path that leads out of the workdir, also
+    through a link.
+    """
+    from posixpath import realpath
+
+    from goondan_tool.sandbox import within
+
+    if "\0" in given:
+        raise InvalidInput(f"'{name}' must not contain null bytes")
+    path = absolute(ctx.workdir, given)
+    real = realpath(path)
+    if not within(real, realpath(ctx.workdir)):
+        raise ToolError(
+            f"{path} is outside of the workdir, and downloads are saved there only",
+            code="E_SANDBOX_DENIED",
+            suggestion=f"Use a path in the workdir, such as {path.rstrip('/').rpartition('/')[2] or 'download'}.",
+        )
+    return path, real
+
+
+def save(where: tuple[str, str], data: bytes) -> str:
+    """Write the file, and return its path. It replaces an existing file. Missing folders are made.
+
+    Raises ToolError with the name of the system's error as its code.
+    """
+    import os
+    from errno import EIO, EISDIR
+
+    from .reasons import name_of, reason_of
+
+    path, real = where
+    folder = os.path.dirname(real)
+    part = os.path.join(folder, f".{os.urandom(NAME_BYTES).hex()}.part")
+    operation, at = "mkdir", folder
+    try:
+        os.makedirs(folder, exist_ok=True)
+        operation, at = "open", path
+        if os.path.isdir(real) or path.endswith("/"):
+            raise IsADirectoryError(EISDIR, os.strerror(EISDIR))
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            with open(fd, "wb", buffering=0) as file:
+                rest = memoryview(data)
+                while rest:
+                    rest = rest[file.write(rest) or 0 :]
+            os.replace(part, real)
+        except BaseException:
+            os.unlink(part)
+            raise
+    except OSError as error:
+        number = error.errno or EIO
+        at = error.filename if operation == "mkdir" and isinstance(error.filename, str) else at
+        raise ToolError(f"{name_of(number)}: {reason_of(number)}, {operation} '{at}'", code=name_of(number)) from None
+    return path
 
 
 # --- arguments and answers ------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from tests.features.mcp.process.test_mcp_login import Server
 from tests.kernel_fixture import Sandbox, sandbox, wait_until
 from tests.process.scripted_model import ScriptedModel, scripted_model
 
+pytestmark = pytest.mark.feature("oauth")
+
 BUNDLE = """\
 apiVersion: goondan.ai/v1
 kind: Model

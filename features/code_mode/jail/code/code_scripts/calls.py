@@ -133,7 +133,7 @@ class Calls:
         if not batch:
             return
         try:
-            self._asking.send([(op, value, self._freeing(take)) for op, value, take in batch])
+            self._asking([(op, value, self._freeing(take)) for op, value, take in batch])
         except (ToolError, TypeError) as error:
             if len(batch) > 1:
                 for one in batch:  # only some of them cannot be sent
