@@ -22,6 +22,7 @@ from goondan.agentproc.extensions.pipeline import MiddlewareError
 from goondan.schemas.bundle.address import SEPARATOR, shown_tool_name
 from goondan.schemas.bundle.effective_config import reference_name, tool_of
 from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec, ServerSource, ToolSource
+from goondan.schemas.worker.servers import ALIAS
 
 
 def wanted_extensions(config: Mapping[str, Any], known: Mapping[str, ExtensionSpec]) -> list[ExtensionSpec]:
@@ -154,11 +155,11 @@ def source_of(given: Any, extension: str) -> ToolSource:
     """The source of a tool that `extension` registers: always the extension's own name, and the MCP server
     behind it.
     """
-    if not isinstance(given, Mapping) or given.get("type") != "mcp":
+    if not isinstance(given, Mapping) or given.get("type") != ALIAS:
         return ToolSource("extension", extension)
-    mcp = given.get("mcp")
-    server = mcp.get("serverName") if isinstance(mcp, Mapping) else given.get("server")
-    return ToolSource("mcp", extension, ServerSource(extension, server if isinstance(server, str) else None))
+    named = given.get(ALIAS)
+    server = named.get("serverName") if isinstance(named, Mapping) else given.get("server")
+    return ToolSource(ALIAS, extension, ServerSource(extension, server if isinstance(server, str) else None))
 
 
 def with_known_source(item: Any) -> Any:

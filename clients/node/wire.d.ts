@@ -193,7 +193,7 @@ export interface FilePart {
 /** One frame: the header, and the payload as it travels. */
 export interface Frame {
   /** What it is about (FrameType). */
-  type: "hello" | "welcome" | "ping" | "pong" | "bye" | "event" | "shutdown" | "shutdown_ack" | "ack" | "credit" | "tool.call" | "tool.result" | "tool.progress" | "tool.completed" | "tool.cancel" | "tool.ask" | "tool.answer" | "instance.end" | "agents.spawn" | "agents.list" | "agents.catalog" | "restart" | "config.changed" | "mcp.attach" | "mcp.list" | "mcp.detach" | "mcp.news" | "admin" | "reply" | "runtime.event" | "clock" | "log" | "error" | "approval.ask" | "approval.news" | "changeset.open" | "changeset.commit" | "model.permit" | "model.over" | "model.out" | "model.gate" | "model.line" | "config.propose" | "oauth.token" | "oauth.server" | "oauth.order" | "oauth.granted" | "budget.reserve" | "budget.settle";
+  type: "hello" | "welcome" | "ping" | "pong" | "bye" | "event" | "shutdown" | "shutdown_ack" | "ack" | "credit" | "tool.call" | "tool.result" | "tool.progress" | "tool.completed" | "tool.cancel" | "tool.ask" | "tool.answer" | "instance.end" | "agents.spawn" | "agents.list" | "agents.catalog" | "restart" | "config.changed" | "admin" | "reply" | "runtime.event" | "clock" | "log" | "error" | "approval.ask" | "approval.news" | "changeset.open" | "changeset.commit" | "model.permit" | "model.over" | "model.out" | "model.gate" | "model.line" | "config.propose" | "mcp.attach" | "mcp.list" | "mcp.detach" | "mcp.news" | "oauth.token" | "oauth.server" | "oauth.order" | "oauth.granted" | "budget.reserve" | "budget.settle";
   /** Unique for its sender and incarnation. */
   id?: string;
   /** Version of the protocol. */

@@ -1,6 +1,6 @@
-"""The codes of errors about MCP servers, and how a server is logged in to.
+"""The types of the frames about MCP servers, the codes of errors about them, and how a server is logged in to.
 
-The frames and listings of servers are in schemas/, because sessions of servers are of the core.
+What is in these frames is in schemas/, because sessions of servers are of the core.
 
 Source: docs/errors.md; docs/mcp.md.
 """
@@ -12,7 +12,10 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from goondan.schemas.wire.errors import ASK, ErrorCode, add_codes
+from goondan.schemas.worker.servers import ATTACH, DETACH, LIST, NEWS
 
+#: The types of its frames.
+FRAMES: Final = (ATTACH, LIST, DETACH, NEWS)
 ERRORS: Final = add_codes(
     {
         "E_MCP_CONNECT": ErrorCode(

@@ -37,12 +37,13 @@ class SkillFolders:
 
 
 FOLDERS: Final = SkillFolders()
+_NAME_THEM: Final = "Name where they are: config: {discovery: {skillDirs: [./skills]}}."
 
 
 def skill_dirs(spec: ExtensionSpec, files: Files) -> NamedFolders:
     """The directories that a config names, which fits the extension's schema."""
     said = unseen_skills(spec)
-    warning = None if said is None else ("W_CONFIG_SKILLS", said)
+    warning = None if said is None else ("W_CONFIG_SKILLS", said, _NAME_THEM)
     discovery = _discovery(spec.config)
     named = [path for path in discovery.get("skillDirs") or [] if isinstance(path, str)]
     if not named:

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from goondan.features.skills.wire.skill_text import SKILL_FILE, SkillText, read_skill_text
 from goondan.kernel.bundle.problems import BundleError, Report
 from goondan.kernel.cli import options
 from goondan.kernel.cli.output import emit
 from goondan.kernel.paths import state_root
 from goondan.schemas.bundle.launch import SandboxSpec
 from goondan.schemas.bundle.resources import FilesystemPart, NetworkAllow, SandboxPart
-from goondan.schemas.skills import SKILL_FILE, SkillText, read_skill_text
 from goondan.schemas.system.digests import MAX_PINNED_BYTES, MAX_PINNED_FILES
 from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
-    from goondan.kernel.grants.policy_file import PinnedSkill
+    from goondan.kernel.grants.policy_file import PinnedFolder
 
 
 @click.command(name="skill")
@@ -48,7 +48,7 @@ def skill(
     and what you name here. Another byte in the folder, and it has the defaults again.
     """
     from goondan.kernel.bundle.lookup import Unreadable
-    from goondan.kernel.grants.policy_file import PinnedSkill, pin, write_decisions
+    from goondan.kernel.grants.policy_file import PinnedFolder, pin, write_decisions
 
     named = bool(network or env or read or write)
     if (pins and unpin) or (named and not pins):
@@ -63,7 +63,7 @@ def skill(
     others = [item for item in pinned if item.digest != digest]
     known = next((item for item in pinned if item.digest == digest), None)
     if pins:
-        known = PinnedSkill(os.path.basename(path), digest, _part(network, env, read, write))
+        known = PinnedFolder(os.path.basename(path), digest, _part(network, env, read, write))
         _check(known)
         write_decisions(policy, accepted, [*others, known])
     elif unpin:
@@ -102,7 +102,7 @@ def _read(path: str) -> SkillText:
     return read_skill_text(data.decode("utf-8", "replace"), os.path.basename(path))
 
 
-def _decisions() -> tuple[str, list[Any], list[PinnedSkill]]:
+def _decisions() -> tuple[str, list[Any], list[PinnedFolder]]:
     """The path of the operator's policy, and what `gdn grant` has written there. Raises BundleError."""
     from goondan.kernel.grants.policy_file import POLICY_FILE, read_policies
 
@@ -122,7 +122,7 @@ def _part(network: tuple[str, ...], env: tuple[str, ...], read: tuple[str, ...],
     )
 
 
-def _check(pinned: PinnedSkill) -> None:
+def _check(pinned: PinnedFolder) -> None:
     """Raise GoondanError for what nobody may be given, so that no policy is written that is refused later."""
     from goondan.kernel.bundle.checked import Checked
     from goondan.kernel.bundle.files import BundleFiles
@@ -148,7 +148,7 @@ def _check(pinned: PinnedSkill) -> None:
         raise fail("E_CONFIG_DANGEROUS", f"{fault.path} cannot be granted: {fault.reason}")
 
 
-def _gets(pinned: PinnedSkill | None) -> list[str] | None:
+def _gets(pinned: PinnedFolder | None) -> list[str] | None:
     """What a pin gives, in the words of `gdn grant list`; None without a pin."""
     from goondan.kernel.bundle.files import BundleFiles
     from goondan.kernel.grants.granting import resolve_part

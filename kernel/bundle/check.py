@@ -519,7 +519,8 @@ class Checker:
                     if own is not None:
                         folders.check(own, document, (*at, "config"), self._report)
                     if found.warning is not None:
-                        self._report.warn(*found.warning, document.place(*at))
+                        code, message, hint = found.warning
+                        self._report.warn(code, message, document.place(*at), hint)
                 agent.extensions.append(spec)
                 if server_rules_of(extension.entry, extension.bundled) is not None:
                     given = own if own is not None else extension.resource.spec.config

@@ -60,8 +60,8 @@ class NamedFolders(Struct, frozen=True):
     spec: ExtensionSpec
     #: The existing folders outside of workdirs, as absolute paths. The Tool that the extension brings may read them.
     granted: list[str]
-    #: What is odd about the config, as a code and a sentence; None: nothing.
-    warning: tuple[str, str] | None = None
+    #: What is odd about the config, as a code, a sentence, and what to do about it; None: nothing.
+    warning: tuple[str, str, str] | None = None
 
 
 class FolderRules(Protocol):

@@ -28,7 +28,6 @@ WARNINGS: Final[dict[str, str]] = {
     "W_CONFIG_NOT_STARTED": "Remove the resource, or leave it until the kernel supports it.",
     "W_CONFIG_OPEN_KEY": "Use https, or a tunnel to this machine.",
     "W_CONFIG_SHADOWED": "Give the bundle's own another name, or keep it if replacing is what you want.",
-    "W_CONFIG_SKILLS": "Name where they are: config: {discovery: {skillDirs: [./skills]}}.",
     "W_CONFIG_SKIPPED": "Keep other YAML files out of the bundle's directory, or name the goondan.yaml itself.",
     "W_CONFIG_UNCHECKED": "Install bubblewrap 0.11 or newer, so that modules can be loaded in a jail and checked.",
     "W_CONFIG_UNUSED": "Use it in an Agent or in the Swarm, or remove it.",

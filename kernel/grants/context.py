@@ -46,8 +46,8 @@ def gather(
     return GrantContext(
         rules=rules,
         accepted={item.tool: item.digest for item in read.policy.accepted},
-        skills=[
-            Pin(item.skill, item.digest, item.sandbox, document, ("pinned", number))
+        pinned=[
+            Pin(item.folder, item.digest, item.sandbox, document, ("pinned", number))
             for item, (document, number) in zip(read.policy.pinned, read.pinned_places, strict=True)
         ],
         pins=pins,

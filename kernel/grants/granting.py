@@ -58,10 +58,10 @@ class Rule(Struct, frozen=True):
 
 
 class Pin(Struct, frozen=True):
-    """What a policy gives a skill with a certain content."""
+    """What a policy gives the commands in a folder with a certain content."""
 
-    #: The skill's name, for whoever reads the policy.
-    skill: str
+    #: The folder's name, for whoever reads the policy.
+    folder: str
     #: Its content.
     digest: str
     #: What its commands get in addition.
@@ -90,8 +90,8 @@ class GrantContext(Struct, frozen=True, kw_only=True):
     rules: Sequence[Rule] = ()
     #: The digest that was accepted for each tool, by the tool's id.
     accepted: Mapping[str, str] = {}
-    #: The skills that were pinned.
-    skills: Sequence[Pin] = ()
+    #: The folders that were pinned, by their content.
+    pinned: Sequence[Pin] = ()
     #: The digest of each installed package, by its name. '': the package cannot be pinned.
     pins: Mapping[str, str] = {}
     #: Folders that no tool may write to or around.
@@ -223,12 +223,12 @@ def _check_rules(tools: Mapping[str, CheckedTool], context: GrantContext, files:
 
 def _check_pins(context: GrantContext, files: Files, report: Report) -> None:
     """Report what is pinned and means nothing, or what not even the operator can give."""
-    for pinned in context.skills:
+    for pinned in context.pinned:
         at: Path = (*pinned.at, "sandbox")
         part = pinned.sandbox
         check_sandbox(part, pinned.document, at, files, report)
         if part.isolation is not None:
-            message = "a pin does not change the isolation of commands of skills"
+            message = "a pin does not change the isolation of the commands"
             report.error("E_CONFIG_INVALID_VALUE", message, pinned.document.key(*at, "isolation"), "Remove the field.")
         for fault in dangers(widen(SandboxSpec(), resolve_part(part, files)), context):
             place = pinned.document.place(*at, *fault.field[:2])
@@ -279,7 +279,7 @@ def _narrow_own(agent: CheckedAgent, server: CheckedServer, files: Files) -> Non
 def _grant_folders(agent: CheckedAgent, tools: Mapping[str, CheckedTool], context: GrantContext, files: Files) -> None:
     """What the calls of this agent get by the folders that they name, for tools that take one.
 
-    The directories of other agents' skills are none of its own. What it narrows, it narrows of pins as well.
+    The folders that configs of other agents name are none of its own. What it narrows, it narrows of pins as well.
     """
     for tool in (tools[name] for name in agent.brought if tools[name].takes_folder):
         left = tool.narrowed.get(agent.name, tool.granted or tool.sandbox)
@@ -291,7 +291,7 @@ def _grant_folders(agent: CheckedAgent, tools: Mapping[str, CheckedTool], contex
             tool.narrowed = {**tool.narrowed, agent.name: own}
         cap = agent.body.sandbox
         pinned = {}
-        for pin in context.skills:
+        for pin in context.pinned:
             gets = widen(own, resolve_part(pin.sandbox, files))
             pinned[pin.digest] = gets if cap is None else narrow(gets, resolve_part(cap, files))
         tool.folders = {**tool.folders, agent.name: FolderGrants(workdir=without_grants(own), pinned=pinned)}

@@ -6,8 +6,8 @@
         sandbox: {network: {allow: ["127.0.0.1:8080"]}}
     accepted:                   # written by `gdn grant accept`: requests of packaged tools, pinned to their code
       - {tool: "@acme/weather/forecast", digest: "sha256:…"}
-    pinned:                     # written by `gdn grant skill`: what skills in workdirs get, pinned to their content
-      - {skill: deploy, digest: "sha256:…", sandbox: {env: [DEPLOY_TOKEN]}}
+    pinned:                     # written by the command of a feature: what commands in folders with this content get
+      - {folder: deploy, digest: "sha256:…", sandbox: {env: [DEPLOY_TOKEN]}}
     spawn: {workdirs: [/srv/p]} # written by hand: where else spawned agents may work (docs/agents.md)
 
 A user who can write it decides what tools may do. So it must belong to the operator and be closed to changes by others.
@@ -65,13 +65,13 @@ class Accepted(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
     digest: Annotated[str, Meta(min_length=1)]
 
 
-class PinnedSkill(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
-    """A skill that the operator has looked at. Commands in a folder with just this content get what the Tool `skills`
+class PinnedFolder(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
+    """A folder that the operator has looked at. Commands in one with just this content get what the Tool that runs them
     was granted, and what stands here.
     """
 
     #: Its name, for whoever reads the policy.
-    skill: Annotated[str, Meta(min_length=1)]
+    folder: Annotated[str, Meta(min_length=1)]
     #: Its content (schemas/system/digests.py).
     digest: Annotated[str, Meta(min_length=1)]
     #: What its commands get in addition.
@@ -92,8 +92,8 @@ class Policy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, om
     widen: list[Widening] = []
     #: The packaged tools that were accepted.
     accepted: list[Accepted] = []
-    #: The skills that were pinned.
-    pinned: list[PinnedSkill] = []
+    #: The folders that were pinned.
+    pinned: list[PinnedFolder] = []
     #: Where spawned instances may work.
     spawn: SpawnPolicy = SpawnPolicy()
 
@@ -122,7 +122,7 @@ def read_policies(paths: list[str], report: Report) -> Read:
     places: list[tuple[Document, int]] = []
     workdirs: list[str] = []
     workdir_places: list[tuple[Document, int]] = []
-    pinned: list[PinnedSkill] = []
+    pinned: list[PinnedFolder] = []
     pinned_places: list[tuple[Document, int]] = []
     for index, path in enumerate(paths):
         if index == 0 and not os.path.lexists(path):
@@ -190,7 +190,7 @@ def _check_owner(path: str) -> None:
         raise Unreadable(f"others can write to it (mode {stat.S_IMODE(state.st_mode):04o})")
 
 
-def write_decisions(path: str, accepted: list[Accepted], pinned: list[PinnedSkill]) -> None:
+def write_decisions(path: str, accepted: list[Accepted], pinned: list[PinnedFolder]) -> None:
     """Replace what `gdn grant` has written in a policy. Raises GoondanError E_STATE."""
     try:
         with open(path, encoding="utf-8") as source:

@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import Raw
 
 from goondan.agentproc.conversation import AssistantData
 from goondan.agentproc.providers.base import ModelAnswer
 from goondan.agentproc.turn import Begin, ModelAnswered, RunTool, Store, ToolFinished, Turn
 from goondan.kernel.broker.state.bus import RETURN_S
 from goondan.schemas.bundle.address import is_given_id
-from goondan.schemas.wire.codec import encode_value, to_raw
+from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame
 from tests.unit.agentproc.fakes import ok
 from tests.unit.agentproc.turns import Make, Runners
@@ -120,16 +119,6 @@ def test_a_strange_id_of_a_model_is_replaced_and_call_and_result_stay_a_pair(
 # --- the broker
 
 
-def own_call(script: Any, within: str) -> str | None:
-    """Ask about a call that is to run in the agent's process."""
-    from goondan.features.approvals.wire import ApprovalAsk
-
-    payload = to_raw(ApprovalAsk(args=Raw(encode_value({"command": "rm x"}))))
-    frame = Frame("approval.ask", tool="bash__own", call_id="t1/x", event_id="e1", within=within, payload=payload)
-    frame.epoch = script.bench.instance("coder").epoch
-    return code_of(script.agent.say(frame))
-
-
 def test_no_call_is_within_one_whose_tool_may_make_none() -> None:
     bench = Bench({"rules": []})
     client, host = bench.client(), bench.host()
@@ -142,39 +131,6 @@ def test_no_call_is_within_one_whose_tool_may_make_none() -> None:
     for within in ("t1/never", "t1/open", ""):
         assert code_of(agent.call({"command": "ls"}, "t1/x", within=within)) == "E_FORBIDDEN"
     assert host.take("tool.call") == []
-
-
-@pytest.mark.feature("approvals")
-def test_within_names_an_open_script_of_the_same_lease_or_the_call_is_refused() -> None:
-    from tests.features.approvals.test_calls import items
-    from tests.features.approvals.test_script_calls import SCRIPT, TWO, Scripted
-
-    script = Scripted(TWO)
-    script.bench.now += RETURN_S
-    assert code_of(script.agent.call({"command": "ls"}, "t1/open")) is None
-    script.host.take()
-    for no_script in ("t1/never", "t1/open", ""):
-        assert script.call(1, within=no_script) == "E_FORBIDDEN"
-        assert own_call(script, no_script) == "E_FORBIDDEN"
-    assert items(script.client) == []
-    assert script.call(1) == "E_APPROVAL_WAITS"
-    script.end()
-    script.agent.take()
-    assert script.call(2) == "E_FORBIDDEN", "it has ended"
-    assert own_call(script, SCRIPT) == "E_FORBIDDEN"
-
-
-@pytest.mark.feature("approvals")
-def test_a_script_whose_tool_host_comes_back_may_be_named_as_soon_as_it_is_open_again() -> None:
-    from tests.features.approvals.test_script_calls import Scripted
-
-    script = Scripted()
-    script.bench.now += RETURN_S
-    script.host.hello()
-    script.agent.take()
-    assert script.call(1) == "E_OVERLOADED", "its agent was just told to send it again"
-    script.begin()
-    assert script.call(1) == "E_APPROVAL_WAITS"
 
 
 def test_a_client_takes_no_id_that_agents_and_tool_hosts_give() -> None:

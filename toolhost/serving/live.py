@@ -44,7 +44,7 @@ from goondan.toolhost.watch.procfs import signal_all
 #: How many looks in turn may find orphans in a jail before it is ended.
 ORPHAN_LOOKS: Final = 3
 #: The variable in which the tool finds the folder that its calls name.
-FOLDER_VARIABLE: Final = "SKILL_DIR"
+FOLDER_VARIABLE: Final = "CALL_FOLDER"
 
 
 #: What helps when a runtime cannot start within `memoryMb`.

@@ -20,7 +20,7 @@ from goondan.kernel.cli.output import can_ask, columns_of, emit, is_terminal, pr
 from goondan.kernel.cli.state import BundleTarget, checked_root, state_of
 from goondan.kernel.grants.granting import dangers, status
 from goondan.kernel.grants.merge import requested
-from goondan.kernel.grants.policy_file import POLICY_FILE, Accepted, PinnedSkill, write_decisions
+from goondan.kernel.grants.policy_file import POLICY_FILE, Accepted, PinnedFolder, write_decisions
 from goondan.kernel.grants.written import accept as accept_files
 from goondan.kernel.paths import find_bundle, root_of
 from goondan.kernel.state_root import confirm, doubt
@@ -269,9 +269,9 @@ def _row(tool: CheckedTool, inspected: Inspected) -> dict[str, Any]:
     return row
 
 
-def _pinned(inspected: Inspected) -> list[PinnedSkill]:
-    """The skills that were pinned, as the policy has them."""
-    return [PinnedSkill(pin.skill, pin.digest, pin.sandbox) for pin in inspected.grant_context.skills]
+def _pinned(inspected: Inspected) -> list[PinnedFolder]:
+    """The folders that were pinned, as the policy has them."""
+    return [PinnedFolder(pin.folder, pin.digest, pin.sandbox) for pin in inspected.grant_context.pinned]
 
 
 def _packaged(inspected: Inspected, tool: str) -> CheckedTool:

@@ -171,6 +171,40 @@ def test_only_an_open_script_of_the_same_turn_may_be_named() -> None:
         assert code_of(reviewer.call({"command": command}, "t9/c", "e9", within=SCRIPT)) == "E_FORBIDDEN"
 
 
+def own_call(script: Scripted, within: str) -> str | None:
+    """Ask about a call that is to run in the agent's process."""
+    payload = to_raw(ApprovalAsk(args=Raw(encode_value({"command": "rm x"}))))
+    frame = Frame("approval.ask", tool="bash__own", call_id="t1/x", event_id="e1", within=within, payload=payload)
+    frame.epoch = script.bench.instance("coder").epoch
+    return code_of(script.agent.say(frame))
+
+
+def test_within_names_an_open_script_of_the_same_lease_or_the_call_is_refused() -> None:
+    script = Scripted(TWO)
+    script.bench.now += RETURN_S
+    assert code_of(script.agent.call({"command": "ls"}, "t1/open")) is None
+    script.host.take()
+    for no_script in ("t1/never", "t1/open", ""):
+        assert script.call(1, within=no_script) == "E_FORBIDDEN"
+        assert own_call(script, no_script) == "E_FORBIDDEN"
+    assert items(script.client) == []
+    assert script.call(1) == "E_APPROVAL_WAITS"
+    script.end()
+    script.agent.take()
+    assert script.call(2) == "E_FORBIDDEN", "it has ended"
+    assert own_call(script, SCRIPT) == "E_FORBIDDEN"
+
+
+def test_a_script_whose_tool_host_comes_back_may_be_named_as_soon_as_it_is_open_again() -> None:
+    script = Scripted()
+    script.bench.now += RETURN_S
+    script.host.hello()
+    script.agent.take()
+    assert script.call(1) == "E_OVERLOADED", "its agent was just told to send it again"
+    script.begin()
+    assert script.call(1) == "E_APPROVAL_WAITS"
+
+
 def test_with_the_script_what_it_has_asked_is_withdrawn_and_its_decisions_end() -> None:
     script = Scripted(TWO)
     script.ask()

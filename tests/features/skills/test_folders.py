@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
-from goondan.kernel.grants.policy_file import Accepted, PinnedSkill, write_decisions
+from goondan.kernel.grants.policy_file import Accepted, PinnedFolder, write_decisions
 from goondan.kernel.plan import build_plan, tool_spec
 from goondan.kernel.trust.powers import Folder, Power
 from goondan.schemas.bundle.launch import Filesystem, FolderGrants, SandboxSpec, ToolSpec
@@ -125,7 +125,7 @@ def test_a_pin_gives_what_the_tool_has_and_what_the_operator_says(home: Home) ->
     policy.write_text("widen:\n  - {tool: skills, sandbox: {env: [GENERAL]}}\n")
     policy.chmod(0o600)
     part = SandboxPart(network=NetworkAllow(["deploy.example:443"]), env=["TOKEN"])
-    pins = [PinnedSkill("deploy", "sha256:1", part), PinnedSkill("plain", "sha256:2")]
+    pins = [PinnedFolder("deploy", "sha256:1", part), PinnedFolder("plain", "sha256:2")]
     write_decisions(str(policy), [Accepted("@a/b/c", "sha256:0")], pins)
     assert "widen:" in policy.read_text()
     tool = tool_of(home.look(using("{}")))
@@ -139,7 +139,9 @@ def test_a_pin_gives_what_the_tool_has_and_what_the_operator_says(home: Home) ->
 
 
 def test_what_an_agent_narrows_it_narrows_of_pins_too(home: Home) -> None:
-    write_decisions(str(home.root / "policy.yaml"), [], [PinnedSkill("deploy", "sha256:1", SandboxPart(env=["TOKEN"]))])
+    write_decisions(
+        str(home.root / "policy.yaml"), [], [PinnedFolder("deploy", "sha256:1", SandboxPart(env=["TOKEN"]))]
+    )
     text = using("{}").replace("  extensions:\n", "  sandbox: {env: [], limits: {wallSeconds: 9}}\n  extensions:\n", 1)
     grants = tool_of(home.look(text)).folders["helper"]
     assert grants.pinned["sha256:1"].env == []
@@ -150,8 +152,8 @@ def test_a_pin_that_nobody_may_give_is_an_error_with_its_place(home: Home) -> No
     policy = home.root / "policy.yaml"
     policy.write_text(
         "pinned:\n"
-        "  - {skill: a, digest: d, sandbox: {filesystem: {write: [/etc]}}}\n"
-        "  - {skill: b, digest: e, sandbox: {isolation: call}}\n"
+        "  - {folder: a, digest: d, sandbox: {filesystem: {write: [/etc]}}}\n"
+        "  - {folder: b, digest: e, sandbox: {isolation: call}}\n"
     )
     policy.chmod(0o600)
     found = home.look(using("{}")).errors

@@ -42,7 +42,7 @@ def test_a_command_that_cannot_be_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, code: str
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setitem(posix.environ, b"SKILL_DIR", str(tmp_path / place).encode())
+    monkeypatch.setitem(posix.environ, b"CALL_FOLDER", str(tmp_path / place).encode())
     ctx: Any = SimpleNamespace(workdir=str(tmp_path), output_limit=1 << 20)
     with pytest.raises(skills.NotStarted, match=f"^Failed to run command: {code}: ") as caught:
         skills.run(ctx, {"name": "deploy", "command": "true"})

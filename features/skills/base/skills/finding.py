@@ -18,7 +18,13 @@ from typing import Final
 
 from msgspec import Struct
 
-from goondan.schemas.skills import MAX_FRONT_MATTER, SKILL_FILE, SkillText, is_skill_name, read_skill_text
+from goondan.features.skills.wire.skill_text import (
+    MAX_FRONT_MATTER,
+    SKILL_FILE,
+    SkillText,
+    is_skill_name,
+    read_skill_text,
+)
 from goondan.schemas.text.visible import visible_line
 
 #: The largest SKILL.md (bytes). The public format advises 500 lines; the model reads all of it with every step.

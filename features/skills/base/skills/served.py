@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
+from goondan.features.skills.wire.skill_text import MAX_DESCRIPTION, is_skill_name, read_skill_text
 from goondan.schemas.bundle.address import build_tool_name
-from goondan.schemas.skills import MAX_DESCRIPTION, is_skill_name, read_skill_text
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.worker.servers import READ_RESOURCE, ServerResource
 

@@ -1,6 +1,6 @@
 """The bundled tool `skills`: commands in the directory of a skill. The extension `skills` brings it.
 
-The tool host has shown the skill's directory read-only and names it in SKILL_DIR. How a command ends is in
+The tool host has shown the skill's directory read-only and names it in CALL_FOLDER. How a command ends is in
 goondan_base/shell.py.
 
 Source: requirements SKILL-13 to SKILL-15; docs/design/tools.md section 14.
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from typing import Any
 
 DEFAULT_TIMEOUT_MS = 60_000
+#: The variable in which the tool host names the folder of the calls.
+CALL_FOLDER = b"CALL_FOLDER"
 #: The variables in which a command finds the skill's directory and the working directory.
 FOLDER = b"SKILL_DIR"
 WORKDIR = b"WORKDIR"
@@ -40,8 +42,9 @@ def run(ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     args = [_text("args", arg) for arg in strings(input, "args")] if "args" in input else []
     timeout_ms = timeout(input)
     line = " ".join([command, *map(quoted, args)])
-    folder = posix.environ.get(FOLDER, b"").decode("utf-8", "surrogateescape")
     environment = {**posix.environ, WORKDIR: encode(ctx.workdir)}
+    place = environment[FOLDER] = environment.pop(CALL_FOLDER, b"")
+    folder = place.decode("utf-8", "surrogateescape")
     try:
         _check_folder(folder)
         ended = Shell(ctx, [SHELL, "-c", line], folder, environment, timeout_ms).run()
