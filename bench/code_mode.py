@@ -29,7 +29,7 @@ from bench.compare import Benchmark, Goal, Metric
 from bench.tool_call import warm
 from bench.turn import PATIENCE_S, model_server
 from goondan.kernel.cli.attach import Kernel, attach
-from goondan.kernel.cli.session import USER_MESSAGE, Session
+from goondan.kernel.cli.session import Message, Session
 from goondan.kernel.cli.state import locate
 
 #: Calls of one measurement, and how often it is made.
@@ -152,7 +152,7 @@ async def ask(running: Kernel, text: str) -> str:
     """One turn that must succeed; what it answers."""
     async with Session(running) as session:
         event_id = session.new_id()
-        answer = await session.ask("main", "k", USER_MESSAGE, text, event_id=event_id, timeout_s=PATIENCE_S)
+        answer = await session.ask(Message("main", "k", text, event_id=event_id), timeout_s=PATIENCE_S)
         if answer.status != "completed" or not answer.response:
             raise SystemExit(f"{text[:40]}: {answer}")
         return answer.response

@@ -17,7 +17,7 @@ import uvloop
 
 from bench.compare import Benchmark, Goal, Metric
 from bench.swarm import PATIENCE_S, Swarm, said, swarm
-from goondan.kernel.cli.session import USER_MESSAGE, Session
+from goondan.kernel.cli.session import Message, Session
 from goondan.schemas.wire.runtime_events import RuntimeEvent
 
 #: How many instances ask all the time while the broker is killed.
@@ -40,9 +40,7 @@ async def resumed(made: Swarm, session: Session) -> float:
             again.set()
 
     text = '/bash__exec command="sleep 1"'
-    turn = asyncio.ensure_future(
-        session.ask("main", "killed", USER_MESSAGE, text, event_id=session.new_id(), listener=hear)
-    )
+    turn = asyncio.ensure_future(session.ask(Message("main", "killed", text), listener=hear))
     await asyncio.wait_for(called.wait(), PATIENCE_S)
     begun = time.perf_counter()
     os.kill(made.pid("gdn-agent"), signal.SIGKILL)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from goondan.kernel import lock
 from goondan.kernel.cli.attach import attach
-from goondan.kernel.cli.session import USER_MESSAGE, Session
+from goondan.kernel.cli.session import Message, Session
 from goondan.kernel.cli.state import locate
 
 #: A turn that takes longer is stuck (seconds).
@@ -129,7 +129,7 @@ class Swarm:
 async def said(session: Session, instance: str, text: str) -> float:
     """One turn that must succeed. Returns how long it took (seconds)."""
     begun = time.perf_counter()
-    answer = await session.ask("main", instance, USER_MESSAGE, text, event_id=session.new_id(), timeout_s=PATIENCE_S)
+    answer = await session.ask(Message("main", instance, text), timeout_s=PATIENCE_S)
     if answer.status != "completed":
         raise SystemExit(f"{text[:40]}: {answer}")
     return time.perf_counter() - begun

@@ -27,7 +27,7 @@ import uvloop
 
 from bench.compare import Benchmark, Goal, Metric
 from goondan.kernel.cli.attach import Kernel, attach
-from goondan.kernel.cli.session import USER_MESSAGE, Session
+from goondan.kernel.cli.session import Message, Session
 from goondan.kernel.cli.state import locate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -123,7 +123,7 @@ class Client:
         self._model_ms()
         event_id = self._session.new_id()
         before = time.perf_counter()
-        answer = await self._session.ask("main", instance, USER_MESSAGE, text, event_id=event_id, timeout_s=PATIENCE_S)
+        answer = await self._session.ask(Message("main", instance, text, event_id=event_id), timeout_s=PATIENCE_S)
         took = (time.perf_counter() - before) * 1000
         if answer.status != "completed" or not (answer.response or "").startswith("done after"):
             raise SystemExit(f"{text[:40]}: {answer}")

@@ -139,6 +139,27 @@ LINGER_S: Final = 0.2
 Listener = Callable[[RuntimeEvent], None]
 
 
+class Message(NamedTuple):
+    """A message to an instance of an agent."""
+
+    #: The agent.
+    agent: str
+    #: The instance.
+    instance: str
+    #: What it says: a text of a person, or the payload of its kind.
+    input: Any
+    #: The AgentEvent.type.
+    kind: str = USER_MESSAGE
+    #: The id of its event. None: a new one.
+    event_id: str | None = None
+    #: Where tools work. None: in the instance's own directory.
+    workdir: str | None = None
+    #: The trace that it belongs to. None: a new one.
+    trace_id: str | None = None
+    #: The pictures and PDFs beside it, as `Session.lay_down` returned them.
+    files: Sequence[FilePart] = ()
+
+
 class Session:
     """An open link of class client. Use it with `async with`, which waits `patience_s` seconds for the broker's
     welcome.
@@ -242,27 +263,15 @@ class Session:
         return f"{self._run}-{self._count}"
 
     async def ask(
-        self,
-        agent: str,
-        instance: str,
-        kind: str,
-        input: Any,
-        *,
-        event_id: str,
-        workdir: str | None = None,
-        timeout_s: float | None = None,
-        listener: Listener | None = None,
-        trace_id: str | None = None,
-        files: list[FilePart] | None = None,
+        self, message: Message, *, timeout_s: float | None = None, listener: Listener | None = None
     ) -> Answer:
-        """Send an event and wait for its answer. `listener` gets the live events of the turn; it must not raise.
-        `trace_id` None: a new trace. `files` are those that `lay_down` returned.
+        """Send a message and wait for its answer. `listener` gets the live events of the turn; it must not raise.
 
         Raises GoondanError: the broker's refusal, E_AGENT_TIMEOUT after `timeout_s` seconds, E_KERNEL_STOPPED,
         E_KERNEL_LOST.
         """
-        frame = self._frame(agent, instance, kind, input, event_id, workdir, timeout_s, files)
-        frame.trace_id = trace_id
+        frame = self._frame(message, timeout_s)
+        event_id = frame.event_id or ""
         frame.reply_to = ReplyTo("client", event_id)
         if listener is not None:
             frame.live = True
@@ -282,24 +291,11 @@ class Session:
             raise fail("E_AGENT_FAILED", "the agent's answer is empty")
         return answer
 
-    async def tell(
-        self,
-        agent: str,
-        instance: str,
-        kind: str,
-        input: Any,
-        *,
-        event_id: str,
-        workdir: str | None = None,
-        timeout_s: float | None = None,
-        trace_id: str | None = None,
-        files: list[FilePart] | None = None,
-    ) -> str | None:
-        """Send an event and wait until it is accepted. Returns its trace, None where the broker no longer knows it.
+    async def tell(self, message: Message, timeout_s: float) -> str | None:
+        """Send a message and wait until it is accepted. Returns its trace, None where the broker no longer knows it.
         Raises the errors of `ask`.
         """
-        frame = self._frame(agent, instance, kind, input, event_id, workdir, None, files)
-        frame.trace_id = trace_id
+        frame = self._frame(message, None)
         return (await self._wait(self._open.post(frame), frame, timeout_s)).trace_id
 
     def lay_down(self, files: Sequence[OpenFile]) -> list[FilePart]:
@@ -353,25 +349,20 @@ class Session:
         )
         return fail("E_AGENT_TIMEOUT", message, suggestion=suggestion)
 
-    def _frame(
-        self,
-        agent: str,
-        instance: str,
-        kind: str,
-        input: Any,
-        event_id: str,
-        workdir: str | None,
-        timeout_s: float | None,
-        files: list[FilePart] | None,
-    ) -> Frame:
-        said = encode_value([kind, input, [file.blob.digest for file in files or ()]])
-        event = AgentEvent(id=event_id, type=kind, created_at=rfc3339(time.time()), input=input, instance_key=instance)
+    def _frame(self, message: Message, timeout_s: float | None) -> Frame:
+        agent, key, kind, files = message.agent, message.instance, message.kind, [*message.files]
+        event_id = message.event_id or self.new_id()
+        said = encode_value([kind, message.input, [file.blob.digest for file in files]])
+        event = AgentEvent(
+            id=event_id, type=kind, created_at=rfc3339(time.time()), input=message.input, instance_key=key
+        )
         return Frame(
             "event",
             to=agent,
-            instance_key=instance,
+            instance_key=key,
             event_id=event_id,
-            workdir=workdir,
+            trace_id=message.trace_id,
+            workdir=message.workdir,
             deadline_ms=None if timeout_s is None else max(1, int(timeout_s * 1000)),
             files=files or None,
             digest=hashlib.sha256(said).hexdigest(),  # without the time: --event-id may be given once more

@@ -20,7 +20,7 @@ from typing import Any, Final
 from goondan.features.mcp.bundle.document import extension_document
 from goondan.kernel.cli.attach import attach_or_start
 from goondan.kernel.cli.commands.call import tool_result
-from goondan.kernel.cli.session import Session
+from goondan.kernel.cli.session import Message, Session
 from goondan.kernel.cli.state import locate
 from goondan.kernel.supervisor_client import SupervisorClient
 from goondan.schemas.bundle.launch import ToolSpec
@@ -199,7 +199,7 @@ async def _asked(session: Session) -> dict[str, Any]:
     """The tools of the agent that has the server, and the blocks that its step was given."""
 
     async def ask(kind: str, input: Any) -> Any:
-        answer = await session.ask(AGENT, "default", kind, input, event_id=session.new_id(), timeout_s=PATIENCE_S)
+        answer = await session.ask(Message(AGENT, "default", input, kind), timeout_s=PATIENCE_S)
         return tool_result(answer).get("output")
 
     report = await ask(OPERATOR_CALL, OperatorCall(REPORT, {})) or {}

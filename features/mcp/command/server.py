@@ -58,7 +58,7 @@ from goondan.features.mcp.command.offering import (
 from goondan.kernel.cli.batch import parse_arguments
 from goondan.kernel.cli.commands.call import tool_result
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, LineReader
-from goondan.kernel.cli.session import CANCEL_S, Session
+from goondan.kernel.cli.session import CANCEL_S, Message, Session
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall, OperatorTool
 from goondan.schemas.wire.runtime_events import RuntimeEvent
@@ -156,15 +156,8 @@ class Offer:
         return named(offered(tools, self._patterns), short=self._short)
 
     async def _look(self) -> list[OperatorTool]:
-        answer = await self._session.ask(
-            self._agent,
-            self._instance,
-            OPERATOR_TOOLS,
-            None,
-            event_id=self._session.new_id(),
-            workdir=self._workdir,
-            timeout_s=LIST_PATIENCE_S,
-        )
+        message = Message(self._agent, self._instance, None, OPERATOR_TOOLS, workdir=self._workdir)
+        answer = await self._session.ask(message, timeout_s=LIST_PATIENCE_S)
         self._known = msgspec.convert(tool_result(answer).get("output") or [], list[OperatorTool])
         self._until = time.monotonic() + LIST_S
         return self._known
@@ -176,15 +169,9 @@ class Offer:
         news: asyncio.Queue[RuntimeEvent | None] = asyncio.Queue()
         telling = asyncio.ensure_future(_tell(news, progress))
         try:
-            answer = await self._session.ask(
-                self._agent,
-                self._instance,
-                OPERATOR_CALL,
-                OperatorCall(name, args),
-                event_id=event_id,
-                workdir=self._workdir,
-                listener=news.put_nowait,
-            )
+            asked = OperatorCall(name, args)
+            message = Message(self._agent, self._instance, asked, OPERATOR_CALL, event_id, self._workdir)
+            answer = await self._session.ask(message, listener=news.put_nowait)
             news.put_nowait(None)
             await asyncio.wait({telling}, timeout=LAST_NEWS_S)  # the protocol wants it before the answer
         except asyncio.CancelledError:

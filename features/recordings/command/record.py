@@ -51,7 +51,7 @@ from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import Kernel, start
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, read_all
 from goondan.kernel.cli.output import error_lines, wants_json, write, write_json, write_text
-from goondan.kernel.cli.session import USER_MESSAGE, OpenFile, Session, open_files
+from goondan.kernel.cli.session import Message, OpenFile, Session, open_files
 from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.kernel.conversations import instances
 from goondan.schemas.wire.errors import fail
@@ -163,7 +163,7 @@ def asked(kernel: Kernel, messages: Iterable[Sent], then: Callable[[Answer], boo
         async with Session(kernel) as session:
             for agent, key, text, files in messages:
                 parts = session.lay_down(files)
-                answer = await session.ask(agent, key, USER_MESSAGE, text, event_id=session.new_id(), files=parts)
+                answer = await session.ask(Message(agent, key, text, files=parts))
                 answers.append(answer)
                 if then is not None and not then(answer):
                     break

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -136,49 +136,54 @@ def open_batch(name: str) -> int:
 def _one(kernel: Kernel, call: ToolCall) -> int:
     import asyncio
 
-    from goondan.kernel.cli.session import was_cancelled
-
-    result: dict[str, Any] = {}
-    cancelled: GoondanError | None = None
-    status = 0
-
-    async def go() -> None:
-        nonlocal result, cancelled, status
-        from goondan.kernel.cli.console.screen import Screen, shows_status
-        from goondan.kernel.cli.session import Cancelling, Interrupts, Session
-
-        async with Session(kernel) as session:
-            event_id = session.new_id()
-            screen = Screen(text=False) if shows_status() and not wants_json() else None
-            cancelling = Cancelling(session.cancel, lambda: [event_id])
-            with Interrupts(cancelling.came, signal.SIGINT, signal.SIGTERM) as interrupts:
-                try:
-                    asking = perform(session, call, event_id, None if screen is None else screen.handle)
-                    found = await cancelling.wait(asyncio.ensure_future(asking))
-                except GoondanError as error:
-                    if not (interrupts.number and was_cancelled(error.info)):
-                        raise
-                    cancelled, status = error, interrupts.status
-                    return
-                finally:
-                    if screen is not None:
-                        screen.close()
-            if found is None:
-                raise SystemExit(interrupts.status)
-            result = found
-
     try:
-        asyncio.run(go())
+        came = asyncio.run(_ask_one(kernel, call))
     finally:
         kernel.finish()
-    if cancelled is not None:
-        print_error(cancelled, as_json=True) if wants_json() else write("cancelled", stream=sys.stderr)
-        return status
+    if isinstance(came, _Cancelled):
+        print_error(came.error, as_json=True) if wants_json() else write("cancelled", stream=sys.stderr)
+        return came.status
     if is_terminal(sys.stdout):
-        emit(result, pretty_lines(result))
+        emit(came, pretty_lines(came))
     else:
-        write_json(result)
-    return 1 if result.get("status") == "error" else 0
+        write_json(came)
+    return 1 if came.get("status") == "error" else 0
+
+
+class _Cancelled(NamedTuple):
+    """A signal has cancelled the call."""
+
+    #: The error that came of it.
+    error: GoondanError
+    #: The exit status for the signal.
+    status: int
+
+
+async def _ask_one(kernel: Kernel, call: ToolCall) -> dict[str, Any] | _Cancelled:
+    """Make the call, and show its progress on a terminal. Raises GoondanError, SystemExit after a second signal."""
+    import asyncio
+
+    from goondan.kernel.cli.console.screen import Screen, shows_status
+    from goondan.kernel.cli.session import Cancelling, Interrupts, Session, was_cancelled
+
+    async with Session(kernel) as session:
+        event_id = session.new_id()
+        screen = Screen(text=False) if shows_status() and not wants_json() else None
+        cancelling = Cancelling(session.cancel, lambda: [event_id])
+        with Interrupts(cancelling.came, signal.SIGINT, signal.SIGTERM) as interrupts:
+            try:
+                asking = perform(session, call, event_id, None if screen is None else screen.handle)
+                found = await cancelling.wait(asyncio.ensure_future(asking))
+            except GoondanError as error:
+                if not (interrupts.number and was_cancelled(error.info)):
+                    raise
+                return _Cancelled(error, interrupts.status)
+            finally:
+                if screen is not None:
+                    screen.close()
+        if found is None:
+            raise SystemExit(interrupts.status)
+        return found
 
 
 async def perform(
@@ -188,18 +193,12 @@ async def perform(
 
     `event_id` names the call to whoever may cancel it; `listener` hears of its progress.
     """
+    from goondan.kernel.cli.session import Message
     from goondan.schemas.wire.frames import OPERATOR_AGENT, OPERATOR_CALL, OperatorCall
 
-    answer = await session.ask(
-        OPERATOR_AGENT,
-        call.instance,
-        OPERATOR_CALL,
-        OperatorCall(call.tool, call.args),
-        event_id=event_id or session.new_id(),
-        workdir=call.workdir,
-        listener=listener,
-    )
-    return tool_result(answer)
+    asked = OperatorCall(call.tool, call.args)
+    message = Message(OPERATOR_AGENT, call.instance, asked, OPERATOR_CALL, event_id, call.workdir)
+    return tool_result(await session.ask(message, listener=listener))
 
 
 def tool_result(answer: Answer) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 import click
 
@@ -33,11 +33,11 @@ from goondan.kernel.cli.output import (
 )
 from goondan.kernel.cli.plain import one_line
 from goondan.kernel.cli.session import (
-    USER_MESSAGE,
     WELCOME_S,
     Cancelling,
     Interrupts,
     Listener,
+    Message,
     OpenFile,
     Session,
     close_files,
@@ -129,8 +129,8 @@ def send(
         if not agent:
             raise fail("E_USAGE", "the bundle has no entry agent; name the agent")
         key = check_instance(instance)
-        told = _Message(agent, key, text, event_id, trace_id, workdir, files)
-        sent = asyncio.run(_send(kernel, told, not no_wait, timeout, reasoning, raw))
+        told = Message(agent, key, text, event_id=event_id, workdir=workdir, trace_id=trace_id)
+        sent = asyncio.run(_send(kernel, told, files, not no_wait, timeout, reasoning, raw))
         if not wants_json():
             tell_servers(place.state_dir, set())
     finally:
@@ -168,48 +168,27 @@ def _tell_failure(error: ErrorPayload, event_id: str, *, cancelled: bool) -> Non
         write(f"  the message was {printable(event_id)} (--event-id)", stream=sys.stderr)
 
 
-class _Message(NamedTuple):
-    """A message and its receiver."""
-
-    #: The agent.
-    agent: str
-    #: Its instance.
-    instance: str
-    #: What it says.
-    text: str
-    #: The id of the event. None: a new one.
-    event_id: str | None
-    #: The trace that it belongs to. None: a new one.
-    trace_id: str | None
-    #: The folder that it works in.
-    workdir: str | None
-    #: The pictures and PDFs beside the text.
-    files: list[OpenFile]
-
-
 async def _send(
-    kernel: Kernel, told: _Message, wait: bool, timeout_s: float, reasoning: bool, raw: bool
+    kernel: Kernel, message: Message, files: list[OpenFile], wait: bool, timeout_s: float, reasoning: bool, raw: bool
 ) -> tuple[str, Answer | str | None, int]:
-    """Send the message. Returns the event id, the answer, and the exit status: that of SIGINT if it came, otherwise 0.
-    The text of the answer is printed without --json, and with `reasoning` its reasoning. Without `wait`, the trace is
-    returned in place of the answer, None where it is not known.
+    """Send the message with its files. Returns the event id, the answer, and the exit status: that of SIGINT if it
+    came, otherwise 0. The text of the answer is printed without --json, and with `reasoning` its reasoning. Without
+    `wait`, the trace is returned in place of the answer, None where it is not known.
     """
-    agent, instance, text, event_id, trace_id, workdir, opened = told
     async with Session(kernel, min(timeout_s, WELCOME_S)) as session:
-        known_id = event_id or session.new_id()
-        about: dict[str, Any] = {"event_id": known_id, "workdir": workdir, "timeout_s": timeout_s}
-        about |= {"trace_id": trace_id, "files": session.lay_down(opened)}
+        known_id = message.event_id or session.new_id()
+        message = message._replace(event_id=known_id, files=session.lay_down(files))
         if not wait:
-            return known_id, await session.tell(agent, instance, USER_MESSAGE, text, **about), 0
+            return known_id, await session.tell(message, timeout_s), 0
 
         async def ask(listener: Listener | None) -> Answer:
-            return await session.ask(agent, instance, USER_MESSAGE, text, listener=listener, **about)
+            return await session.ask(message, timeout_s=timeout_s, listener=listener)
 
         cancelling = Cancelling(session.cancel, lambda: [known_id])
         with Interrupts(cancelling.came) as interrupts:
 
             async def tell(screen: Screen | None) -> None:
-                await follow(session, agent, instance, known_id, screen)
+                await follow(session, message.agent, message.instance, known_id, screen)
 
             asking = shown(ask, tell, reasoning=reasoning, text=not wants_json(), raw=raw)
             answer = await cancelling.wait(asyncio.ensure_future(asking))

@@ -23,7 +23,7 @@ from msgspec import Struct
 from goondan.features import FEATURES, Feature
 from goondan.kernel.cli.commands import import_whole
 from goondan.kernel.cli.plain import one_line
-from goondan.kernel.cli.session import NO_SUCH_QUESTION, Session
+from goondan.kernel.cli.session import NO_SUCH_QUESTION, Message, Session
 from goondan.kernel.cli.state import new_instance
 from goondan.kernel.conversations import Overview, messages, overview
 from goondan.schemas.text.visible import argument_line
@@ -73,15 +73,8 @@ class Conversation:
 
     async def operate(self, kind: str, asked: Any) -> Any:
         """Have the agent work on an operator's event of this type. Returns the output. Raises GoondanError."""
-        answer = await self._session.ask(
-            self.agent,
-            self.instance,
-            kind,
-            asked,
-            event_id=self._session.new_id(),
-            workdir=self._workdir,
-            timeout_s=ANSWER_S,
-        )
+        message = Message(self.agent, self.instance, asked, kind, workdir=self._workdir)
+        answer = await self._session.ask(message, timeout_s=ANSWER_S)
         if answer.error is not None:
             raise GoondanError(answer.error)
         return _output(answer)

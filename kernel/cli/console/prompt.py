@@ -29,7 +29,7 @@ import sys
 import termios
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from goondan.kernel.cli.console.lines import CHUNK, Line, LineReader, LineSplitter
 from goondan.kernel.cli.console.screen import has_cursor
@@ -45,76 +45,90 @@ if TYPE_CHECKING:
 _KEYS: Final = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|O.|.)?|[\x00-\x08\x0b-\x1f\x7f]")
 #: The place of the local modes in what tcgetattr gives.
 _LOCAL: Final = 3
+#: The descriptor at which a person types.
+_TERMINAL: Final = 0
 
 #: Gets each line.
 Take = Callable[[Line], None]
 
 
-class Ahead(Protocol):
-    """Takes the lines that are typed while it is started."""
-
-    def start(self) -> None:
-        """Begin, or go on."""
-
-    def stop(self) -> None:
-        """Leave the terminal as it was."""
-
-
-class _Quiet:
-    """The terminal `fd` without echo."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._before: list[object] | None = None
-
-    def begin(self) -> None:
-        """Switch the echo off."""
-        with suppress(termios.error, OSError):
-            self._before = termios.tcgetattr(self._fd)
-            quiet = termios.tcgetattr(self._fd)
-            quiet[_LOCAL] &= ~(termios.ECHO | termios.ECHONL)
-            termios.tcsetattr(self._fd, termios.TCSANOW, quiet)
-
-    def end(self) -> None:
-        """Switch it on again, if it was on."""
-        before, self._before = self._before, None
-        if before is not None:
-            with suppress(termios.error, OSError):
-                termios.tcsetattr(self._fd, termios.TCSANOW, before)  # type: ignore[arg-type]
-
-
-class FromTerminal:
-    """Reads the terminal `fd` itself, for a prompt that reads it only while it is shown. A line has at most `limit`
-    bytes.
+class Ahead:
+    """A context in which a turn runs: whole lines that are typed at the terminal go to `take`, without an echo, but for
+    the times in which it is `paused`.
     """
 
-    def __init__(self, fd: int, limit: int, take: Take) -> None:
-        self._fd = fd
+    def __init__(self, take: Take) -> None:
         self._take = take
+        self._active = False
+        self._modes: list[object] | None = None
+
+    def __enter__(self) -> None:
+        self._active = True
+        self._start()
+
+    def __exit__(self, *error: object) -> None:
+        self._active = False
+        self._stop()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Take no lines inside this context: a person is asked something else. The question may outlive the turn."""
+        if self._active:
+            self._stop()
+        try:
+            yield
+        finally:
+            if self._active:
+                self._start()
+
+    def _start(self) -> None:
+        with suppress(termios.error, OSError):
+            self._modes = termios.tcgetattr(_TERMINAL)
+            quiet = termios.tcgetattr(_TERMINAL)
+            quiet[_LOCAL] &= ~(termios.ECHO | termios.ECHONL)
+            termios.tcsetattr(_TERMINAL, termios.TCSANOW, quiet)
+        self._listen()
+
+    def _stop(self) -> None:
+        self._listen_no_more()
+        modes, self._modes = self._modes, None
+        if modes is not None:
+            with suppress(termios.error, OSError):
+                termios.tcsetattr(_TERMINAL, termios.TCSANOW, modes)  # type: ignore[arg-type]
+
+    def _listen(self) -> None:
+        """Begin to take lines, or go on."""
+        raise NotImplementedError
+
+    def _listen_no_more(self) -> None:
+        """Take no more lines."""
+        raise NotImplementedError
+
+
+class FromTerminal(Ahead):
+    """Reads the terminal itself, for a prompt that reads only while it is shown. A line has at most `limit` bytes."""
+
+    def __init__(self, limit: int, take: Take) -> None:
+        super().__init__(take)
         self._splitter = LineSplitter(limit)
-        self._quiet = _Quiet(fd)
         #: The person has ended the input.
         self.ended = False
 
-    def start(self) -> None:
-        """See Ahead."""
-        self._quiet.begin()
+    def _listen(self) -> None:
         if not self.ended:
-            asyncio.get_running_loop().add_reader(self._fd, self._read)
+            asyncio.get_running_loop().add_reader(_TERMINAL, self._read)
 
-    def stop(self) -> None:
-        """See Ahead."""
-        asyncio.get_running_loop().remove_reader(self._fd)
-        self._quiet.end()
+    def _listen_no_more(self) -> None:
+        asyncio.get_running_loop().remove_reader(_TERMINAL)
 
     def _read(self) -> None:
         try:
-            chunk = os.read(self._fd, CHUNK)
+            chunk = os.read(_TERMINAL, CHUNK)
         except OSError:
             chunk = b""
         if not chunk:
             self.ended = True
-            asyncio.get_running_loop().remove_reader(self._fd)
+            self._listen_no_more()
         # What was typed while the prompt was still there has the line ends of its keys.
         for line in self._splitter.feed(chunk.replace(b"\r", b"\n")):
             self._take(_without_keys(line))
@@ -125,56 +139,24 @@ class FromTerminal:
         return b"".join(left).decode("utf-8", "replace")
 
 
-class FromReader:
-    """Takes lines from a reader that always reads the terminal `fd`."""
+class FromReader(Ahead):
+    """Takes lines from a reader that always reads the terminal."""
 
-    def __init__(self, fd: int, reader: LineReader, take: Take) -> None:
+    def __init__(self, reader: LineReader, take: Take) -> None:
+        super().__init__(take)
         self._reader = reader
-        self._take = take
-        self._quiet = _Quiet(fd)
         self._pump: asyncio.Future[None] | None = None
 
-    def start(self) -> None:
-        """See Ahead."""
-        self._quiet.begin()
+    def _listen(self) -> None:
         self._pump = asyncio.ensure_future(self._pass_on())
 
-    def stop(self) -> None:
-        """See Ahead."""
+    def _listen_no_more(self) -> None:
         if self._pump is not None:
             self._pump.cancel()
-        self._quiet.end()
 
     async def _pass_on(self) -> None:
         async for line in self._reader:
             self._take(_without_keys(line))
-
-
-class Taking:
-    """A context in which `ahead` takes lines, but for the times in which it is `paused`."""
-
-    def __init__(self, ahead: Ahead) -> None:
-        self._ahead = ahead
-        self._active = False
-
-    def __enter__(self) -> None:
-        self._active = True
-        self._ahead.start()
-
-    def __exit__(self, *error: object) -> None:
-        self._active = False
-        self._ahead.stop()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Take no lines inside this context: a person is asked something else. The question may outlive the turn."""
-        if self._active:
-            self._ahead.stop()
-        try:
-            yield
-        finally:
-            if self._active:
-                self._ahead.start()
 
 
 def _without_keys(line: Line) -> Line:
@@ -189,35 +171,49 @@ PROMPT: Final = "> "
 CONTINUED: Final = ". "
 
 
-class Prompt(Protocol):
+class Prompt:
     """Asks for one message after another."""
 
     #: A line for the person about the prompt.
     hint: str
+    #: Takes what is typed while a turn runs.
+    _ahead: Ahead | None = None
 
     async def read(self) -> Line | None:
         """The next message, or None at the end of input. Raises OSError when the terminal cannot be read."""
+        raise NotImplementedError
 
     def interrupted(self) -> None:
         """SIGINT came while a message is read."""
+        raise NotImplementedError
 
     async def question(self, text: str) -> str | None:
         """Ask for a text. Text that was typed before is left out. None at the end of input or after Ctrl-C. No message
         may be read at the same time.
         """
+        with nullcontext() if self._ahead is None else self._ahead.paused():
+            drop_typed_ahead()
+            return await self._question(text)
+
+    async def _question(self, text: str) -> str | None:
+        raise NotImplementedError
 
     async def notice(self, lines: list[str]) -> None:
         """Show lines on stderr, also while a message is read."""
+        raise NotImplementedError
 
     def ahead(self, take: Take) -> AbstractContextManager[None]:
         """Inside this context a turn runs: nothing that is typed is echoed, and each whole line goes to `take`."""
+        raise NotImplementedError
 
     def forget_ahead(self) -> None:
         """Throw away what was typed and is not a whole line yet."""
+        drop_typed_ahead()
 
     @property
     def ended(self) -> bool:
-        """Whether the input has ended while a turn ran."""
+        """Whether the input has ended while a turn ran, and no reader says so itself."""
+        return False
 
 
 def open_prompt(history_path: str, limit: int) -> Prompt:
@@ -225,15 +221,14 @@ def open_prompt(history_path: str, limit: int) -> Prompt:
     return Editor(history_path, limit) if has_cursor() else PlainPrompt(limit)
 
 
-class PlainPrompt:
+class PlainPrompt(Prompt):
     """The line editing of the terminal. One line is one message."""
 
     hint = "end with Ctrl-D"
 
     def __init__(self, limit: int) -> None:
-        self._reader = LineReader(0, limit)
+        self._reader = LineReader(_TERMINAL, limit)
         self._lines: AsyncIterator[Line] = aiter(self._reader)
-        self._taking: Taking | None = None
 
     async def read(self) -> Line | None:
         """See Prompt."""
@@ -248,34 +243,22 @@ class PlainPrompt:
     @contextmanager
     def ahead(self, take: Take) -> Iterator[None]:
         """See Prompt."""
-        self._taking = Taking(FromReader(0, self._reader, take))
+        self._ahead = FromReader(self._reader, take)
         try:
-            with self._taking:
+            with self._ahead:
                 yield
         finally:
-            self._taking = None
-
-    def forget_ahead(self) -> None:
-        """See Prompt."""
-        drop_typed_ahead()
-
-    @property
-    def ended(self) -> bool:
-        """See Prompt. The reader says so itself."""
-        return False
+            self._ahead = None
 
     def interrupted(self) -> None:
         """The terminal has dropped the line."""
         sys.stderr.write("\n")
         _show_prompt()
 
-    async def question(self, text: str) -> str | None:
-        """See Prompt."""
-        with nullcontext() if self._taking is None else self._taking.paused():
-            drop_typed_ahead()
-            sys.stderr.write(text)
-            sys.stderr.flush()
-            line = await self._reader.next_new()
+    async def _question(self, text: str) -> str | None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+        line = await self._reader.next_new()
         return None if line is None else (line.data or b"").decode("utf-8", "replace")
 
     async def notice(self, lines: list[str]) -> None:
@@ -288,7 +271,7 @@ def _show_prompt() -> None:
     sys.stderr.flush()
 
 
-class Editor:
+class Editor(Prompt):
     """The editor of prompt_toolkit. It is imported only when a person is there: the import takes a tenth of a
     second.
     """
@@ -299,7 +282,6 @@ class Editor:
         self._limit = limit
         self._number = 0
         self._session = _session(history_path)
-        self._taking: Taking | None = None
         self._ended = False
         #: The beginning of a message that was typed while a turn ran.
         self._begun = ""
@@ -330,15 +312,14 @@ class Editor:
         store_typeahead(self._session.input, rest)
         for text in lines:
             take(self._line(text))
-        terminal = FromTerminal(0, self._limit, take)
-        self._taking = Taking(terminal)
+        self._ahead = terminal = FromTerminal(self._limit, take)
         try:
-            with self._taking:
+            with terminal:
                 yield
         finally:
             self._ended = self._ended or terminal.ended
             self._begun += terminal.begun()
-            self._taking = None
+            self._ahead = None
 
     def forget_ahead(self) -> None:
         """See Prompt."""
@@ -346,17 +327,12 @@ class Editor:
 
         clear_typeahead(self._session.input)
         self._begun = ""
-        drop_typed_ahead()
+        super().forget_ahead()
 
     @property
     def ended(self) -> bool:
         """See Prompt."""
         return self._ended
-
-    async def question(self, text: str) -> str | None:
-        """See Prompt."""
-        with nullcontext() if self._taking is None else self._taking.paused():
-            return await self._question(text)
 
     async def _question(self, text: str) -> str | None:
         from prompt_toolkit import PromptSession
@@ -364,7 +340,6 @@ class Editor:
 
         keys = self._session.input
         before = get_typeahead(keys)  # read together with the line before it: it belongs to the next message
-        drop_typed_ahead()
         session: PromptSession[str] = PromptSession(input=keys, output=self._session.output)
         try:
             return await session.prompt_async(text, set_exception_handler=False, handle_sigint=False)

@@ -34,10 +34,10 @@ from goondan.kernel.cli.output import (
 from goondan.kernel.cli.plain import one_line
 from goondan.kernel.cli.session import (
     GONE,
-    USER_MESSAGE,
     Cancelling,
     Interrupts,
     Listener,
+    Message,
     Session,
     close_files,
     open_files,
@@ -341,17 +341,9 @@ class Talk:
             agent = self._kernel.entry_agent
             if not agent:
                 raise fail("E_AGENT_NOT_FOUND", "the bundle has no entry agent to talk to")
-            answer = await session.ask(
-                agent,
-                self._commands.instance,
-                USER_MESSAGE,
-                text,
-                event_id=event_id,
-                workdir=self._options.workdir,
-                listener=listener,
-                files=self._lay_down(session),
-            )
-            return _Told(event_id, answer)
+            key, files = self._commands.instance, self._lay_down(session)
+            message = Message(agent, key, text, event_id=event_id, workdir=self._options.workdir, files=files)
+            return _Told(event_id, await session.ask(message, listener=listener))
         except GoondanError as error:
             if error.info.code in GONE:
                 raise
