@@ -219,7 +219,7 @@ asking, codes, done = object.__getattribute__(tools, "_calls")._asking, [], thre
 def take(frame):
     codes.append((frame.get("error") or {}).get("code"))
     if len(codes) == 200: done.set()
-asking.send([("tool", {"name": "json-query__count", "args": {"data": "[]"}}, take) for _ in range(200)])
+asking([("tool", {"name": "json-query__count", "args": {"data": "[]"}}, take) for _ in range(200)])
 done.wait(20)
 print(codes.count("E_TOOL_LIMIT") > 100, codes.count(None) >= 16, len(codes))
 print(tools.json_query__count(data="[1]")["count"])
