@@ -1,5 +1,5 @@
 """The agent process: decides what a turn does next, and keeps its conversation. Handlers run in the tool host.
 
-`python -m goondan.agentproc` is one agent instance. `python -m goondan.agentproc.forkserver` starts many of them
+`python -m goondan.agentproc` is one agent instance. `python -m goondan.agentproc.start.forkserver` starts many of them
 quickly.
 """

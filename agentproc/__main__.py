@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from goondan.agentproc.app import main, new_loop
+from goondan.agentproc.start.app import main, new_loop
 from goondan.schemas.system.secrecy import close_memory
 from goondan.schemas.system.startup import close_to_others, die_with_parent, read_token, set_process_name
 from goondan.schemas.text.visible import visible_line

@@ -161,7 +161,7 @@ def kill(pid: int) -> None:
 
 
 def by_fork(folder: str, model: ModelSpec) -> Mapping[str, float]:
-    """Start agents through `python -m goondan.agentproc.forkserver`, as the supervisor does."""
+    """Start agents through `python -m goondan.agentproc.start.forkserver`, as the supervisor does."""
     become_subreaper()
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     fd = theirs.detach()
@@ -183,7 +183,9 @@ def by_fork(folder: str, model: ModelSpec) -> Mapping[str, float]:
 
     with (
         ours,
-        running("goondan.agentproc.forkserver", "--socket-fd", str(fd), f"--provider={model.provider}", keep=[fd]),
+        running(
+            "goondan.agentproc.start.forkserver", "--socket-fd", str(fd), f"--provider={model.provider}", keep=[fd]
+        ),
     ):
         ours.send(WARM)
         cold = waiting_agent()

@@ -17,7 +17,7 @@ import jsonschema
 from msgspec import Raw
 
 from bench.compare import Benchmark, Goal, Metric
-from goondan.agentproc.catalog import Allowed, Catalog, StepCatalog
+from goondan.agentproc.machine.catalog import Allowed, Catalog, StepCatalog
 from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.plan import catalog_items, tool_spec
 from goondan.schemas.bundle.launch import ToolHostSpec

@@ -19,12 +19,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bench.compare import Benchmark, Goal, Metric, Together
-from goondan.agentproc.app import new_loop
-from goondan.agentproc.instance import Instance
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.conversation.store import ConversationStore
+from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
-from goondan.agentproc.store import ConversationStore
-from goondan.agentproc.turn import AskedCall
+from goondan.agentproc.start.app import new_loop
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.features.try_out.program import NoBus
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec

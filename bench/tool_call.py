@@ -18,8 +18,8 @@ import uvloop
 
 from bench.compare import Benchmark, Goal, Metric
 from bench.programs import AGENT, INSTANCE, Bus, broker, tool_host
-from goondan.agentproc.calls import CallContext, ToolCaller
-from goondan.agentproc.catalog import Catalog, StepCatalog
+from goondan.agentproc.calls.caller import CallContext, ToolCaller
+from goondan.agentproc.machine.catalog import Catalog, StepCatalog
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExportSpec, ToolSpec
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.codec import from_raw

@@ -19,7 +19,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from bench.compare import Benchmark, Goal, Metric
-from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.conversation.store import ConversationStore
 from goondan.kernel.paths import state_dir
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.traces.trace_index import IndexRow, TraceIndex

@@ -2,7 +2,7 @@
 
 Files are opened read-only and for one short read each; SQLite's WAL lets agents write meanwhile, and a file that
 nobody has open is left as it was. One that is being made, or has gone, is empty. Messages are shown as they are stored
-(agentproc/conversation.py), whatever fields a version of it has.
+(agentproc/machine/messages.py), whatever fields a version of it has.
 
 Source: docs/design/turns.md section 4; docs/design/traces.md.
 """

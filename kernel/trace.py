@@ -280,7 +280,7 @@ class Said(Struct):
 
 
 def said_in(messages: Iterable[Any]) -> Said:
-    """The same of stored messages (agentproc/conversation.py). What has another form is left out."""
+    """The same of stored messages (agentproc/machine/messages.py). What has another form is left out."""
     said = Said()
     for message in messages:
         data = message.get("data") if isinstance(message, dict) else None

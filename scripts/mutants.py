@@ -63,9 +63,11 @@ def pure(prefix: str) -> list[str]:
 
 
 GROUPS = {
-    "turn": Group(["agentproc/turn.py"], [f"tests/unit/agentproc/test_{name}.py" for name in ("turn", "turn_stored")]),
+    "turn": Group(
+        ["agentproc/machine/turn.py"], [f"tests/unit/agentproc/test_{name}.py" for name in ("turn", "turn_stored")]
+    ),
     "catalog": Group(
-        ["agentproc/catalog.py"],
+        ["agentproc/machine/catalog.py"],
         [
             "tests/unit/agentproc/test_catalog.py",
             "tests/unit/agentproc/extensions/test_dynamic_tools.py",

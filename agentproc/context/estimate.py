@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from goondan.agentproc.conversation import REASONING, AssistantData, Message, TextPart, ToolData, files_of
+from goondan.agentproc.machine.messages import REASONING, AssistantData, Message, TextPart, ToolData, files_of
 from goondan.agentproc.providers.history import KEPT
 from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire.codec import encode_value

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from goondan.agentproc.context.shape import within
-from goondan.agentproc.conversation import Message, ToolData, error_result
+from goondan.agentproc.machine.messages import Message, ToolData, error_result
 from goondan.agentproc.providers.history import result_text
 from goondan.schemas.bundle.arguments import compile_arguments, invalid_arguments
 from goondan.schemas.bundle.launch import CatalogItem

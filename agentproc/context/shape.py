@@ -14,7 +14,7 @@ from typing import Final
 from msgspec import Struct, structs
 
 from goondan.agentproc.context.estimate import AROUND, files_size, text_size
-from goondan.agentproc.conversation import Message, MessageSource, ToolData, ToolResultPart, UserData
+from goondan.agentproc.machine.messages import Message, MessageSource, ToolData, ToolResultPart, UserData
 from goondan.agentproc.providers.history import result_text
 from goondan.schemas.wire.codec import to_raw
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, NoReturn
 
-from goondan.agentproc.denied_calls import refused_by
+from goondan.agentproc.calls.servers import Servers
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools, Folder, Handler, ServedTool
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.extensions.events import Handler as EventHandler
@@ -22,7 +22,7 @@ from goondan.agentproc.extensions.pipeline import Middleware, Pipeline
 from goondan.agentproc.extensions.results import MAX_MESSAGE
 from goondan.agentproc.extensions.scopes import Resource
 from goondan.agentproc.extensions.state import ExtState, InstanceApi, StoredState
-from goondan.agentproc.servers import Servers
+from goondan.agentproc.machine.denied_calls import refused_by
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.wire.errors import cut_message, fail
 from goondan.schemas.worker import servers

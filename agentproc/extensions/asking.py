@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
+from goondan.agentproc.calls.swarm import Swarm
 from goondan.agentproc.extensions.pipeline import MiddlewareError
-from goondan.agentproc.questions import Question, call_place
-from goondan.agentproc.swarm import Swarm
+from goondan.agentproc.machine.questions import Question, call_place
 from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.wire.questions import TIMEOUT_MS
 

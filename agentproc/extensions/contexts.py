@@ -24,7 +24,6 @@ from typing import Any, Final, NoReturn, Self
 import msgspec
 
 from goondan.agentproc.context.estimate import RESULT, Summarise, Wishes
-from goondan.agentproc.conversation import MessageEvent
 from goondan.agentproc.extensions.pipeline import POINTS, Layer, MiddlewareError, Next
 from goondan.agentproc.extensions.results import (
     LlmResult,
@@ -35,6 +34,7 @@ from goondan.agentproc.extensions.results import (
 )
 from goondan.agentproc.extensions.scopes import Change, TurnScope, View, as_object, changeable, shown
 from goondan.agentproc.extensions.step_changes import read_items
+from goondan.agentproc.machine.messages import MessageEvent
 from goondan.schemas.bundle.launch import ForcedTool, ToolChoice
 from goondan.schemas.wire.errors import fail
 

@@ -26,7 +26,7 @@ from typing import Any, Final
 
 from msgspec import Struct, structs
 
-from goondan.agentproc.configuration import Configuration
+from goondan.agentproc.calls.servers import Servers
 from goondan.agentproc.extensions.api import ExtensionApi
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
 from goondan.agentproc.extensions.events import EventBus
@@ -34,7 +34,7 @@ from goondan.agentproc.extensions.modules import import_entry
 from goondan.agentproc.extensions.patience import is_ending
 from goondan.agentproc.extensions.pipeline import Pipeline
 from goondan.agentproc.extensions.state import ExtState, StoredState
-from goondan.agentproc.servers import Servers
+from goondan.agentproc.turn.configuration import Configuration
 from goondan.schemas.bundle.address import path_segment
 from goondan.schemas.bundle.extensions import check_config, with_defaults
 from goondan.schemas.bundle.launch import ExtensionSpec

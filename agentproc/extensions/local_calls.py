@@ -26,17 +26,16 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from goondan.agentproc.calls import CallContext, call_time_left, failed_result
-from goondan.agentproc.catalog import Allowed, StepCatalog
-from goondan.agentproc.conversation import Message, error_result
-from goondan.agentproc.denied_calls import REFUSED
+from goondan.agentproc.calls.caller import CallContext, OpenCalls, call_time_left, failed_result
+from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.extensions.api import ConsoleLogger
 from goondan.agentproc.extensions.asking import Agents
 from goondan.agentproc.extensions.dynamic_tools import DynamicTool, Handler
 from goondan.agentproc.extensions.patience import is_ending
 from goondan.agentproc.extensions.results import bad_output, output_of, tool_error_of
-from goondan.agentproc.open_calls import OpenCalls
-from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.machine.catalog import Allowed, StepCatalog
+from goondan.agentproc.machine.denied_calls import REFUSED
+from goondan.agentproc.machine.messages import Message, error_result
 from goondan.schemas.bundle.launch import Limits
 from goondan.schemas.wire.errors import GoondanError, tool_error
 from goondan.schemas.wire.frames import ToolError, ToolResult

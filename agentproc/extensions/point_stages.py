@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from goondan.agentproc.configuration import InForce
 from goondan.agentproc.extensions.contexts import PointContext, binding
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
 from goondan.agentproc.extensions.loaded import Extensions
@@ -22,6 +21,7 @@ from goondan.agentproc.extensions.results import LlmResult, ToolCall, ToolCallRe
 from goondan.agentproc.extensions.scopes import CallScope, Resource, StepScope, TurnScope
 from goondan.agentproc.extensions.step_changes import check_rest, wanted_extensions, wanted_system, wanted_tools
 from goondan.agentproc.providers.base import ModelAnswer
+from goondan.agentproc.turn.configuration import InForce
 from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire.errors import GoondanError
 

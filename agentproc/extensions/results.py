@@ -17,9 +17,9 @@ from typing import Any, Final, Literal, NamedTuple, TypeVar
 import msgspec
 from msgspec import Raw, Struct, structs
 
-from goondan.agentproc.conversation import AssistantData, Message, error_result
 from goondan.agentproc.extensions.pipeline import MiddlewareError
-from goondan.agentproc.turn import AskedCall, End, LeaveStep
+from goondan.agentproc.machine.messages import AssistantData, Message, error_result
+from goondan.agentproc.machine.turn import AskedCall, End, LeaveStep
 from goondan.schemas.wire.codec import DECODE_ERRORS, check_depth, check_json, encode_value, from_raw
 from goondan.schemas.wire.errors import (
     CODES,

@@ -18,9 +18,7 @@ from typing import Any, Final, NoReturn, Protocol
 
 from msgspec import Struct
 
-from goondan.agentproc.catalog import Catalog, StepCatalog
 from goondan.agentproc.context.estimate import NO_WISHES, Wishes
-from goondan.agentproc.conversation import Message, MessageEvent
 from goondan.agentproc.extensions.pipeline import MiddlewareError
 from goondan.agentproc.extensions.results import (
     LlmResult,
@@ -29,6 +27,8 @@ from goondan.agentproc.extensions.results import (
     TurnResult,
 )
 from goondan.agentproc.extensions.step_changes import read_items
+from goondan.agentproc.machine.catalog import Catalog, StepCatalog
+from goondan.agentproc.machine.messages import Message, MessageEvent
 from goondan.schemas.bundle.address import shown_tool_name
 from goondan.schemas.bundle.launch import CatalogItem, ToolChoice
 from goondan.schemas.wire.frames import AgentEvent, ErrorPayload

@@ -17,11 +17,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from goondan.agentproc.catalog import Catalog, StepCatalog
-from goondan.agentproc.configuration import InForce
 from goondan.agentproc.context.estimate import NO_WISHES, Wishes
-from goondan.agentproc.conversation import Append, Message, ToolCallPart, error_result
-from goondan.agentproc.denied_calls import REFUSED
+from goondan.agentproc.conversation.transcript import Transcript, read_event
 from goondan.agentproc.extensions.asking import Asking
 from goondan.agentproc.extensions.contexts import binding
 from goondan.agentproc.extensions.pipeline import Kind, Layer, LayerFailed, MiddlewareError, Pipeline, Watch, run
@@ -41,9 +38,12 @@ from goondan.agentproc.extensions.results import (
     wire_result,
 )
 from goondan.agentproc.extensions.scopes import UNCHANGED, CallScope, Execution, StepScope, TurnScope, View
+from goondan.agentproc.machine.catalog import Catalog, StepCatalog
+from goondan.agentproc.machine.denied_calls import REFUSED
+from goondan.agentproc.machine.messages import Append, Message, ToolCallPart, error_result
+from goondan.agentproc.machine.turn import End, Input, LeaveStep, StepEntered, StepLeft, TurnEntered, TurnLeft
 from goondan.agentproc.providers.base import ModelAnswer
-from goondan.agentproc.transcript import Transcript, read_event
-from goondan.agentproc.turn import End, Input, LeaveStep, StepEntered, StepLeft, TurnEntered, TurnLeft
+from goondan.agentproc.turn.configuration import InForce
 from goondan.schemas.bundle.launch import CatalogItem, ToolChoice
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, ToolError, ToolResult

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from goondan.agentproc.catalog import Catalog
 from goondan.agentproc.extensions.pipeline import MiddlewareError
+from goondan.agentproc.machine.catalog import Catalog
 from goondan.schemas.bundle.address import SEPARATOR, shown_tool_name
 from goondan.schemas.bundle.effective_config import reference_name, tool_of
 from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec, ServerSource, ToolSource

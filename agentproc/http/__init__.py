@@ -26,7 +26,7 @@ class Wire(Protocol):
     """Speaks the vendor's wire."""
     REHEARSED: tuple[str, str]
     """Bodies of two streamed answers: one that calls the tool TOOL with {"a": "1"}, and one that says that it is done.
-    The fork server plays them, so that agents share what a call needs in memory (agentproc/warm_models.py).
+    The fork server plays them, so that agents share what a call needs in memory (agentproc/start/warm_models.py).
     """
 
 

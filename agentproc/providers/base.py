@@ -15,8 +15,8 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 from msgspec import Struct
 
-from goondan.agentproc.conversation import Message
-from goondan.agentproc.turn import AskedCall
+from goondan.agentproc.machine.messages import Message
+from goondan.agentproc.machine.turn import AskedCall
 from goondan.schemas.bundle.launch import CatalogItem, ModelSpec, OutputSpec, ToolChoice
 from goondan.schemas.models.model_providers import DEFAULT_MAX_TOKENS, LIMIT_PARAMS, limit_param
 from goondan.schemas.text.redaction import Redactor

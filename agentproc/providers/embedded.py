@@ -19,7 +19,8 @@ from typing import Any, Final
 
 from msgspec import Struct, msgpack
 
-from goondan.agentproc.conversation import Message, ToolData, ToolResultPart, UserData
+from goondan.agentproc.machine.messages import Message, ToolData, ToolResultPart, UserData
+from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import (
     ModelAnswer,
     ModelNews,
@@ -29,7 +30,6 @@ from goondan.agentproc.providers.base import (
     read_json,
     scan_json,
 )
-from goondan.agentproc.turn import AskedCall
 from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire.errors import help_url
 from goondan.schemas.wire.frames import ToolResult

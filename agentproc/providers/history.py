@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from goondan.agentproc.conversation import (
+from goondan.agentproc.machine.messages import (
     REASONING,
     AssistantData,
     Message,

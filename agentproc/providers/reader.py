@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
+from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import ModelAnswer, Usage, asked_call
 from goondan.agentproc.providers.faults import Fault, FaultKind, plain
 from goondan.agentproc.providers.history import kept_by
-from goondan.agentproc.turn import AskedCall
 from goondan.schemas.wire.codec import describe_decode_error, replace_surrogates
 
 #: The most characters of text, arguments and thinking of one answer together. The longest answers that models can give

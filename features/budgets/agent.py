@@ -21,13 +21,13 @@ from typing import Final
 
 import msgspec
 
-from goondan.agentproc.catalog import Allowed
+from goondan.agentproc.calls.caller import OpenCalls
 from goondan.agentproc.context.estimate import FIRST_SURELY
-from goondan.agentproc.conversation import error_result
 from goondan.agentproc.extensions.results import tool_error_of
-from goondan.agentproc.open_calls import OpenCalls
-from goondan.agentproc.parts import AgentFeature, Ask, Call, Done, OnNews, Start, TurnCore, TurnPart
+from goondan.agentproc.machine.catalog import Allowed
+from goondan.agentproc.machine.messages import error_result
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, limited_output, output_limit
+from goondan.agentproc.turn.parts import AgentFeature, Ask, Call, Done, OnNews, Start, TurnCore, TurnPart
 from goondan.features.budgets.wire import FEATURE as NAME
 from goondan.features.budgets.wire import MAX_TOKENS_NAMED, BudgetGranted, BudgetReserve, BudgetSettle
 from goondan.schemas.bundle.launch import AgentSpec

@@ -17,7 +17,7 @@ from uuid import uuid4
 import msgspec
 
 from goondan.agentproc.extensions.local_calls import current_call
-from goondan.agentproc.parts import AgentFeature
+from goondan.agentproc.turn.parts import AgentFeature
 from goondan.features.changesets.wire import (
     MAX_MESSAGE,
     MAX_REASON,
@@ -59,7 +59,7 @@ class Changesets(AgentFeature):
         return {"swarm_bundle": lambda extension: api}
 
 
-#: See agentproc/parts.py.
+#: See agentproc/turn/parts.py.
 FEATURE: Final = Changesets
 
 

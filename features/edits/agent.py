@@ -15,12 +15,11 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from goondan.agentproc.answers import answer_payload, done_frame, failed, turn_id
-from goondan.agentproc.conversation import Message, MessageEvent, Remove, Truncate, UserData
-from goondan.agentproc.instance import Instance
-from goondan.agentproc.parts import AgentFeature, AnswerEvent
-from goondan.agentproc.turn import End
-from goondan.agentproc.usage import TurnUsage
+from goondan.agentproc.machine.answers import TurnUsage, answer_payload, done_frame, failed, turn_id
+from goondan.agentproc.machine.messages import Message, MessageEvent, Remove, Truncate, UserData
+from goondan.agentproc.machine.turn import End
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.parts import AgentFeature, AnswerEvent
 from goondan.features.edits.wire import UNDO_REFUSED
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError, cut_message, fail

@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from goondan.agentproc.instance import Instance
-from goondan.agentproc.parts import AgentFeature, Ask, OnNews, TakeFrame, TurnCore, TurnPart
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest
 from goondan.agentproc.providers.faults import Fault, is_low, rate_limits
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.parts import AgentFeature, Ask, OnNews, TakeFrame, TurnCore, TurnPart
 from goondan.features.gates.wire import FEATURE as FEATURE_NAME
 from goondan.features.gates.wire import (
     GateChanged,

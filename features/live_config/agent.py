@@ -1,8 +1,8 @@
 """`api.live_config`: extensions propose patches of the running configuration.
 
 The broker judges a patch. The configuration that comes of it reaches the agent like any other
-(agentproc/configuration.py). The id of a proposal is derived from its step, so a step that is taken up again proposes
-the same patch.
+(agentproc/turn/configuration.py). The id of a proposal is derived from its step, so a step that is taken up again
+proposes the same patch.
 
 Source: docs/live-config.md; requirement CONFIG-01.
 """
@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.agentproc.configuration import InForce
-from goondan.agentproc.instance import Instance
-from goondan.agentproc.parts import AgentFeature
+from goondan.agentproc.turn.configuration import InForce
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.parts import AgentFeature
 from goondan.features.live_config.wire import LIMIT, MAX_PROPOSAL_BYTES, ConfigOutcome, ConfigProposal
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
@@ -66,7 +66,7 @@ class LiveConfig(AgentFeature):
         return "cfg-" + digest.hexdigest()
 
 
-#: See agentproc/parts.py.
+#: See agentproc/turn/parts.py.
 FEATURE: Final = LiveConfig
 
 

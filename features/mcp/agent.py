@@ -16,8 +16,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from goondan.agentproc.parts import AgentFeature, TurnCore, TurnPart
-from goondan.agentproc.tool_asks import Asked
+from goondan.agentproc.calls.asks import Asked
+from goondan.agentproc.turn.parts import AgentFeature, TurnCore, TurnPart
 from goondan.schemas.bundle.address import SEPARATOR
 from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from goondan.agentproc.extensions.events import EventBus
-from goondan.agentproc.instance import Instance
-from goondan.agentproc.known_secrets import KnownSecrets
-from goondan.agentproc.parts import AgentFeature, TakeFrame
+from goondan.agentproc.start.log import KnownSecrets
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.parts import AgentFeature, TakeFrame
 from goondan.features.oauth.wire import GRANTED_EVENT, REF_PREFIX, Granted, TokenReady, TokenRequest
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
@@ -55,7 +55,7 @@ class OAuth(AgentFeature):
         return {"oauth": lambda extension: OAuthApi(self._tokens)}
 
 
-#: See agentproc/parts.py.
+#: See agentproc/turn/parts.py.
 FEATURE: Final = OAuth
 
 

@@ -13,7 +13,7 @@ Wishes for a restart.
 
 Fresh starts (`gdn restart --fresh`). An agent's generation is a number that grows with each fresh start of its
 conversations. `welcome` has it. An instance whose file has an earlier generation puts its conversation aside when the
-file is opened next (agentproc/conversation_format.py). So the broker need not find and change instances without a
+file is opened next (agentproc/conversation/file.py). So the broker need not find and change instances without a
 process, however many there are. The number is the wall clock's milliseconds, or one more than the last. So it grows
 also after a journal was lost.
 

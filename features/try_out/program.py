@@ -18,12 +18,12 @@ from typing import Any, Final
 
 import msgspec
 
+from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.extensions.pipeline import KINDS, POINTS
-from goondan.agentproc.instance import Instance
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
-from goondan.agentproc.store import ConversationStore
-from goondan.agentproc.turn import AskedCall
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem
 from goondan.schemas.system.secrecy import close_memory

@@ -213,7 +213,7 @@ class Launches:
         self._fork_channel = ours
         providers = {agent.model.provider for agent in self._known.agents.values()}
         return Launch(
-            module="goondan.agentproc.forkserver",
+            module="goondan.agentproc.start.forkserver",
             arguments=[
                 *("--socket-fd", str(theirs.fileno())),
                 *("--keep-fd", str(self._premises.alive_fd)),

@@ -1,6 +1,6 @@
 """The fork server's protocol: the kernel asks for agent processes, one msgpack map a packet, on an inherited socket.
 
-The socket is AF_UNIX SOCK_SEQPACKET. The supervisor keeps one end, and `python -m goondan.agentproc.forkserver
+The socket is AF_UNIX SOCK_SEQPACKET. The supervisor keeps one end, and `python -m goondan.agentproc.start.forkserver
 --socket-fd N` has the other. Any number of requests may be under way; each gets exactly one reply with its `seq`. A
 packet that is no request is answered with `seq` 0 and an error. When the supervisor's end is closed the fork server
 exits.

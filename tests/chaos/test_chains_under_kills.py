@@ -35,7 +35,7 @@ from typing import Any, Final
 
 import pytest
 
-from goondan.agentproc.calls import MAX_REPEATS
+from goondan.agentproc.calls.caller import MAX_REPEATS
 from goondan.kernel import lock, rundir
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError

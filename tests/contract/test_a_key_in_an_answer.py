@@ -14,10 +14,10 @@ import pytest
 
 from goondan.agentproc.http import wire_of
 from goondan.agentproc.http.provider import HttpProvider
-from goondan.agentproc.known_secrets import out_of_answer
-from goondan.agentproc.live import LiveFeed
+from goondan.agentproc.machine.turn import AskModel
+from goondan.agentproc.model.calls import out_of_answer
 from goondan.agentproc.providers.base import SHORTEST_SAID, ModelAnswer, TextDelta
-from goondan.agentproc.turn import AskModel
+from goondan.agentproc.turn.live import LiveFeed
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.wire.codec import encode, from_raw

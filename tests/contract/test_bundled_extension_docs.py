@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from goondan.agentproc.instance import Instance
-from goondan.agentproc.loop import TurnRunner
-from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.conversation.store import ConversationStore
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.kernel.bundle.documents import BaseExtensions
 from goondan.kernel.bundle.loader import open_bundle
 from goondan.schemas.bundle.address import instance_dir

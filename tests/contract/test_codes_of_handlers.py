@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from goondan.agentproc.calls import CallContext, ToolCaller
+from goondan.agentproc.calls.caller import CallContext, ToolCaller
 from goondan.schemas.bundle.launch import ExportSpec, SandboxSpec, ServerSpec, ToolSpec
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import CODES, HELP_BASE

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.conversation import encode_message
-from goondan.agentproc.instance import Instance
-from goondan.agentproc.loop import TurnRunner
-from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.conversation.store import ConversationStore
+from goondan.agentproc.machine.messages import encode_message
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.kernel.bundle.loader import open_bundle
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.agentproc.conversation import AssistantData
+from goondan.agentproc.machine.messages import AssistantData
+from goondan.agentproc.machine.turn import Begin, ModelAnswered, RunTool, Store, ToolFinished, Turn
 from goondan.agentproc.providers.base import ModelAnswer
-from goondan.agentproc.turn import Begin, ModelAnswered, RunTool, Store, ToolFinished, Turn
 from goondan.kernel.broker.state.bus import RETURN_S
 from goondan.schemas.bundle.address import is_given_id
 from goondan.schemas.wire.codec import to_raw

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.conversation import (
+from goondan.agentproc.http import wire_of
+from goondan.agentproc.http.provider import HttpProvider
+from goondan.agentproc.machine.messages import (
     AssistantData,
     Message,
     MessageData,
@@ -20,8 +22,6 @@ from goondan.agentproc.conversation import (
     error_result,
     result_message,
 )
-from goondan.agentproc.http import wire_of
-from goondan.agentproc.http.provider import HttpProvider
 from goondan.agentproc.providers.base import ModelRequest
 from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
 from goondan.schemas.wire.codec import to_raw

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.catalog import Catalog
+from goondan.agentproc.machine.catalog import Catalog
 from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire.errors import cut_message
 from goondan.schemas.wire.frames import ToolError

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from goondan.agentproc.conversation import encode_message
+from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.extensions.pipeline import POINTS
-from goondan.agentproc.instance import Instance
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.machine.messages import encode_message
 from goondan.agentproc.providers.base import ModelRequest
-from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec
 from goondan.schemas.wire.errors import fail

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from goondan.agentproc.calls import MAX_REPEATS
+from goondan.agentproc.calls.caller import MAX_REPEATS
 from goondan.kernel.broker.journal import tables as retention
 from goondan.kernel.broker.state.mailbox import MAX_ATTEMPTS
 from goondan.schemas.bundle.launch import KernelPlan

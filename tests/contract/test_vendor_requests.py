@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.conversation import (
+from goondan.agentproc.http import wire_of
+from goondan.agentproc.http.connection import parts_of
+from goondan.agentproc.machine.messages import (
     AssistantData,
     Message,
     MessageData,
@@ -24,8 +26,6 @@ from goondan.agentproc.conversation import (
     error_result,
     result_message,
 )
-from goondan.agentproc.http import wire_of
-from goondan.agentproc.http.connection import parts_of
 from goondan.agentproc.providers.base import FilesPlace, ModelRequest
 from goondan.agentproc.providers.vendor import Body, with_files
 from goondan.schemas.bundle.launch import CatalogItem, ModelSpec, OutputSpec

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.conversation.store import ConversationStore
 from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.journal.store import JOURNAL_FILE, JournalStore
 from goondan.kernel.broker.state.records import Item, Write

@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 from typing import Final, Literal
 
-from goondan.agentproc.conversation import Append, Message, MessageSource, UserData
-from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.conversation.store import ConversationStore
+from goondan.agentproc.machine.messages import Append, Message, MessageSource, UserData
 from goondan.kernel.broker.journal import store as journal_store
 from goondan.kernel.broker.journal.store import JOURNAL_FILE, JournalStore
 from goondan.kernel.broker.state.records import DropAnswer, Put, Retire, Write

@@ -1,8 +1,8 @@
 """`python -m tests.process.agent_family`: a supervisor in small, for tests of the fork server.
 
-It becomes a subreaper, starts `goondan.agentproc.forkserver` and obeys one JSON line at a time on stdin, answering each
-with one on stdout: {"fork": {…}} a request with a ready descriptor, {"raw": HEX} any packet, {"reap": PID},
-{"server": 0}. At the end of stdin it leaves, and so does its family.
+It becomes a subreaper, starts `goondan.agentproc.start.forkserver` and obeys one JSON line at a time on stdin. It
+answers each with one on stdout: {"fork": {…}} a request with a ready descriptor, {"raw": HEX} any packet,
+{"reap": PID}, {"server": 0}. At the end of stdin it leaves, and so does its family.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Family:
         command = [
             sys.executable,
             "-m",
-            "goondan.agentproc.forkserver",
+            "goondan.agentproc.start.forkserver",
             "--socket-fd",
             str(fd),
             "--ready-fd",

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from goondan.agentproc.conversation import Message, MessageSource, UserData
+from goondan.agentproc.machine.messages import Message, MessageSource, UserData
 from goondan.agentproc.providers.base import ModelRequest
 from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
 

@@ -19,9 +19,8 @@ import msgspec
 import pytest
 import zmq
 
-from goondan.agentproc import forkserver
-from goondan.agentproc.forkserver import ForkServer
-from goondan.agentproc.spare_time import SpareTime
+from goondan.agentproc.start import forkserver
+from goondan.agentproc.start.forkserver import ForkServer, SpareTime
 from goondan.kernel.supervisor.lifecycle import STOP_ORDER
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw

@@ -13,7 +13,10 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import msgspec
 import pytest
 
-from goondan.agentproc.conversation import (
+from goondan.agentproc.http import route, wire_of
+from goondan.agentproc.http.connection import Patience
+from goondan.agentproc.http.provider import HttpProvider
+from goondan.agentproc.machine.messages import (
     AssistantData,
     Message,
     MessageSource,
@@ -21,9 +24,6 @@ from goondan.agentproc.conversation import (
     ToolResultPart,
     result_message,
 )
-from goondan.agentproc.http import route, wire_of
-from goondan.agentproc.http.connection import Patience
-from goondan.agentproc.http.provider import HttpProvider
 from goondan.agentproc.providers.base import ModelAnswer, TextDelta
 from goondan.agentproc.providers.faults import REPEATS
 from goondan.agentproc.providers.reader import MAX_ANSWER_CHARS
@@ -357,8 +357,8 @@ async def test_retries_are_logged_without_the_key(ask: Ask, base: str, caplog: p
 def test_agents_share_the_model_code_that_they_will_use(providers: list[str], loaded: list[str]) -> None:
     """Loaded and warm in the fork server when an agent has such a model, and then still fit to be forked."""
     code = (
-        "import os, sys, goondan.agentproc.forkserver\n"
-        "from goondan.agentproc.warmup import warm_up\n"
+        "import os, sys, goondan.agentproc.start.forkserver\n"
+        "from goondan.agentproc.start.warmup import warm_up\n"
         f"for _ in warm_up({providers}): pass\n"
         "print(sorted({name.split('.')[0] for name in sys.modules} & {'httptools', 'certifi'}))\n"
         "print(len(os.listdir('/proc/self/task')), [path for n in os.listdir('/proc/self/fd')"

@@ -30,7 +30,7 @@ PLANTED = ("org", "json", "signal", "array", "asyncio", "msgspec", "argparse", "
 PROGRAMS = (
     "goondan.kernel.supervisor",
     "goondan.kernel.broker",
-    "goondan.agentproc.forkserver",
+    "goondan.agentproc.start.forkserver",
     "goondan.toolhost",
     "goondan.kernel.cli.__main__",
 )

@@ -135,7 +135,7 @@ def test_a_crash_leaves_no_core(short_tmp: Path, kernel: Sandbox, program: str, 
         "broker": ["goondan.kernel.broker", "--bundle", str(kernel.bundle)],
         "toolhost": ["goondan.toolhost", *link],
         "agent": ["goondan.agentproc", *link],
-        "forksrv": ["goondan.agentproc.forkserver", "--socket-fd", str(theirs.fileno())],
+        "forksrv": ["goondan.agentproc.start.forkserver", "--socket-fd", str(theirs.fileno())],
         "gdn": ["goondan.kernel.cli", "run"],
     }[program]
     with ours, theirs:

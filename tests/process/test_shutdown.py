@@ -29,7 +29,7 @@ import json
 import os
 import time
 
-from goondan.agentproc.app import AgentApp
+from goondan.agentproc.start.app import AgentApp
 from goondan.schemas.transport.link import Link
 
 

@@ -76,7 +76,7 @@ NOT_IMPORTED = {
         "zmq",
         "jsonschema_rs",
     },
-    "goondan.agentproc.forkserver": {"secrets", "shlex", "zmq"},
+    "goondan.agentproc.start.forkserver": {"secrets", "shlex", "zmq"},
     "goondan.toolhost.app": {"secrets", "shlex", "shutil", "zmq", "argparse", "jsonschema_rs", "email.utils"},
 }
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from goondan.agentproc.questions import Question
-from goondan.agentproc.swarm import Handler, Swarm
+from goondan.agentproc.calls.swarm import Handler, Swarm
+from goondan.agentproc.machine.questions import Question
 
 
 async def request(swarm: Swarm, name: str, args: dict[str, Any]) -> Any:

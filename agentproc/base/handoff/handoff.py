@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from goondan.agentproc.questions import Question
-from goondan.agentproc.swarm import Handler, Swarm
+from goondan.agentproc.calls.swarm import Handler, Swarm
+from goondan.agentproc.machine.questions import Question
 from goondan.schemas.wire.frames import ToolResult
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from goondan.agentproc.base.message_compaction.rendering import pieces, within
-from goondan.agentproc.conversation import Message
+from goondan.agentproc.machine.messages import Message
 from goondan.schemas.wire.errors import fail
 
 INSTRUCTIONS: Final = (

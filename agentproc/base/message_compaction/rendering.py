@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Final
 
-from goondan.agentproc.conversation import AssistantData, Message, ToolData
+from goondan.agentproc.machine.messages import AssistantData, Message, ToolData
 from goondan.schemas.wire.codec import from_raw
 
 #: How much of one tool's result, or of one call's arguments, goes into the text to summarise (characters). Longer ones

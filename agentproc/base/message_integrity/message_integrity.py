@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from goondan.agentproc.conversation import AssistantData, Message, ToolData, presentable
+from goondan.agentproc.machine.messages import AssistantData, Message, ToolData, presentable
 from goondan.schemas.wire.errors import fail
 
 #: Faults that one line of the log names.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from goondan.agentproc.conversation import Append, Message, ToolData
+from goondan.agentproc.machine.messages import Append, Message, ToolData
 from goondan.schemas.wire.errors import fail
 
 #: The key in the metadata of a reminder.

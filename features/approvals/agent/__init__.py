@@ -20,9 +20,9 @@ from typing import Final
 
 from msgspec import Raw
 
-from goondan.agentproc.calls import failed_result
-from goondan.agentproc.catalog import Allowed
-from goondan.agentproc.parts import CALL_WAITS, AgentFeature, Call, Done, Start, TurnCore, TurnPart
+from goondan.agentproc.calls.caller import failed_result
+from goondan.agentproc.machine.catalog import Allowed
+from goondan.agentproc.turn.parts import CALL_WAITS, AgentFeature, Call, Done, Start, TurnCore, TurnPart
 from goondan.features.approvals.agent.questions import Questions
 from goondan.features.approvals.wire import (
     DENIED,

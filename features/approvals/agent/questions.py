@@ -22,15 +22,15 @@ from typing import Final
 
 from msgspec import structs
 
-from goondan.agentproc.parts import TurnCore
-from goondan.agentproc.tool_asks import Asked
+from goondan.agentproc.calls.asks import Asked
+from goondan.agentproc.turn.parts import TurnCore
 from goondan.features.approvals.wire import MAX_MESSAGE, ApprovalAsk, ApprovalState
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import Frame
 from goondan.schemas.worker.servers import ServerAnswer, ServerQuestion
 
-#: What a call that was made again has behind its id (agentproc/calls.py).
+#: What a call that was made again has behind its id (agentproc/calls/caller.py).
 _AGAIN: Final = re.compile(r"~[0-9]+\Z")
 #: Any answer to a question that only wants to know whether something is done.
 _NOTHING: Final = {"type": "object", "maxProperties": 0}

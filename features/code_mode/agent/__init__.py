@@ -15,13 +15,13 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw
 
-from goondan.agentproc.catalog import StepCatalog
-from goondan.agentproc.conversation import ToolCallPart
-from goondan.agentproc.instance import Instance
-from goondan.agentproc.parts import AgentFeature, Call, Done, Start, TurnCore, TurnPart
-from goondan.agentproc.tool_asks import Asked
-from goondan.agentproc.tool_ranking import best
-from goondan.agentproc.turn import RunTool
+from goondan.agentproc.calls.asks import Asked
+from goondan.agentproc.machine.catalog import StepCatalog
+from goondan.agentproc.machine.messages import ToolCallPart
+from goondan.agentproc.machine.tool_ranking import best
+from goondan.agentproc.machine.turn import RunTool
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.parts import AgentFeature, Call, Done, Start, TurnCore, TurnPart
 from goondan.features.code_mode.agent.script_log import ScriptLog
 from goondan.features.code_mode.agent.scripts import MAX_SHOWN_ARGS, Record, Scripts, inner_id, told
 from goondan.features.code_mode.wire import (

@@ -2,7 +2,7 @@
 
 The file is mapped into memory. So a note costs no system call, and it outlives the end of the process. It does not
 outlive a loss of power: a script that makes a thousand calls cannot wait for the disk before each. After a loss of
-power the trace has what was stored before (agentproc/notes.py).
+power the trace has what was stored before (agentproc/turn/notes.py).
 
 Source: docs/design/tools.md section 12.
 """

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from goondan.agentproc.instance import Instance
-from goondan.agentproc.parts import AgentFeature, TurnCore, TurnPart
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.parts import AgentFeature, TurnCore, TurnPart
 from goondan.features.recordings import NAME, PROVIDER
 from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.wire.codec import from_raw

@@ -12,9 +12,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import msgpack
 
-from goondan.agentproc.conversation import AssistantData, Message, ToolData, ToolResultPart, UserData, files_of
+from goondan.agentproc.machine.messages import AssistantData, Message, ToolData, ToolResultPart, UserData, files_of
+from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import ContextOverflow, ModelAnswer, ModelRequest, Overflow, Usage, asked_call
-from goondan.agentproc.turn import AskedCall
 from goondan.features.recordings.wire import RecordedAnswer, RecordedFault, RecordedModelCall, Request
 from goondan.features.recordings.wire.texts import comparable, same, shortened, without_places
 from goondan.schemas.text.secret_values import in_texts

@@ -54,7 +54,7 @@ from goondan.schemas.wire.errors import GoondanError, tool_error
 from goondan.schemas.wire.frames import ToolResult
 from goondan.schemas.worker.servers import ServerListing
 
-#: The id of the one message of a question that is asked outside of the conversation (agentproc/aside.py).
+#: The id of the one message of a question that is asked outside of the conversation (agentproc/model/calls.py).
 ASIDE: Final = "aside"
 #: The instance whose turns stand for those of an instance that the recording does not know.
 USUAL: Final = "default"

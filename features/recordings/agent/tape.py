@@ -21,12 +21,12 @@ from typing import Any, Final
 import msgspec
 from msgspec import to_builtins
 
-from goondan.agentproc.conversation import error_result
-from goondan.agentproc.conversation_format import create_file
-from goondan.agentproc.instance import Instance
-from goondan.agentproc.parts import Ask, Call, Done, OnNews, Start, TurnCore, TurnPart
+from goondan.agentproc.conversation.file import create_file
+from goondan.agentproc.machine.messages import error_result
+from goondan.agentproc.machine.turn import Begin, End
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
-from goondan.agentproc.turn import Begin, End
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.parts import Ask, Call, Done, OnNews, Start, TurnCore, TurnPart
 from goondan.features.approvals.wire import decide, policies_of
 from goondan.features.recordings import PROVIDER
 from goondan.features.recordings.agent.forms import Places, recorded_answer, recorded_fault, recorded_result, request_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from goondan.agentproc.swarm import Handler
+from goondan.agentproc.calls.swarm import Handler
 from goondan.features.restart.base.self_restart import self_restart
 
 #: The handlers of the tools by the tools' names, each by its export.

@@ -15,12 +15,12 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from goondan.agentproc.conversation import ToolData, UserData
-from goondan.agentproc.instance import Instance
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.conversation.store import ConversationStore
+from goondan.agentproc.machine.messages import ToolData, UserData
+from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
-from goondan.agentproc.store import ConversationStore
-from goondan.agentproc.turn import AskedCall
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.kernel.bundle.loader import open_bundle
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.wire.codec import from_raw, to_raw

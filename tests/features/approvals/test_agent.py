@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from goondan.agentproc.calls import CallContext
-from goondan.agentproc.catalog import Catalog
-from goondan.agentproc.conversation import ToolCallPart
-from goondan.agentproc.parts import Call
+from goondan.agentproc.calls.caller import CallContext
+from goondan.agentproc.machine.catalog import Catalog
+from goondan.agentproc.machine.messages import ToolCallPart
+from goondan.agentproc.turn.parts import Call
 from goondan.features.approvals.agent import WaitingCalls, who_refused
 from goondan.features.approvals.wire import ApprovalAsk, ApprovalState, Condition, Policy, Rule, read_policy
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec

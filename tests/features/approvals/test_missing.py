@@ -12,7 +12,7 @@ import pytest
 from msgspec import structs
 
 from goondan import features
-from goondan.agentproc import parts as agent_parts
+from goondan.agentproc.turn import parts as agent_parts
 from goondan.features import FEATURES
 from goondan.kernel.broker import assemble
 from goondan.kernel.bundle import extension_config

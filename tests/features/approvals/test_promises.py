@@ -78,7 +78,7 @@ def test_arguments_that_nobody_is_shown_are_denied_where_a_rule_would_ask(rule: 
 
 
 def test_a_call_that_is_made_once_more_has_an_id_of_its_own_and_is_asked_about_once_more() -> None:
-    """What an agent does with an idempotent call whose outcome is unknown (agentproc/calls.py)."""
+    """What an agent does with an idempotent call whose outcome is unknown (agentproc/calls/caller.py)."""
     _, client, agent, host = working()
     agent.call(RM)
     decide(client, "yes", "t1/c1")

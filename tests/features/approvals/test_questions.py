@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from goondan.agentproc.calls import CallContext, ToolCaller
-from goondan.agentproc.catalog import Catalog
-from goondan.agentproc.tool_asks import ToolAsks
+from goondan.agentproc.calls.asks import ToolAsks
+from goondan.agentproc.calls.caller import CallContext, ToolCaller
+from goondan.agentproc.machine.catalog import Catalog
 from goondan.features.approvals.agent.questions import Questions, item_name
 from goondan.features.approvals.wire import ApprovalAsk, ApprovalState
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec

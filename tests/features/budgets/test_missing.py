@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from goondan import features
-from goondan.agentproc import parts
+from goondan.agentproc.turn import parts
 from goondan.features.budgets.wire import FEATURE
 from goondan.kernel.broker import assemble
 from goondan.kernel.bundle import extension_config
@@ -50,7 +50,7 @@ def test_a_process_does_not_start_without_its_file(file: str, monkeypatch: pytes
 @pytest.mark.parametrize(
     "load",
     [
-        "from goondan.agentproc.parts import kinds; kinds()",
+        "from goondan.agentproc.turn.parts import kinds; kinds()",
         "from goondan.kernel.broker.assemble import features; features()",
         "import goondan.kernel.cli.commands.traces",
         "import goondan.toolhost.app",

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.features.code_mode.agent import identifiers
 from goondan.features.code_mode.agent.script_log import ScriptLog
 from goondan.features.code_mode.agent.scripts import Record

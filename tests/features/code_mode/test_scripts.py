@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from goondan.agentproc.call_ids import MAX_TOOL_CALL_ID
+from goondan.agentproc.machine.messages import MAX_TOOL_CALL_ID
 from goondan.features.code_mode.agent.scripts import MAX_NAMED, MAX_SEARCHES, Record, Scripts, inner_id, told
 from goondan.features.code_mode.wire import CODE_TOOL
 from goondan.schemas.bundle.address import is_given_id

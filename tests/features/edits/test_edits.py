@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from goondan.agentproc.conversation import Append, Message, MessageSource, UserData
-from goondan.agentproc.conversation_format import EARLIER_FILE
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.conversation.file import EARLIER_FILE
+from goondan.agentproc.machine.messages import Append, Message, MessageSource, UserData
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.features.edits.agent import Edit, changes
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from goondan.agentproc.http.provider import Tries
-from goondan.agentproc.notes import ModelAttempts
+from goondan.agentproc.machine.model_waits import ModelAttempts
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, Usage
 from goondan.agentproc.providers.faults import Fault, exhausted_wait, is_low, rate_limits
 from goondan.features.gates.agent import GatedRequest, ModelGates, TurnGates

@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from goondan.agentproc.instance import Instance
-from goondan.agentproc.loop import TurnRunner
-from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.conversation.store import ConversationStore
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.features.live_config.broker import LiveConfigs
 from goondan.kernel.broker.state.entities import CLIENTS, Connection
 from goondan.kernel.bundle.loader import open_bundle

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.features.live_config.broker.rules import Proposer, judge
 from goondan.features.live_config.wire import ConfigOutcome, ConfigProposal
 from goondan.schemas.bundle.effective_config import LiveChanges, declared, digest_of, reachable_tools

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from goondan.agentproc.conversation import ToolData
+from goondan.agentproc.machine.messages import ToolData
 from goondan.features.mcp.base.mcp import mcp
 from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec, ServerSource, ToolSource
 from goondan.schemas.wire.codec import from_raw, to_raw

@@ -9,9 +9,9 @@ from typing import Any, cast
 import pytest
 from msgspec import Raw, structs
 
-from goondan.agentproc.parts import TurnCore
+from goondan.agentproc.calls.asks import ToolAsks
 from goondan.agentproc.providers.base import ModelAnswer
-from goondan.agentproc.tool_asks import ToolAsks
+from goondan.agentproc.turn.parts import TurnCore
 from goondan.features.mcp.agent import MAX_TEXT, Sampling, SamplingRequest, is_granted, text_of
 from goondan.schemas.bundle.launch import ExtensionSpec, ModelSpec
 from goondan.schemas.wire.codec import from_raw, to_raw

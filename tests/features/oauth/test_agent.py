@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.known_secrets import REMEMBERED, HidingFormatter, KnownSecrets
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.start.log import REMEMBERED, HidingFormatter, KnownSecrets
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.features.oauth.agent import ANSWER_S, read_request
 from goondan.features.oauth.wire import AuthorizationRequired, Granted, TokenReady, TokenRequest
 from goondan.schemas.wire.codec import from_raw, to_raw

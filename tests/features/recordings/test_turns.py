@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.conversation import (
+from goondan.agentproc.machine.messages import (
     AssistantData,
     Message,
     MessageSource,
@@ -18,8 +18,8 @@ from goondan.agentproc.conversation import (
     ToolResultPart,
     UserData,
 )
+from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest, Usage
-from goondan.agentproc.turn import AskedCall
 from goondan.features.approvals.wire import read_policy
 from goondan.features.recordings.agent.forms import (
     model_answer,

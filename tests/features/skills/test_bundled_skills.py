@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.conversation import ToolData
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.machine.messages import ToolData
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.features.skills.base.skills import finding, skills
 from goondan.features.skills.base.skills.finding import SkillPlace, find_skills, repository_place
 from goondan.features.skills.base.skills.served import served_skills

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from goondan.agentproc.answers import answer_payload
-from goondan.agentproc.store import ConversationStore
-from goondan.agentproc.turn import End
-from goondan.agentproc.usage import TurnUsage
+from goondan.agentproc.conversation.store import ConversationStore
+from goondan.agentproc.machine.answers import TurnUsage, answer_payload
+from goondan.agentproc.machine.turn import End
 from goondan.features.usage.command import look, render
 from goondan.features.usage.command.sums import Found, Sum, day_of, report
 from goondan.kernel.cli.output import money, usage_line

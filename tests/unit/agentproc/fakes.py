@@ -9,8 +9,8 @@ from typing import Any
 from msgspec import structs
 
 from goondan.agentproc.context import reading
+from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
-from goondan.agentproc.turn import AskedCall
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.answers import MAX_ANSWER_BYTES, answer_payload
 from goondan.agentproc.context.estimate import message_size
-from goondan.agentproc.conversation import (
+from goondan.agentproc.machine.answers import MAX_ANSWER_BYTES, answer_payload
+from goondan.agentproc.machine.messages import (
     MAX_REASONING,
     AssistantData,
     Message,
@@ -20,8 +20,8 @@ from goondan.agentproc.conversation import (
     TextPart,
     decode_message,
 )
+from goondan.agentproc.machine.turn import AskedCall, End, Resume, Turn
 from goondan.agentproc.providers.base import ModelAnswer, ModelFailure, Usage
-from goondan.agentproc.turn import AskedCall, End, Resume, Turn
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import CUT_MARK

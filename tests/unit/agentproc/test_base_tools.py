@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.base.agents import agents
-from goondan.agentproc.base_calls import HANDLERS
-from goondan.agentproc.questions import Asker
-from goondan.agentproc.swarm import Swarm
+from goondan.agentproc.calls.here import HANDLERS
+from goondan.agentproc.calls.swarm import Swarm
+from goondan.agentproc.machine.questions import Asker
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import OPERATOR_AGENT, AgentEvent, AgentsList, AgentsSpawn, Answer, Frame, ToolResult

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc import blocked_loop
-from goondan.agentproc.blocked_loop import (
+from goondan.agentproc.start import blocked_loop
+from goondan.agentproc.start.blocked_loop import (
     BLOCKED_FILE,
     BLOCKED_S,
     Blocked,
@@ -21,7 +21,7 @@ from goondan.agentproc.blocked_loop import (
     blocked_error,
     read_story,
 )
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.kernel.broker.state.mailbox import LEASE_S
 from goondan.schemas.bundle.launch import ExtensionSpec
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says
@@ -97,7 +97,7 @@ def test_a_loop_that_goes_on_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
 def test_a_process_that_is_killed_while_it_blocks_is_explained_once(tmp_path: Path) -> None:
     program = (
         "import sys, time\n"
-        "from goondan.agentproc import blocked_loop\n"
+        "from goondan.agentproc.start import blocked_loop\n"
         "blocked_loop.BLOCKED_S = 0.05\n"
         "watch = blocked_loop.LoopWatch(sys.argv[1])\n"
         "watch.begin('e1')\n"

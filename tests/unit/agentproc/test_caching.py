@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.agentproc.conversation import AssistantData, MessageData, TextPart, ToolCallPart, UserData
 from goondan.agentproc.http import wire_of
+from goondan.agentproc.machine.messages import AssistantData, MessageData, TextPart, ToolCallPart, UserData
 from goondan.agentproc.providers.anthropic import Anthropic
 from goondan.agentproc.providers.base import ModelRequest
 from goondan.agentproc.providers.openai import OpenAI

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from goondan.agentproc.calls import DEFAULT_CALL_S, MAX_REPEATS, CallContext, ToolCaller
-from goondan.agentproc.catalog import Catalog, StepCatalog
+from goondan.agentproc.calls.caller import DEFAULT_CALL_S, MAX_REPEATS, CallContext, ToolCaller
+from goondan.agentproc.machine.catalog import Catalog, StepCatalog
 from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire.blobs import MAX_ARGS_BYTES
 from goondan.schemas.wire.codec import from_raw, to_raw

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.app import AgentApp
-from goondan.agentproc.conversation import UserData, is_presentable
+from goondan.agentproc.machine.messages import UserData, is_presentable
 from goondan.agentproc.providers.base import ModelAnswer
-from goondan.agentproc.turn_run import CANCELLED
+from goondan.agentproc.start.app import AgentApp
+from goondan.agentproc.turn.run import CANCELLED
 from goondan.schemas.wire.frames import Frame
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, code_of, last_results, settle, the_answer, until

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.catalog import Allowed, Catalog
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
+from goondan.agentproc.machine.catalog import Allowed, Catalog
 from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, CatalogItem, ExtensionSpec, ToolSource
 from goondan.schemas.wire.frames import ToolError
 from tests.unit.agentproc.fakes import BASH, make_spec

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.conversation import Message, UserData, is_presentable
-from goondan.agentproc.instance import Instance
-from goondan.agentproc.loop import TurnRunner
-from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.conversation.store import ConversationStore
+from goondan.agentproc.machine.messages import Message, UserData, is_presentable
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError, tool_error

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.effective_config import (
     Change,
     ConfigChange,

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.agentproc.conversation import Message, MessageSource, ToolData, ToolResultPart, UserData
+from goondan.agentproc.machine.messages import Message, MessageSource, ToolData, ToolResultPart, UserData
+from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import asked_call
 from goondan.agentproc.providers.embedded import HELP, MAX_SHOWN, Reply, answer, parse, show_results
-from goondan.agentproc.turn import AskedCall
 from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import tool_error

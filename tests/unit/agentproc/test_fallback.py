@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.wire.errors import fail
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says

@@ -12,7 +12,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from goondan.agentproc.conversation import (
+from goondan.agentproc.conversation.files import InstanceFiles
+from goondan.agentproc.http.connection import PART_BYTES, parts_of
+from goondan.agentproc.machine.messages import (
     AssistantData,
     Message,
     MessageSource,
@@ -22,8 +24,6 @@ from goondan.agentproc.conversation import (
     UserData,
     result_message,
 )
-from goondan.agentproc.files import InstanceFiles
-from goondan.agentproc.http.connection import PART_BYTES, parts_of
 from goondan.agentproc.providers.anthropic import Anthropic
 from goondan.agentproc.providers.base import FilesPlace, ModelRequest
 from goondan.agentproc.providers.faults import Fault

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.completions import INTER_AGENT, describe_late, end_of, read_answer
-from goondan.agentproc.conversation import (
+from goondan.agentproc.machine.messages import (
     Message,
     MessageSource,
     ToolResultPart,
@@ -19,7 +18,8 @@ from goondan.agentproc.conversation import (
     is_presentable,
     result_message,
 )
-from goondan.agentproc.turn import AskModel, Begin, End, LeaveStep, ModelAnswered, Resume, Turn
+from goondan.agentproc.machine.questions import INTER_AGENT, describe_late, end_of, read_answer
+from goondan.agentproc.machine.turn import AskModel, Begin, End, LeaveStep, ModelAnswered, Resume, Turn
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import AgentEvent, Answer, ErrorPayload, Frame, ToolResult

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from goondan.agentproc.app import AgentApp
+from goondan.agentproc.start.app import AgentApp
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import Frame, Shutdown
 from tests.unit.agentproc.turns import settle

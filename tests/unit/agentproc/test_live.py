@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.agentproc import live as live_module
-from goondan.agentproc.instance import Instance
-from goondan.agentproc.live import BATCH_S, MAX_BATCH, MAX_PIECE, MAX_RUNS, MAX_WAITING, LiveFeed
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.conversation.store import ConversationStore
+from goondan.agentproc.machine.turn import AskModel, End
 from goondan.agentproc.providers.base import ModelAnswer, TextDelta
-from goondan.agentproc.store import ConversationStore
-from goondan.agentproc.turn import AskModel, End
+from goondan.agentproc.turn import live as live_module
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.live import BATCH_S, MAX_BATCH, MAX_PIECE, MAX_RUNS, MAX_WAITING, LiveFeed
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.wire.codec import MAX_FRAME_BYTES, encode, from_raw, to_raw
 from goondan.schemas.wire.errors import fail

@@ -3,7 +3,7 @@
 import io
 import logging
 
-from goondan.agentproc.log_share import Share
+from goondan.agentproc.start.log import Share
 from goondan.schemas.system.log_admission import SOURCE_BURST, SOURCE_RATE
 
 

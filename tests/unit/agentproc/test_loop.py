@@ -15,14 +15,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from goondan.agentproc import turn_run as run_module
-from goondan.agentproc.answers import turn_id
-from goondan.agentproc.conversation import ToolData, UserData, is_presentable
-from goondan.agentproc.instance import Instance
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.conversation.store import ConversationStore
+from goondan.agentproc.machine.answers import turn_id
+from goondan.agentproc.machine.messages import ToolData, UserData, is_presentable
+from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import ModelAnswer, TextDelta, Usage
-from goondan.agentproc.store import ConversationStore
-from goondan.agentproc.turn import AskedCall
+from goondan.agentproc.turn import run as run_module
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.wire.codec import from_raw, to_raw
@@ -149,7 +149,7 @@ async def test_an_operator_call_that_is_refused_is_completed_with_the_refusal(ma
 
 
 async def test_an_output_that_fits_no_answer_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goondan.agentproc.answers.MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr("goondan.agentproc.machine.answers.MAX_ANSWER_BYTES", 1000)
     link = FakeLink(lambda *_: ok("x" * 1000))
     await make(link, name="_operator").run(event_frame("e1", {"tool": "notes__add", "args": {}}, kind="operator.call"))
     result = from_raw(the_answer(link).output or b"", ToolResult)
@@ -158,7 +158,7 @@ async def test_an_output_that_fits_no_answer_is_replaced(make: Make, monkeypatch
 
 
 async def test_a_response_that_fits_no_answer_is_cut(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goondan.agentproc.answers.MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr("goondan.agentproc.machine.answers.MAX_ANSWER_BYTES", 1000)
     link = FakeLink()
     await make(link, FakeModel(says("é" * 1000))).run(event_frame("e1", "go"))
     response = str(the_answer(link).response)

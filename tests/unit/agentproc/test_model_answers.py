@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.agentproc.conversation import (
+from goondan.agentproc.machine.messages import (
     AssistantData,
     TextPart,
     ToolCallPart,

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.agentproc.conversation import (
+from goondan.agentproc.http import wire_of
+from goondan.agentproc.machine.messages import (
     AssistantData,
     Message,
     MessageData,
@@ -20,7 +21,6 @@ from goondan.agentproc.conversation import (
     TextPart,
     UserData,
 )
-from goondan.agentproc.http import wire_of
 from goondan.agentproc.providers import history
 from goondan.agentproc.providers.anthropic import Anthropic
 from goondan.agentproc.providers.faults import Fault, FaultKind, Retries, page_title, retry_after

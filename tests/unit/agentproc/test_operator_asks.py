@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.conversation import UserData, is_presentable
-from goondan.agentproc.operators_work import MAX_KNOWN, note_work, operators_work
-from goondan.agentproc.store import ConversationStore
-from goondan.agentproc.turn import (
+from goondan.agentproc.conversation.store import ConversationStore
+from goondan.agentproc.machine.messages import UserData, is_presentable
+from goondan.agentproc.machine.turn import (
     AskModel,
     BeginCall,
     BeginList,
@@ -33,6 +32,7 @@ from goondan.agentproc.turn import (
     TurnEntered,
     TurnLeft,
 )
+from goondan.agentproc.turn.run import MAX_KNOWN, note_work, operators_work
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import TOOL_COMPLETED, Completion, OperatorTool, Source, ToolResult

@@ -16,9 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from goondan.agentproc.answers import answer_payload, done_frame
-from goondan.agentproc.loop import TurnRunner
-from goondan.agentproc.parts import (
+from goondan.agentproc.calls.asks import Asked
+from goondan.agentproc.machine.answers import answer_payload, done_frame
+from goondan.agentproc.machine.turn import End
+from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
+from goondan.agentproc.turn.parts import (
     CALL_WAITS,
     AgentFeature,
     AnswerEvent,
@@ -32,9 +34,7 @@ from goondan.agentproc.parts import (
     TurnPart,
     kinds,
 )
-from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
-from goondan.agentproc.tool_asks import Asked
-from goondan.agentproc.turn import End
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.kernel.bundle.kinds import api_members
 from goondan.schemas.bundle.effective_config import LiveChanges
 from goondan.schemas.bundle.extensions import API_MEMBERS

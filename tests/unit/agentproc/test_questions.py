@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.agentproc.questions import Asker, Question, event_frame, late, response_of, spawn_frame
+from goondan.agentproc.machine.questions import Asker, Question, event_frame, late, response_of, spawn_frame
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import AgentEvent, Answer, ErrorPayload, Frame

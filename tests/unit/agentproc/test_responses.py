@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.conversation import AssistantData, SystemData, TextPart, UserData
+from goondan.agentproc.machine.messages import AssistantData, SystemData, TextPart, UserData
 from goondan.agentproc.providers.base import Usage
 from goondan.agentproc.providers.faults import Fault
 from goondan.agentproc.providers.history import EMPTY

@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from goondan.agentproc.answers import turn_id
+from goondan.agentproc.conversation.store import ConversationStore
+from goondan.agentproc.machine.answers import turn_id
 from goondan.agentproc.providers.base import ModelAnswer, Usage
-from goondan.agentproc.store import ConversationStore
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.traces.trace_index import of_trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.agentproc.spare_time import SpareTime, idle_time, is_spare
+from goondan.agentproc.start.forkserver import SpareTime, idle_time, is_spare
 
 
 @pytest.mark.parametrize(

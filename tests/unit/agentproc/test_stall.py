@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from goondan.agentproc.machine.model_waits import StallClock, stalled
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews
-from goondan.agentproc.stall import StallClock, stalled
-from goondan.agentproc.turn_run import CANCELLED
+from goondan.agentproc.turn.run import CANCELLED
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.frames import AgentEvent
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants

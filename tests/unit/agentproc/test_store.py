@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.agentproc.conversation import (
+from goondan.agentproc.conversation.file import EARLIER_FILE, Durability
+from goondan.agentproc.conversation.store import ConversationStore
+from goondan.agentproc.machine.messages import (
     Append,
     Message,
     MessageEvent,
@@ -22,9 +24,6 @@ from goondan.agentproc.conversation import (
     UserData,
     fold,
 )
-from goondan.agentproc.conversation_file import Durability
-from goondan.agentproc.conversation_format import EARLIER_FILE
-from goondan.agentproc.store import ConversationStore
 from goondan.schemas.wire.errors import GoondanError
 
 AT = "2026-01-01T00:00:00.000Z"
@@ -282,7 +281,7 @@ def test_a_newer_format_is_refused_and_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_locked_file_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goondan.agentproc.conversation_file.BUSY_MS", 20)
+    monkeypatch.setattr("goondan.agentproc.conversation.file.BUSY_MS", 20)
     store = opened(tmp_path)
     other = sqlite3.connect(tmp_path / "conversation.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
@@ -322,7 +321,7 @@ def test_a_turn_reads_no_history_unless_asked(tmp_path: Path) -> None:
 
 def test_old_answers_and_notes_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("KEPT_ANSWERS", 3), ("KEPT_RUNTIME_EVENTS", 4), ("_TRIM_EVERY", 5)):
-        monkeypatch.setattr(f"goondan.agentproc.store.{name}", value)
+        monkeypatch.setattr(f"goondan.agentproc.conversation.store.{name}", value)
     store = ConversationStore(str(tmp_path), durability="process", kept_messages=2)
     store.adopt(1)
     for number in range(10):
@@ -342,7 +341,7 @@ def test_large_answers_and_an_operators_messages_have_a_bound_in_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_messages: int | None
 ) -> None:
     for name, value in (("KEPT_BYTES", 1000), ("_TRIM_BYTES", 500)):
-        monkeypatch.setattr(f"goondan.agentproc.store.{name}", value)
+        monkeypatch.setattr(f"goondan.agentproc.conversation.store.{name}", value)
     store = ConversationStore(str(tmp_path), durability="process", kept_messages=kept_messages)
     store.adopt(1)
     for number in range(10):

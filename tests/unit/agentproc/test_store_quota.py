@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from goondan.agentproc.conversation import Append, Message, MessageSource, UserData, is_presentable
-from goondan.agentproc.conversation_file import RESERVE_BYTES
-from goondan.agentproc.instance import Instance
-from goondan.agentproc.loop import TurnRunner
-from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.conversation.file import RESERVE_BYTES
+from goondan.agentproc.conversation.store import ConversationStore
+from goondan.agentproc.machine.messages import Append, Message, MessageSource, UserData, is_presentable
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.wire.errors import GoondanError
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, ok, says, wants

@@ -8,14 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from goondan.agentproc.conversation import UserData
-from goondan.agentproc.providers.anthropic import Anthropic
-from goondan.agentproc.providers.base import ModelAnswer, ModelRequest, asked_call
-from goondan.agentproc.providers.openai import OpenAI
-from goondan.agentproc.providers.responses import Responses
-from goondan.agentproc.providers.vendor import ANSWER_TOOL, OutputWay, Vendor, answered, is_closed
-from goondan.agentproc.structured import OutputRule
-from goondan.agentproc.turn import (
+from goondan.agentproc.machine.messages import UserData
+from goondan.agentproc.machine.turn import (
     AskModel,
     Begin,
     EnterStep,
@@ -26,7 +20,13 @@ from goondan.agentproc.turn import (
     StepLeft,
     Turn,
 )
-from goondan.agentproc.verdicts import Verdict
+from goondan.agentproc.machine.verdicts import Verdict
+from goondan.agentproc.model.structured import OutputRule
+from goondan.agentproc.providers.anthropic import Anthropic
+from goondan.agentproc.providers.base import ModelAnswer, ModelRequest, asked_call
+from goondan.agentproc.providers.openai import OpenAI
+from goondan.agentproc.providers.responses import Responses
+from goondan.agentproc.providers.vendor import ANSWER_TOOL, OutputWay, Vendor, answered, is_closed
 from goondan.schemas.bundle.launch import ForcedTool, ModelSpec, OutputSpec, ToolChoice
 from tests.unit.agentproc.fakes import BASH
 from tests.unit.agentproc.turn_driver import Driver

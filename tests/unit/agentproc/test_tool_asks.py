@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from goondan.agentproc.tool_asks import KEPT, KEPT_BYTES, Asked, ToolAsks, unsent_answer
+from goondan.agentproc.calls.asks import KEPT, KEPT_BYTES, Asked, ToolAsks, unsent_answer
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import Frame

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.agentproc.conversation import Message, UserData, is_presentable
-from goondan.agentproc.turn import (
+from goondan.agentproc.machine.messages import Message, UserData, is_presentable
+from goondan.agentproc.machine.turn import (
     AskedCall,
     AskModel,
     Begin,
@@ -33,7 +33,7 @@ from goondan.agentproc.turn import (
     TurnLeft,
     Yield,
 )
-from goondan.agentproc.turn_run import CANCELLED
+from goondan.agentproc.turn.run import CANCELLED
 from goondan.schemas.wire.errors import error_payload
 from tests.unit.agentproc.turn_driver import FAILED, OK, Driver, calls
 

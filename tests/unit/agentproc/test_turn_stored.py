@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.agentproc.call_ids import MAX_TOOL_CALL_ID
-from goondan.agentproc.conversation import (
+from goondan.agentproc.machine.messages import (
+    MAX_TOOL_CALL_ID,
     AssistantData,
     Message,
     MessageSource,
@@ -16,7 +16,7 @@ from goondan.agentproc.conversation import (
     UserData,
     cancelled,
 )
-from goondan.agentproc.turn import (
+from goondan.agentproc.machine.turn import (
     UNREADABLE,
     AskedCall,
     AskModel,

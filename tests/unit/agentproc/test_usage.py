@@ -8,9 +8,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from goondan.agentproc.conversation.store import MAX_PARTS_OF_A_DAY, OTHER_MODELS, ConversationStore
+from goondan.agentproc.machine.answers import used_by
 from goondan.agentproc.providers.base import ModelAnswer, Usage
-from goondan.agentproc.store import MAX_PARTS_OF_A_DAY, OTHER_MODELS, ConversationStore
-from goondan.agentproc.usage import used_by
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.wire.errors import fail

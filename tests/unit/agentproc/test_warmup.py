@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from goondan.agentproc import warmup
-from goondan.agentproc.app import AgentApp
+from goondan.agentproc.start import warmup
+from goondan.agentproc.start.app import AgentApp
 from goondan.schemas.wire.errors import GoondanError
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 
 #: Objects of 112 bytes with holes between them; how many of the next ones lie in a row, before and after.
 HOLES = """
-from goondan.agentproc.warmup import fill_pools
+from goondan.agentproc.start.warmup import fill_pools
 kept = [bytes(79) for _ in range(4000)][::2]
 def in_a_row():
     made = [id(block) for block in [bytes(79) for _ in range(101)]]
@@ -30,8 +30,8 @@ print(before, in_a_row())
 BUFFER = """
 import asyncio
 from pathlib import Path
-from goondan.agentproc.app import new_loop
-from goondan.agentproc.warmup import give_back_untouched
+from goondan.agentproc.start.app import new_loop
+from goondan.agentproc.start.warmup import give_back_untouched
 def private():
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from goondan.agentproc.conversation import Message, ToolData
-from goondan.agentproc.turn import Action, AskedCall, End, Input, ModelAnswered, Store, Turn
+from goondan.agentproc.machine.messages import Message, ToolData
+from goondan.agentproc.machine.turn import Action, AskedCall, End, Input, ModelAnswered, Store, Turn
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import tool_error
 from goondan.schemas.wire.frames import ToolResult

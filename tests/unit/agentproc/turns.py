@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from goondan.agentproc.conversation import Message, ToolData
+from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.extensions.api import ExtensionApi
 from goondan.agentproc.extensions.state import ExtState, StoredState
-from goondan.agentproc.instance import Instance
-from goondan.agentproc.loop import TurnRunner
-from goondan.agentproc.parts import AgentFeature
-from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.machine.messages import Message, ToolData
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.parts import AgentFeature
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.wire.frames import Answer, ToolResult

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from goondan.agentproc.conversation import (
+from goondan.agentproc.http import wire_of
+from goondan.agentproc.machine.messages import (
     AssistantData,
     Message,
     MessageData,
@@ -15,7 +16,6 @@ from goondan.agentproc.conversation import (
     ToolResultPart,
     presentable,
 )
-from goondan.agentproc.http import wire_of
 from goondan.agentproc.providers.anthropic import Reader as AnthropicReader
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from goondan.agentproc.providers.history import Entries, HistoryEntry

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench import model_server
-from goondan.agentproc.conversation import (
+from goondan.agentproc.machine.messages import (
     AssistantData,
     Message,
     MessageSource,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.conversation.store import ConversationStore
 from goondan.kernel.cli.commands.traces import trace_lines
 from goondan.kernel.cli.output import Style
 from goondan.kernel.cli.plain import duration

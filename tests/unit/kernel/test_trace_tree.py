@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.agentproc.store import ConversationStore
+from goondan.agentproc.conversation.store import ConversationStore
 from goondan.kernel import trace_search
 from goondan.kernel.cli.commands.traces import _find, message_lines, trace_lines
 from goondan.kernel.cli.output import Style

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from goondan.agentproc.catalog import not_in_catalog
-from goondan.agentproc.completions import read_answer, read_completion
+from goondan.agentproc.machine.catalog import not_in_catalog
+from goondan.agentproc.machine.questions import read_answer, read_completion
 from goondan.agentproc.providers.history import result_text
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import CODES, FOR_MODELS, error_payload, for_model, for_people, tool_error

@@ -24,7 +24,7 @@ def fault(module: str, other: str) -> str:
 @pytest.mark.parametrize(
     ("module", "other"),
     [
-        (f"{HOME}.notes.agent", "goondan.agentproc.turn"),
+        (f"{HOME}.notes.agent", "goondan.agentproc.machine.turn"),
         (f"{HOME}.notes.agent.inner", f"{HOME}.notes.agent.other"),
         (f"{HOME}.notes.agent", "goondan.schemas.wire.frames"),
         (f"{HOME}.notes.agent", f"{HOME}.notes.wire"),
@@ -49,7 +49,7 @@ def test_what_may_be_imported(module: str, other: str) -> None:
         ("goondan.kernel.broker.state.bus", f"{HOME}.notes.broker", "the core imports no feature"),
         ("goondan.schemas.wire.frames", f"{HOME}.notes.wire", "the core imports no feature"),
         (f"{HOME}.notes.agent", "goondan.kernel.broker.state.bus", "agent is not loaded by kernel"),
-        (f"{HOME}.notes.broker", "goondan.agentproc.turn", "broker is not loaded by agentproc"),
+        (f"{HOME}.notes.broker", "goondan.agentproc.machine.turn", "broker is not loaded by agentproc"),
         (f"{HOME}.notes.wire", "goondan.kernel.plan", "wire is not loaded by kernel"),
         (f"{HOME}.rules.host", "goondan.kernel.plan", "host is not loaded by kernel"),
         (f"{HOME}.notes.broker", f"{HOME}.notes.agent", "loaded by different processes"),

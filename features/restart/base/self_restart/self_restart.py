@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from goondan.agentproc.swarm import Handler, Swarm
+from goondan.agentproc.calls.swarm import Handler, Swarm
 
 #: The reason when the call gives none.
 REASON: Final = "tool:self-restart"

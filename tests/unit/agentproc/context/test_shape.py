@@ -20,7 +20,7 @@ from goondan.agentproc.context.shape import (
     squeezed,
     within,
 )
-from goondan.agentproc.conversation import (
+from goondan.agentproc.machine.messages import (
     AssistantData,
     Message,
     MessageSource,

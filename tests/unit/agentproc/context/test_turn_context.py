@@ -10,7 +10,7 @@ import pytest
 
 from goondan.agentproc.context import reading
 from goondan.agentproc.context.estimate import message_size
-from goondan.agentproc.conversation import AssistantData, Message, ToolData, UserData, is_presentable
+from goondan.agentproc.machine.messages import AssistantData, Message, ToolData, UserData, is_presentable
 from goondan.agentproc.providers.base import (
     ContextOverflow,
     ModelAnswer,

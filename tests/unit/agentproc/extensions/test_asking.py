@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.extensions.pipeline import MiddlewareError
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import AgentEvent, Answer, ErrorPayload, Frame

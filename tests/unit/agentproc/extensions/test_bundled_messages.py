@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from goondan.agentproc.base.message_compaction.rendering import pieces, render
 from goondan.agentproc.base.message_integrity.message_integrity import find_faults, repaired
 from goondan.agentproc.context.shape import SUMMARY as TITLE
-from goondan.agentproc.conversation import (
+from goondan.agentproc.machine.messages import (
     AssistantData,
     Message,
     MessageSource,
@@ -26,8 +26,8 @@ from goondan.agentproc.conversation import (
     UserData,
     is_presentable,
 )
-from goondan.agentproc.loop import TurnRunner
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import ToolResult

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import fail

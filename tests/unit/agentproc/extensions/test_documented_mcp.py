@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.conversation import ToolData
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.machine.messages import ToolData
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.wire.codec import from_raw
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants

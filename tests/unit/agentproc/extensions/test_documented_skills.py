@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from goondan.agentproc.conversation import ToolData
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.machine.messages import ToolData
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec, ToolSource
 from goondan.schemas.wire.codec import from_raw
 from tests.unit.agentproc.bundled import bundled

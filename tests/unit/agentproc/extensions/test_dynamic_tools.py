@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from goondan.agentproc.catalog import Catalog
 from goondan.agentproc.extensions.api import ExtensionApi
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
 from goondan.agentproc.extensions.scopes import Resource
 from goondan.agentproc.extensions.step_changes import read_items
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.machine.catalog import Catalog
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.address import instance_workdir
 from goondan.schemas.bundle.launch import CatalogItem, ServerSource, ToolSource
 from goondan.schemas.wire.codec import from_raw

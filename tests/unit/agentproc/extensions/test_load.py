@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.configuration import Configuration
 from goondan.agentproc.extensions import loaded as load_module
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.extensions.loaded import Extensions, InstancePaths
 from goondan.agentproc.extensions.pipeline import Pipeline
+from goondan.agentproc.turn.configuration import Configuration
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.wire.errors import GoondanError
 from tests.unit.agentproc.fakes import make_spec

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.loop import TurnRunner
-from goondan.agentproc.questions import asking_span, call_place
+from goondan.agentproc.machine.questions import asking_span, call_place
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.wire.frames import ToolResult
 from goondan.schemas.wire.spans import call_span
 from tests.unit.agentproc import turns

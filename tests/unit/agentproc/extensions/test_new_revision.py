@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.effective_config import Change, LiveChanges, Prompt, digest_of
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExtensionSpec, ModelSpec, ToolSource
 from goondan.schemas.wire.codec import to_raw

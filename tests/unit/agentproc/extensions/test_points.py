@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.conversation import AssistantData, ToolData, UserData
 from goondan.agentproc.extensions.api import PipelinesApi
 from goondan.agentproc.extensions.contexts import FIELDS
 from goondan.agentproc.extensions.pipeline import POINTS, Pipeline
 from goondan.agentproc.extensions.results import LlmResult, ToolCall, ToolCallResult
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.machine.messages import AssistantData, ToolData, UserData
+from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import ModelAnswer
-from goondan.agentproc.turn import AskedCall
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import ToolCallPayload, ToolResult

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec, ToolSource
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, api_of, code_of

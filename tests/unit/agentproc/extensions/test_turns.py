@@ -8,11 +8,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from goondan.agentproc.conversation import AssistantData, Message, UserData, is_presentable
 from goondan.agentproc.extensions import stages as stages_module
 from goondan.agentproc.extensions.pipeline import MiddlewareError
 from goondan.agentproc.extensions.results import StepResult, ToolCallResult, TurnResult
-from goondan.agentproc.loop import TurnRunner
+from goondan.agentproc.machine.messages import AssistantData, Message, UserData, is_presentable
+from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import fail, tool_error

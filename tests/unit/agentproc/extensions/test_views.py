@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.conversation import UserData
+from goondan.agentproc.machine.messages import UserData
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, code_of, settle, the_answer

@@ -127,7 +127,7 @@ def test_a_bundle_without_any_reads_no_manifest_and_imports_no_code() -> None:
         "from goondan.kernel.bundle.documents import BaseExtensions\n"
         "import goondan.kernel.bundle.documents as module\n"
         "module.read_manifest = lambda *a: sys.exit(1)\n"
-        "import goondan.agentproc.loop\n"
+        "import goondan.agentproc.turn.runner\n"
         "files = {name: getattr(module, '__file__', None) for name, module in sys.modules.items()}\n"
         "print({name: file for name, file in files.items() if file})\n"
     )

@@ -1,0 +1,147 @@
+"""The messages of one running turn: those of earlier turns, and this turn's own events by their positions.
+
+`NextMessages = BaseMessages + SUM(Events)`. The base is read at its first use. An event of an extension is stored
+before `emit` returns. It has an origin: its extension's stage, and its number there. So when the middleware of a
+resumed turn runs again, the event replaces the earlier one instead of being added twice.
+
+Source: docs/design/turns.md section 3; requirements CALL-15, PIPELINE-02.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from goondan.agentproc.conversation.store import ConversationStore, StoredEvent
+from goondan.agentproc.extensions.pipeline import MiddlewareError
+from goondan.agentproc.machine.messages import Append, Message, MessageEvent, fold
+from goondan.agentproc.machine.turn import BeginCall, Resume
+from goondan.schemas.wire.codec import DECODE_ERRORS, check_depth, check_json, describe_decode_error, encode_value
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.questions import ANSWER_SUFFIX
+
+
+class Transcript:
+    """The messages of the turn `turn_id`. `take_position` gives the next free position of the turn."""
+
+    def __init__(
+        self, store: ConversationStore, turn_id: str, take_position: Callable[[], int], clock: Callable[[], str]
+    ) -> None:
+        self._store = store
+        self._turn_id = turn_id
+        self._take_position = take_position
+        self._clock = clock
+        self._base: list[Message] | None = None
+        self._events: dict[int, MessageEvent] = {}
+        self._origins: dict[str, int] = {}
+        self._only_appends = True
+        self.closed = False
+
+    def restore(self, stored: Iterable[StoredEvent]) -> None:
+        """Take over the events that an earlier incarnation stored of this turn."""
+        for event in stored:
+            self._keep(event.position, event.event)
+            if event.origin is not None:
+                self._origins[event.origin] = event.position
+
+    def append(self, position: int, message: Message) -> None:
+        """Add a message of the turn itself (inside the store's `write`)."""
+        event = Append(message)
+        self._keep(position, event)
+        self._store.append(self._turn_id, position, event)
+
+    def emit(self, origin: str, source: str, event: Any) -> None:
+        """Store an event of an extension named `source` at once.
+
+        Raises MiddlewareError for an invalid message event and after the turn's end; GoondanError as the store does.
+        """
+        if self.closed:
+            raise MiddlewareError("the turn is over; its conversation can no longer be changed")
+        read = read_event(event, message_id=f"{self._turn_id}.{origin}", source=source, at=self._clock())
+        position = self._origins.get(origin)
+        if position is None:
+            position = self._origins[origin] = self._take_position()
+        with self._store.write():
+            self._store.append(self._turn_id, position, read, origin=origin)
+        self._keep(position, read)
+
+    def has_origin(self, origin: str) -> bool:
+        """Whether the turn has an event of this origin."""
+        return origin in self._origins
+
+    @property
+    def base_messages(self) -> list[Message]:
+        """The messages that earlier turns left."""
+        if self._base is None:
+            self._base = self._store.load_messages()
+        return list(self._base)
+
+    @property
+    def events(self) -> list[MessageEvent]:
+        """The events of this turn, in the order of positions."""
+        return [self._events[position] for position in sorted(self._events)]
+
+    @property
+    def next_messages(self) -> list[Message]:
+        """The current messages of the conversation."""
+        return self._with(self.base_messages)
+
+    @property
+    def own_messages(self) -> list[Message]:
+        """The messages of this turn only."""
+        return self._with([])
+
+    # --- inside
+
+    def _keep(self, position: int, event: MessageEvent) -> None:
+        self._events[position] = event
+        self._only_appends = self._only_appends and isinstance(event, Append)
+
+    def _with(self, base: list[Message]) -> list[Message]:
+        if self._only_appends:
+            return [*base, *(event.message for event in self.events if isinstance(event, Append))]
+        return fold(base, self.events)
+
+
+def read_event(event: Any, *, message_id: str, source: str, at: str) -> MessageEvent:
+    """A message event as an extension gave it, with the missing fields of its message filled in. Raises
+    MiddlewareError.
+    """
+    try:
+        given = msgspec.convert(_filled_in(event, message_id, source, at), _KINDS) if isinstance(event, dict) else event
+        # Encoded and decoded once: every later step must be able to read the stored message.
+        data = encode_value(given)
+        check_depth(data)
+        read: MessageEvent = msgspec.msgpack.decode(data, type=_KINDS)
+        check_json(msgspec.to_builtins(read), "it")
+    except DECODE_ERRORS as error:
+        raise MiddlewareError(f"no message event: {describe_decode_error(error)}") from None
+    except GoondanError as error:
+        raise MiddlewareError(f"no message event: {error.info.message}") from None
+    except TypeError as error:
+        raise MiddlewareError(f"no message event: {error}") from None
+    return read
+
+
+_KINDS: Any = MessageEvent
+
+
+def _filled_in(event: dict[str, Any], message_id: str, source: str, at: str) -> dict[str, Any]:
+    message = event.get("message")
+    if not isinstance(message, dict):
+        return event
+    data = message.get("data")
+    if isinstance(data, dict) and data.get("role") == "assistant" and isinstance(data.get("content"), str):
+        data = {**data, "content": [{"type": "text", "text": data["content"]}]}
+    given = {"id": message_id, "createdAt": at, "source": {"type": "extension", "name": source}}
+    return {**event, "message": {**given, **message, "data": data}}
+
+
+def resumption(stored: Sequence[StoredEvent], operator: bool, asked: BeginCall | None = None) -> Resume:
+    """The turn machine's input that restores the events of an earlier incarnation. `asked`: the operator's call."""
+    own = [(s.position, s.event.message) for s in stored if isinstance(s.event, Append) and s.origin is None]
+    told = max((s.position for s in stored if s.origin is not None and s.origin.endswith(ANSWER_SUFFIX)), default=-1)
+    behind = bool(own) and told > own[-1][0]
+    return Resume(own, operator, asked, max((s.position + 1 for s in stored), default=0), behind)

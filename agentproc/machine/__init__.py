@@ -1,0 +1,1 @@
+"""What a turn decides and says, without sockets, clocks or files. Pure."""

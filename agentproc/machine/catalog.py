@@ -1,0 +1,237 @@
+"""Which tools a step may call: the registry (all that can run), the catalog of one step, and the check of one call.
+
+Rules.
+- A step's catalog is made for each step and does not change while the step runs. So the calls that are enforced are
+  those that the model was shown.
+- Order of the checks, as recorded: catalog, arguments, registry. A refused call causes no frame.
+- `allow_registry` (off by default) contains patterns of tool names that may be called without being in the catalog.
+
+Source: requirements CATALOG-01 to CATALOG-07, CALL-01 to CALL-07; recorded parity `executor/*`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from goondan.schemas.bundle.address import MAX_TOOL_NAME, shown_tool_name
+from goondan.schemas.bundle.arguments import ArgumentChecker, compile_arguments, invalid_arguments
+from goondan.schemas.bundle.effective_config import reachable_tools, tool_of
+from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, AgentSpec, CatalogItem
+from goondan.schemas.wire.errors import NEAR_NAME, GoondanError, tool_error
+from goondan.schemas.wire.frames import ToolError
+
+log = logging.getLogger("agentproc")
+
+
+class Allowed(Struct, frozen=True):
+    """A call that may be made: its catalog item, and the arguments to send (aliases renamed)."""
+
+    #: The catalog item.
+    item: CatalogItem
+    #: The arguments to send.
+    args: dict[str, Any]
+
+
+class StepCatalog:
+    """The tools of one step, in the order in which the model sees them."""
+
+    __slots__ = ("_catalog", "_items", "items", "shown")
+
+    def __init__(self, catalog: Catalog, items: Iterable[CatalogItem]) -> None:
+        self._catalog = catalog
+        self._items = {item.name: item for item in items}
+        self.items = list(self._items.values())
+        #: The tools that the model sees. The others may still be called.
+        self.shown = [item for item in self.items if not item.deferred]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._items
+
+    def is_outside(self, name: str) -> bool:
+        """Whether a policy allows a call of this name past the catalog, straight to the registry (CALL-03)."""
+        return name not in self._items and self._catalog.allowed_outside(name) is not None
+
+    def parameters(self, name: str) -> dict[str, Any] | None:
+        """The schema of a tool's arguments; None when the tool has none or is not in the catalog."""
+        item = self._items.get(name)
+        return None if item is None else item.parameters
+
+    def error_limit(self, name: str) -> int:
+        """The longest error message of this tool (characters; ERROR-04)."""
+        item = self._items.get(name) or self._catalog.allowed_outside(name)
+        return DEFAULT_ERROR_LIMIT if item is None else item.error_message_limit
+
+    def check(self, name: str, args: Any) -> Allowed | ToolError:
+        """Check a call. The error is complete, but its message is not yet cut to a limit."""
+        item = self._items.get(name) or self._catalog.allowed_outside(name)
+        if item is None:
+            return not_in_catalog(name, self._items)
+        try:
+            checked, issues = self._catalog.checker(item).apply(args)
+        except GoondanError as error:
+            return tool_error(error.info.code, error.info.message, name="ToolSchemaError")
+        if issues:
+            return invalid_arguments(name, issues, item.parameters)
+        if not self._catalog.can_run(name):
+            return tool_error("E_TOOL_NOT_FOUND", f"Tool '{name}' is not registered.", name="ToolNotFoundError")
+        return Allowed(item, checked)
+
+
+class DynamicItems(Protocol):
+    """The tools that extensions have registered (goondan.agentproc.extensions.dynamic_tools.DynamicTools)."""
+
+    @property
+    def exposed(self) -> list[CatalogItem]: ...
+
+    def find(self, name: str) -> CatalogItem | None: ...
+
+    def canonical(self, name: str) -> str: ...
+
+    def reserve(self, taken: Mapping[str, CatalogItem]) -> None: ...
+
+
+class Catalog:
+    """The registry of one agent, and the catalog that its steps begin with: the agent's own tools, then the dynamic
+    ones.
+
+    `named` are the dynamic tools that `spec.tools` names. `reach` are the tools that the broker lets through.
+    """
+
+    def __init__(
+        self,
+        registry: Mapping[str, CatalogItem],
+        initial: Iterable[CatalogItem],
+        allow_registry: Iterable[str] = (),
+        *,
+        dynamic: DynamicItems | None = None,
+        named: Iterable[str] = (),
+        reach: frozenset[str] = frozenset(),
+        agent: str = "",
+        widened: bool = False,
+    ) -> None:
+        self.registry = registry
+        self._dynamic = dynamic
+        self._declared = self._initial = list(initial)
+        self._patterns = list(allow_registry)
+        self._declared_dynamic = self._named = list(named)
+        self._declared_reach = self._reach = reach
+        self.agent = agent
+        #: Whether the agent's extensions may add tools at all.
+        self.widened = widened
+        self._checkers: dict[str, tuple[CatalogItem, ArgumentChecker]] = {}
+        self._followed: AgentSpec | None = None
+
+    @classmethod
+    def of(cls, spec: AgentSpec, dynamic: DynamicItems | None = None) -> Catalog:
+        """The catalog of an agent. A tool without a registry item is shown by its name only; a call of it is
+        E_TOOL_NOT_FOUND.
+        """
+        catalog = cls({}, (), dynamic=dynamic, agent=spec.name)
+        catalog.follow(spec)
+        return catalog
+
+    def follow(self, spec: AgentSpec) -> None:
+        """Steps that begin from now on use this specification. Nothing happens if it is the one in use."""
+        if spec is self._followed:
+            return
+        self._followed = spec
+        self.registry = registry = {item.name: item for item in spec.registry}
+        self._declared = self._initial = [registry.get(name) or CatalogItem(name=name) for name in spec.catalog]
+        self._patterns = spec.allow_registry
+        self._declared_dynamic = self._named = spec.dynamic
+        self._declared_reach = self._reach = reachable_tools(spec)
+        self.widened = not all(extension.bundled for extension in spec.extensions)
+        if self._dynamic is not None:
+            self._dynamic.reserve(registry)
+
+    def begin_with(self, tools: Sequence[str] | None) -> None:
+        """From now on steps begin with every export of these Tools, and with dynamic tools by their own names. None:
+        steps begin with the tools that the agent declares.
+        """
+        if tools is None:
+            self._initial, self._named, self._reach = self._declared, self._declared_dynamic, self._declared_reach
+            return
+        by_tool: dict[str, list[CatalogItem]] = {}
+        for item in self.registry.values():
+            if item.source.type == "config":  # a tool that an extension brings is shown by that extension
+                by_tool.setdefault(tool_of(item), []).append(item)
+        self._initial = [item for tool in tools for item in by_tool.get(tool, ())]
+        self._named = [shown_tool_name(tool) for tool in tools if tool not in by_tool]
+        self._reach = self._declared_reach.union(item.name for item in self._initial)
+
+    def for_step(self) -> StepCatalog:
+        """The catalog of a new step (CATALOG-03, CATALOG-09)."""
+        return StepCatalog(self, self._initial if self._dynamic is None else [*self._initial, *self.dynamic])
+
+    @property
+    def dynamic(self) -> list[CatalogItem]:
+        """The extensions' tools that a step begins with: those that `spec.tools` names, then those that are exposed by
+        themselves (DYNAMIC-08, DYNAMIC-09).
+        """
+        if self._dynamic is None:
+            return []
+        named = [item for name in self._named if (item := self._dynamic.find(name)) is not None]
+        return [*named, *(item for item in self._dynamic.exposed if item.name not in self._named)]
+
+    def registered(self, name: str) -> CatalogItem | None:
+        """The item of a tool that an extension has registered."""
+        return None if self._dynamic is None else self._dynamic.find(name)
+
+    def canonical(self, name: str) -> str:
+        """The name of a dynamic tool that has several; any other name is given back."""
+        return name if self._dynamic is None else self._dynamic.canonical(name)
+
+    def may_come(self, name: str) -> bool:
+        """Whether `spec.tools` names a tool of this name, which an extension registers now or later."""
+        return name in self._named
+
+    def reaches(self, name: str) -> bool:
+        """Whether some step could call this name: the broker allows it, or an extension has registered it."""
+        return name in self._reach or (self._dynamic is not None and self._dynamic.find(name) is not None)
+
+    def of_items(self, items: Iterable[CatalogItem]) -> StepCatalog:
+        """The catalog that a step's middleware has made (CATALOG-05)."""
+        return StepCatalog(self, items)
+
+    def can_run(self, name: str) -> bool:
+        """Whether there is a handler behind the name."""
+        return name in self.registry or (self._dynamic is not None and self._dynamic.find(name) is not None)
+
+    def runs_here(self, name: str) -> bool:
+        """Whether the handler is one of the bundled ones in this process (agentproc/calls/here.py)."""
+        item = self.registry.get(name)
+        return item is not None and item.in_agent
+
+    def allowed_outside(self, name: str) -> CatalogItem | None:
+        """The item of a tool outside of the step's catalog that a policy lets through (CALL-03), or None."""
+        if any(fnmatchcase(name, pattern) for pattern in self._patterns):
+            found = self.registry.get(name)
+            return found if found is not None or self._dynamic is None else self._dynamic.find(name)
+        return None
+
+    def checker(self, item: CatalogItem) -> ArgumentChecker:
+        """The compiled schema of an item. It is kept from step to step. Raises GoondanError E_CONFIG_SCHEMA."""
+        known = self._checkers.get(item.name)
+        if known is not None and known[0] is item:
+            return known[1]
+        checker = compile_arguments(item.parameters, item.aliases)
+        checker.compile()
+        for place in checker.unchecked:
+            log.warning("tool %s: the pattern at %s is not checked: it needs look-around", item.name, place)
+        self._checkers[item.name] = (item, checker)
+        return checker
+
+
+def not_in_catalog(name: str, known: Iterable[str]) -> ToolError:
+    """The refusal of CALL-05 and CALL-06. It names the nearest of the `known` names."""
+    from difflib import get_close_matches
+
+    message = f"Tool '{name}' is not available in the current Tool Catalog."
+    near = get_close_matches(name[:MAX_TOOL_NAME], list(known), 1)
+    hint = f"{NEAR_NAME} '{near[0]}'?" if near else None
+    return tool_error("E_TOOL_NOT_IN_CATALOG", message, name="ToolNotInCatalogError", suggestion=hint)

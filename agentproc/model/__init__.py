@@ -1,0 +1,1 @@
+"""The calls of a model, and what of the conversation it is shown."""

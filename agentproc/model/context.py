@@ -1,0 +1,475 @@
+"""The context of one turn: makes each request of its model fit, and asks again with less when a server refuses it.
+
+Beside turn_run.py. What is shown is decided in agentproc/context/. Here it is stored, the server is asked for its
+window, and refusals are learned from.
+
+Rules.
+- What is left out is stored before a request without it goes out. Another process shows the same.
+- A refusal has true numbers. They are learned, the request is cut by them, and the model is asked again, at most
+  MOST_REFUSALS times in a step. Each request is shorter than the one before, or asks for a shorter answer.
+- What does not fit although everything is left out that may be ends the step with E_CONTEXT_OVERFLOW. The next turn has
+  another last message, and goes on.
+
+Source: docs/design/turns.md section 10.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct, structs
+
+from goondan.agentproc.context import estimate, reading
+from goondan.agentproc.context.estimate import (
+    FIRST_GUESS,
+    LEAST_RATIO,
+    MOST_RATIO,
+    AskModel,
+    Counted,
+    MessageSizes,
+    ToolSizes,
+    Window,
+    Wishes,
+    blocks_size,
+    corrected,
+    text_size,
+)
+from goondan.agentproc.context.shape import (
+    LEAST_RESULT,
+    Shape,
+    View,
+    begin_of,
+    find_cut,
+    index_of,
+    long_results,
+    note_of,
+    shown_sizes,
+    squeezed,
+    within,
+)
+from goondan.agentproc.conversation.store import ConversationStore
+from goondan.agentproc.conversation.transcript import Transcript
+from goondan.agentproc.machine.messages import Message, UserData
+from goondan.agentproc.providers.base import ContextOverflow, ModelAnswer, ModelRequest, Provider, Usage, output_limit
+from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.models.server_answers import LEAST_WINDOW, known_window
+from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import ToolResult
+
+#: The name under which the file keeps it.
+NAME: Final = "context"
+#: How often a server is asked for its window in a process, as long as it does not say.
+ASKS: Final = 3
+
+
+class Kept(Struct, frozen=True, omit_defaults=True):
+    """What is kept."""
+
+    #: The model and the server that the next three belong to.
+    model: str = ""
+    #: The tokens of a byte.
+    ratio: float = FIRST_GUESS
+    #: The window that a refusal has told (tokens).
+    told: int | None = None
+    #: What was known of the window before that refusal (tokens).
+    known: int | None = None
+    #: What is left out of the conversation.
+    shape: Shape = Shape()
+    #: The last request in this shape that a vendor has counted.
+    counted: Counted | None = None
+
+
+class ContextMemory:
+    """The memory of one instance."""
+
+    def __init__(self, store: ConversationStore) -> None:
+        self._store = store
+        self._kept: Kept | None = None
+        self._stored: Kept | None = None
+        #: What the server has said of its window in this process (tokens). None: it does not say, or was not asked.
+        self.listed: int | None = None
+        #: How often it may still be asked. Some servers say it of a model only after its first answer.
+        self.asks_left = ASKS
+
+    def of(self, model: ModelSpec) -> Kept:
+        """What is kept. What was learned of another model is forgotten."""
+        if self._kept is None:
+            self._kept = self._stored = self._read()
+        name = f"{model.provider}/{model.model}@{model.endpoint or ''}"
+        if self._kept.model != name:
+            self._kept = Kept(model=name, shape=self._kept.shape)
+            self.listed, self.asks_left = None, ASKS
+        return self._kept
+
+    def _read(self) -> Kept:
+        data = self._store.remembered(NAME)
+        try:
+            kept = Kept() if data is None else msgspec.msgpack.decode(data, type=Kept)
+        except msgspec.DecodeError:
+            return Kept()  # of another version: it is learned anew
+        return kept if LEAST_RATIO <= kept.ratio <= MOST_RATIO else structs.replace(kept, ratio=FIRST_GUESS)
+
+    def count(self, kept: Kept, counted: Counted) -> None:
+        """A vendor has counted a request in the shape that is kept."""
+        told = None if kept.told is None or counted.tokens > kept.told else kept.told
+        self._kept = structs.replace(kept, ratio=corrected(kept.ratio, counted), told=told, counted=counted)
+
+    def forget_told(self) -> None:
+        """Forget what a refusal has told of the window."""
+        if self._kept is not None:
+            self._kept = structs.replace(self._kept, told=None, known=None)
+
+    def store(self, kept: Kept) -> Kept:
+        """Keep this, stored in a transaction of its own. Raises GoondanError as the store does."""
+        with self._store.write():
+            self._write(kept)
+        self._kept = kept
+        return kept
+
+    def keep(self) -> None:
+        """Store what a vendor's counts have changed (inside the store's `write`)."""
+        if self._kept is not None and self._kept is not self._stored:
+            self._write(self._kept)
+
+    def _write(self, kept: Kept) -> None:
+        self._store.remember(NAME, encode_value(kept))
+        self._stored = kept
+
+
+#: How often a step's request is made shorter after a refusal. The first refusal tells the numbers. Another one comes
+#: when what is left has more tokens of a byte than what was left out.
+MOST_REFUSALS: Final = 4
+#: A request that is guessed to be shorter fits into every context (tokens): nobody is asked for the window.
+SURE_TOKENS: Final = 1500
+#: After a refusal the request has at most so much of its size.
+SMALLER: Final = 0.8
+#: How many more tokens a refused request has than was thought, when its server does not say.
+UNTOLD: Final = 1.3
+#: How often a summary is tried with smaller pieces after the server has refused one.
+MOST_PIECES: Final = 3
+#: A summary has at most this part of what a conversation is cut to.
+SUMMARY_PART: Final = 4
+#: A question for a summary has at most so many tokens where nobody knows the window.
+UNKNOWN: Final = 2000
+
+log = logging.getLogger("agentproc")
+
+
+class _Parts(Struct, frozen=True):
+    """A request that is to fit."""
+
+    #: The request that is to fit.
+    request: ModelRequest
+    #: The bytes of each message.
+    sizes: list[int]
+    #: The bytes of what stands beside the conversation.
+    fixed: int
+    #: Asks the model outside of the conversation.
+    aside: AskModel
+    #: What extensions wish.
+    wishes: Wishes
+
+    @property
+    def messages(self) -> list[Message]:
+        """The whole conversation."""
+        return self.request.messages
+
+
+class _Fitted(Struct, frozen=True):
+    """A request as it goes out."""
+
+    #: The request as it goes out.
+    request: ModelRequest
+    #: Its bytes.
+    size: int
+
+
+class TurnContext:
+    """The context of one turn."""
+
+    def __init__(self, memory: ContextMemory, transcript: Transcript) -> None:
+        self._memory = memory
+        self._transcript = transcript
+        self._opening: str | None = None
+        self._asked = False  # for the window
+        self._view = View()
+        self._sizes = MessageSizes()
+        self._tools = ToolSizes()
+        self._result_size = reading.USUAL_BYTES
+
+    def keep(self) -> None:
+        """Store what was learned (inside the store's `write`)."""
+        self._memory.keep()
+
+    def read(self, args: Any) -> ToolResult:
+        """The result of a call of the tool that reads a part of a result."""
+        return reading.read(self._transcript.next_messages, args, self._result_size)
+
+    async def ask(
+        self,
+        provider: Provider,
+        request: ModelRequest,
+        once: Callable[[ModelRequest], Awaitable[ModelAnswer]],
+        aside: AskModel,
+        wishes: Wishes,
+    ) -> ModelAnswer:
+        """Ask the model with as much of the conversation as fits. `once` makes one request, `aside` asks for a summary.
+        Raises what `once` raises, and GoondanError E_CONTEXT_OVERFLOW with the numbers.
+        """
+        if not provider.needs_history:
+            return await once(request)
+        parts = self._parts(request, aside, wishes)
+        fitted = await self._fit(provider, parts)
+        refusals = 0
+        while True:
+            try:
+                answer = await once(fitted.request)
+            except ContextOverflow as refusal:
+                refusals += 1
+                shorter = None
+                if refusals <= MOST_REFUSALS:
+                    shorter = await self._shorter(refusal, parts, fitted)
+                if shorter is None:
+                    raise self._too_long(parts, fitted, refusal.info.message) from None
+                fitted = shorter
+            else:
+                self._count(fitted, answer.usage)
+                return answer
+
+    # --- one request
+
+    def _parts(self, request: ModelRequest, aside: AskModel, wishes: Wishes) -> _Parts:
+        if request.tools and all(item.name != reading.NAME for item in request.tools):
+            request = structs.replace(request, tools=[reading.ITEM, *request.tools])
+        if self._opening is None:
+            own = self._transcript.own_messages
+            self._opening = next((message.id for message in own if isinstance(message.data, UserData)), "")
+        fixed = text_size(request.system) + self._tools.of(request.tools) + blocks_size(request.blocks)
+        return _Parts(request, self._sizes.of(request.messages), fixed, aside, wishes)
+
+    async def _fit(self, provider: Provider, parts: _Parts) -> _Fitted:
+        """The request with what fits of its conversation. Raises GoondanError."""
+        kept = self._memory.of(parts.request.model)
+        guess = estimate.tokens_of(self._size(parts, kept.shape), kept.ratio)
+        await self._ask_window(provider, parts.request, guess)
+        if kept.told is not None and self._known(parts.request) not in (None, kept.known):
+            self._memory.forget_told()  # the model has another window now
+        kept = self._memory.of(parts.request.model)
+        window = self._window(parts.request, kept)
+        kept = self._shorten_new(parts, kept, window)
+        size = self._size(parts, kept.shape)
+        tokens = self._tokens(kept, size)
+        forced = window is not None and tokens > window.high
+        shown = len(parts.messages) - begin_of(parts.messages, kept.shape)
+        beside = estimate.tokens_of(parts.fixed, kept.ratio)
+        if forced or parts.wishes.too_much(shown, tokens - beside):
+            kept = await self._jump(parts, kept, self._low(parts, kept, window), forced=forced)
+            size = self._size(parts, kept.shape)
+        fitted = self._fitted(parts, kept, size, window)
+        known = self._known(parts.request)  # a refusal may have told wrong numbers: then the server is asked again
+        if known is not None and int(size * estimate.surely(kept.ratio)) > known:
+            raise self._too_long(parts, fitted, f"the context of {parts.request.model.model} is exceeded")
+        return fitted
+
+    def _fitted(
+        self, parts: _Parts, kept: Kept, size: int, window: Window | None, answer: int | None = None
+    ) -> _Fitted:
+        if answer is None and window is not None:
+            answer = window.answer_beside(self._tokens(kept, size))
+        request = structs.replace(
+            parts.request,
+            messages=self._view.of(parts.messages, kept.shape, self._opening),
+            max_tokens=answer,
+            left_out=kept.shape.left_out if begin_of(parts.messages, kept.shape) else 0,
+            shortened=len(kept.shape.shortened),
+        )
+        return _Fitted(request, size)
+
+    def _size(self, parts: _Parts, shape: Shape) -> int:
+        """The bytes of a request that shows the conversation in this shape."""
+        begin = begin_of(parts.messages, shape)
+        shown = shown_sizes(parts.messages, parts.sizes, shape)
+        size = parts.fixed + sum(shown[begin:] if begin else shown)
+        return size + text_size(note_of(shape)) + self._opening_size(parts, begin) if begin else size
+
+    def _opening_size(self, parts: _Parts, begin: int) -> int:
+        """The bytes of the message that began the turn, if it stands before `begin`."""
+        opening = index_of(parts.messages, self._opening)
+        return parts.sizes[opening] if 0 <= opening < begin else 0
+
+    def _tokens(self, kept: Kept, size: int) -> int:
+        return estimate.tokens_of(size, kept.ratio, kept.counted)
+
+    def _count(self, fitted: _Fitted, usage: Usage | None) -> None:
+        """Learn from what the vendor counted."""
+        if usage is not None and usage.input_tokens > 0:
+            kept = self._memory.of(fitted.request.model)
+            self._memory.count(kept, estimate.counted(fitted.size, usage.input_tokens))
+
+    # --- the window
+
+    async def _ask_window(self, provider: Provider, request: ModelRequest, guess: int) -> None:
+        """Ask the server for its window when a request is long enough to be in danger, once in a turn until it says."""
+        memory = self._memory
+        wanted = memory.listed is None and request.model.context_tokens is None and guess > SURE_TOKENS
+        if wanted and memory.asks_left and not self._asked:
+            self._asked = True
+            memory.asks_left -= 1
+            memory.listed = await provider.window(request)
+
+    def _window(self, request: ModelRequest, kept: Kept) -> Window | None:
+        """The window of the model; None: nobody knows it."""
+        known = self._known(request)
+        sizes = [size for size in (known, kept.told) if size is not None]
+        return Window(min(sizes), output_limit(request.model)) if sizes else None
+
+    def _known(self, request: ModelRequest) -> int | None:
+        """The window by what the bundle, the server or the table says (tokens)."""
+        return request.model.context_tokens or self._memory.listed or known_window(request.model.model)
+
+    # --- less of the conversation
+
+    def _shorten_new(self, parts: _Parts, kept: Kept, window: Window | None) -> Kept:
+        """Shorten the results that are longer than one may be. Raises GoondanError as the store does."""
+        if window is None:
+            return kept
+        share = estimate.size_of(int(window.tokens * parts.wishes.result_share), max(kept.ratio, FIRST_GUESS))
+        self._result_size = max(share, LEAST_RESULT)
+        new = long_results(parts.messages, parts.sizes, kept.shape, self._result_size)
+        if not new:
+            return kept
+        counted = kept.counted
+        shape = structs.replace(kept.shape, shortened={**kept.shape.shortened, **new})
+        whole = counted is not None and counted.size <= self._size(parts, shape)  # what was counted is shown as it was
+        return self._memory.store(structs.replace(kept, shape=shape, counted=counted if whole else None))
+
+    def _low(self, parts: _Parts, kept: Kept, window: Window | None) -> int:
+        """The bytes that a request is cut to."""
+        lows = [] if window is None else [estimate.size_of(window.low, kept.ratio)]
+        if (tokens := parts.wishes.kept_tokens) is not None:
+            lows.append(estimate.size_of(tokens, kept.ratio) + parts.fixed)
+        return min(lows) if lows else self._size(parts, kept.shape)
+
+    async def _jump(self, parts: _Parts, kept: Kept, low: int, *, forced: bool) -> Kept:
+        """Leave out so much that the request has at most `low` bytes, if that is possible. `forced`: it does not fit as
+        it is. Raises GoondanError as the store does.
+        """
+        messages, old = parts.messages, kept.shape
+        begin, sizes = begin_of(messages, old), shown_sizes(messages, parts.sizes, old)
+        summarised = parts.wishes.summarise is not None
+        summary_size = max(0, low - parts.fixed) // SUMMARY_PART if summarised else 0
+        room = low - parts.fixed - max(text_size(note_of(old)), summary_size)
+        cut = find_cut(messages, sizes, begin, room, parts.wishes.kept_messages)
+        if opening := self._opening_size(parts, cut):
+            cut = find_cut(messages, sizes, begin, room - opening, parts.wishes.kept_messages)
+        shape = old
+        if cut > begin:
+            summary = await self._summary(parts, kept, messages[begin:cut], summary_size) if summarised else ""
+            if summarised and not summary and not forced:
+                return kept
+            rest = {message.id for message in messages[cut:]}
+            shape = Shape(
+                through=messages[cut - 1].id,
+                left_out=cut - (0 <= index_of(messages, self._opening) < cut),
+                summary=summary or old.summary,
+                shortened={name: most for name, most in old.shortened.items() if name in rest},
+            )
+        over = self._size(parts, shape) - low
+        if forced and over > 0:
+            sizes = shown_sizes(messages, parts.sizes, shape)
+            begin = begin_of(messages, shape)
+            shorter = squeezed(messages[begin:], sizes[begin:], over)
+            shape = structs.replace(shape, shortened={**shape.shortened, **shorter})
+        return kept if shape == old else self._memory.store(structs.replace(kept, shape=shape, counted=None))
+
+    async def _summary(self, parts: _Parts, kept: Kept, messages: list[Message], size: int) -> str:
+        """The summary of what was left out so far and of these messages, in at most `size` bytes; "" when there is
+        none.
+        """
+        summarise = parts.wishes.summarise
+        if summarise is None:
+            raise AssertionError("only what can be summarised is")
+        window = self._window(parts.request, kept)
+        lows = (parts.wishes.max_tokens, None if window is None else window.low)
+        tokens = [most for most in lows if most is not None]
+        most = max(estimate.size_of(min(tokens, default=UNKNOWN), max(kept.ratio, FIRST_GUESS)), LEAST_RESULT)
+        for _ in range(MOST_PIECES):
+            try:
+                return within(await summarise(parts.aside, kept.shape.summary, messages, most), size)
+            except ContextOverflow as refusal:
+                most //= 2
+                log.warning("the conversation could not be summarised: %s", refusal.info.message)
+            except GoondanError as error:
+                if error.info.code == "E_LEASE_LOST":
+                    raise
+                log.warning("the conversation could not be summarised: %s", error.info.message)
+                break
+        return ""
+
+    # --- after a refusal
+
+    async def _shorter(self, refusal: ContextOverflow, parts: _Parts, fitted: _Fitted) -> _Fitted | None:
+        """A shorter request after a refusal; None: there is none. Raises GoondanError as the store does."""
+        said, kept = refusal.overflow, self._memory.of(parts.request.model)
+        if refusal.model not in (None, parts.request.model):
+            return await self._shorter_in_place(refusal, parts, fitted)
+        before = self._window(parts.request, kept)
+        tokens = said.tokens or int(self._tokens(kept, fitted.size) * UNTOLD)
+        told = said.window or (int(tokens / UNTOLD) if before is None else before.tokens)
+        ratio = estimate.counted(fitted.size, tokens).ratio
+        kept = structs.replace(
+            kept, told=max(told, LEAST_WINDOW), known=self._known(parts.request), ratio=ratio, counted=None
+        )
+        kept = self._memory.store(kept)
+        window = self._window(parts.request, kept)
+        if window is None:
+            raise AssertionError("a refusal tells a window")
+        if said.tokens is not None and said.tokens <= window.high:
+            answer = window.tokens - said.tokens
+            asked = fitted.request.max_tokens
+            if asked is None or answer < asked:  # it was the answer that did not fit
+                return self._fitted(parts, kept, fitted.size, window, answer)
+        kept = self._shorten_new(parts, kept, window)
+        low = min(self._low(parts, kept, window), int(fitted.size * SMALLER))
+        if self._size(parts, kept.shape) > low:
+            kept = await self._jump(parts, kept, low, forced=True)
+        size = self._size(parts, kept.shape)
+        return self._fitted(parts, kept, size, window) if size < fitted.size else None
+
+    async def _shorter_in_place(self, refusal: ContextOverflow, parts: _Parts, fitted: _Fitted) -> _Fitted | None:
+        """The same, where a model that was asked in place of the step's has refused. Its numbers are no news of the
+        step's model, so only what is left out is kept.
+        """
+        kept = self._memory.of(parts.request.model)
+        said = refusal.overflow
+        tokens = said.tokens or int(self._tokens(kept, fitted.size) * UNTOLD)
+        low = int(fitted.size * min(SMALLER, estimate.LOW * (said.window or tokens) / tokens))
+        kept = await self._jump(parts, kept, low, forced=True)
+        size = self._size(parts, kept.shape)
+        return self._fitted(parts, kept, size, self._window(parts.request, kept)) if size < fitted.size else None
+
+    def _too_long(self, parts: _Parts, fitted: _Fitted, words: str) -> GoondanError:
+        """The error of a step whose request does not fit although nothing more can be left out."""
+        request = fitted.request
+        kept = self._memory.of(request.model)
+        window = self._window(request, kept)
+        shares = {
+            "the system prompt": text_size(request.system),
+            f"the definitions of {len(request.tools)} tools": self._tools.of(request.tools),
+            "what extensions add": blocks_size(request.blocks),
+            "the messages that cannot be left out": fitted.size - parts.fixed,
+        }
+        told = ", ".join([f"{estimate.tokens_of(size, kept.ratio)} of {name}" for name, size in shares.items() if size])
+        largest = max(shares, key=lambda name: shares[name])
+        context = "" if window is None else f" of the {window.tokens} tokens of the context"
+        message = f"{words} (the least that this step can send{context}: about {told} tokens)"
+        advice = {
+            "the system prompt": "Shorten the agent's system prompt",
+            "what extensions add": "Let the agent's extensions add less",
+            "the messages that cannot be left out": "Send a shorter message",
+        }.get(largest, "Give the agent fewer tools")
+        return fail("E_CONTEXT_OVERFLOW", message, suggestion=f"{advice}, or use a model with a larger context.")

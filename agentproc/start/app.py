@@ -1,0 +1,323 @@
+"""One agent process: a link, the events that come over it one after another, and the ways to leave.
+
+How it leaves.
+- It was idle for long enough: it sends `bye`, and the broker alone decides.
+- `shutdown` or SIGTERM: the running turn goes on to its next step boundary, or until the granted time is over, if there
+  is a limit. Then the process releases everything unfinished, sends `shutdown_ack` and exits 0.
+- The broker refused the link: the process exits 1.
+
+Source: docs/design/processes.md section 6; requirement IPC-07.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from goondan.agentproc.calls.asks import unsent_answer
+from goondan.agentproc.conversation.store import ConversationStore
+from goondan.agentproc.machine.questions import describe_late
+from goondan.agentproc.start.log import KnownSecrets, configure_log
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.runner import TurnRunner
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.bundle.launch import AgentSpec
+from goondan.schemas.system.startup import report_failure, report_ready
+from goondan.schemas.transport.link import Link
+from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import OPERATOR_AGENT, ORCHESTRATOR, ErrorPayload, Frame, Lease, Shutdown, Welcome
+
+#: How long after SIGTERM everything must be released (seconds). The supervisor kills agents 3 s into a stop: by then
+#: the broker must have its events back, instead of learning from a death that they are free.
+TERM_GRACE_S: Final = 2.5
+#: The part of the grace that is kept for the frames that release events (seconds); at most half of the grace.
+RELEASE_S: Final = 1.0
+#: How soon an idle process that has no broker looks again (seconds).
+RECHECK_S: Final = 1.0
+#: How many messages of the operator agent are kept. No model reads its history.
+OPERATOR_MESSAGES: Final = 1000
+#: How long queued frames may take to leave when the process ends (seconds).
+LINGER_S: Final = 0.5
+
+log = logging.getLogger("agentproc")
+
+
+class AgentApp:
+    """One agent process. `run` is its whole life. `broker_uid` is the user of the broker, None for our own user. The
+    log hides `secrets`.
+    """
+
+    def __init__(
+        self, endpoint: str, token: str, broker_uid: int | None = None, secrets: KnownSecrets | None = None
+    ) -> None:
+        self._secrets = secrets or KnownSecrets()
+        self._inbox: deque[Frame] = deque()
+        self._wake = asyncio.Event()
+        self._runner: TurnRunner | None = None
+        self._working: asyncio.Task[None] | None = None
+        self._bye: asyncio.Future[Frame] | None = None
+        self._shutdown: Frame | None = None
+        self._leaving = False
+        self._leave_at: float | None = None  # while leaving: when everything must be released; None: no limit
+        self._cut_at: float | None = None  # before that: when a step that still runs is cut off
+        self.link = Link(
+            endpoint,
+            token,
+            on_frame=self._on_frame,
+            leases=self._leases,
+            calls=lambda: self._runner.instance.caller.open_call_ids if self._runner is not None else [],
+            on_welcome=self._on_welcome,
+            on_unsent=self._on_unsent,
+            on_late=lambda frame: log.warning("%s", describe_late(frame)),
+            broker_uid=broker_uid,
+            held=lambda: {} if self._runner is None else self._runner.features.held(),
+        )
+
+    async def run(self, ready: Callable[[], None] | None = None) -> int:
+        """Serve until it is time to leave, and return the exit status. `ready` is called when the broker has welcomed
+        us.
+
+        Raises GoondanError when there is no welcome.
+        """
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._terminate)
+        loop.add_signal_handler(signal.SIGINT, self._terminate)
+        welcome = await self.link.start()
+        spec = from_raw(welcome.spec, AgentSpec)
+        runner = self._runner = self._make_runner(spec, welcome)
+        await runner.load_extensions()
+        if ready is not None:
+            ready()
+        self.link.closed.add_done_callback(self._nudge)
+        try:
+            return await self._serve(runner, spec.idle_s)
+        finally:
+            await runner.close()
+            await self.link.close(LINGER_S)
+
+    # --- life
+
+    async def _serve(self, runner: TurnRunner, idle_s: float) -> int:
+        loop = asyncio.get_running_loop()
+        idle_since = loop.time()
+        while True:
+            if self.link.closed.done():
+                log.error("the link is over: %s", self.link.closed.exception() or "closed")
+                runner.abandon()
+                return 1
+            if self._leaving:
+                return await self._leave(runner)
+            if self._working is not None and self._working.done():
+                self._working.result()
+                self._working = None
+                idle_since = loop.time()
+            if self._working is None and self._inbox:
+                self._working = loop.create_task(runner.run(self._inbox.popleft()))
+                self._working.add_done_callback(self._nudge)
+            if self._bye is not None and self._bye.done():
+                refused = self._bye.cancelled() or self._bye.exception() is not None
+                self._bye, idle_since = None, loop.time()
+                if not refused and self._working is None:
+                    return 0
+            await self._pause_until_news(idle_since + idle_s - loop.time())
+
+    async def _pause_until_news(self, idle_left: float) -> None:
+        """Wait until anything happens. When there was nothing to do for long enough, ask whether we may leave."""
+        timeout: float | None = None
+        if self._working is None and self._bye is None:
+            if idle_left <= 0 and self.link.ready:
+                self._bye = self.link.post(Frame("bye"))
+                self._bye.add_done_callback(self._nudge)
+            else:
+                timeout = max(idle_left, RECHECK_S)
+        with suppress(TimeoutError):
+            # Not wait_for: in Python 3.11 it forgets to be cancelled when the news comes that very moment.
+            async with asyncio.timeout(timeout):
+                await self._wake.wait()
+        self._wake.clear()
+
+    def _nudge(self, _: object = None) -> None:
+        self._wake.set()
+
+    async def _leave(self, runner: TurnRunner) -> int:
+        """Reach a step boundary in time, or not. Then release what is unfinished and acknowledge."""
+        loop = asyncio.get_running_loop()
+        held = runner.leases()
+        runner.pause()
+        unfinished: list[Lease] = []
+        if self._working is not None:
+            await self._until_released(self._working)
+            if self.link.closed.done():
+                runner.abandon()
+                return 1
+            if not self._working.done():
+                runner.abandon()
+                await asyncio.wait([self._working], timeout=RELEASE_S)
+                unfinished += held
+        unfinished += [Lease(f.event_id or "", f.epoch or 0, runner.instance.instance_key) for f in self._inbox]
+        releases = [
+            self.link.post(Frame("ack", stage="release", event_id=lease.event_id, epoch=lease.epoch))
+            for lease in unfinished
+        ]
+        if releases:
+            left = RELEASE_S if self._leave_at is None else self._leave_at - loop.time()
+            await asyncio.wait(releases, timeout=min(RELEASE_S, max(0.05, left)))
+            for release in releases:
+                if release.done() and not release.cancelled():
+                    release.exception()  # a refused release says that somebody else has the event already
+        if self._shutdown is not None:
+            asked = self._shutdown
+            to = asked.from_ or ORCHESTRATOR
+            self.link.send(Frame("shutdown_ack", from_=runner.instance.spec.name, to=to, in_reply_to=asked.id))
+        return 0
+
+    async def _until_released(self, working: asyncio.Task[None]) -> None:
+        """Wait until the running turn comes to its step boundary, as long as that may take. The time can become
+        shorter.
+        """
+        loop = asyncio.get_running_loop()
+        while not working.done() and not self.link.closed.done():
+            patience = None if self._cut_at is None else self._cut_at - loop.time()
+            if patience is not None and patience <= 0:
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(patience):  # not wait_for, see _pause_until_news
+                    await self._wake.wait()
+            self._wake.clear()
+
+    # --- what comes in
+
+    def _on_frame(self, frame: Frame) -> None:
+        try:
+            if frame.type == "event":
+                self._on_event(frame)
+            elif frame.type == "shutdown":
+                grace_ms = from_raw(frame.payload, Shutdown).grace_period_ms
+                self._shutdown = frame
+                self._begin_leaving(None if grace_ms is None else grace_ms / 1000)
+            elif frame.type == "error":
+                log.warning("the broker says: %s", GoondanError(from_raw(frame.payload, ErrorPayload)))
+            elif self._runner is not None:
+                self._runner.take(frame)
+        except GoondanError as error:
+            log.warning("a %s frame was ignored: %s", frame.type, error)
+
+    def _on_welcome(self, welcome: Welcome) -> None:
+        if self._runner is not None:
+            self._runner.features.welcomed(welcome)
+            self._runner.instance.caller.welcomed()
+            self._runner.instance.config.take(welcome.config, welcome.spec)
+
+    def _on_unsent(self, frame: Frame, error: GoondanError) -> None:
+        """The payload of a large frame could not be written."""
+        if frame.type == "tool.answer":
+            self.link.send(unsent_answer(frame, error))
+
+    def _on_event(self, frame: Frame) -> None:
+        if frame.in_reply_to is not None and not frame.asynchronous:
+            return  # an answer that nobody here waits for
+        if frame.asynchronous and frame.epoch is None:
+            if self._runner is not None:
+                self._runner.answered(frame)
+            return
+        if frame.event_id is None or frame.epoch is None:
+            log.warning("an event without id or epoch was ignored")
+            return
+        if any((f.event_id, f.epoch) == (frame.event_id, frame.epoch) for f in self._inbox):
+            return
+        runner = self._runner
+        if runner is not None:
+            if runner.holds(frame):
+                return  # the broker was restarted and knows it from our hello
+            if any(lease.event_id == frame.event_id for lease in runner.leases()):
+                runner.abandon()  # handed over again under a later epoch: go on from what is stored
+        self._inbox.append(frame)
+        self._wake.set()
+
+    def _terminate(self) -> None:
+        self._begin_leaving(TERM_GRACE_S)
+
+    def _begin_leaving(self, grace_s: float | None) -> None:
+        self._leaving = True
+        if grace_s is not None:
+            leave_at = asyncio.get_running_loop().time() + grace_s
+            if self._leave_at is None or leave_at < self._leave_at:
+                self._leave_at, self._cut_at = leave_at, leave_at - min(RELEASE_S, grace_s / 2)
+        if self._runner is not None:
+            self._runner.pause()
+        self._wake.set()
+
+    def _leases(self) -> list[Lease]:
+        if self._runner is None:
+            return []
+        key = self._runner.instance.instance_key
+        waiting = [Lease(frame.event_id or "", frame.epoch or 0, key, frame.root_event) for frame in self._inbox]
+        return self._runner.leases() + waiting
+
+    def _make_runner(self, spec: AgentSpec, welcome: Welcome) -> TurnRunner:
+        instance_key = welcome.instance_key or "default"
+        store = ConversationStore(
+            instance_dir(spec.state_dir, spec.name, instance_key),
+            durability=spec.durability,
+            kept_messages=OPERATOR_MESSAGES if spec.name == OPERATOR_AGENT else None,
+            max_bytes=spec.conversation_mb << 20,
+            large_notes=spec.traces == "whole",
+            generation=0 if spec.name == OPERATOR_AGENT else welcome.generation,
+        )
+        instance = Instance(spec, instance_key, self.link, store, secrets=self._secrets)
+        instance.config.take(welcome.config)
+        runner = TurnRunner(instance)
+        runner.features.welcomed(welcome)
+        return runner
+
+
+def new_loop() -> asyncio.AbstractEventLoop:
+    """The event loop of an agent process, set as the current one."""
+    import uvloop
+
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    asyncio.set_event_loop(loop)
+    return loop
+
+
+def main(
+    loop: asyncio.AbstractEventLoop,
+    endpoint: str,
+    token: str,
+    *,
+    name: str,
+    ready_fd: int | None = None,
+    broker_uid: int | None = None,
+) -> int:
+    """Run one agent process to its end, and return the exit status. `name` stands in every line of its log.
+    `broker_uid` is the user of the broker, None for our own user.
+
+    `ready_fd` gets a newline when the broker has welcomed us, or the reason why it never will.
+    """
+    secrets = KnownSecrets()
+    configure_log(name, secrets)
+    waiting = ready_fd
+
+    def ready() -> None:
+        nonlocal waiting
+        waiting = None
+        report_ready(ready_fd)
+
+    async def life() -> int:
+        return await AgentApp(endpoint, token, broker_uid, secrets).run(ready)
+
+    try:
+        return loop.run_until_complete(life())
+    except GoondanError as error:
+        log.error("%s", error)
+        report_failure(waiting, error.info)
+        return 1
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()

@@ -1,0 +1,1 @@
+"""One agent instance and its turns: from an event to its answer."""

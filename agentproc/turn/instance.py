@@ -1,0 +1,199 @@
+"""One agent instance: the state that it keeps from turn to turn, and the parts that a turn works with.
+
+It is made once for each process. loop.py knows which event is worked on, and turn_run.py runs a turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from goondan.agentproc.calls.caller import AckLink, CallLink, ResultAcks, ToolCaller
+from goondan.agentproc.calls.servers import Servers
+from goondan.agentproc.calls.swarm import DELEGATION_RESULT, AskingLink
+from goondan.agentproc.conversation.files import InstanceFiles
+from goondan.agentproc.conversation.store import ConversationStore
+from goondan.agentproc.extensions.dynamic_tools import DynamicTools
+from goondan.agentproc.extensions.events import EventBus
+from goondan.agentproc.extensions.loaded import Extensions, InstancePaths
+from goondan.agentproc.extensions.patience import Watch
+from goondan.agentproc.extensions.pipeline import Pipeline
+from goondan.agentproc.extensions.point_stages import PointStages
+from goondan.agentproc.extensions.workspaces import Workspaces
+from goondan.agentproc.http import make_provider
+from goondan.agentproc.machine.catalog import Catalog
+from goondan.agentproc.machine.questions import Ended
+from goondan.agentproc.machine.verdicts import Judge
+from goondan.agentproc.model.context import ContextMemory
+from goondan.agentproc.providers.base import SHORTEST_SAID, Provider, redactor_of
+from goondan.agentproc.start.blocked_loop import LoopWatch
+from goondan.agentproc.start.log import KnownSecrets
+from goondan.agentproc.turn.configuration import Configuration, InForce
+from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.bundle.launch import AgentSpec, ModelSpec, OutputSpec
+from goondan.schemas.text.redaction import Redactor
+from goondan.schemas.text.times import rfc3339
+from goondan.schemas.traces.trace_index import IndexRow, TraceIndex
+
+log = logging.getLogger("agentproc")
+
+
+class TurnLink(CallLink, AckLink, AskingLink, Protocol):
+    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
+
+
+def now_rfc3339() -> str:
+    """The time, RFC 3339 in UTC with milliseconds."""
+    return rfc3339(time.time())
+
+
+class Instance:
+    """One agent instance."""
+
+    def __init__(
+        self,
+        spec: AgentSpec,
+        instance_key: str,
+        link: TurnLink,
+        store: ConversationStore,
+        *,
+        provider: Provider | None = None,
+        clock: Callable[[], str] = now_rfc3339,
+        secrets: KnownSecrets | None = None,
+    ) -> None:
+        """`provider` is the model, None for the one that the specification names. `clock` gives the time as RFC 3339 in
+        UTC. The process's log hides `secrets`.
+        """
+        loop = asyncio.get_running_loop()
+        self.instance_key = instance_key
+        self.link = link
+        #: The conversation.
+        self.store = store
+        self.loop = loop
+        self.clock = clock
+        #: The middleware that extensions have registered.
+        self.pipeline = Pipeline()
+        #: The tools that extensions have registered.
+        self.tools = DynamicTools()
+        self.catalog = Catalog.of(spec, self.tools)
+        self.events = EventBus()
+        files = instance_dir(spec.state_dir, spec.name, instance_key)
+        #: The pictures and PDFs of the conversation.
+        self.files = InstanceFiles(files, durable=spec.durability == "power", max_bytes=spec.conversation_mb << 20)
+        self.place = InstancePaths(spec.name, instance_key, files, spec.state_dir)
+        self.secrets = secrets or KnownSecrets()
+        #: What is asked of MCP servers outside of calls.
+        self.servers = Servers(link)
+        self.config = Configuration(spec)
+        #: Ends layers of middleware that take too long.
+        self.watch = Watch()
+        #: Finds out which code blocks the event loop.
+        self.loop_watch = LoopWatch(files)
+        self.workspaces = Workspaces(self.pipeline, self.events, self.watch)
+        self.extensions = Extensions(
+            self.pipeline,
+            self.tools,
+            self.events,
+            self.place,
+            self.config,
+            workdir=lambda: self.workspaces.workdir,
+            servers=self.servers,
+        )
+        #: What is known of the model's context, and what is left out of the conversation.
+        self.context = ContextMemory(store)
+        #: Who may ask the model servers, and when.
+        self.caller = ToolCaller(link, loop, self.tools.folder_of)
+        self.acks = ResultAcks(link, loop)
+        self._index = TraceIndex(spec.state_dir)
+        self._given = provider
+        self._provider: Provider | None = None
+        #: What makes the providers that features bring, by their names in `ModelSpec.provider`.
+        self.providers: dict[str, Callable[[ModelSpec], Provider]] = {}
+        self._others: dict[str, Provider] = {}  # of the models in `fallback`, by their documents
+        self._redactor: Redactor | None = None
+        self._said_redactor: Redactor | None = None
+        self._rule: tuple[OutputSpec, Judge] | None = None
+
+    @property
+    def spec(self) -> AgentSpec:
+        """The bundle's specification of the agent. It can be replaced between two steps at any time (configuration.py),
+        but not its model.
+        """
+        return self.config.current.spec
+
+    def points(self, in_force: InForce) -> PointStages:
+        """The points of one turn, which begins with this configuration."""
+        return PointStages(self.pipeline, self.tools, self.extensions, in_force, self.watch)
+
+    def redact(self, text: str) -> str:
+        """A text without the secrets of the agent's model, and without the tokens of its extensions."""
+        if self._redactor is None:
+            self._redactor = redactor_of(*self.spec.models)
+        return self.secrets.redact(self._redactor(text))
+
+    def redact_said(self, text: str) -> str:
+        """The same of what a model says, which may be a file's content: secrets of SHORTEST_SAID characters only."""
+        if self._said_redactor is None:
+            self._said_redactor = redactor_of(*self.spec.models, shortest=SHORTEST_SAID)
+        return self.secrets.redact(self._said_redactor(text))
+
+    def index_turn(self, at: str, trace_id: str, turn_id: str, event_id: str) -> None:
+        """Record where the turn of a trace is found. When that fails, the turn goes on."""
+        try:
+            self._index.add(IndexRow(at, trace_id, turn_id, event_id, self.spec.name, self.instance_key))
+        except (OSError, sqlite3.Error, UnicodeEncodeError) as error:
+            log.warning("the index of traces could not be written: %s", error)
+
+    @property
+    def judge(self) -> Judge | None:
+        """Judges an answer by the agent's output schema; None: it has none, or its model is the console."""
+        spec = self.spec
+        if spec.output is None or spec.model.provider == "embedded":
+            return None
+        if self._rule is None or self._rule[0] is not spec.output:
+            from goondan.agentproc.model.structured import OutputRule  # few agents have a schema
+
+            self._rule = spec.output, OutputRule(spec.output).judge
+        return self._rule[1]
+
+    @property
+    def provider(self) -> Provider:
+        """The model, made when it is first needed."""
+        if self._provider is None:
+            self._provider = self._make_provider(self.spec.model)
+        return self._provider
+
+    def provider_in_place(self, model: ModelSpec) -> Provider:
+        """The provider of a model that is asked in place of the agent's own, made when it is first needed."""
+        found = self._others.get(model.document)
+        if found is None:
+            found = self._others[model.document] = self._make_provider(model, in_place=True)
+        return found
+
+    def _make_provider(self, model: ModelSpec, *, in_place: bool = False) -> Provider:
+        make = self.providers.get(model.provider)
+        if make is not None:
+            return make(model)
+        return make_provider(model) if self._given is None or in_place else self._given
+
+    def notice(self, ended: Ended) -> None:
+        """Tell extensions about the answer to a question that was asked without waiting (EVENTS-11)."""
+        if ended.answer is not None:
+            self.events.emit(DELEGATION_RESULT, ended.answer, emitter="the kernel")
+
+    async def close(self) -> None:
+        """Let the extensions clean up, stop timers, and close the file and the model's connections."""
+        await self.extensions.close()
+        self.watch.close()
+        self.loop_watch.close()
+        self.acks.close()
+        self.caller.abandon()
+        self.store.close()
+        self._index.close()
+        for provider in (self._provider, *self._others.values()):
+            if provider is not None:
+                await provider.close()

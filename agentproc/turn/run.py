@@ -1,0 +1,686 @@
+"""One turn while it runs: performs the actions of turn.py through the model, the tool calls and the conversation file.
+
+Rules.
+- The messages of a turn's actions are stored in one transaction, before the actions that follow them. Results that come
+  together are stored together.
+- A turn leaves in one of four ways. It is answered (`done`, `failed`). It is given back at a step boundary (`release`),
+  or because a person is asked about every open call (`park`). Or it is abandoned without a frame, because another
+  process has its lease now.
+- The turn machine decides. Middleware runs around it as tasks (extensions/stages.py), and their progress becomes its
+  inputs.
+
+Source: docs/design/turns.md section 2; docs/design/delivery.md sections 2 and 6.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from msgspec import structs
+
+from goondan.agentproc.calls.caller import CallContext
+from goondan.agentproc.calls.here import OwnCalls
+from goondan.agentproc.calls.of_turn import TurnCalls
+from goondan.agentproc.conversation.store import ConversationStore, TurnRow
+from goondan.agentproc.conversation.transcript import Transcript, resumption
+from goondan.agentproc.extensions.pipeline import Layer
+from goondan.agentproc.extensions.scopes import Execution
+from goondan.agentproc.extensions.stages import Stages
+from goondan.agentproc.machine.answers import TurnUsage, answer_payload, done_frame, failed, told_event, turn_id
+from goondan.agentproc.machine.messages import Append, Presented
+from goondan.agentproc.machine.questions import Ended, end_of
+from goondan.agentproc.machine.turn import (
+    Action,
+    AskModel,
+    BeginCall,
+    Cancel,
+    DropCalls,
+    End,
+    EnterStep,
+    EnterTurn,
+    First,
+    Input,
+    LeaveStep,
+    LeaveTurn,
+    ListTools,
+    ModelFailed,
+    Pause,
+    RunTool,
+    Store,
+    Turn,
+    Yield,
+)
+from goondan.agentproc.model.calls import ModelCalls
+from goondan.agentproc.model.context import TurnContext
+from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
+from goondan.agentproc.turn.configuration import InForce, TurnConfig
+from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.live import LiveFeed
+from goondan.agentproc.turn.notes import TurnNotes, results_of
+from goondan.agentproc.turn.parts import Features, TurnParts
+from goondan.schemas.bundle.address import instance_workdir
+from goondan.schemas.bundle.launch import AgentSpec, ModelSpec, ToolChoice
+from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.frames import OPERATOR_AGENT, ErrorPayload, Frame, ToolResult
+from goondan.schemas.wire.spans import is_trace_id, trace_id_of
+
+#: How often a running turn says that it still works (seconds). The broker gives up on a silent holder much later.
+RENEW_S: Final = 10.0
+#: How late the trace may have the begin or end of a step with middleware (seconds), unless something else is stored
+#: before. A transaction for it alone would take a third of the step's time.
+NOTES_S: Final = 0.05
+
+#: The cancellation by an operator; below, that of a turn whose event has ended elsewhere.
+CANCELLED: Final = Cancel(
+    error_payload("E_CANCELLED", "it was cancelled before it was finished"),
+    "the turn was cancelled",
+    "(This request was cancelled before it was finished. Nothing of it is wanted any more.)",
+)
+_LEFT: Final = Cancel(
+    error_payload("E_CANCELLED", "the turn was left unfinished"),
+    "the turn was left unfinished",
+    "(This request was left unfinished, and was ended.)",
+)
+
+log = logging.getLogger("agentproc")
+
+
+class TurnRun:
+    """One turn while it runs. `features` may have parts in it."""
+
+    def __init__(
+        self,
+        instance: Instance,
+        frame: Frame,
+        first: First,
+        row: TurnRow | None,
+        features: Features,
+    ) -> None:
+        #: TurnCore (parts.py) says what these are.
+        self.instance = instance
+        self.event = frame
+        self.first = first
+        self._loop = instance.loop
+        self._event_id = frame.event_id or ""
+        self._row = row
+        attempt = 1 if row is None else row.attempt + (row.status == "abandoned")
+        self._attempt = attempt
+        name = turn_id(instance.spec.name, instance.instance_key, self._event_id, attempt)
+        # The next step can have another configuration of an extension, so each step has to be entered.
+        self._wraps_steps = instance.pipeline.has("step") or bool(instance.spec.extensions)
+        known = frame.trace_id is not None and is_trace_id(frame.trace_id)
+        self._trace_id = frame.trace_id if known and frame.trace_id else trace_id_of(name)
+        self.turn = Turn(
+            name,
+            max_steps=instance.config.current.max_steps,
+            wraps_turn=instance.pipeline.has("turn"),
+            wraps_steps=self._wraps_steps,
+            judge=instance.judge,
+        )
+        self._transcript = Transcript(instance.store, name, self.turn.take_position, instance.clock)
+        self._presented = Presented()
+        self._parent_span = frame.parent_span_id
+        self._waited_ms = frame.waited_ms
+        self._place_ms = frame.place_ms or 0
+        self._awaited = bool(frame.chain)
+        texts = instance.redact, lambda: instance.spec
+        self.notes = TurnNotes(instance.store, name, self._trace_id, frame.parent_span_id, *texts)
+        workdir = frame.workdir or instance_workdir(instance.spec.state_dir, instance.spec.name, instance.instance_key)
+        self.workdir = workdir
+        deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
+        self._epoch = frame.epoch or 0
+        self.live = live = LiveFeed(
+            instance.link, self._loop, frame, name, again=row is not None, redact=instance.redact_said
+        )
+        own = OwnCalls(
+            instance,
+            name,
+            workdir,
+            deadline,
+            stepped=self._stepped,
+            lost=self.abandon,
+            end_of=self._end_of,
+        )
+        self._own_calls = own
+        self._context = shown = TurnContext(instance.context, self._transcript)
+        self.parts = TurnParts(features, self)
+        context = CallContext(name, self._event_id, frame.epoch, deadline)
+        #: The calls of the turn.
+        self.calls = calls = TurnCalls(
+            instance,
+            self.turn,
+            context,
+            self.notes,
+            own,
+            shown,
+            self.parts,
+            push=self.push,
+            lost=self.abandon,
+            noted=self._noted,
+        )
+        self._models = ModelCalls(
+            instance,
+            self._event_id,
+            self.notes,
+            live,
+            shown,
+            self.parts,
+            push=self.push,
+            time_left=self.time_left,
+            lost=self.abandon,
+        )
+        self._stages: Stages | None = None
+        self._config = TurnConfig(instance.config, instance.catalog, instance.store, name)
+        self._followed: InForce | None = None  # the configuration that features were asked about last
+        if self._wraps_steps or not instance.pipeline.empty:
+            self._stages = Stages(
+                instance.pipeline,
+                instance.points(self._config.in_force),
+                instance.watch,
+                instance.catalog,
+                self._transcript,
+                Execution(instance.spec.name, instance.instance_key, name, self._trace_id),
+                told_event(frame),
+                own.asking,
+                push=self.push,
+                use=calls.use,
+                lost=self.abandon,
+                ask_aside=self._text_aside,
+            )
+        calls.stages = self._stages
+        instance.watch.told = self._layer_told
+        #: The function that performs each action, after the messages of the actions were stored.
+        self._performs: Mapping[type[Action], Callable[[Any], None]] = {
+            AskModel: self._ask_model,
+            RunTool: calls.run,
+            ListTools: calls.list_tools,
+            DropCalls: calls.drop,
+            EnterTurn: self._enter_turn,
+            LeaveTurn: self._leave_turn,
+            EnterStep: self._enter_step,
+            LeaveStep: self._leave_step,
+        }
+        self._parked = False
+        self._inputs: list[Input] = []
+        self._wake: asyncio.Future[None] | None = None
+        self._lost = False
+        self._hangs = False  # a layer of an extension, as the notes say
+        self._completed: dict[str, Ended] = {}  # pending work that has ended since the last model call
+        self._renewing: Frame | None = None
+        self._messages = 0  # of the turn, that are stored
+        self._position: int | None = None  # the same, once this incarnation has stored one
+        self._deadline_timer: asyncio.TimerHandle | None = None
+        self._notes_timer: asyncio.TimerHandle | None = None
+        self._timers: list[asyncio.TimerHandle] = [self._loop.call_later(RENEW_S, self._renew)]
+        self._set_deadline(deadline)
+
+    def ask_aside(self, text: str, system: str | None, step: int) -> Awaitable[ModelAnswer]:
+        """Ask the agent's model outside of the conversation, in this step (from 1)."""
+        return self._models.aside.ask(self.instance.provider, self._config.in_force.model, text, system, step)
+
+    async def _text_aside(self, text: str, system: str | None, step: int) -> str:
+        return (await self.ask_aside(text, system, step)).text
+
+    @property
+    def turn_id(self) -> str:
+        """The id of the turn."""
+        return self.turn.turn_id
+
+    @property
+    def step(self) -> int:
+        """The number of the step that runs, or of the first one."""
+        return max(1, self.turn.steps)
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model of that step."""
+        return self._config.in_force.model
+
+    @property
+    def spec(self) -> AgentSpec:
+        """The agent's specification, as the step that runs has it."""
+        return self._config.in_force.spec
+
+    # --- life
+
+    async def go(self) -> Frame | None:
+        """Run to the end. Returns the frame that ends the event, or None when the turn was abandoned."""
+        actions = self._begin()
+        while True:
+            try:
+                ended = self._perform(actions)
+            except GoondanError as error:
+                if error.info.code != "E_STORE_FULL":
+                    raise
+                log.warning("event %s: %s", self._event_id, error)
+                return self._end_with(error.info, "the conversation is full")
+            if ended is not None:
+                return ended
+            for parks in self.parts.hooks.parks:
+                if not self._inputs and parks(self.turn.open_calls):
+                    return self._park()
+            if not self._inputs:
+                self._wake = self._loop.create_future()
+                await self._wake
+                self._wake = None
+            if self._lost:
+                return None
+            inputs, self._inputs = self._inputs, []
+            at = self.instance.clock()
+            self.turn.max_steps = self.instance.config.current.max_steps
+            for event in inputs:
+                if isinstance(event, Cancel):
+                    self._models.give_up(event.error.code)
+            actions = [action for event in inputs for action in self.turn.handle(event, at)]
+
+    def _park(self) -> Frame:
+        self._parked = True
+        return Frame("ack", stage="park", event_id=self._event_id, epoch=self._epoch)
+
+    def push(self, event: Input) -> None:
+        """Give the turn an input. It is handled in the next round of the loop."""
+        self._inputs.append(event)
+        self.rouse()
+
+    def rouse(self) -> None:
+        """Let the turn look again whether there is something to do, or whether it parks."""
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    def progress(self, frame: Frame) -> None:
+        """Pass on the progress of one of the turn's calls."""
+        self.live.progress(frame)
+
+    def set_clock(self, frame: Frame) -> None:
+        """Stop the turn's clock because a person is asked, or start it again with the time that the frame gives."""
+        left_ms = None if frame.stage == "held" else frame.deadline_ms
+        self._set_deadline(None if left_ms is None else self._loop.time() + left_ms / 1000)
+
+    def abandon(self) -> None:
+        """The event is no longer ours: leave its calls to the process that has it now."""
+        self._lost = True
+        self.push(Pause())
+
+    def cancel(self) -> None:
+        """End the turn, its model call and its tool calls. The event is answered as failed. At the second call,
+        middleware that still leaves the turn is not waited for.
+        """
+        self.push(CANCELLED)
+
+    def release(self) -> None:
+        """Stop every part of the turn."""
+        self.live.close()
+        self.instance.watch.told = None
+        self._config.close()
+        self._store_notes()
+        for timer in (*self._timers, self._deadline_timer, self._notes_timer):
+            if timer is not None:
+                timer.cancel()
+        self._models.close()
+        if self._renewing is not None:
+            self.instance.link.forget(self._renewing.id)
+        self._transcript.closed = True
+        if self._stages is not None:
+            self._stages.close()
+        for part in reversed(self.parts.there):
+            part.close()
+        self.calls.close()
+        if self._lost or self._parked:
+            self.instance.caller.abandon()
+        else:
+            self.instance.caller.cancel(self.instance.caller.open_call_ids)
+        self.instance.acks.flush()
+
+    # --- actions
+
+    def _begin(self) -> list[Action]:
+        """The first actions: of a new turn, or of a turn that an earlier incarnation left. Raises GoondanError as the
+        parts of features do.
+        """
+        instance, store = self.instance, self.instance.store
+        at = instance.clock()
+        if self._row is not None and self._row.status == "running":
+            stored = store.turn_events(self.turn.turn_id)
+            self._transcript.restore(stored)
+            self._config.resume()
+            self.calls.use(instance.catalog.for_step())
+            asked = self.first if isinstance(self.first, BeginCall) else None
+            resume = resumption(stored, asked is not None, asked)
+            own = [message for _, message in resume.stored]
+            self._messages = len(own)
+            calls = [f"{self.turn.turn_id}/{part.tool_call_id}" for message in own for part in results_of(message)]
+            instance.acks.add(calls)  # the incarnation that stored them may not have said so
+            sent = {event.position: event.stored_ms for event in stored}
+            self.calls.first_sent = {message.id: sent[position] for position, message in resume.stored}
+            with store.write():
+                self.notes.resumed(at)
+            self._follow(self._config.in_force)
+            return self.turn.handle(resume if resume.stored else self.first, at)
+        instance.index_turn(at, self._trace_id, self.turn.turn_id, self._event_id)
+        leftover = [row for row in store.running_turns() if row.event_key != self._event_id]
+        with store.write():
+            for row in leftover:
+                self._close_leftover(row, at)
+            store.begin_turn(
+                self._event_id,
+                self.turn.turn_id,
+                self._attempt,
+                at,
+                trace_id=self._trace_id,
+                parent_span_id=self._parent_span,
+                waited_ms=self._waited_ms,
+            )
+            self._config.begin_turn()
+            self.notes.begun(at, self._waited_ms, self._place_ms, awaited=self._awaited)
+            actions = self.turn.handle(self.first, at)
+            # The first messages go into the transaction that begins the turn.
+            for action in actions:
+                if isinstance(action, Store):
+                    self._transcript.append(action.position, action.message)
+                    self._messages += 1
+            self.notes.actions(actions, at, self.calls.catalog)
+        self._follow(self._config.in_force)
+        return [action for action in actions if not isinstance(action, Store)]
+
+    def _follow(self, in_force: InForce) -> None:
+        """Begin the parts of the features that apply now. Raises GoondanError: the turn fails."""
+        self._followed = in_force
+        self.parts.follow(in_force.spec)
+
+    def _close_leftover(self, row: TurnRow, at: str) -> None:
+        """An unfinished turn whose event was taken from this instance for good: its history is made valid and kept."""
+        steps = self._give_up(row.turn_id, _LEFT, at)
+        used, store = TurnUsage(), self.instance.store
+        used.count_notes(store.model_notes(row.turn_id))
+        store.finish_turn(row.event_key, row.turn_id, "abandoned", at, steps=steps, answer=None, used=used.parts)
+        log.warning("event %s: its unfinished turn %s was closed", row.event_key, row.turn_id)
+
+    def _give_up(self, turn_id: str, cancel: Cancel, at: str) -> int:
+        """End the stored part of a turn with a result for every call (inside `write`). Returns the turn's steps."""
+        store = self.instance.store
+        turn = Turn(turn_id, max_steps=self.instance.spec.max_steps_per_turn)
+        turn.handle(resumption(store.turn_events(turn_id), isinstance(self.first, BeginCall)), at)
+        for action in turn.handle(cancel, at):
+            if isinstance(action, Store):
+                store.append(turn_id, action.position, Append(action.message))
+        return turn.steps
+
+    def fail(self, info: ErrorPayload) -> Frame | None:
+        """End a turn that met an unexpected error, as well as that can still be stored. None when it cannot
+        be stored.
+        """
+        try:
+            return self._end_with(info, "the turn met an error")
+        except GoondanError as error:
+            log.warning("event %s: its end could not be stored: %s", self._event_id, error)
+            return None
+
+    def _end_with(self, info: ErrorPayload, reason: str) -> Frame:
+        """Storing failed: the turn ends with its stored part and this error."""
+        instance, name, at = self.instance, self.turn.turn_id, self.instance.clock()
+        with instance.store.write(final=True, reserve=True):
+            end = failed(info, self._give_up(name, Cancel(info, reason), at))
+            self.notes.model(at)
+            used = self.notes.usage
+            payload = answer_payload(end, name, self._event_id, at, self._trace_id, used)
+            self.notes.ended(end, at)
+            instance.store.finish_turn(
+                self._event_id, name, "failed", at, steps=end.steps, answer=payload, used=used.parts
+            )
+            for storing in self.parts.hooks.storing:
+                storing(end)
+        return done_frame(self._event_id, self._epoch, "failed", payload)
+
+    def _perform(self, actions: Sequence[Action]) -> Frame | None:
+        """Store first, then act. Returns the frame that ends the event, if the actions end the turn or give it back."""
+        actions, end = self._without_secrets(actions)
+        payload = self._store(actions, end)
+        self.live.tell(actions, self.notes.take_endings())
+        for action in actions:
+            perform = self._performs.get(type(action))
+            if perform is not None:
+                perform(action)
+        if end is not None:
+            return done_frame(self._event_id, self._epoch, end.status, payload)
+        if any(isinstance(action, Yield) for action in actions):
+            return Frame("ack", stage="release", event_id=self._event_id, epoch=self._epoch)
+        return None
+
+    def _without_secrets(self, actions: Sequence[Action]) -> tuple[Sequence[Action], End | None]:
+        """The actions, and the end among them, with secrets removed from its error."""
+        end = next((action for action in actions if isinstance(action, End)), None)
+        if end is None or (error := self.instance.secrets.out_of_error(end.error)) is end.error:
+            return actions, end
+        hidden = structs.replace(end, error=error)
+        return [hidden if action is end else action for action in actions], hidden
+
+    def _store(self, actions: Sequence[Action], end: End | None) -> bytes:
+        """Store the messages of the actions in one transaction. Returns the answer if the turn ends, else b""."""
+        instance, at, payload = self.instance, self.instance.clock(), b""
+        stores = [action for action in actions if isinstance(action, Store)]
+        if not stores and end is None:
+            self.notes.model(at)
+            self.notes.actions(actions, at, self.calls.catalog)
+            self._noted()
+            return payload
+        with instance.store.write(final=end is not None):
+            self.notes.model(at)
+            for store in stores:
+                self._transcript.append(store.position, store.message)
+                self.notes.results(store.message, at)
+            if end is not None:
+                name = self.turn.turn_id
+                used = self.notes.usage
+                payload = answer_payload(end, name, self._event_id, at, self._trace_id, used)
+                self.notes.ended(end, at)
+                if self._by_operator and end.output is not None and end.output.status == "pending":
+                    note_work(instance.store, name)
+                self._context.keep()
+                instance.store.finish_turn(
+                    self._event_id, name, end.status, at, steps=end.steps, answer=payload, used=used.parts
+                )
+            for storing in self.parts.hooks.storing:
+                storing(end)
+            self.notes.actions(actions, at, self.calls.catalog)
+        instance.acks.add([call_id for store in stores for call_id in self.calls.stored(store.message)])
+        if stores and end is None:
+            self._messages += len(stores)  # not the place of the last one: results are stored in any order
+            first, self._position = self._position is None, self._messages
+            if first:
+                self._renew()  # at once: a process that has got on and then dies is no reason to give the event up
+        return payload
+
+    def _store_notes(self) -> None:
+        """Store the notes that were not stored with anything else."""
+        self._notes_timer = None
+        if self._lost or not self.instance.store.has_notes:
+            return
+        try:
+            with self.instance.store.write():
+                pass
+        except GoondanError as error:  # what is stored next meets the same, and ends the turn
+            log.warning("event %s: %s", self._event_id, error)
+
+    # --- tool calls
+
+    def _stepped(self) -> None:
+        if self._own_calls.restarts:  # the next step is for after the restart
+            self.push(Pause())
+
+    def _layer_told(self, layer: Layer, hangs_s: float | None) -> None:
+        """A layer of an extension hangs; None: it does not any more."""
+        place = layer.point or layer.kind
+        self.live.hangs(layer.extension, place, hangs_s)
+        if self._hangs != (hangs_s is not None):
+            self._hangs = hangs_s is not None
+            self.notes.hangs(layer.extension, place, self.instance.clock(), hangs_s)
+            self._noted()
+
+    def _noted(self) -> None:
+        """Notes wait to be stored. They are soon, if nothing else is stored before."""
+        if self._notes_timer is None and self.instance.store.has_notes:
+            self._notes_timer = self._loop.call_later(NOTES_S, self._store_notes)
+
+    # --- into and out of the middleware around the turn and its steps
+
+    @property
+    def _by_operator(self) -> bool:
+        """Whether an operator makes a call through an agent that has a model."""
+        return isinstance(self.first, BeginCall) and self.instance.spec.name != OPERATOR_AGENT
+
+    @property
+    def _around(self) -> Stages:
+        """The middleware of a turn. To be called only when there is some."""
+        if self._stages is None:
+            raise AssertionError("only a turn with middleware enters it")
+        return self._stages
+
+    def _enter_turn(self, _: EnterTurn) -> None:
+        self._around.enter_turn()
+
+    def _leave_turn(self, action: LeaveTurn) -> None:
+        self._models.stop()
+        self._around.leave_turn(action.end)
+
+    def _enter_step(self, action: EnterStep) -> None:
+        self._tell_completed()
+        in_force = self._config.begin_step(action.step, again=action.again)
+        if in_force is not self._followed:
+            self._follow(in_force)
+        self._around.enter_step(action.step, in_force)
+
+    def _leave_step(self, action: LeaveStep) -> None:
+        self._around.leave_step(action)
+
+    # --- the model
+
+    def completed(self, ended: Ended) -> None:
+        """Pending work has ended. The next model call of this turn will read about it, if there is one."""
+        self._completed[ended.event_id] = ended
+
+    def answered(self, ended: Ended) -> None:
+        """There is an answer to a question that an earlier step or turn asked without waiting. The model reads it in
+        this turn.
+        """
+        if not self._transcript.has_origin(ended.event_id) and not self.instance.store.has_message(ended.event_id):
+            self._completed[ended.event_id] = ended
+            self._own_calls.heard()
+            self.turn.hear()
+
+    def _end_of(self, handle: str) -> ToolResult:
+        return end_of(handle, self._completed.values(), self._transcript.next_messages)
+
+    def _tell_completed(self) -> None:
+        completed, self._completed = self._completed, {}
+        for ended in completed.values():
+            data = {"role": "user", "content": ended.text}
+            message = {"id": ended.event_id, "data": data, "source": msgspec.to_builtins(ended.source)}
+            message["metadata"] = ended.metadata
+            self.instance.notice(ended)
+            self._transcript.emit(ended.event_id, "", {"type": "append", "message": message})
+
+    def _ask_model(self, action: AskModel) -> None:
+        instance = self.instance
+        if self._wraps_steps and self._completed:
+            self.turn.hear()  # what came since then, the middleware of the next step sees first
+        if not self._wraps_steps:
+            self._tell_completed()
+            in_force = self._config.begin_step(action.step, again=False)
+            if in_force is not self._followed:
+                self._follow(in_force)
+            self.calls.use(instance.catalog.for_step())
+        own = self._config.in_force.system
+        provider = instance.provider
+        messages = self._transcript.next_messages if provider.needs_history else self._transcript.own_messages
+        try:
+            if self._stages is not None and provider.needs_history:
+                messages = self._stages.messages(messages)
+        except GoondanError as error:
+            self.push(ModelFailed(error.info))
+            return
+        request = ModelRequest(
+            agent=instance.spec.name,
+            model=self._config.in_force.model,
+            messages=self._presented.of(messages),
+            tools=self.calls.catalog.shown,
+            step=action.step,
+            system=own if self._stages is None else self._stages.system(own),
+            timeout_s=self.time_left(),
+            blocks=[] if self._stages is None else self._stages.blocks,
+            turn_id=self.turn.turn_id,
+            files=instance.files.place,
+            output=instance.spec.output,
+            tool_choice=self._tool_choice(action.step),
+        )
+        self._models.start(request, self._stages)
+
+    def _tool_choice(self, step: int) -> ToolChoice | None:
+        """Which tools the model has to call in a step: the word of the step's middleware, else the agent's. The agent's
+        word that one is called holds for the first step, or the turn would not end.
+        """
+        given = None if self._stages is None else self._stages.tool_choice
+        if given is not None:
+            return given
+        own = self.instance.spec.tool_choice
+        return own if step == 1 or own in ("auto", "none") else None
+
+    def time_left(self) -> float | None:
+        """The turn's remaining time (seconds)."""
+        deadline = self.calls.context.deadline
+        return None if deadline is None else max(0.0, deadline - self._loop.time())
+
+    # --- timers
+
+    def _set_deadline(self, deadline: float | None) -> None:
+        """Set the end of the turn (the loop's time); None: there is no limit now."""
+        if self._deadline_timer is not None:
+            self._deadline_timer.cancel()
+        self._deadline_timer = None if deadline is None else self._loop.call_at(deadline, self._out_of_time)
+        self.calls.context = msgspec.structs.replace(self.calls.context, deadline=deadline)
+        self._own_calls.move_deadline(deadline)
+
+    def _out_of_time(self) -> None:
+        late = error_payload("E_AGENT_TIMEOUT", "the turn did not finish within its deadline")
+        self.push(Cancel(late, "the turn ran out of time"))
+
+    def _renew(self) -> None:
+        """Tell the broker that the turn is alive, and learn whether the lease is gone."""
+        self.instance.loop_watch.go_on()
+        self._timers[0].cancel()
+        self._timers[0] = self._loop.call_later(RENEW_S, self._renew)
+        if self._renewing is not None:
+            self.instance.link.forget(self._renewing.id)
+        frame = self._renewing = Frame("ack", stage="renew", event_id=self._event_id, epoch=self._epoch)
+        frame.position = self._position
+        try:
+            self.instance.link.post(frame).add_done_callback(self._renewed)
+        except GoondanError as error:
+            log.warning("event %s: %s", self._event_id, error)
+
+    def _renewed(self, future: asyncio.Future[Frame]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if isinstance(error, GoondanError) and error.info.code == "E_LEASE_LOST":
+            log.warning("event %s: %s", self._event_id, error)
+            self.abandon()
+
+
+#: The name that the turns are kept under.
+_NAME: Final = "operators.work"
+#: So many turns are known, the last ones: more pieces of work of one instance never run at once.
+MAX_KNOWN: Final = 256
+
+
+def note_work(store: ConversationStore, turn_id: str) -> None:
+    """An operator's call in this turn has begun pending work (inside `write`)."""
+    known = [one for one in operators_work(store) if one != turn_id]
+    store.remember(_NAME, msgspec.msgpack.encode([*known[1 - MAX_KNOWN :], turn_id]))
+
+
+def operators_work(store: ConversationStore) -> list[str]:
+    """The turns in which operators' calls have begun pending work."""
+    kept = store.remembered(_NAME)
+    return [] if kept is None else msgspec.msgpack.decode(kept, type=list[str])
