@@ -19,7 +19,7 @@ from msgspec import Raw
 from bench.compare import Benchmark, Goal, Metric
 from goondan.agentproc.machine.catalog import Allowed, Catalog, StepCatalog
 from goondan.kernel.bundle.documents import base_tools
-from goondan.kernel.plan import catalog_items, tool_spec
+from goondan.kernel.bundle.rules.plan import catalog_items, tool_spec
 from goondan.schemas.bundle.launch import ToolHostSpec
 from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.worker.worker_frames import Result

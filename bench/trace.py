@@ -22,7 +22,7 @@ from bench.compare import Benchmark, Goal, Metric
 from goondan.agentproc.conversation.store import ConversationStore
 from goondan.kernel.paths import state_dir
 from goondan.schemas.bundle.address import instance_dir
-from goondan.schemas.traces.trace_index import IndexRow, TraceIndex
+from goondan.schemas.system.trace_index import IndexRow, TraceIndex
 from goondan.schemas.traces.turn_notes import CallDetail, ResultDetail, TurnDetail, encode_detail
 from goondan.schemas.wire.spans import call_span, trace_id_of
 

@@ -22,8 +22,8 @@ from typing import Any, Final
 import yaml
 
 from goondan.features import FEATURES
-from goondan.kernel.bundle.kinds import documents
 from goondan.kernel.bundle.loader import inspect_bundle
+from goondan.kernel.bundle.rules.kinds import documents
 from goondan.schemas.bundle.resources import API_V1
 from scripts.export_schemas import export
 from scripts.pages import hand_written, write_or_check

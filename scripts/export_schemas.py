@@ -21,7 +21,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from goondan.features import parts
-from goondan.kernel.bundle.kinds import documents
+from goondan.kernel.bundle.rules.kinds import documents
 from goondan.schemas.bundle import effective_config, launch
 from goondan.schemas.wire import frames, questions, runtime_events
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES

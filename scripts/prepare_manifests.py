@@ -24,7 +24,7 @@ from goondan.kernel.bundle.documents import (
     manifest_digest,
     tool_folders,
 )
-from goondan.kernel.bundle.positions import Allowance, Mapping, compose
+from goondan.kernel.bundle.rules.positions import Allowance, Mapping, compose
 from scripts.pages import write_or_check
 
 ROOT: Final = Path(__file__).resolve().parent.parent

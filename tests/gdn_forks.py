@@ -27,18 +27,18 @@ from goondan.kernel.cli.commands import CORE, command_of, helps
 
 #: What commands import when they need it: some 5 ms of processor time for each `gdn`, and 30 ms for `gdn validate`.
 LATER = (
-    "goondan.kernel.bundle.check",
+    "goondan.kernel.bundle.rules.check",
     "goondan.kernel.bundle.documents",
     "goondan.kernel.bundle.handlers",
     "goondan.kernel.bundle.loader",
     "goondan.kernel.cli.commands.bundles",
     "goondan.kernel.cli.console.renderer",
     "goondan.kernel.cli.console.talk",
-    "goondan.kernel.conversations",
-    "goondan.kernel.grants.context",
+    "goondan.kernel.traces.conversations",
+    "goondan.kernel.trust.policy",
     "goondan.kernel.grants.granting",
-    "goondan.kernel.logs",
-    "goondan.kernel.trace_search",
+    "goondan.kernel.traces.logs",
+    "goondan.kernel.traces.search",
     "goondan.schemas.system.startup",
 )
 

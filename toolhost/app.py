@@ -36,8 +36,8 @@ from goondan.features import parts
 from goondan.schemas.bundle.address import path_segment
 from goondan.schemas.bundle.launch import ToolHostSpec
 from goondan.schemas.system.directories import read_list, remove_tree, replace_file
-from goondan.schemas.system.log_admission import Admission, suppressed_lines
 from goondan.schemas.system.startup import report_ready
+from goondan.schemas.traces.log_admission import Admission, suppressed_lines
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError, fail

@@ -14,8 +14,8 @@ from typing import Final
 
 from msgspec import structs
 
-from goondan.schemas.system.log_admission import Admission, suppressed_lines
 from goondan.schemas.text.redaction import Redactor
+from goondan.schemas.traces.log_admission import Admission, suppressed_lines
 from goondan.schemas.wire.frames import ErrorPayload, ToolResult
 
 #: How many secrets are remembered, the latest ones. A token is replaced about every hour, and an agent has a few.

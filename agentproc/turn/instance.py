@@ -35,9 +35,9 @@ from goondan.agentproc.start.log import KnownSecrets
 from goondan.agentproc.turn.configuration import Configuration, InForce
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.bundle.launch import AgentSpec, ModelSpec, OutputSpec
+from goondan.schemas.system.trace_index import IndexRow, TraceIndex
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.text.times import rfc3339
-from goondan.schemas.traces.trace_index import IndexRow, TraceIndex
 
 log = logging.getLogger("agentproc")
 

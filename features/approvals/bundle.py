@@ -9,14 +9,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from goondan.features.approvals.wire import FEATURE, Policy, read_policy
-from goondan.kernel.bundle.checked import CheckedAgent
-from goondan.kernel.bundle.extension_config import is_bundled
-from goondan.kernel.bundle.problems import Report
+from goondan.kernel.bundle.rules.checked import CheckedAgent
+from goondan.kernel.bundle.rules.extension_config import is_bundled
+from goondan.kernel.bundle.rules.problems import Report
 from goondan.schemas.bundle.launch import ExtensionSpec
 
 
 class ApprovalExtension:
-    """The bundled extension `approval`, under whatever names a bundle has it (kernel/bundle/extension_config.py)."""
+    """The bundled extension `approval`, under whatever names a bundle has it (rules/extension_config.py)."""
 
     feature: Final = FEATURE
     extension: Final = "approval"

@@ -11,15 +11,15 @@ from typing import Any, Final
 import msgspec
 
 from goondan.features.budgets.wire import FEATURE, BudgetLimits
-from goondan.kernel.bundle.checked import CheckedAgent
-from goondan.kernel.bundle.extension_config import is_bundled
-from goondan.kernel.bundle.problems import Report
-from goondan.kernel.bundle.shape import Document
+from goondan.kernel.bundle.rules.checked import CheckedAgent
+from goondan.kernel.bundle.rules.extension_config import is_bundled
+from goondan.kernel.bundle.rules.problems import Report
+from goondan.kernel.bundle.rules.shape import Document
 from goondan.schemas.bundle.launch import ExtensionSpec, ModelSpec
 
 
 class BudgetExtension:
-    """The bundled extension `budget`, under whatever names a bundle has it (kernel/bundle/extension_config.py)."""
+    """The bundled extension `budget`, under whatever names a bundle has it (rules/extension_config.py)."""
 
     feature: Final = FEATURE
     extension: Final = "budget"

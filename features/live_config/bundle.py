@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Final
 
-#: See kernel/bundle/kinds.py.
+#: See kernel/bundle/rules/kinds.py.
 API: Final = {"live_config": frozenset(("propose_patch",))}

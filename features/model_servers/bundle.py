@@ -1,4 +1,4 @@
-"""Model servers of this machine, for what reads a bundle and for `gdn`: the hooks of kernel/bundle/kinds.py.
+"""Model servers of this machine, for what reads a bundle and for `gdn`: the hooks of kernel/bundle/rules/kinds.py.
 
 Source: docs/design/commands.md section 10.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from goondan.features.model_servers.api import choice
-from goondan.kernel.bundle.kinds import LocalModels
+from goondan.kernel.bundle.rules.kinds import LocalModels
 
 
 class Found(LocalModels):
-    """See kernel/bundle/kinds.py. What talks to a person is imported when somebody is there."""
+    """See kernel/bundle/rules/kinds.py. What talks to a person is imported when somebody is there."""
 
     def chosen(self, state_root: str, bundle: str) -> str | None:
         """The server that a person has chosen."""

@@ -13,10 +13,10 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta
 
 from goondan.features.oauth.wire import OAuthAppSpec, is_scope
-from goondan.kernel.bundle.problems import Path, Report
-from goondan.kernel.bundle.shape import Document
-from goondan.kernel.bundle.variables import check_value, variables_of
-from goondan.kernel.trust.powers import Power, TokenServer
+from goondan.kernel.bundle.rules.problems import Path, Report
+from goondan.kernel.bundle.rules.shape import Document
+from goondan.kernel.bundle.rules.variables import check_value, variables_of
+from goondan.kernel.grants.powers import Power, TokenServer
 from goondan.schemas.bundle.resources import API_V1ALPHA1, Metadata, Strict, Text, ValueLike, ValueSource
 from goondan.schemas.models.origins import is_open, origin_of
 from goondan.schemas.worker.logins import is_redirect
@@ -72,7 +72,7 @@ _NEEDED: Final = {
 
 
 class OAuthAppKind:
-    """What the core asks of the kind (kernel/bundle/kinds.py)."""
+    """What the core asks of the kind (kernel/bundle/rules/kinds.py)."""
 
     name: Final = "OAuthApp"
     part: Final = "oauth"

@@ -18,11 +18,11 @@ from msgspec.structs import replace
 
 from goondan.features.recordings import NAME
 from goondan.features.recordings import PROVIDER as REPLAY
-from goondan.kernel.bundle.checked import CheckedAgent
 from goondan.kernel.bundle.files import read_file
-from goondan.kernel.bundle.lookup import MAX_PROMPT_BYTES, Files, Unreadable
-from goondan.kernel.bundle.problems import Report
-from goondan.kernel.bundle.shape import Document
+from goondan.kernel.bundle.rules.checked import CheckedAgent
+from goondan.kernel.bundle.rules.lookup import MAX_PROMPT_BYTES, Files, Unreadable
+from goondan.kernel.bundle.rules.problems import Report
+from goondan.kernel.bundle.rules.shape import Document
 from goondan.schemas.bundle.launch import AgentSpec, KernelPlan, ModelSpec
 from goondan.schemas.bundle.resources import ModelBody
 from goondan.schemas.wire.codec import from_raw, to_raw
@@ -45,7 +45,7 @@ CALLS_VARIABLE: Final = "GOONDAN_REPLAY_CALLS"
 
 
 class Repeated(Struct, frozen=True, kw_only=True):
-    """The recorded run that a whole swarm repeats (kernel/bundle/kinds.py: Instead)."""
+    """The recorded run that a whole swarm repeats (kernel/bundle/rules/kinds.py: Instead)."""
 
     #: The file: an absolute path.
     recording: str
@@ -73,7 +73,7 @@ class Repeated(Struct, frozen=True, kw_only=True):
 
 
 class Replay:
-    """What the core asks of the provider (kernel/bundle/kinds.py: OwnProvider)."""
+    """What the core asks of the provider (kernel/bundle/rules/kinds.py: OwnProvider)."""
 
     name: Final = REPLAY
     text: Final = "a recorded run"

@@ -15,15 +15,15 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from goondan.kernel.bundle.extension_config import NamedFolders
-from goondan.kernel.bundle.lookup import Files
-from goondan.kernel.bundle.problems import Path, Report
-from goondan.kernel.bundle.shape import Document
+from goondan.kernel.bundle.rules.extension_config import NamedFolders
+from goondan.kernel.bundle.rules.lookup import Files
+from goondan.kernel.bundle.rules.problems import Path, Report
+from goondan.kernel.bundle.rules.shape import Document
 from goondan.schemas.bundle.launch import ExtensionSpec
 
 
 class SkillFolders:
-    """The bundled extension `skills`, under whatever name a bundle has it (kernel/bundle/extension_config.py)."""
+    """The bundled extension `skills`, under whatever name a bundle has it (kernel/bundle/rules/extension_config.py)."""
 
     extension: Final = "skills"
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from goondan.features.skills.wire.skill_text import SKILL_FILE, SkillText, read_skill_text
-from goondan.kernel.bundle.problems import BundleError, Report
+from goondan.kernel.bundle.rules.problems import BundleError, Report
 from goondan.kernel.cli import options
 from goondan.kernel.cli.output import emit
 from goondan.kernel.paths import state_root
@@ -21,7 +21,7 @@ from goondan.schemas.system.digests import MAX_PINNED_BYTES, MAX_PINNED_FILES
 from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
-    from goondan.kernel.grants.policy_file import PinnedFolder
+    from goondan.kernel.trust.policy import PinnedFolder
 
 
 @click.command(name="skill")
@@ -47,8 +47,8 @@ def skill(
     Commands of a skill in a working directory run with the defaults. A pinned one gets what Tool/skills was granted,
     and what you name here. Another byte in the folder, and it has the defaults again.
     """
-    from goondan.kernel.bundle.lookup import Unreadable
-    from goondan.kernel.grants.policy_file import PinnedFolder, pin, write_decisions
+    from goondan.kernel.bundle.rules.lookup import Unreadable
+    from goondan.kernel.trust.policy import PinnedFolder, pin, write_decisions
 
     named = bool(network or env or read or write)
     if (pins and unpin) or (named and not pins):
@@ -93,7 +93,7 @@ def _lines(name: str, told: SkillText, digest: str, gets: list[str] | None) -> l
 
 def _read(path: str) -> SkillText:
     from goondan.kernel.bundle.files import read_file
-    from goondan.kernel.bundle.lookup import MAX_FILE_BYTES, Unreadable
+    from goondan.kernel.bundle.rules.lookup import MAX_FILE_BYTES, Unreadable
 
     try:
         data = read_file(os.path.join(path, SKILL_FILE), MAX_FILE_BYTES)
@@ -104,7 +104,7 @@ def _read(path: str) -> SkillText:
 
 def _decisions() -> tuple[str, list[Any], list[PinnedFolder]]:
     """The path of the operator's policy, and what `gdn grant` has written there. Raises BundleError."""
-    from goondan.kernel.grants.policy_file import POLICY_FILE, read_policies
+    from goondan.kernel.trust.policy import POLICY_FILE, read_policies
 
     path, report = os.path.join(state_root(), POLICY_FILE), Report()
     found = read_policies([path], report)
@@ -124,12 +124,11 @@ def _part(network: tuple[str, ...], env: tuple[str, ...], read: tuple[str, ...],
 
 def _check(pinned: PinnedFolder) -> None:
     """Raise GoondanError for what nobody may be given, so that no policy is written that is refused later."""
-    from goondan.kernel.bundle.checked import Checked
     from goondan.kernel.bundle.files import BundleFiles
-    from goondan.kernel.bundle.variables import VARIABLE_NAME
-    from goondan.kernel.grants.context import gather
-    from goondan.kernel.grants.granting import dangers, resolve_part
-    from goondan.kernel.grants.merge import widen
+    from goondan.kernel.bundle.rules.checked import Checked
+    from goondan.kernel.bundle.rules.variables import VARIABLE_NAME
+    from goondan.kernel.grants.granting import dangers, resolve_part, widen
+    from goondan.kernel.trust.policy import gather
     from goondan.schemas.bundle.resources import SwarmPolicy
     from goondan.schemas.worker.hosts import BadHost, parse_rule
 
@@ -151,8 +150,7 @@ def _check(pinned: PinnedFolder) -> None:
 def _gets(pinned: PinnedFolder | None) -> list[str] | None:
     """What a pin gives, in the words of `gdn grant list`; None without a pin."""
     from goondan.kernel.bundle.files import BundleFiles
-    from goondan.kernel.grants.granting import resolve_part
-    from goondan.kernel.grants.merge import requested, widen
+    from goondan.kernel.grants.granting import requested, resolve_part, widen
 
     if pinned is None:
         return None

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from goondan.kernel.bundle.lookup import MAX_MODULE_BYTES, MAX_PROMPT_BYTES, Found, Unreadable
+from goondan.kernel.bundle.rules.lookup import MAX_MODULE_BYTES, MAX_PROMPT_BYTES, Found, Unreadable
 from goondan.kernel.paths import BUNDLE_FILE, is_utf8
 
 #: The most YAML files in a bundle's directory. A directory with more is no bundle, and was named by mistake.

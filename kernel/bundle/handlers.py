@@ -26,8 +26,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from goondan.kernel.bundle.files import read_file, tree_digest
-from goondan.kernel.bundle.lookup import Unreadable
-from goondan.kernel.bundle.problems import Path, Report, did_you_mean, shown
+from goondan.kernel.bundle.rules.lookup import Unreadable
+from goondan.kernel.bundle.rules.problems import Path, Report, did_you_mean, shown
 from goondan.kernel.paths import root_of, state_root
 from goondan.kernel.spawn import command, environment
 from goondan.schemas.bundle.address import build_tool_name
@@ -35,7 +35,7 @@ from goondan.schemas.bundle.launch import SandboxSpec, ToolSpec, entry_kind
 from goondan.schemas.worker.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
 
 if TYPE_CHECKING:
-    from goondan.kernel.bundle.tools import CheckedTool
+    from goondan.kernel.bundle.rules.tools import CheckedTool
 
 
 #: How long one module may take to load (seconds): the import of a large library from a cold disk.
@@ -157,7 +157,7 @@ _NO_ANSWER: Final = "See whether `python -m goondan.toolhost.inspection` starts 
 
 def judge(tool: CheckedTool, finding: ModuleReport, check: Check, report: Report) -> None:
     """Report the problems of a Tool's document that follow from a finding."""
-    from goondan.kernel.plan import tool_spec
+    from goondan.kernel.bundle.rules.plan import tool_spec
 
     entry_at: Path = ("spec", "entry")
     place, entry = tool.document.place(*entry_at), tool.document.text(*entry_at)
@@ -201,7 +201,7 @@ def judge(tool: CheckedTool, finding: ModuleReport, check: Check, report: Report
 
 def spec_for(tool: CheckedTool, check: Check) -> ToolSpec:
     """The tool with the grants for the inspection of its module."""
-    from goondan.kernel.plan import tool_spec
+    from goondan.kernel.bundle.rules.plan import tool_spec
 
     spec = tool_spec(tool)
     if check.reviewed or tool.bundled or tool.package:
@@ -211,7 +211,7 @@ def spec_for(tool: CheckedTool, check: Check) -> ToolSpec:
 
 def inspect(tools: Sequence[CheckedTool], check: Check) -> dict[str, ModuleReport]:
     """The report on each tool, from the cache or from the inspection, by the tool's name. Never raises."""
-    from goondan.kernel.plan import tool_spec
+    from goondan.kernel.bundle.rules.plan import tool_spec
 
     inspector = check.inspector
     specs = {tool.name: spec_for(tool, check) for tool in tools}

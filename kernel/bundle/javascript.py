@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Struct
 
 from goondan.kernel.bundle.files import read_file
-from goondan.kernel.bundle.lookup import Unreadable
+from goondan.kernel.bundle.rules.lookup import Unreadable
 from goondan.schemas.bundle.launch import JavaScriptRuntime
 from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.worker.grantable import within

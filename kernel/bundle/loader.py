@@ -18,20 +18,19 @@ from msgspec import Struct
 
 from goondan.kernel.bundle.files import read_file, tree_digest
 from goondan.kernel.bundle.handlers import Check, Inspector, check_handlers
-from goondan.kernel.bundle.lookup import MAX_FILE_BYTES, MAX_PROMPT_BYTES, Unreadable
-from goondan.kernel.bundle.problems import BundleError, Position, Problem, Report
+from goondan.kernel.bundle.rules.lookup import MAX_FILE_BYTES, MAX_PROMPT_BYTES, Unreadable
+from goondan.kernel.bundle.rules.problems import BundleError, Position, Problem, Report
 from goondan.kernel.paths import root_of
 from goondan.schemas.bundle.launch import KernelPlan, entry_kind
 
 if TYPE_CHECKING:
-    from goondan.kernel.bundle.checked import Checked, Package
     from goondan.kernel.bundle.documents import Loaded
-    from goondan.kernel.bundle.variables import EnvironmentRedactor
+    from goondan.kernel.bundle.rules.checked import Checked, Package
+    from goondan.kernel.bundle.rules.variables import EnvironmentRedactor
     from goondan.kernel.grants.granting import GrantContext
-    from goondan.kernel.grants.written import Written
+    from goondan.kernel.grants.powers import Judgement, Power
     from goondan.kernel.trust.asking import Asking
-    from goondan.kernel.trust.judge import Judgement
-    from goondan.kernel.trust.powers import Power
+    from goondan.kernel.trust.written import Written
 
 #: Where packages lie below the state root.
 PACKAGES: Final = "packages"
@@ -92,21 +91,20 @@ def inspect_bundle(
         if handlers and _may_hold_tools(path):
             inspector.start_early()
         # The rest is imported and done while that program starts: on two processors the time of one.
-        from goondan.kernel.bundle.kinds import before_reading
+        from goondan.kernel.bundle.rules.kinds import before_reading
 
         if state_dir is not None:
             before_reading(state_dir)
-        from goondan.kernel.bundle.check import Checker
         from goondan.kernel.bundle.documents import BaseExtensions, PackageFolders, base_tools, load_documents
         from goondan.kernel.bundle.files import BundleFiles
-        from goondan.kernel.bundle.kinds import local_models
-        from goondan.kernel.bundle.models import without_key
-        from goondan.kernel.bundle.variables import EnvironmentRedactor, wanted_variables
-        from goondan.kernel.grants.context import gather
+        from goondan.kernel.bundle.rules.check import Checker
+        from goondan.kernel.bundle.rules.kinds import local_models
+        from goondan.kernel.bundle.rules.models import without_key
+        from goondan.kernel.bundle.rules.variables import EnvironmentRedactor, wanted_variables
         from goondan.kernel.grants.granting import grant
-        from goondan.kernel.grants.policy_file import POLICY_FILE
         from goondan.kernel.trust.asking import Asking
         from goondan.kernel.trust.judgement import judgement_of
+        from goondan.kernel.trust.policy import POLICY_FILE, gather
 
         loaded = load_documents(path, report, instead or {})
         sources = [source.path for source in loaded.sources]
@@ -191,8 +189,8 @@ def _written(
     """
     if root is None:
         return []
-    from goondan.kernel.grants.written import find_written
-    from goondan.kernel.plan import runtimes_of
+    from goondan.kernel.bundle.rules.plan import runtimes_of
+    from goondan.kernel.trust.written import find_written
 
     own_tools = (tool.root for tool in checked.runs_in_jails if tool.root and not tool.bundled and not tool.package)
     read = {source.path: source.data for source in loaded.sources}
@@ -258,11 +256,11 @@ def open_bundle(
     if inspected.errors:
         raise BundleError(inspected.errors, inspected.dropped)
     if not inspected.judgement.trusted:
-        from goondan.kernel.trust.judge import untrusted
+        from goondan.kernel.grants.powers import untrusted
 
         raise untrusted(inspected.judgement, path, running=asking is not None and asking.running is not None)
-    from goondan.kernel.grants.context import key_folders
-    from goondan.kernel.plan import build_plan
+    from goondan.kernel.bundle.rules.plan import build_plan
+    from goondan.kernel.trust.policy import key_folders
 
     loaded, checked = inspected.loaded, inspected.checked
     digests = {tool.root: tree_digest(tool.root)[0] for tool in checked.runs_in_jails if tool.root}
@@ -280,7 +278,7 @@ def open_bundle(
         digests=digests,
         hidden=key_folders(),
     )
-    from goondan.kernel.trust.powers import others
+    from goondan.kernel.grants.powers import others
 
     powers = inspected.judgement.powers
     if runs and others(powers):

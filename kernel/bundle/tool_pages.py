@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from goondan.kernel.bundle.problems import Path, spell
+from goondan.kernel.bundle.rules.problems import Path, spell
 
 #: Rows of one schema, and levels: a schema may be of any size, a table for a person not.
 MAX_ROWS: Final = 100

@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from goondan.kernel import lock, paths, rundir
-from goondan.kernel.bundle.problems import Problem
+from goondan.kernel.bundle.rules.problems import Problem
 from goondan.kernel.cli.commands import import_whole
 from goondan.kernel.cli.output import can_ask
 from goondan.kernel.cli.state import BundleTarget, prepare
-from goondan.kernel.logs import open_log
 from goondan.kernel.spawn import command, memory_file, start_program
 from goondan.kernel.supervisor_client import ANSWER_S, PEER, Reply, SupervisorClient
+from goondan.kernel.traces.logs import open_log
 from goondan.schemas.system.secrecy import close_memory
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import ErrorPayload
 from goondan.schemas.wire.tokens import SOCKETS
 
 if TYPE_CHECKING:
-    from goondan.kernel.trust.powers import Power
+    from goondan.kernel.grants.powers import Power
 
 #: How long `gdn stop` may take (seconds). The steps of the supervisor take less time together.
 STOP_S: Final = 10.0

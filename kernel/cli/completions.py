@@ -26,10 +26,10 @@ from click.shell_completion import CompletionItem
 
 from goondan.kernel import paths
 from goondan.kernel.bundle.documents import IN_AGENTS, IN_JAILS, MANIFEST, load_documents, tool_folders
-from goondan.kernel.bundle.positions import Mapping, Scalar, Sequence
-from goondan.kernel.bundle.problems import Report
-from goondan.kernel.bundle.shape import Document
-from goondan.kernel.bundle.tools import BUNDLED_EXPORTS
+from goondan.kernel.bundle.rules.positions import Mapping, Scalar, Sequence
+from goondan.kernel.bundle.rules.problems import Report
+from goondan.kernel.bundle.rules.shape import Document
+from goondan.kernel.bundle.rules.tools import BUNDLED_EXPORTS
 from goondan.kernel.state_root import why_refused
 from goondan.schemas.bundle.address import build_tool_name, is_export_name, is_resource_name, segment_key
 from goondan.schemas.text.visible import visible_line
@@ -114,7 +114,7 @@ def instances(ctx: click.Context) -> Iterator[tuple[str, str]]:
 
 def roles(ctx: click.Context) -> Iterator[tuple[str, str]]:
     """Processes that have a log."""
-    from goondan.kernel.logs import AGENT, role_of, roles
+    from goondan.kernel.traces.logs import AGENT, role_of, roles
 
     names = os.listdir(os.path.join(_state(ctx), "logs"))
     found = {role for name in names if (role := role_of(name)) is not None}

@@ -16,19 +16,16 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
-from goondan.kernel.bundle.problems import BundleError
-from goondan.kernel.bundle.variables import is_secret_by_name
+from goondan.kernel.bundle.rules.problems import BundleError
+from goondan.kernel.bundle.rules.variables import is_secret_by_name
 from goondan.kernel.cli.output import Style, asked_at_terminal, columns_of, printable, style_of
 from goondan.kernel.cli.plain import broken, fit
 from goondan.kernel.cli.state import BundleTarget
-from goondan.kernel.paths import root_of
-from goondan.kernel.trust import records
-from goondan.kernel.trust.judge import Judgement
-from goondan.kernel.trust.judgement import group_name, owner_name
-from goondan.kernel.trust.powers import (
+from goondan.kernel.grants.powers import (
     Command,
     Endpoint,
     Folder,
+    Judgement,
     Module,
     OpenKey,
     Owner,
@@ -42,6 +39,9 @@ from goondan.kernel.trust.powers import (
     Variable,
     Writers,
 )
+from goondan.kernel.paths import root_of
+from goondan.kernel.trust import records
+from goondan.kernel.trust.judgement import group_name, owner_name
 
 #: The most rows of all sections together. If there are more, each section shows the first ones and a number. So the
 #: whole text fits on a terminal of 40 lines, and its top does not scroll away.

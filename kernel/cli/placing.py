@@ -19,7 +19,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
-from goondan.kernel.bundle.problems import BundleError, Report, shown
+from goondan.kernel.bundle.rules.problems import BundleError, Report, shown
 from goondan.schemas.wire.errors import CODES, GoondanError, fail
 
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -243,7 +243,7 @@ def read_bundle(path: str, name: str, kind: str) -> bytes | None:
     resource already.
     """
     from goondan.kernel.bundle.documents import load_documents
-    from goondan.kernel.bundle.positions import Scalar, node_at
+    from goondan.kernel.bundle.rules.positions import Scalar, node_at
 
     if not os.path.lexists(path):
         return None
@@ -264,7 +264,7 @@ def read_bundle(path: str, name: str, kind: str) -> bytes | None:
 
 def addition(path: str, before: bytes, document: bytes) -> bytes:
     """The text to append to a file in order to add a document. Raises GoondanError E_INIT."""
-    from goondan.kernel.bundle.positions import Allowance, Composed, Fault, compose, decode
+    from goondan.kernel.bundle.rules.positions import Allowance, Composed, Fault, compose, decode
 
     def documents(data: bytes) -> int:
         text = decode(data)

@@ -19,8 +19,8 @@ from msgspec import Raw
 
 from goondan.features import parts
 from goondan.kernel.bundle.loader import OpenedBundle
-from goondan.kernel.logs import open_log
-from goondan.kernel.revisions.difference import Difference, difference
+from goondan.kernel.bundle.rules.difference import Difference, difference
+from goondan.kernel.grants.powers import Power
 from goondan.kernel.revisions.reader import Revision, RevisionRefused, Task, decode
 from goondan.kernel.revisions.watching import News, Watched, Watcher
 from goondan.kernel.spawn import command, memory_file, start_failure, start_program
@@ -29,7 +29,7 @@ from goondan.kernel.supervisor.lifecycle import LEAVE_LIMIT_S
 from goondan.kernel.supervisor.options import Options
 from goondan.kernel.supervisor.processes import RESTART_GRACE_S
 from goondan.kernel.supervisor.reaping import Child, Exit, Reaper
-from goondan.kernel.trust.powers import Power
+from goondan.kernel.traces.logs import open_log
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.codec import DECODE_ERRORS

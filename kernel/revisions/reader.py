@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from goondan.kernel.grants.powers import Power
 from goondan.kernel.supervisor.options import Options, load_bundle
-from goondan.kernel.trust.powers import Power
 from goondan.schemas.system.secrecy import close_memory
 from goondan.schemas.system.startup import close_to_others, die_with_parent, set_process_name
 from goondan.schemas.wire.errors import GoondanError

@@ -17,7 +17,6 @@ import msgspec
 
 from goondan.kernel import lock, paths, rundir
 from goondan.kernel.bundle.loader import OpenedBundle
-from goondan.kernel.logs import bound_logs
 from goondan.kernel.premises import Premises
 from goondan.kernel.revisions.held import SIGNALS
 from goondan.kernel.spawn import report_start_failure
@@ -26,6 +25,7 @@ from goondan.kernel.supervisor.command_socket import Command, SupervisorSocket
 from goondan.kernel.supervisor.options import Options, watched_besides
 from goondan.kernel.supervisor.processes import Ending, Processes
 from goondan.kernel.supervisor_client import ProcessInfo, Reply, Request
+from goondan.kernel.traces.logs import bound_logs
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.system.startup import report_ready
 from goondan.schemas.text.times import rfc3339
@@ -39,10 +39,10 @@ from goondan.schemas.worker.tool_host_reports import WorkerNews
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from goondan.kernel.grants.powers import Power
     from goondan.kernel.revisions.conductor import Conductor
     from goondan.kernel.revisions.handover import Handover
     from goondan.kernel.revisions.reader import Revision
-    from goondan.kernel.trust.powers import Power
 
 #: How often agents are compared with the wanted set, and logs with their bound (seconds). This finds what events
 #: missed.
@@ -202,7 +202,7 @@ class Supervisor:
         """Write the running bundle into the record, and tell it to commands."""
         self.entry_agent = plan.entry_agent
         if plan.entry_agent in plan.agents:
-            from goondan.kernel.bundle.models import model_text
+            from goondan.kernel.bundle.rules.models import model_text
 
             self._model = model_text(plan.agents[plan.entry_agent].model)
             _log.info("%s talks to %s", plan.entry_agent, self._model)

@@ -15,7 +15,7 @@ from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
     from goondan.kernel.bundle.loader import OpenedBundle
-    from goondan.kernel.trust.powers import Power
+    from goondan.kernel.grants.powers import Power
     from goondan.schemas.bundle.launch import KernelPlan
 
 
@@ -110,7 +110,7 @@ def resuming(options: Options) -> list[str]:
 
 def watched_besides(root: str, bundle: str, policy: str | None) -> list[str]:
     """The files that count for a bundle besides its own: agreements and grants. `root` is the state root."""
-    from goondan.kernel.grants.policy_file import POLICY_FILE
+    from goondan.kernel.trust.policy import POLICY_FILE
     from goondan.kernel.trust.records import record_path
 
     return [record_path(root, bundle), os.path.join(root, POLICY_FILE), *([policy] if policy is not None else [])]
@@ -127,7 +127,7 @@ def load_bundle(options: Options, running: Sequence[Power] | None = None) -> Ope
     options.agreed_fd = None
     asking = Asking(everything=options.trust, agreed=agreed, running=running)
     opened = open_bundle(options.bundle, state_dir=options.state_dir, policy=options.policy, asking=asking)
-    from goondan.kernel.plan import replanned  # opening has a use for the time of this import
+    from goondan.kernel.bundle.rules.plan import replanned  # opening has a use for the time of this import
 
     opened = replace(opened, plan=replanned(opened.plan, os.environ))
     if not options.allow_net:

@@ -27,7 +27,6 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from goondan.kernel.logs import open_log
 from goondan.kernel.premises import Premises
 from goondan.kernel.rundir import WARMUP_FOLDER
 from goondan.kernel.spawn import (
@@ -61,6 +60,7 @@ from goondan.kernel.supervisor.options import Options
 from goondan.kernel.supervisor.programs import Program, programs
 from goondan.kernel.supervisor.reaping import Child, Exit, Readiness, Reaper
 from goondan.kernel.supervisor_client import ProcessInfo
+from goondan.kernel.traces.logs import open_log
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire.control import Principal

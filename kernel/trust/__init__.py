@@ -1,8 +1,6 @@
-"""Trust by folder: what a bundle can do beyond its jails, and whether this user has agreed to that.
+"""What the operator and the user have decided, in files: the policy, agreements, and what tools may have written.
 
-`powers` says what can be asked for, and whether one list goes beyond another. `gather` reads the list from a bundle,
-`judge` decides. These three are pure. `judgement` looks at folders too, `records` keeps what was agreed to, and
-`private_copy` makes the copies that are run where others can write.
-
-Requests of packages are not part of it: `gdn grant` accepts those.
+`policy` reads and writes what the operator grants, `records` keeps what the user has agreed to, `judgement` looks at a
+bundle by both. `written` finds files that tools may have written, and `private_copy` makes the copies that are run
+where others can write. Requests of packages are accepted with `gdn grant`, and are no part of an agreement.
 """

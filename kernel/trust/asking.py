@@ -15,7 +15,7 @@ from msgspec import Struct
 from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
-    from goondan.kernel.trust.powers import Power
+    from goondan.kernel.grants.powers import Power
 
 
 class Asking(Struct, frozen=True, kw_only=True):
@@ -25,13 +25,13 @@ class Asking(Struct, frozen=True, kw_only=True):
     everything: bool = False
     #: Powers that a person has just agreed to on its screen.
     agreed: Sequence[Power] = ()
-    #: See goondan.kernel.trust.judge.Consent.
+    #: See goondan.kernel.grants.powers.Consent.
     running: Sequence[Power] | None = None
 
 
 def read_agreed(fd: int) -> list[Power]:
     """The powers that a command passes on a descriptor, which is closed. Raises GoondanError E_USAGE."""
-    from goondan.kernel.trust.powers import Power
+    from goondan.kernel.grants.powers import Power
 
     try:
         with open(fd, "rb") as source:

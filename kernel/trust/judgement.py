@@ -24,17 +24,16 @@ from functools import lru_cache
 from glob import escape, glob
 from typing import Final
 
-from goondan.kernel.bundle.checked import Checked
 from goondan.kernel.bundle.documents import Loaded
 from goondan.kernel.bundle.files import read_file
-from goondan.kernel.bundle.lookup import Unreadable
-from goondan.kernel.grants.merge import requested
+from goondan.kernel.bundle.rules.checked import Checked
+from goondan.kernel.bundle.rules.lookup import Unreadable
+from goondan.kernel.grants.gather import powers_of
+from goondan.kernel.grants.granting import requested
+from goondan.kernel.grants.powers import Consent, Judgement, Owner, Power, Writers, everything_trusted, judge
 from goondan.kernel.paths import quickstart_folders
 from goondan.kernel.trust import records
 from goondan.kernel.trust.asking import Asking
-from goondan.kernel.trust.gather import powers_of
-from goondan.kernel.trust.judge import Consent, Judgement, everything_trusted, judge
-from goondan.kernel.trust.powers import Owner, Power, Writers
 from goondan.schemas.system.directories import has_list, is_group_of
 
 

@@ -21,7 +21,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from goondan.kernel.bundle.files import read_file
-from goondan.kernel.bundle.lookup import MAX_MODULE_BYTES, Unreadable
+from goondan.kernel.bundle.rules.lookup import MAX_MODULE_BYTES, Unreadable
 from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, KernelPlan, SandboxSpec, ServerSpec, ToolSpec
 from goondan.schemas.system.directories import remove_tree
 from goondan.schemas.wire.errors import GoondanError, fail

@@ -17,10 +17,10 @@ import msgspec
 from msgspec import Struct
 
 from goondan.kernel.bundle.files import read_file
-from goondan.kernel.bundle.lookup import Unreadable
+from goondan.kernel.bundle.rules.lookup import Unreadable
+from goondan.kernel.grants.powers import Power
 from goondan.kernel.paths import digest, identity
 from goondan.kernel.state_root import doubt, is_homes_own, open_state_root
-from goondan.kernel.trust.powers import Power
 from goondan.schemas.system.directories import DirectoryRefused, open_directory, replace_in
 from goondan.schemas.text.times import rfc3339_seconds
 from goondan.schemas.wire.errors import fail

@@ -10,7 +10,7 @@ Rules.
 - Compiling costs a hundred microseconds and is done at the first call, never when a process starts.
 - Checking costs a bounded time, whatever the schema and the arguments are (schema_limits.py). So patterns run in linear
   time. One that needs look-around or a back reference cannot, and is left unchecked. A bundle with one is refused
-  (kernel/bundle/tools.py), so that only servers and extensions bring one.
+  (kernel/bundle/rules/tools.py), so that only servers and extensions bring one.
 
 Source: docs/design/tools.md section 3; requirements SCHEMA-10, SCHEMA-11, CALL-04; recorded parity `executor/*`.
 """

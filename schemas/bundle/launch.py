@@ -1,7 +1,7 @@
 """The launch specifications, which tell a process what it is. They are handed over in `welcome`.
 
-The kernel computes them from a validated bundle (kernel/plan.py); agents and tool hosts receive only their own.
-Nothing here is read from a user's file: those structs are in resources.py.
+The kernel computes them from a validated bundle (kernel/bundle/rules/plan.py); agents and tool hosts receive only their
+own. Nothing here is read from a user's file: those structs are in resources.py.
 
 Source: docs/design/bundle.md sections 1 and 8; docs/design/sandbox.md section 1; docs/structured-answers.md;
 docs/design/structured-answers.md sections 2 and 3; docs/design/tools.md section 9; schemas/WORKER.md.

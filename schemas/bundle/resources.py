@@ -656,7 +656,7 @@ class ToolV09(Strict, frozen=True):
     spec: ToolV09Body
 
 
-#: (apiVersion, kind) -> the struct of the document. Features bring further ones (kernel/bundle/kinds.py).
+#: (apiVersion, kind) -> the struct of the document. Features bring further ones (kernel/bundle/rules/kinds.py).
 DOCUMENTS: Final[dict[tuple[str, str], type[Strict]]] = {
     (API_V1, "Model"): Model,
     (API_V1, "Agent"): Agent,

@@ -6,7 +6,7 @@ its own READY for a fault. A connection that cannot be made, or that is lost, is
 after EAGER_TRIES every PATIENT_RECONNECT_S: a thousand agents that wait for a broker must leave it a processor to start
 on.
 
-Source: docs/design/wire.md section 10; schemas/transport/zmtp.py has the bytes.
+Source: docs/design/wire.md section 10; schemas/wire/zmtp.py has the bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from goondan.schemas.transport.zmtp import GREETING, Handshake, Messages, ZmtpError, head, ready
+from goondan.schemas.wire.zmtp import GREETING, Handshake, Messages, ZmtpError, head, ready
 
 #: How soon a connection that failed is tried again (seconds).
 RECONNECT_S: Final = 0.02

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from goondan.kernel.grants.written import find_written
+from goondan.kernel.trust.written import find_written
 from goondan.schemas.worker.tool_host_reports import EXPOSURES, LOCK, TOOLHOSTS
 from goondan.toolhost.jails.write_exposures import WriteExposures
 from tests.toolhost_fixture import POWERS, bench, make_tool

@@ -11,7 +11,7 @@ import pytest
 
 from goondan.agentproc.http.connection import Client, Connection, Patience, Response
 from goondan.agentproc.providers.faults import Fault
-from goondan.kernel.bundle.models import ModelFault, endpoint_fault, resolve_model
+from goondan.kernel.bundle.rules.models import ModelFault, endpoint_fault, resolve_model
 from goondan.kernel.cli.console.screen import shown
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import ModelBody

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from goondan.kernel.cli.consent import BROKEN, screen
-from goondan.kernel.trust.judge import Judgement
-from goondan.kernel.trust.powers import Endpoint, Folder, Variable
+from goondan.kernel.grants.powers import Endpoint, Folder, Judgement, Variable
 
 
 @pytest.mark.parametrize("columns", [30, 50, 80])

@@ -38,7 +38,7 @@ load("goondan.agentproc.providers.parrot", sys.argv[2])
 import msgspec
 from goondan.agentproc.http import make_provider
 from goondan.agentproc.providers.base import limited_output
-from goondan.kernel.bundle.models import resolve_model
+from goondan.kernel.bundle.rules.models import resolve_model
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import ModelBody
 body = msgspec.convert({"provider": "parrot", "model": "polly"}, ModelBody)

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from goondan.kernel.bundle.documents import base_tools
-from goondan.kernel.plan import tool_spec
+from goondan.kernel.bundle.rules.plan import tool_spec
 from goondan.schemas.bundle.launch import ToolSpec
 from tests.contract.recorded import cases, check, check_deviations, differences, fill, set_up
 from tests.toolhost_fixture import Bench, bench

@@ -16,7 +16,7 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from goondan.kernel.bundle.documents import base_tools
-from goondan.kernel.plan import tool_spec
+from goondan.kernel.bundle.rules.plan import tool_spec
 from goondan.schemas.bundle.launch import ToolSpec
 from tests.contract.recorded import cases, check, check_deviations, differences, fill
 from tests.service_fixture import MockApi, mock_api

@@ -14,7 +14,7 @@ import yaml
 from msgspec.structs import replace
 
 from goondan.kernel.bundle.documents import base_tools
-from goondan.kernel.plan import tool_spec
+from goondan.kernel.bundle.rules.plan import tool_spec
 from goondan.schemas.bundle.launch import ToolSpec
 from goondan.schemas.wire.codec import replace_surrogates
 from tests.contract.recorded import cases, check, check_deviations, differences, fill, set_up

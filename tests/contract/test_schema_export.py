@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 import yaml
 
-from goondan.kernel.bundle.tools import BUNDLED_EXPORTS
+from goondan.kernel.bundle.rules.tools import BUNDLED_EXPORTS
 from scripts import export_schemas as export
 
 ROOT = Path(__file__).parent.parent.parent

@@ -148,7 +148,7 @@ def test_both_mcp_documents(tmp_path: Path) -> None:
 
 def configs(inspected: Inspected) -> list[Any]:
     """The config of every Extension as it stands in the file."""
-    from goondan.kernel.bundle.positions import Mapping, plain
+    from goondan.kernel.bundle.rules.positions import Mapping, plain
 
     values = []
     for found in inspected.loaded.documents:

@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from goondan.kernel.bundle.loader import inspect_bundle
-from goondan.kernel.plan import tool_spec
+from goondan.kernel.bundle.rules.plan import tool_spec
 from goondan.schemas.bundle.launch import ToolSpec
 from goondan.schemas.wire.codec import replace_surrogates
 from tests.contract.recorded import cases, differences, fill, set_up

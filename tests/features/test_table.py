@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from goondan import features
 from goondan.features import FEATURES, Feature, parts
 from goondan.kernel.broker.assemble import refuse_unclaimed
-from goondan.kernel.bundle import kinds
+from goondan.kernel.bundle.rules import kinds
 from goondan.schemas.bundle.launch import KernelPlan, ToolHostSpec
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel import lock, logs, spawn
+from goondan.kernel import lock, spawn
 from goondan.kernel.premises import Premises
 from goondan.kernel.supervisor.reaping import Exit, Readiness, Reaper, children_of_this_process, describe_exit
 from goondan.kernel.supervisor.services import Workers
+from goondan.kernel.traces import logs
 from goondan.schemas.system import startup
 from goondan.schemas.wire.errors import GoondanError
 from tests.kernel_fixture import READY, ROOT, wait_until

@@ -40,7 +40,7 @@ def test_the_modules_of_tools_are_looked_into_while_the_checks_of_a_bundle_are_i
     assert not imported & {
         "yaml",
         "goondan.schemas.bundle.resources",
-        "goondan.kernel.bundle.check",
+        "goondan.kernel.bundle.rules.check",
         "goondan.kernel.trust.judgement",
         "jsonschema_rs",
     }
@@ -63,7 +63,7 @@ NOT_IMPORTED = {
         "pathlib",
         "zmq",
         "yaml",
-        "goondan.kernel.trust.powers",
+        "goondan.kernel.grants.powers",
         "ipaddress",
     },
     "goondan.kernel.broker.__main__": {

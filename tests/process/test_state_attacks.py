@@ -33,7 +33,7 @@ ACT = """
 import os, sys
 top = sys.argv[1]
 os.environ["GOONDAN_STATE_ROOT"] = f"{top}/state"
-from goondan.kernel.logs import bound_logs
+from goondan.kernel.traces.logs import bound_logs
 bound_logs(f"{top}/state/workspaces/0/logs")
 from goondan.kernel.cli import execute
 quickstart = os.environ["PYTHONPATH"].split(":")[0] + "/examples/quickstart"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from goondan.kernel.bundle.documents import base_tools
-from goondan.kernel.plan import tool_spec
+from goondan.kernel.bundle.rules.plan import tool_spec
 from tests.toolhost_fixture import Bench, bench, small_outputs
 
 MIB = 1 << 20

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from goondan.kernel.bundle.documents import base_tools
-from goondan.kernel.plan import tool_spec
+from goondan.kernel.bundle.rules.plan import tool_spec
 from goondan.schemas.bundle.launch import ToolSpec
 from tests.toolhost_fixture import bench, small_outputs
 

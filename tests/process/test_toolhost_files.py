@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 
 from goondan.kernel.bundle.documents import base_tools
-from goondan.kernel.plan import tool_spec
+from goondan.kernel.bundle.rules.plan import tool_spec
 from tests.toolhost_fixture import Bench, bench, small_outputs
 
 GIB = 1 << 30

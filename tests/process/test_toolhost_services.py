@@ -17,7 +17,7 @@ import pytest
 from msgspec.structs import replace
 
 from goondan.kernel.bundle.documents import base_tools
-from goondan.kernel.plan import tool_spec
+from goondan.kernel.bundle.rules.plan import tool_spec
 from goondan.schemas.bundle.launch import ToolSpec
 from tests.kernel_fixture import sandbox
 from tests.service_fixture import MockApi, mock_api

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from goondan.features.changesets.bundle.entries import FOLDER, INTENT
-from goondan.kernel.bundle.kinds import Begun
+from goondan.kernel.bundle.rules.kinds import Begun
 
 #: What extensions have of it (kinds.api_members).
 API: Final = {"swarm_bundle": frozenset(("commit_changeset", "open_changeset"))}

@@ -26,8 +26,8 @@ from goondan.features.changesets.bundle.entries import EXECUTABLE, INTENT, REGUL
 from goondan.features.changesets.bundle.git import References, Store, clear_index, io_error
 from goondan.features.changesets.bundle.repository import Repository, conflict, named
 from goondan.kernel.bundle.files import read_file
-from goondan.kernel.bundle.lookup import Unreadable
-from goondan.kernel.grants.written import find_written, pin
+from goondan.kernel.bundle.rules.lookup import Unreadable
+from goondan.kernel.trust.written import find_written, pin
 from goondan.schemas.system.directories import replace_file
 from goondan.schemas.wire.errors import GoondanError
 

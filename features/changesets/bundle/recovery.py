@@ -23,7 +23,7 @@ from goondan.features.changesets.bundle.entries import FOLDER, INTENT
 from goondan.features.changesets.bundle.git import References, Store, io_error, lent_lock
 from goondan.features.changesets.wire import ID_DIGITS, ChangesetSummary, CommittedChangeset
 from goondan.kernel.bundle.files import read_file
-from goondan.kernel.bundle.lookup import Unreadable
+from goondan.kernel.bundle.rules.lookup import Unreadable
 from goondan.kernel.paths import root_of
 from goondan.schemas.system.directories import replace_file
 from goondan.schemas.text.times import rfc3339

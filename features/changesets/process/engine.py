@@ -43,9 +43,9 @@ from goondan.features.changesets.wire import (
     OpenedChangeset,
 )
 from goondan.kernel.bundle.loader import inspect_bundle
+from goondan.kernel.grants.powers import Power
 from goondan.kernel.paths import root_of
 from goondan.kernel.supervisor.options import Options
-from goondan.kernel.trust.powers import Power
 from goondan.schemas.system.directories import remove_tree
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.text.visible import visible_line

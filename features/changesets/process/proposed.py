@@ -33,13 +33,12 @@ from goondan.features.changesets.process.allowed import (
 from goondan.kernel.bundle.documents import Loaded, load_documents
 from goondan.kernel.bundle.files import NOTHING
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
-from goondan.kernel.bundle.positions import plain
-from goondan.kernel.bundle.problems import Report
+from goondan.kernel.bundle.rules.positions import plain
+from goondan.kernel.bundle.rules.problems import Report
+from goondan.kernel.grants.powers import Power, untrusted
 from goondan.kernel.revisions.reader import RevisionRefused
 from goondan.kernel.supervisor.options import Options
 from goondan.kernel.trust.asking import Asking
-from goondan.kernel.trust.judge import untrusted
-from goondan.kernel.trust.powers import Power
 from goondan.schemas.wire.errors import GoondanError, fail
 
 #: Entries that are looked at.

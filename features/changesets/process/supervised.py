@@ -40,8 +40,8 @@ from goondan.features.changesets.wire import (
     ToBroker,
     decode_to_supervisor,
 )
-from goondan.kernel.logs import open_log
 from goondan.kernel.spawn import command, memory_file, start_program
+from goondan.kernel.traces.logs import open_log
 from goondan.schemas.wire.codec import DECODE_ERRORS, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import ErrorPayload

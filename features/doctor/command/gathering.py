@@ -49,8 +49,8 @@ from goondan.features.model_servers.api import choice
 from goondan.features.model_servers.api.finding import Asking
 from goondan.kernel import lock, paths, rundir, state_root
 from goondan.kernel.bundle import javascript
-from goondan.kernel.bundle.problems import BundleError
-from goondan.kernel.bundle.variables import wanted_variables
+from goondan.kernel.bundle.rules.problems import BundleError
+from goondan.kernel.bundle.rules.variables import wanted_variables
 from goondan.kernel.cli.attach import by_hand
 from goondan.kernel.cli.state import BundleTarget
 from goondan.kernel.import_path import entries_of_current_folder
@@ -397,7 +397,7 @@ def _bundle(given: str | None) -> tuple[Bundle, dict[str, str], list[ModelSpec]]
 
 def _asked(asked: list[tuple[ModelSpec, Asking]]) -> list[Model]:
     """What their servers have said."""
-    from goondan.kernel.bundle.models import model_text
+    from goondan.kernel.bundle.rules.models import model_text
 
     until = time.monotonic() + ASK_S
     found = []

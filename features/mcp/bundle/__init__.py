@@ -26,13 +26,13 @@ import msgspec
 from msgspec.structs import replace
 
 from goondan.features.mcp.bundle.document import PREFIX
-from goondan.kernel.bundle.lookup import Files
-from goondan.kernel.bundle.problems import Path, Report, shown
-from goondan.kernel.bundle.servers import CheckedServer, ServerUse
-from goondan.kernel.bundle.shape import VARIABLE
-from goondan.kernel.bundle.tools import CheckedTool, check_sandbox, resolve_sandbox
-from goondan.kernel.bundle.variables import VARIABLE_NAME
-from goondan.kernel.trust.powers import Command, Power, Reach, ServerEndpoint
+from goondan.kernel.bundle.rules.checked import CheckedServer, ServerUse
+from goondan.kernel.bundle.rules.lookup import Files
+from goondan.kernel.bundle.rules.problems import Path, Report, shown
+from goondan.kernel.bundle.rules.shape import VARIABLE
+from goondan.kernel.bundle.rules.tools import CheckedTool, check_sandbox, resolve_sandbox
+from goondan.kernel.bundle.rules.variables import VARIABLE_NAME
+from goondan.kernel.grants.powers import Command, Power, Reach, ServerEndpoint
 from goondan.schemas.bundle import launch, resources
 from goondan.schemas.bundle.address import is_resource_name
 from goondan.schemas.bundle.launch import SandboxSpec, ServerSpec, ToolSpec
@@ -68,7 +68,7 @@ _ISSUE_PATH: Final = re.compile(r"^(.*) - at `\$\.?(.*)`$", re.DOTALL)
 
 
 class McpServers:
-    """What the core asks of servers in configs of an extension (kernel/bundle/servers.py)."""
+    """What the core asks of servers in configs of an extension (kernel/bundle/rules/checked.py)."""
 
     shown_by = "gdn mcp list"
 

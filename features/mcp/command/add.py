@@ -34,9 +34,9 @@ from goondan.features.mcp.command.packages import (
     program_of,
 )
 from goondan.features.mcp.command.registries import interpreter_reads, node_command, reachable, source_of
-from goondan.kernel.bundle import positions
 from goondan.kernel.bundle.documents import base_tools, load_documents
-from goondan.kernel.bundle.problems import Report
+from goondan.kernel.bundle.rules import positions
+from goondan.kernel.bundle.rules.problems import Report
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import attach_or_start
 from goondan.kernel.cli.batch import ToolCall

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from goondan.features.model_servers.api.finding import belongs_to_others
 from goondan.kernel.bundle.files import read_file
-from goondan.kernel.bundle.lookup import Unreadable
+from goondan.kernel.bundle.rules.lookup import Unreadable
 from goondan.kernel.state_root import open_state_root
 from goondan.kernel.trust.records import why_not_believed
 from goondan.schemas.models.origins import is_open, origin_of

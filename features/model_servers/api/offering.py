@@ -19,7 +19,7 @@ from goondan.features.model_servers.api.finding import Asking, FoundServer, find
 from goondan.features.model_servers.api.listing import line_of
 from goondan.kernel import lock
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
-from goondan.kernel.bundle.models import model_text, names_a_model
+from goondan.kernel.bundle.rules.models import model_text, names_a_model
 from goondan.kernel.cli.output import can_ask, confirmed, printable, write
 from goondan.kernel.paths import root_of
 from goondan.schemas.wire.errors import GoondanError

@@ -45,15 +45,15 @@ from goondan.features.recordings.wire import (
 from goondan.features.recordings.wire.texts import shortened
 from goondan.kernel.bundle.files import read_file
 from goondan.kernel.bundle.loader import inspect_bundle
-from goondan.kernel.bundle.lookup import Unreadable
-from goondan.kernel.bundle.variables import EnvironmentRedactor, wanted_variables
+from goondan.kernel.bundle.rules.lookup import Unreadable
+from goondan.kernel.bundle.rules.variables import EnvironmentRedactor, wanted_variables
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import Kernel, start
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, read_all
 from goondan.kernel.cli.output import error_lines, wants_json, write, write_json, write_text
 from goondan.kernel.cli.session import Message, OpenFile, Session, open_files
 from goondan.kernel.cli.state import BundleTarget, locate
-from goondan.kernel.conversations import instances
+from goondan.kernel.traces.conversations import instances
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import Answer
 

@@ -38,17 +38,17 @@ from goondan.features.recordings.wire.texts import (
 )
 from goondan.kernel.bundle.files import read_file
 from goondan.kernel.bundle.loader import PACKAGES, open_bundle
-from goondan.kernel.bundle.lookup import Unreadable
+from goondan.kernel.bundle.rules.lookup import Unreadable
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import start
 from goondan.kernel.cli.output import emit
 from goondan.kernel.cli.session import OpenFile
 from goondan.kernel.cli.state import BundleTarget, locate
-from goondan.kernel.conversations import BUSY_S, conversation_files
-from goondan.kernel.grants.policy_file import POLICY_FILE
 from goondan.kernel.paths import root_of
 from goondan.kernel.spawn import memory_file
+from goondan.kernel.traces.conversations import BUSY_S, conversation_files
 from goondan.kernel.trust.asking import Asking
+from goondan.kernel.trust.policy import POLICY_FILE
 from goondan.schemas.bundle.address import instance_workdir
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import Answer

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from goondan.kernel.bundle.loader import Inspected
-    from goondan.kernel.bundle.servers import ServerRules
+    from goondan.kernel.bundle.rules.checked import ServerRules
     from goondan.kernel.cli.state import BundleTarget
     from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, KernelPlan
 
@@ -104,7 +104,7 @@ def look(place: BundleTarget) -> Inspected:
 def trials(inspected: Inspected, name: str | None) -> Iterator[Trial]:
     """One trial for each extension and each agent that uses it. Raises GoondanError E_CONFIG_MISSING_REF."""
     from goondan.kernel.bundle.documents import BaseExtensions
-    from goondan.kernel.bundle.problems import did_you_mean, shown
+    from goondan.kernel.bundle.rules.problems import did_you_mean, shown
 
     own, base = inspected.checked.extensions, BaseExtensions()
     if name is not None and name not in own and base.find(name) is None:
@@ -129,7 +129,7 @@ def check_asked(wanted: list[Trial]) -> None:
 
     Raises GoondanError E_BUNDLE_UNTRUSTED.
     """
-    from goondan.kernel.trust.judge import everything_trusted
+    from goondan.kernel.grants.powers import everything_trusted
 
     for trial in wanted:
         if not trial.agent and not trial.extension.bundled and not everything_trusted(os.environ):
@@ -154,7 +154,7 @@ def _needed(name: str, own: dict[str, Any]) -> set[str]:
 
 def run_one(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
     """Run one trial in a process and a state of its own, and return its result."""
-    from goondan.kernel.bundle.servers import server_rules_of
+    from goondan.kernel.bundle.rules.checked import server_rules_of
     from goondan.kernel.spawn import AGENT_ENVIRONMENT, environment, memory_file
     from goondan.kernel.spawn import command as program
 
@@ -220,7 +220,7 @@ def spec_of(trial: Trial, plan: KernelPlan, state: str) -> AgentSpec:
 
 def render(report: dict[str, Any], style: Style) -> list[str]:
     """The report for a person: the problems with their places, one line for each trial, and the sums."""
-    from goondan.kernel.bundle.problems import counts, problem_lines, short_path
+    from goondan.kernel.bundle.rules.problems import counts, problem_lines, short_path
 
     cwd = os.getcwd()
     lines = problem_lines(report["errors"], cwd) + problem_lines(report["warnings"], cwd, warning=True)

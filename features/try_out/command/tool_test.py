@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from goondan.kernel.bundle.loader import Inspected
-    from goondan.kernel.bundle.problems import Problem
-    from goondan.kernel.bundle.tools import CheckedTool
+    from goondan.kernel.bundle.rules.problems import Problem
+    from goondan.kernel.bundle.rules.tools import CheckedTool
     from goondan.kernel.cli.session import Session
 
 #: The folder beside a tool's entry. The workdir of every example gets its files.
@@ -134,7 +134,7 @@ def examine(place: BundleTarget, name: str | None) -> tuple[Inspected, list[Subj
     """
     from goondan.kernel.bundle.handlers import Check, Inspector, inspect, judge
     from goondan.kernel.bundle.loader import inspect_bundle
-    from goondan.kernel.bundle.problems import Report as Problems
+    from goondan.kernel.bundle.rules.problems import Report as Problems
     from goondan.kernel.cli.commands.bundles import find
 
     inspected = inspect_bundle(place.bundle, state_dir=place.state_dir)
@@ -278,7 +278,7 @@ def _exports(subjects: list[Subject]) -> Iterator[tuple[str, ToolExport]]:
 
 def render(report: Report, style: Style) -> list[str]:
     """The report for a person: the problems with their places, one line for each example, and the sums."""
-    from goondan.kernel.bundle.problems import counts, problem_lines, short_path
+    from goondan.kernel.bundle.rules.problems import counts, problem_lines, short_path
 
     cwd = os.getcwd()
     lines = problem_lines(report.errors, cwd) + problem_lines(report.warnings, cwd, warning=True)

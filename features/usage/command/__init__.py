@@ -24,8 +24,8 @@ from goondan.kernel.cli.operator_question import learned
 from goondan.kernel.cli.output import emit, filled, money, width_of
 from goondan.kernel.cli.plain import one_line
 from goondan.kernel.cli.state import state_of
-from goondan.kernel.conversations import conversation_files, read_file
 from goondan.kernel.paths import find_bundle
+from goondan.kernel.traces.conversations import conversation_files, read_file
 from goondan.schemas.traces.turn_notes import used_by_note
 from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.wire.errors import GoondanError

@@ -1,6 +1,6 @@
 """The broker's sockets without libzmq: a listening one for each class of peers, and the connections made to it.
 
-A connection is a ZeroMQ one (schemas/transport/zmtp.py): a peer is a DEALER of libzmq, or of
+A connection is a ZeroMQ one (schemas/wire/zmtp.py): a peer is a DEALER of libzmq, or of
 any other implementation of ZMTP 3.
 
 Rules (docs/design/wire.md sections 6 and 10).
@@ -32,8 +32,8 @@ from typing import Final
 
 from goondan.kernel.broker.state.bus import Lossy
 from goondan.kernel.broker.transport import MAX_WAITING_ALL, MAX_WAITING_PEER
-from goondan.schemas.transport.zmtp import GREETING, Handshake, Messages, ZmtpError, head, ready
 from goondan.schemas.wire.codec import MAX_FRAME_BYTES
+from goondan.schemas.wire.zmtp import GREETING, Handshake, Messages, ZmtpError, head, ready
 
 #: The most bytes that are read of one connection at once.
 READ_BYTES: Final = 64 << 10

@@ -35,12 +35,20 @@ from msgspec import Struct, to_builtins
 from goondan import kernel
 from goondan.features import FEATURES
 from goondan.kernel.bundle.documents import BaseExtensions
-from goondan.kernel.bundle.kinds import begin, local_models
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
-from goondan.kernel.bundle.models import model_text, shown_endpoint
-from goondan.kernel.bundle.problems import BundleError, Problem, counts, did_you_mean, problem_lines, short_path, shown
+from goondan.kernel.bundle.rules.kinds import begin, local_models
+from goondan.kernel.bundle.rules.models import model_text, shown_endpoint
+from goondan.kernel.bundle.rules.problems import (
+    BundleError,
+    Problem,
+    counts,
+    did_you_mean,
+    problem_lines,
+    short_path,
+    shown,
+)
+from goondan.kernel.bundle.rules.tools import CheckedTool
 from goondan.kernel.bundle.tool_pages import Parameter, parameter_rows, short
-from goondan.kernel.bundle.tools import CheckedTool
 from goondan.kernel.cli import options
 from goondan.kernel.cli.consent import remember
 from goondan.kernel.cli.output import (
@@ -56,14 +64,14 @@ from goondan.kernel.cli.output import (
     write_json,
 )
 from goondan.kernel.cli.state import state_of
+from goondan.kernel.grants.powers import others
 from goondan.kernel.paths import BUNDLE_FILE, find_bundle, root_of, state_dir
-from goondan.kernel.trust.powers import others
 from goondan.schemas.bundle.address import SEPARATOR, build_tool_name, parse_tool_name, tool_identity
 from goondan.schemas.bundle.resources import BASE_PACKAGE, ToolExport
 from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
-    from goondan.kernel.bundle.checked import CheckedAgent
+    from goondan.kernel.bundle.rules.checked import CheckedAgent
 
 #: Template -> a command to try with it, besides `gdn run`. Its files are in kernel/templates/<template>.
 TEMPLATES: Final[dict[str, list[tuple[str, str]]]] = {

@@ -19,9 +19,9 @@ from goondan.kernel.cli.operator_question import ask_broker, ask_kernel
 from goondan.kernel.cli.output import OPERATOR_NOTE, can_ask, columns, confirmed, emit, write_json
 from goondan.kernel.cli.plain import one_line
 from goondan.kernel.cli.state import BundleTarget, locate
-from goondan.kernel.conversations import Instance, Overview, instances, messages, overview
 from goondan.kernel.supervisor_client import SupervisorClient
-from goondan.kernel.trace_search import Search
+from goondan.kernel.traces.conversations import Instance, Overview, instances, messages, overview
+from goondan.kernel.traces.search import Search
 from goondan.schemas.bundle.address import instance_workdir
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire.errors import GoondanError, fail

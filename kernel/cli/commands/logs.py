@@ -17,8 +17,8 @@ import click
 from goondan.kernel.cli import options
 from goondan.kernel.cli.output import Style, printable, style_of, write
 from goondan.kernel.cli.state import state_of
-from goondan.kernel.logs import AGENT, Log, LogLine, log_files, merge, roles
 from goondan.kernel.paths import find_bundle
+from goondan.kernel.traces.logs import AGENT, Log, LogLine, log_files, merge, roles
 from goondan.schemas.wire.errors import fail
 
 #: Lines shown without --lines.

@@ -18,19 +18,17 @@ from goondan.kernel.cli import options
 from goondan.kernel.cli.consent import ask, look_again, remember, screen, words
 from goondan.kernel.cli.output import can_ask, columns_of, emit, is_terminal, printable, style_of, wants_json, write
 from goondan.kernel.cli.state import BundleTarget, checked_root, state_of
-from goondan.kernel.grants.granting import dangers, status
-from goondan.kernel.grants.merge import requested
-from goondan.kernel.grants.policy_file import POLICY_FILE, Accepted, PinnedFolder, write_decisions
-from goondan.kernel.grants.written import accept as accept_files
+from goondan.kernel.grants.granting import dangers, requested, status
+from goondan.kernel.grants.powers import Endpoint, Folder, Judgement, OpenKey, Power, TokenServer, untrusted
 from goondan.kernel.paths import find_bundle, root_of
 from goondan.kernel.state_root import confirm, doubt
-from goondan.kernel.trust.judge import Judgement, untrusted
-from goondan.kernel.trust.powers import Endpoint, Folder, OpenKey, Power, TokenServer
+from goondan.kernel.trust.policy import POLICY_FILE, Accepted, PinnedFolder, write_decisions
 from goondan.kernel.trust.records import Record, every, forget
+from goondan.kernel.trust.written import accept as accept_files
 from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
-    from goondan.kernel.bundle.tools import CheckedTool
+    from goondan.kernel.bundle.rules.tools import CheckedTool
 
 
 @click.command()

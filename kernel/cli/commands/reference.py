@@ -35,7 +35,7 @@ def explain(code: str) -> None:
     if name not in CODES and not is_os_error_code(name):
         load_codes()  # those of features; most codes are the core's, and known at once
     if name not in CODES and not is_os_error_code(name):
-        from goondan.kernel.bundle.problems import did_you_mean
+        from goondan.kernel.bundle.rules.problems import did_you_mean
 
         message = f"no error has the code {code[:80]!r}"
         raise fail("E_USAGE", message, suggestion=did_you_mean(name, CODES) or "docs/errors.md has all codes.")

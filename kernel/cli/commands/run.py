@@ -102,7 +102,7 @@ def _model_of(place: BundleTarget) -> str | None:
 def _talk(place: BundleTarget, workdir: str | None, instance: str, is_new: bool, reasoning: bool) -> int:
     about_server: Callable[[str | None], str | None] = lambda model: None
     if is_terminal(sys.stdin) and is_terminal(sys.stderr):
-        from goondan.kernel.bundle.kinds import local_models
+        from goondan.kernel.bundle.rules.kinds import local_models
 
         about_server = local_models().before_start(place.bundle, place.state_dir, place.policy)
     kernel, joined = join_or_start(place, "goondan.kernel.cli.console.talk")

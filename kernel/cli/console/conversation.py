@@ -25,7 +25,7 @@ from goondan.kernel.cli.commands import import_whole
 from goondan.kernel.cli.plain import one_line
 from goondan.kernel.cli.session import NO_SUCH_QUESTION, Message, Session
 from goondan.kernel.cli.state import new_instance
-from goondan.kernel.conversations import Overview, messages, overview
+from goondan.kernel.traces.conversations import Overview, messages, overview
 from goondan.schemas.text.visible import argument_line
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError, fail
@@ -34,7 +34,7 @@ from goondan.schemas.wire.frames import OPERATOR_TOOLS, Answer, OperatorTool, To
 if TYPE_CHECKING:
     from goondan.kernel.cli.attach import Kernel
     from goondan.kernel.cli.session import Session
-    from goondan.kernel.conversations import Overview
+    from goondan.kernel.traces.conversations import Overview
 
 #: How long the agent may take to change its conversation or to list its tools (seconds): its process may have to start.
 ANSWER_S: Final = 60.0
@@ -148,7 +148,7 @@ HELP: Final[Mapping[str, tuple[str, str]]] = {
 HISTORY: Final = 20
 #: The longest text of a message in it (characters).
 MAX_SHOWN: Final = 160
-#: The beginning of what the kernel says about a model that is the embedded console (kernel/bundle/models.py).
+#: The beginning of what the kernel says about a model that is the embedded console (kernel/bundle/rules/models.py).
 EMBEDDED: Final = "the embedded console"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from goondan.kernel.bundle.loader import inspect_bundle
-from goondan.kernel.bundle.problems import BundleError, Problem
+from goondan.kernel.bundle.rules.problems import BundleError, Problem
 from tests.contract.twists.stage import NOTES, Stage, calls, new, old
 
 BASIC = """

@@ -15,7 +15,7 @@ from goondan import features
 from goondan.agentproc.turn import parts as agent_parts
 from goondan.features import FEATURES
 from goondan.kernel.broker import assemble
-from goondan.kernel.bundle import extension_config
+from goondan.kernel.bundle.rules import extension_config
 from goondan.kernel.cli.commands import command_of
 from goondan.kernel.cli.console.questions import questions
 from goondan.schemas.wire.codec import to_raw

@@ -8,7 +8,7 @@ from msgspec import structs
 from goondan.features.budgets.bundle import limits_in
 from goondan.features.budgets.wire import FEATURE, BudgetLimits
 from goondan.kernel.bundle.documents import BaseExtensions
-from goondan.kernel.plan import build_plan
+from goondan.kernel.bundle.rules.plan import build_plan
 from goondan.schemas.bundle.launch import AgentSpec, KernelPlan
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.usage import Pricing

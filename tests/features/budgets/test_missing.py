@@ -13,7 +13,7 @@ from goondan import features
 from goondan.agentproc.turn import parts
 from goondan.features.budgets.wire import FEATURE
 from goondan.kernel.broker import assemble
-from goondan.kernel.bundle import extension_config
+from goondan.kernel.bundle.rules import extension_config
 from goondan.schemas.bundle.launch import AgentSpec, KernelPlan, ModelSpec, ToolHostSpec
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError

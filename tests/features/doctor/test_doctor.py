@@ -33,8 +33,8 @@ from goondan.features.doctor.command.facts import (
 )
 from goondan.features.doctor.command.findings import Finding, judge
 from goondan.kernel.bundle.documents import load_documents
-from goondan.kernel.bundle.problems import Problem, Report
-from goondan.kernel.bundle.variables import wanted_variables
+from goondan.kernel.bundle.rules.problems import Problem, Report
+from goondan.kernel.bundle.rules.variables import wanted_variables
 from goondan.kernel.cli.output import Style
 from goondan.kernel.import_path import entries_of_current_folder
 from goondan.schemas.wire.errors import error_payload

@@ -11,8 +11,8 @@ import pytest
 from goondan.features.mcp.bundle import MAX_PREFIX
 from goondan.features.mcp.wire import ServerLogin
 from goondan.kernel.bundle.loader import open_bundle
-from goondan.kernel.bundle.problems import BundleError
-from goondan.kernel.trust.powers import Command, Folder, Reach, ServerEndpoint, Variable
+from goondan.kernel.bundle.rules.problems import BundleError
+from goondan.kernel.grants.powers import Command, Folder, Reach, ServerEndpoint, Variable
 from goondan.schemas.bundle.launch import KernelPlan, ServerSpec, ToolSpec
 from goondan.schemas.wire.frames import OPERATOR_AGENT
 from tests.unit.kernel.bundle.conftest import GOOD, Look

@@ -6,7 +6,7 @@ import pytest
 
 from goondan.features.mcp.bundle.trial import bundle_text, grants, program_folder, refusals
 from goondan.features.mcp.command import idle_row, render
-from goondan.kernel.bundle.positions import Allowance, compose, plain
+from goondan.kernel.bundle.rules.positions import Allowance, compose, plain
 
 
 @pytest.mark.parametrize(

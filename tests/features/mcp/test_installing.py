@@ -13,7 +13,7 @@ from goondan.features.mcp.command.packages import (
     program_of,
 )
 from goondan.features.mcp.command.registries import hosts_of, npm_settings, pip_settings, reachable
-from goondan.kernel.bundle.positions import Allowance, compose, plain
+from goondan.kernel.bundle.rules.positions import Allowance, compose, plain
 
 
 def command(text: str) -> PackageCommand:

@@ -10,7 +10,7 @@ import pytest
 from goondan.features.mcp import command
 from goondan.features.mcp.command.add import known_server, naming
 from goondan.features.mcp.command.packages import package_command
-from goondan.kernel.bundle.positions import Allowance, compose, plain
+from goondan.kernel.bundle.rules.positions import Allowance, compose, plain
 from goondan.schemas.wire.errors import GoondanError
 
 KNOWN = json.loads(Path(command.__file__).with_name("known_servers.json").read_bytes())

@@ -11,7 +11,7 @@ import pytest
 from goondan.features.model_servers.api import choice, finding, offering
 from goondan.features.model_servers.api.finding import FoundServer
 from goondan.features.model_servers.api.listing import Listener
-from goondan.kernel.bundle.models import model_text, resolve_model
+from goondan.kernel.bundle.rules.models import model_text, resolve_model
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import ModelBody
 from goondan.schemas.wire.errors import GoondanError

@@ -15,7 +15,7 @@ from goondan.features.recordings.bundle import (
 )
 from goondan.features.recordings.wire import Recording, RecordingsPart, ReplaySpec, encode
 from goondan.kernel.bundle.loader import inspect_bundle, open_bundle
-from goondan.kernel.plan import replanned
+from goondan.kernel.bundle.rules.plan import replanned
 from goondan.schemas.bundle.launch import AgentSpec, KernelPlan, ModelSpec
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError

@@ -4,7 +4,7 @@ import io
 import logging
 
 from goondan.agentproc.start.log import Share
-from goondan.schemas.system.log_admission import SOURCE_BURST, SOURCE_RATE
+from goondan.schemas.traces.log_admission import SOURCE_BURST, SOURCE_RATE
 
 
 def test_an_instance_has_its_share_of_the_log_and_the_log_says_what_is_missing() -> None:

@@ -35,7 +35,7 @@ from goondan.agentproc.turn.parts import (
     kinds,
 )
 from goondan.agentproc.turn.runner import TurnRunner
-from goondan.kernel.bundle.kinds import api_members
+from goondan.kernel.bundle.rules.kinds import api_members
 from goondan.schemas.bundle.effective_config import LiveChanges
 from goondan.schemas.bundle.extensions import API_MEMBERS
 from goondan.schemas.bundle.launch import AgentSpec

@@ -14,8 +14,8 @@ from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.machine.answers import turn_id
 from goondan.agentproc.providers.base import ModelAnswer, Usage
 from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.system.trace_index import of_trace
 from goondan.schemas.text.redaction import Redactor
-from goondan.schemas.traces.trace_index import of_trace
 from goondan.schemas.traces.turn_notes import MAX_NOTED_MESSAGE, SHORT_CHARS, WHOLE_CHARS, in_short
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail

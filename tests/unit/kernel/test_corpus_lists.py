@@ -17,10 +17,10 @@ import pytest
 
 from goondan.kernel.broker.journal.committer import open_store
 from goondan.kernel.broker.state.records import Put
+from goondan.kernel.grants.powers import Writers
 from goondan.kernel.rundir import take, write_private
 from goondan.kernel.state_root import open_state_root
 from goondan.kernel.trust.judgement import others_who_can_write
-from goondan.kernel.trust.powers import Writers
 from goondan.schemas.system.directories import DirectoryRefused, open_directory
 
 OTHER = 40_001

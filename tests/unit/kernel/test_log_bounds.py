@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel import logs
-from goondan.kernel.logs import Log
-from goondan.schemas.system.log_admission import (
+from goondan.kernel.traces import logs
+from goondan.kernel.traces.logs import Log
+from goondan.schemas.traces.log_admission import (
     GROUP_BURST,
     GROUP_RATE,
     MAX_KNOWN,

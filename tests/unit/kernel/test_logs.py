@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.kernel import logs
 from goondan.kernel.cli.commands.logs import log_lines
 from goondan.kernel.cli.output import Style
-from goondan.kernel.logs import MAX_LINE, Log, LogLine, Reader, is_wanted, last_lines, merge, parse, role_of
+from goondan.kernel.traces import logs
+from goondan.kernel.traces.logs import MAX_LINE, Log, LogLine, Reader, is_wanted, last_lines, merge, parse, role_of
 
 
 def texts(entries: list[LogLine]) -> list[str]:

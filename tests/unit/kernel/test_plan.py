@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel.bundle.loader import open_bundle
-from goondan.kernel.bundle.problems import BundleError
+from goondan.kernel.bundle.rules.problems import BundleError
 from goondan.schemas.bundle.launch import CatalogItem, ExportSpec, KernelPlan, Limits, ModelSpec, ToolSource
 from goondan.schemas.wire.frames import OPERATOR_AGENT
 from tests.unit.kernel.bundle.conftest import GOOD, bundled, package

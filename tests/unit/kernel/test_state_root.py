@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel import paths, state_root
-from goondan.kernel.bundle.problems import Report
-from goondan.kernel.grants.policy_file import Accepted, read_policies, write_decisions
-from goondan.kernel.grants.written import ACCEPTED_FILE, Written, accept, read_accepted
+from goondan.kernel.bundle.rules.problems import Report
 from goondan.kernel.state_root import confirm, doubt, judge, look, open_state_root, others_could_write, project_above
+from goondan.kernel.trust.policy import Accepted, read_policies, write_decisions
+from goondan.kernel.trust.written import ACCEPTED_FILE, Written, accept, read_accepted
 from goondan.schemas.wire.errors import GoondanError
 
 STRANGER = 40_001

@@ -17,9 +17,9 @@ from goondan.agentproc.conversation.store import ConversationStore
 from goondan.kernel.cli.commands.traces import trace_lines
 from goondan.kernel.cli.output import Style
 from goondan.kernel.cli.plain import duration
-from goondan.kernel.trace import Hang, Note, Trace, between_ms, said_in, tell
-from goondan.kernel.trace_search import Search
-from goondan.kernel.trace_tree import total_of
+from goondan.kernel.traces.search import Search
+from goondan.kernel.traces.story.tree import total_of
+from goondan.kernel.traces.story.turn import Hang, Note, Trace, between_ms, said_in, tell
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.traces.turn_notes import (
     SHORT_CHARS,

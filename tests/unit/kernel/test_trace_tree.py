@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.agentproc.conversation.store import ConversationStore
-from goondan.kernel import trace_search
 from goondan.kernel.cli.commands.traces import _find, message_lines, trace_lines
 from goondan.kernel.cli.output import Style
-from goondan.kernel.trace import Note, Trace, Waits, tell
-from goondan.kernel.trace_search import Search
-from goondan.kernel.trace_tree import (
+from goondan.kernel.traces import search as trace_search
+from goondan.kernel.traces.search import Search
+from goondan.kernel.traces.story.tree import (
     MAX_DEPTH,
     _common,
     _length,
@@ -31,8 +30,9 @@ from goondan.kernel.trace_tree import (
     total_of,
     tree_of,
 )
+from goondan.kernel.traces.story.turn import Note, Trace, Waits, tell
 from goondan.schemas.bundle.address import instance_dir
-from goondan.schemas.traces.trace_index import IndexRow, TraceIndex
+from goondan.schemas.system.trace_index import IndexRow, TraceIndex
 from goondan.schemas.traces.turn_notes import (
     CallDetail,
     FailureDetail,

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.schemas.traces import trace_index
-from goondan.schemas.traces.trace_index import FOLDER, IndexRow, TraceIndex, last, named, of_trace
+from goondan.schemas.system import trace_index
+from goondan.schemas.system.trace_index import FOLDER, IndexRow, TraceIndex, last, named, of_trace
 from goondan.schemas.wire.spans import trace_id_of
 from tests.kernel_fixture import ROOT
 
@@ -87,7 +87,7 @@ def test_what_several_processes_add_is_all_there(tmp_path: Path) -> None:
     state = str(tmp_path)
     program = """
 import sys
-from goondan.schemas.traces.trace_index import IndexRow, TraceIndex
+from goondan.schemas.system.trace_index import IndexRow, TraceIndex
 index = TraceIndex(sys.argv[1])
 for number in range(200):
     index.add(IndexRow("2026-01-01T00:00:00.000Z", sys.argv[2], f"t{number}", "e", sys.argv[2], "k"))

@@ -50,8 +50,8 @@ def test_what_may_be_imported(module: str, other: str) -> None:
         ("goondan.schemas.wire.frames", f"{HOME}.notes.wire", "the core imports no feature"),
         (f"{HOME}.notes.agent", "goondan.kernel.broker.state.bus", "agent is not loaded by kernel"),
         (f"{HOME}.notes.broker", "goondan.agentproc.machine.turn", "broker is not loaded by agentproc"),
-        (f"{HOME}.notes.wire", "goondan.kernel.plan", "wire is not loaded by kernel"),
-        (f"{HOME}.rules.host", "goondan.kernel.plan", "host is not loaded by kernel"),
+        (f"{HOME}.notes.wire", "goondan.kernel.bundle.rules.plan", "wire is not loaded by kernel"),
+        (f"{HOME}.rules.host", "goondan.kernel.bundle.rules.plan", "host is not loaded by kernel"),
         (f"{HOME}.notes.broker", f"{HOME}.notes.agent", "loaded by different processes"),
         (f"{HOME}.notes.agent", f"{HOME}.notes.command", "loaded by different processes"),
         (f"{HOME}.rules.jail", f"{HOME}.rules.api", "loaded by different processes"),
@@ -68,10 +68,10 @@ def test_an_import_over_a_wall(module: str, other: str, said: str) -> None:
 
 def test_a_wall_is_not_gone_around() -> None:
     """An interface may call its own process, and then no file of another process may take it."""
-    api = {f"{HOME}.notes.api": {"goondan.kernel.plan"}, "goondan.kernel.plan": set[str]()}
+    api = {f"{HOME}.notes.api": {"goondan.kernel.bundle.rules.plan"}, "goondan.kernel.bundle.rules.plan": set[str]()}
     assert import_faults(api | {f"{HOME}.rules.broker": {f"{HOME}.notes.api"}}, ROWS) == []
     assert import_faults(api | {f"{HOME}.rules.agent": {f"{HOME}.notes.api"}}, ROWS) == [
-        f"{HOME}.rules.agent reaches goondan.kernel.plan, which another process loads"
+        f"{HOME}.rules.agent reaches goondan.kernel.bundle.rules.plan, which another process loads"
     ]
 
 

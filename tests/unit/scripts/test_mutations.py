@@ -49,4 +49,4 @@ def test_a_covered_requirement_without_an_entry_is_a_problem() -> None:
 def test_a_copy_has_the_links_by_which_packages_are_found(tmp_path: Path) -> None:
     copy_files(tmp_path)
     assert (tmp_path / "goondan" / "kernel").is_symlink()
-    assert (tmp_path / "goondan" / "kernel" / "plan.py").is_file()
+    assert (tmp_path / "goondan" / "kernel" / "paths.py").is_file()

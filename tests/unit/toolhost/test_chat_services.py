@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.kernel.bundle.documents import base_tools
-from goondan.kernel.plan import tool_spec
+from goondan.kernel.bundle.rules.plan import tool_spec
 from goondan.toolhost.base.goondan_base import bot_api
 from goondan.toolhost.base.goondan_base.arguments import InvalidInput
 from goondan.toolhost.base.goondan_base.bot_api import Bot

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from goondan.kernel.bundle.documents import brought_tools
-from goondan.kernel.plan import tool_spec
+from goondan.kernel.bundle.rules.plan import tool_spec
 from goondan.schemas.bundle.launch import Filesystem, FolderGrants, SandboxSpec, ToolSpec
 from goondan.schemas.system.digests import MAX_PINNED_BYTES, MAX_PINNED_FILES, folder_digest
 from goondan.toolhost.facts.folders import FolderCopies, folder_of_call

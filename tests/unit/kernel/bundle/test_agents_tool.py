@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from goondan.kernel.bundle.documents import base_tools
-from goondan.kernel.plan import catalog_items
+from goondan.kernel.bundle.rules.plan import catalog_items
 
 
 @pytest.mark.requirement("AGENTS-10", "ERROR-09")

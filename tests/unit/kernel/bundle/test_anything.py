@@ -10,13 +10,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.kernel.bundle.check import Checker
 from goondan.kernel.bundle.documents import BaseExtensions, PackageFolders
 from goondan.kernel.bundle.files import BundleFiles
-from goondan.kernel.bundle.positions import Allowance, Mapping, compose
-from goondan.kernel.bundle.problems import Report
-from goondan.kernel.bundle.shape import Document
-from goondan.kernel.bundle.tools import CheckedTool
+from goondan.kernel.bundle.rules.check import Checker
+from goondan.kernel.bundle.rules.positions import Allowance, Mapping, compose
+from goondan.kernel.bundle.rules.problems import Report
+from goondan.kernel.bundle.rules.shape import Document
+from goondan.kernel.bundle.rules.tools import CheckedTool
 from goondan.schemas.wire.errors import CODES
 from tests.unit.kernel.bundle.conftest import GOOD
 

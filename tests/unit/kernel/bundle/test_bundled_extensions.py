@@ -17,8 +17,8 @@ from goondan.kernel.bundle.documents import (
     MANIFEST,
     BaseExtensions,
 )
-from goondan.kernel.plan import build_plan
-from goondan.kernel.trust.powers import Reach
+from goondan.kernel.bundle.rules.plan import build_plan
+from goondan.kernel.grants.powers import Reach
 from goondan.schemas.bundle.effective_config import reachable_tools
 from goondan.schemas.bundle.extensions import check_config
 from goondan.schemas.bundle.launch import ToolSource

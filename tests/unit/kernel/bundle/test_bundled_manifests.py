@@ -18,8 +18,8 @@ from goondan.kernel.bundle.documents import (
     read_manifest,
     tool_folders,
 )
-from goondan.kernel.bundle.positions import Allowance, compose
-from goondan.kernel.bundle.problems import BundleError, Report
+from goondan.kernel.bundle.rules.positions import Allowance, compose
+from goondan.kernel.bundle.rules.problems import BundleError, Report
 
 FOLDERS = [*tool_folders(IN_JAILS), *tool_folders(IN_AGENTS)]
 

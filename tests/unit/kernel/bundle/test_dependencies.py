@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.kernel.bundle.extensions import circles, misplaced
+from goondan.kernel.bundle.rules.extensions import circles, misplaced
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 GRAPHS = st.dictionaries(st.sampled_from("abcdef"), st.lists(st.sampled_from("abcdefx"), max_size=4))

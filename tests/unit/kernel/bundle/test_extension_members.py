@@ -11,7 +11,7 @@ import pytest
 from goondan.agentproc.extensions import api as api_module
 from goondan.agentproc.extensions.api import ConsoleLogger, ExtensionApi
 from goondan.agentproc.extensions.state import InstanceApi, StoredState
-from goondan.kernel.bundle.extensions import unknown_members
+from goondan.kernel.bundle.rules.extensions import unknown_members
 from goondan.schemas.bundle.extensions import API_MEMBERS
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from goondan.kernel.bundle import files as files_module
 from goondan.kernel.bundle.files import BundleFiles, list_documents, read_file, tree_digest
 from goondan.kernel.bundle.loader import inspect_bundle
-from goondan.kernel.bundle.lookup import MAX_PROMPT_BYTES, Unreadable
+from goondan.kernel.bundle.rules.lookup import MAX_PROMPT_BYTES, Unreadable
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 

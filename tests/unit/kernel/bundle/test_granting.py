@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle, open_bundle
+from goondan.kernel.bundle.rules.plan import tool_spec
 from goondan.kernel.grants.granting import status
-from goondan.kernel.grants.policy_file import MARK, Accepted, pin, write_decisions
-from goondan.kernel.plan import tool_spec
+from goondan.kernel.trust.policy import MARK, Accepted, pin, write_decisions
 from goondan.schemas.bundle.launch import Filesystem, SandboxSpec
 from tests.unit.kernel.bundle.conftest import GOOD, bundled, package
 

@@ -7,7 +7,7 @@ import time
 import msgspec
 import pytest
 
-from goondan.kernel.bundle.variables import EnvironmentRedactor, hidden_values
+from goondan.kernel.bundle.rules.variables import EnvironmentRedactor, hidden_values
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 

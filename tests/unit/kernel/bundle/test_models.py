@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from goondan.kernel.bundle.models import ModelFault, model_text, resolve_model, sends_open_key, without_key
+from goondan.kernel.bundle.rules.models import ModelFault, model_text, resolve_model, sends_open_key, without_key
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import ModelBody, ValueFrom, ValueSource
 from goondan.schemas.models.model_providers import BY_NAME

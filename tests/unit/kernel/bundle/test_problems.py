@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from goondan.kernel.bundle.problems import (
+from goondan.kernel.bundle.rules.problems import (
     MAX_PROBLEMS,
     WARNINGS,
     BundleError,

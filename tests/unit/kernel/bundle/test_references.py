@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.kernel.bundle.references import BadRef, Ref, read_ref, read_use
+from goondan.kernel.bundle.rules.references import BadRef, Ref, read_ref, read_use
 from goondan.schemas.bundle.address import is_resource_name
 from goondan.schemas.bundle.resources import ObjectRef, ToolUse
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
-from goondan.kernel.bundle.positions import Allowance, Mapping, compose
-from goondan.kernel.bundle.problems import Report
-from goondan.kernel.bundle.shape import Builder, Document, Environment
+from goondan.kernel.bundle.rules.positions import Allowance, Mapping, compose
+from goondan.kernel.bundle.rules.problems import Report
+from goondan.kernel.bundle.rules.shape import Builder, Document, Environment
 from goondan.schemas.bundle import resources
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.kernel.bundle.lookup import MAX_FILE_BYTES
-from goondan.kernel.bundle.positions import (
+from goondan.kernel.bundle.rules.lookup import MAX_FILE_BYTES
+from goondan.kernel.bundle.rules.positions import (
     MAX_FAULTS,
     MAX_NODES,
     Allowance,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.kernel.grants.merge import (
+from goondan.kernel.grants.granting import (
     DEFAULTS,
     Part,
     as_part,

@@ -11,9 +11,9 @@ import msgspec
 import pytest
 
 from goondan.kernel.bundle.loader import inspect_bundle, open_bundle
-from goondan.kernel.bundle.problems import BundleError
-from goondan.kernel.grants import written
-from goondan.kernel.grants.written import Written, accept, find_written
+from goondan.kernel.bundle.rules.problems import BundleError
+from goondan.kernel.trust import written
+from goondan.kernel.trust.written import Written, accept, find_written
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.worker.tool_host_reports import EXPOSURES, LOCK, MAX_SILENCE_S, GuardedPlace, WriteExposure
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel.bundle.loader import inspect_bundle
-from goondan.kernel.trust.powers import Endpoint, Folder, Module, OpenKey, OwnModel, Power, Reach, Setting, Variable
+from goondan.kernel.grants.powers import Endpoint, Folder, Module, OpenKey, OwnModel, Power, Reach, Setting, Variable
 
 AGENT = """\
 apiVersion: goondan.ai/v1

@@ -6,8 +6,20 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.trust.judge import Consent, Judgement, everything_trusted, judge, untrusted
-from goondan.kernel.trust.powers import Module, Owner, OwnModel, Power, Reach, Variable, Writers
+from goondan.kernel.grants.powers import (
+    Consent,
+    Judgement,
+    Module,
+    Owner,
+    OwnModel,
+    Power,
+    Reach,
+    Variable,
+    Writers,
+    everything_trusted,
+    judge,
+    untrusted,
+)
 
 NET, ENV = Reach("t", "public"), Variable("A", "Agent")
 OLD, NEW = Module("e", "e.py", "1"), Module("e", "e.py", "2")

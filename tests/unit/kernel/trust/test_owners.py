@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from goondan.kernel.grants.powers import Owner, Writers
 from goondan.kernel.trust.judgement import is_own_group, others_who_can_write
-from goondan.kernel.trust.powers import Owner, Writers
 from goondan.schemas.system import directories
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

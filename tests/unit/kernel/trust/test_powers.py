@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.kernel.trust.powers import (
+from goondan.kernel.grants.powers import (
     Command,
     Endpoint,
     Folder,

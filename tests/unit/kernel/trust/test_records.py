@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from goondan.kernel.grants.powers import Reach
 from goondan.kernel.trust import records
-from goondan.kernel.trust.powers import Reach
 from goondan.schemas.wire.errors import GoondanError
 
 NET = [Reach("t", "public")]

@@ -12,8 +12,8 @@ import pytest
 
 from goondan.schemas.transport.link import Link
 from goondan.schemas.transport.native import NativeTransport
-from goondan.schemas.transport.zmtp import GREETING, Handshake, Messages, head, ready
 from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.zmtp import GREETING, Handshake, Messages, head, ready
 
 LIMIT = 1 << 20
 PATIENCE_S = 10.0

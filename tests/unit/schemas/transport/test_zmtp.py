@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.schemas.transport.zmtp import (
+from goondan.schemas.wire.zmtp import (
     GREETING,
     MAX_COMMAND,
     MAX_COMMANDS,

@@ -16,8 +16,8 @@ import pytest
 from goondan.kernel.broker.state.bus import Lossy
 from goondan.kernel.broker.transport import MAX_WAITING_PEER, native
 from goondan.kernel.broker.transport.native import GREETING_S, MAX_GREETING, MAX_WAITING_NEWS, NativeTransport
-from goondan.schemas.transport.zmtp import GREETING, Handshake, Messages, head, ready
 from goondan.schemas.wire.codec import MAX_FRAME_BYTES
+from goondan.schemas.wire.zmtp import GREETING, Handshake, Messages, head, ready
 
 CLS = 0
 #: The routing id of the first connection that greets.

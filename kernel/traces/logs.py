@@ -4,7 +4,7 @@ while programs write them.
 A role has up to three files. `<role>.log` is what its processes append to. When it has grown too large, its content
 becomes `<role>.log.1`, and what was there before becomes `<role>.log.2`; a reader that follows goes on there, and
 loses nothing. What one source may write at once and later is bounded where lines are written
-(schemas/system/log_admission.py): so a flood takes long to push out others' lines.
+(schemas/traces/log_admission.py): so a flood takes long to push out others' lines.
 
 Everything is opened below the folder's descriptor and never through a link. A file that takes another file's place was
 made at that moment, under a name that nobody can guess.
@@ -121,7 +121,7 @@ def _content(fd: int, limit: int) -> bytes:
     if size <= limit:
         data = _part(fd, 0, size)
     else:
-        from goondan.schemas.system.log_admission import suppressed_bytes
+        from goondan.schemas.traces.log_admission import suppressed_bytes
 
         half = (limit - _LINE) // 2
         first, last = _part(fd, 0, half), _part(fd, size - half, half)

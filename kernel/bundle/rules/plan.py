@@ -23,10 +23,9 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from goondan.features import parts
-from goondan.kernel.bundle.checked import Checked, CheckedAgent
-from goondan.kernel.bundle.extension_config import feature_extensions
-from goondan.kernel.bundle.servers import CheckedServer, server_rules, server_rules_of
-from goondan.kernel.bundle.tools import CheckedTool
+from goondan.kernel.bundle.rules.checked import Checked, CheckedAgent, CheckedServer, server_rules, server_rules_of
+from goondan.kernel.bundle.rules.extension_config import feature_extensions
+from goondan.kernel.bundle.rules.tools import CheckedTool
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.launch import (
     AgentSpec,

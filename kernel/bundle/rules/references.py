@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from goondan.kernel.bundle.lookup import Files
-from goondan.kernel.bundle.problems import Path, Report
-from goondan.kernel.bundle.shape import Document
-from goondan.kernel.bundle.variables import check_value
+from goondan.kernel.bundle.rules.lookup import Files
+from goondan.kernel.bundle.rules.problems import Path, Report
+from goondan.kernel.bundle.rules.shape import Document
+from goondan.kernel.bundle.rules.variables import check_value
 from goondan.schemas.bundle.resources import (
     AgentUse,
     ConnectionBody,

@@ -26,12 +26,12 @@ from typing import Any, Final, Protocol
 import msgspec
 from msgspec import Struct
 
-from goondan.kernel.bundle.kinds import api_members
-from goondan.kernel.bundle.lookup import Files, Unreadable
-from goondan.kernel.bundle.problems import Path, Report, did_you_mean
-from goondan.kernel.bundle.shape import Document
-from goondan.kernel.bundle.tools import CheckedTool
-from goondan.kernel.bundle.variables import names_any
+from goondan.kernel.bundle.rules.kinds import api_members
+from goondan.kernel.bundle.rules.lookup import Files, Unreadable
+from goondan.kernel.bundle.rules.problems import Path, Report, did_you_mean
+from goondan.kernel.bundle.rules.shape import Document
+from goondan.kernel.bundle.rules.tools import CheckedTool
+from goondan.kernel.bundle.rules.variables import names_any
 from goondan.schemas.bundle import resources
 from goondan.schemas.bundle.address import is_resource_name
 from goondan.schemas.bundle.launch import ExtensionSpec

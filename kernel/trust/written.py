@@ -23,7 +23,7 @@ import msgspec
 from msgspec import Struct
 
 from goondan.kernel.bundle.files import MAX_TREE_FILES, SKIPPED_FOLDERS, file_digest, read_file
-from goondan.kernel.bundle.lookup import Unreadable
+from goondan.kernel.bundle.rules.lookup import Unreadable
 from goondan.kernel.state_root import doubt
 from goondan.schemas.system.directories import leads_to, replace_file
 from goondan.schemas.wire.errors import fail

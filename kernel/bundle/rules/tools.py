@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from msgspec import Struct, field
 
-from goondan.kernel.bundle.lookup import Files
-from goondan.kernel.bundle.problems import Path, Report, did_you_mean
-from goondan.kernel.bundle.shape import Document
-from goondan.kernel.bundle.variables import VARIABLE_NAME
+from goondan.kernel.bundle.rules.lookup import Files
+from goondan.kernel.bundle.rules.problems import Path, Report, did_you_mean
+from goondan.kernel.bundle.rules.shape import Document
+from goondan.kernel.bundle.rules.variables import VARIABLE_NAME
 from goondan.schemas.bundle import launch, resources
 from goondan.schemas.bundle.address import MAX_TOOL_NAME, SEPARATOR, build_tool_name, is_export_name
 from goondan.schemas.bundle.launch import OutputSpec, entry_kind

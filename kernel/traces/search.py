@@ -1,4 +1,4 @@
-"""Finding turns and traces in a workspace: by the index that agents write (schemas/traces/trace_index.py), or in the
+"""Finding turns and traces in a workspace: by the index that agents write (schemas/system/trace_index.py), or in the
 conversation files, and reading them there.
 
 A turn that the index has forgotten is looked for in every file of a workspace that has few; beside many instances only
@@ -19,12 +19,12 @@ import msgspec
 from msgspec import Struct
 
 from goondan.kernel import lock
-from goondan.kernel.conversations import ConversationFile, conversation_files, place_of, read_file
 from goondan.kernel.paths import is_utf8
-from goondan.kernel.trace import Note, Trace, said_in, tell
-from goondan.kernel.trace_tree import TraceTree, find, grow, moment, tree_of
-from goondan.schemas.traces import trace_index
-from goondan.schemas.traces.trace_index import IndexRow
+from goondan.kernel.traces.conversations import ConversationFile, conversation_files, place_of, read_file
+from goondan.kernel.traces.story.tree import TraceTree, find, grow, moment, tree_of
+from goondan.kernel.traces.story.turn import Note, Trace, said_in, tell
+from goondan.schemas.system import trace_index
+from goondan.schemas.system.trace_index import IndexRow
 from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import OPERATOR_AGENT, AgentEvent, Answer

@@ -18,8 +18,8 @@ from typing import Any, Final
 import msgspec.inspect as types
 from msgspec import Struct
 
-from goondan.kernel.bundle.positions import Mapping, Node, Scalar, Sequence, node_at
-from goondan.kernel.bundle.problems import Path, Position, Report, did_you_mean, shown
+from goondan.kernel.bundle.rules.positions import Mapping, Node, Scalar, Sequence, node_at
+from goondan.kernel.bundle.rules.problems import Path, Position, Report, did_you_mean, shown
 
 #: Characters that `${NAME}` may add to a bundle in all; an environment is no place for documents.
 MAX_EXPANDED_CHARS: Final = 1 << 20

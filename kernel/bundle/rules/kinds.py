@@ -14,10 +14,10 @@ from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 from goondan.features import parts
-from goondan.kernel.bundle.lookup import Files
-from goondan.kernel.bundle.problems import Report
-from goondan.kernel.bundle.shape import Document
-from goondan.kernel.trust.powers import Power
+from goondan.kernel.bundle.rules.lookup import Files
+from goondan.kernel.bundle.rules.problems import Report
+from goondan.kernel.bundle.rules.shape import Document
+from goondan.kernel.grants.powers import Power
 from goondan.schemas.bundle.extensions import API_MEMBERS
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import DOCUMENTS, ModelBody, Strict

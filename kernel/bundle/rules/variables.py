@@ -16,11 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from goondan.kernel.bundle.kinds import secret_use
-from goondan.kernel.bundle.positions import Mapping as MappingNode
-from goondan.kernel.bundle.positions import Node, Scalar, Sequence
-from goondan.kernel.bundle.problems import Path, Report
-from goondan.kernel.bundle.shape import VARIABLE, Document, kept_names
+from goondan.kernel.bundle.rules.kinds import secret_use
+from goondan.kernel.bundle.rules.positions import Mapping as MappingNode
+from goondan.kernel.bundle.rules.positions import Node, Scalar, Sequence
+from goondan.kernel.bundle.rules.problems import Path, Report
+from goondan.kernel.bundle.rules.shape import VARIABLE, Document, kept_names
 from goondan.schemas.bundle.resources import ValueSource
 from goondan.schemas.text.redaction import Redactor
 

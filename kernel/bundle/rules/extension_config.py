@@ -21,12 +21,11 @@ from typing import Any, Final, Protocol
 from msgspec import Struct
 
 from goondan.features import parts
-from goondan.kernel.bundle.checked import CheckedAgent
-from goondan.kernel.bundle.extensions import CheckedExtension
-from goondan.kernel.bundle.lookup import Files
-from goondan.kernel.bundle.problems import Path, Report, did_you_mean
-from goondan.kernel.bundle.servers import server_rules_of
-from goondan.kernel.bundle.shape import Document
+from goondan.kernel.bundle.rules.checked import CheckedAgent, server_rules_of
+from goondan.kernel.bundle.rules.extensions import CheckedExtension
+from goondan.kernel.bundle.rules.lookup import Files
+from goondan.kernel.bundle.rules.problems import Path, Report, did_you_mean
+from goondan.kernel.bundle.rules.shape import Document
 from goondan.schemas.bundle.extensions import check_config
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.wire.errors import GoondanError

@@ -13,16 +13,25 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.kernel.bundle.checked import Checked, CheckedAgent, CheckedFallback, Declared, Packages
-from goondan.kernel.bundle.extension_config import check_given, check_used, feature_extensions, folder_rules_of
-from goondan.kernel.bundle.extensions import Bundled, CheckedExtension, check_extension, circles, misplaced
-from goondan.kernel.bundle.kinds import documents, kind_names, kinds, providers
-from goondan.kernel.bundle.lookup import Files, Unreadable
-from goondan.kernel.bundle.models import ModelFault, check_model, endpoint_fault, resolve_model, sends_open_key
-from goondan.kernel.bundle.positions import Mapping as MappingNode
-from goondan.kernel.bundle.positions import Scalar
-from goondan.kernel.bundle.problems import Path, Position, Report, did_you_mean, shown
-from goondan.kernel.bundle.references import (
+from goondan.kernel.bundle.rules.checked import (
+    Checked,
+    CheckedAgent,
+    CheckedFallback,
+    Declared,
+    Packages,
+    ServerUse,
+    server_rules,
+    server_rules_of,
+)
+from goondan.kernel.bundle.rules.extension_config import check_given, check_used, feature_extensions, folder_rules_of
+from goondan.kernel.bundle.rules.extensions import Bundled, CheckedExtension, check_extension, circles, misplaced
+from goondan.kernel.bundle.rules.kinds import documents, kind_names, kinds, providers
+from goondan.kernel.bundle.rules.lookup import Files, Unreadable
+from goondan.kernel.bundle.rules.models import ModelFault, check_model, endpoint_fault, resolve_model, sends_open_key
+from goondan.kernel.bundle.rules.positions import Mapping as MappingNode
+from goondan.kernel.bundle.rules.positions import Scalar
+from goondan.kernel.bundle.rules.problems import Path, Position, Report, did_you_mean, shown
+from goondan.kernel.bundle.rules.references import (
     BadRef,
     Ref,
     check_connection,
@@ -31,11 +40,10 @@ from goondan.kernel.bundle.references import (
     read_ref,
     read_use,
 )
-from goondan.kernel.bundle.servers import ServerUse, server_rules, server_rules_of
-from goondan.kernel.bundle.shape import Builder, Document, Environment
-from goondan.kernel.bundle.tools import CheckedTool, check_output, check_tool
-from goondan.kernel.bundle.variables import check_value, names_any
-from goondan.kernel.grants.merge import join_paths
+from goondan.kernel.bundle.rules.shape import Builder, Document, Environment
+from goondan.kernel.bundle.rules.tools import CheckedTool, check_output, check_tool
+from goondan.kernel.bundle.rules.variables import check_value, names_any
+from goondan.kernel.grants.granting import join_paths
 from goondan.schemas.bundle import resources
 from goondan.schemas.bundle.address import SEPARATOR, is_resource_name, is_shown_name, parse_tool_name, shown_tool_name
 from goondan.schemas.bundle.launch import Filesystem, ModelSpec

@@ -27,10 +27,10 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from goondan.kernel.bundle.kinds import providers
-from goondan.kernel.bundle.problems import Path, Report
-from goondan.kernel.bundle.shape import Document
-from goondan.kernel.bundle.variables import check_value
+from goondan.kernel.bundle.rules.kinds import providers
+from goondan.kernel.bundle.rules.problems import Path, Report
+from goondan.kernel.bundle.rules.shape import Document
+from goondan.kernel.bundle.rules.variables import check_value
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import ModelBody, ValueLike, ValueSource
 from goondan.schemas.models.model_providers import (

@@ -17,8 +17,8 @@ from typing import Any, Final
 import yaml
 from msgspec import Struct
 
-from goondan.kernel.bundle.lookup import MAX_FILE_BYTES
-from goondan.kernel.bundle.problems import Path, shown
+from goondan.kernel.bundle.rules.lookup import MAX_FILE_BYTES
+from goondan.kernel.bundle.rules.problems import Path, shown
 from goondan.schemas.wire.codec import MAX_DEPTH
 
 #: The most values in a whole bundle. An alias counts as often as it is used, so an exploding alias reaches the limit.
