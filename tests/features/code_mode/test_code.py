@@ -17,8 +17,10 @@ from goondan.features.code_mode.jail.code import run_code
 from goondan.features.code_mode.jail.code.code_scripts import printed as printing
 from goondan.features.code_mode.jail.code.code_scripts.calls import IN_FLIGHT, Calls
 from goondan.features.code_mode.jail.code.code_scripts.printed import MAX_HEAD, MAX_TAIL, Printed
+from goondan.features.code_mode.wire import ERRORS
 from goondan.toolhost.inside import ToolError
 from goondan.toolhost.inside.api import AgentError
+from tests.contract.test_codes_of_handlers import call_of, said
 
 Question = tuple[str, Any, Callable[[dict[str, Any]], None]]
 
@@ -330,3 +332,9 @@ def test_a_cancelled_script_in_javascript_ends() -> None:
     with pytest.raises(ToolError) as caught:
         run_code.run(ctx, {"language": "javascript", "code": "await new Promise((r) => setTimeout(r, 50000))"})
     assert caught.value.code == "E_CANCELLED"
+
+
+def test_the_tool_says_its_codes_of_its_own_calls_and_no_other_tool_does() -> None:
+    for code in ERRORS:
+        assert said(code, call_of(bundled=True))["code"] == code
+        assert said(code, call_of())["code"] == f"tool:{code}"
