@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from goondan.features import FEATURES
 from scripts.node_client import DECLARATIONS
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -41,6 +42,10 @@ class Output:
     head: str = ""
 
 
+def _is_there(feature: str) -> bool:
+    return any(row.name == feature for row in FEATURES)
+
+
 OUTPUTS: Final = (
     Output(
         "clients/node/wire.d.ts",
@@ -48,8 +53,7 @@ OUTPUTS: Final = (
             "frame": ("Frame",),
             "payloads": (
                 "AgentEvent",
-                "ApprovalDecided",
-                "ApprovalItem",
+                *(("ApprovalDecided", "ApprovalItem") if _is_there("approvals") else ()),
                 "Credit",
                 "ErrorPayload",
                 "Hello",

@@ -39,6 +39,7 @@ from goondan.kernel.bundle.rules.kinds import api_members
 from goondan.schemas.bundle.effective_config import LiveChanges
 from goondan.schemas.bundle.extensions import API_MEMBERS
 from goondan.schemas.bundle.launch import AgentSpec
+from goondan.schemas.wire import errors
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import AgentEvent, Frame, ToolResult
@@ -339,17 +340,19 @@ def waiting(noted: list[Any], begins_at: Collection[str], *, named: str = "park"
     return Feature
 
 
-def approving(tool: str, args: Any) -> GoondanError:
-    from goondan.features.approvals.wire import WAITS
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> GoondanError:
+    """The answer of the broker to a call that waits: its code is that of a feature."""
+    monkeypatch.setitem(errors._OF_FEATURES, "E_TEST_WAITS", errors.ErrorCode("", waits=True))
+    return GoondanError(error_payload("E_TEST_WAITS", "it waits"))
 
-    return GoondanError(error_payload(WAITS, "a person is asked"))
 
-
-@pytest.mark.feature("approvals")
-async def test_a_call_that_the_broker_lets_wait_is_known_to_the_part_that_makes_it_again(make: Make) -> None:
+async def test_a_call_that_the_broker_lets_wait_is_known_to_the_part_that_makes_it_again(
+    make: Make, waits: GoondanError
+) -> None:
     """The feature did not apply: the broker knew of a rule before the agent did."""
     noted: list[Any] = []
-    link = FakeLink(lambda tool, args: approving(tool, args) if tool == "bash__exec" else None)
+    link = FakeLink(lambda tool, args: waits if tool == "bash__exec" else None)
     model = FakeModel(wants(LS, ("c2", "notes__add", {})), says("done"))
     runner = make(link, model, [waiting(noted, {CALL_WAITS})])
     running = asyncio.ensure_future(runner.run(event_frame("e1", "go")))
@@ -380,10 +383,9 @@ async def test_a_frame_begins_the_part_that_needs_it_and_one_of_another_delivery
     await running
 
 
-@pytest.mark.feature("approvals")
-async def test_a_turn_is_given_back_when_a_part_parks_it(make: Make) -> None:
+async def test_a_turn_is_given_back_when_a_part_parks_it(make: Make, waits: GoondanError) -> None:
     noted: list[Any] = []
-    link = FakeLink(approving)
+    link = FakeLink(lambda tool, args: waits)
     runner = make(link, FakeModel(wants(LS)), [waiting(noted, ())], parts={"park": to_raw(None)})
     await runner.run(event_frame("e1", "go"))
     assert [frame.stage for frame in link.posted if frame.stage != "renew"] == ["park"]

@@ -220,6 +220,8 @@ HIDDEN: dict[str, tuple[str, str]] = {
         model("https://api.anthropic.com:443@evil.example/"),
         "refused",
     ),
+    "a token's server over plain http": (app("tokenUrl: 'http://evil.example/t'"), "refused"),
+    "a token's server with a user": (app("tokenUrl: 'https://a@evil.example/t'"), "refused"),
     "an endpoint with a backslash": (
         model("https://api.anthropic.com\\\\@evil.example/"),
         "refused",
@@ -301,8 +303,6 @@ TOKENS: dict[str, tuple[str, str]] = {
         f"https://evil.example, with your {SECRET}",
     ),
     "an issuer of tokens": (app("issuer: 'https://evil.example'"), "https://evil.example"),
-    "a token's server over plain http": (app("tokenUrl: 'http://evil.example/t'"), "refused"),
-    "a token's server with a user": (app("tokenUrl: 'https://a@evil.example/t'"), "refused"),
 }  # fmt: skip
 
 
