@@ -20,6 +20,7 @@ from goondan.schemas.wire.codec import encode, encode_value
 from goondan.schemas.wire.frames import Frame, ToolCallPayload
 from goondan.schemas.worker.receipts import Receipt
 from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
+from goondan.toolhost.calls.session import JailSession
 from goondan.toolhost.facts.host import find_bwrap, host_facts
 from goondan.toolhost.host import Host
 from goondan.toolhost.jails.write_exposures import WriteExposures
@@ -27,7 +28,6 @@ from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Ordinary
 from goondan.toolhost.serving.answers import Speaker
 from goondan.toolhost.serving.live import LiveSession
-from goondan.toolhost.sessions.session import JailSession
 
 #: What tests can have done on this machine, as root, too: they do everything themselves.
 POWERS = Ordinary()

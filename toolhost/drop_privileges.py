@@ -37,10 +37,10 @@ from goondan.toolhost.facts.host import STAGES, code_folders, gather, home
 from goondan.toolhost.launcher import syscalls
 from goondan.toolhost.launcher.request import AllowList, Enclosed
 from goondan.toolhost.policy.plan import enclosure_of, isolation, start_of
+from goondan.toolhost.policy.seccomp_program import host_program, program
 from goondan.toolhost.policy.subject import ARGS_FD, FILTER_FD, GUARDED_NAMES, JAIL_CODE, SYSTEM, TOP, HostFacts
 from goondan.toolhost.privileges.launcher_link import spawn
 from goondan.toolhost.privileges.powers import Ordinary, Powers, Rooted, Uids, beside, find_tree, hand_over
-from goondan.toolhost.seccomp.program import host_program, program
 
 #: The name of the account that an operator may make for our user number, so that programs show a name.
 _OUR_ACCOUNT: Final = "goondan"

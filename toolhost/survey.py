@@ -45,8 +45,8 @@ from goondan.schemas.worker.worker_frames import Call, Ended, Forked, LoadFailed
 from goondan.toolhost.drop_privileges import drop_privileges
 from goondan.toolhost.facts.host import landlock_abi
 from goondan.toolhost.jails.jail import OUTPUT_LIMIT, CallSandboxes, Jail, Visit
-from goondan.toolhost.limits import mechanisms
 from goondan.toolhost.policy.launch_plan import SERVER_CAPABILITIES as KEPT
+from goondan.toolhost.policy.limits import mechanisms
 from goondan.toolhost.policy.plan import MINIMUM_LANDLOCK, ROWS, has_namespaces
 from goondan.toolhost.policy.subject import JAIL_UID, HostFacts
 from goondan.toolhost.privileges.powers import Powers

@@ -1,7 +1,7 @@
 """Encodes and decodes frames, with the limits for hostile senders.
 
 `HEADS` says what a msgpack value's first byte means. Two walks use it: the one here counts and measures any value, that
-of toolhost/untrusted.py demands that a value is JSON.
+of toolhost/calls/untrusted.py demands that a value is JSON.
 
 The order of checks: first the size (nothing is parsed), then msgspec (which skips the payload without building it),
 then version and type. Every fault of the bytes becomes a FrameError, also the RecursionError (deep nesting) and the

@@ -18,8 +18,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from goondan.schemas.bundle.launch import Limits, SandboxSpec
+from goondan.toolhost.calls import machine
 from goondan.toolhost.jails.server_jail import ServerJail
-from goondan.toolhost.sessions import machine
 from tests.mcp_fixture import Asker, make_server, text
 from tests.toolhost_fixture import Bench, bench
 

@@ -14,8 +14,8 @@ from goondan.schemas.bundle.launch import ExportSpec, SandboxSpec
 from goondan.schemas.text.secret_values import granted_secrets
 from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.worker.worker_frames import Log, Result, WorkerError
+from goondan.toolhost.calls.untrusted import Violation
 from goondan.toolhost.jails.worker import LARGE, Granted
-from goondan.toolhost.untrusted import Violation
 from tests.toolhost_fixture import Bench, bench, make_tool
 
 KEY = "sk-live-Zq9xW7vT3bN8mK2pL5"

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from goondan.toolhost.launcher.operations import remove_groups
-from goondan.toolhost.limits import GroupPlan, Growth, InFlight
+from goondan.toolhost.policy.limits import GroupPlan, Growth, InFlight
 from goondan.toolhost.privileges.powers import beside, find_tree
 from goondan.toolhost.watch import procfs
 from goondan.toolhost.watch.keeper import Group
@@ -179,7 +179,7 @@ time.sleep(0.02)
 from goondan.toolhost.watch.keeper import Group
 from goondan.toolhost.launcher.operations import remove_groups
 from goondan.toolhost.privileges.powers import beside, find_tree
-from goondan.toolhost.limits import GroupPlan
+from goondan.toolhost.policy.limits import GroupPlan
 from goondan.toolhost.privileges.powers import Ordinary
 tree = find_tree(controllers=())
 assert tree.version == 2 and tree.cpuacct == f"{scope}/goondan.{os.getpid()}", tree

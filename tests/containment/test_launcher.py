@@ -24,7 +24,7 @@ from goondan.schemas.bundle.launch import Filesystem, Limits, SandboxSpec
 from goondan.schemas.system.users import DEFAULT
 from goondan.toolhost.launcher import staging, syscalls
 from goondan.toolhost.launcher.request import Launch, Stage
-from goondan.toolhost.limits import processes_of_a_namespace
+from goondan.toolhost.policy.limits import processes_of_a_namespace
 from goondan.toolhost.privileges import launcher_link
 from goondan.toolhost.privileges.powers import Uids, instance_uid
 from goondan.toolhost.watch.procfs import process_status

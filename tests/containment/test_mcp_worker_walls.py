@@ -19,8 +19,8 @@ import ctypes, errno, resource, signal, subprocess, threading
 from goondan.toolhost.inside.system import Filter
 from goondan.features.mcp.jail import template
 from goondan.toolhost.facts.host import machine
-from goondan.toolhost.seccomp.program import NUMBERS
-from goondan.toolhost.seccomp.program import template_program, worker_program
+from goondan.toolhost.policy.seccomp_program import NUMBERS
+from goondan.toolhost.policy.seccomp_program import template_program, worker_program
 
 first = os.getpid()
 prctl, PR_SET_PDEATHSIG = NUMBERS[machine()]["prctl"], 1

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from goondan.toolhost.limits import mechanisms
+from goondan.toolhost.policy.limits import mechanisms
 from tests.toolhost_fixture import bench, make_tool
 
 SOURCE = """

@@ -260,7 +260,7 @@ async def test_a_neighbour_in_the_jail_is_told_what_happened(
 ) -> None:
     """A limit of the whole jail ends all of its calls; a limit of one call leaves the others a moment to finish."""
     monkeypatch.setattr(
-        "goondan.toolhost.sessions.machine.SIBLING_GRACE_S", 60.0
+        "goondan.toolhost.calls.machine.SIBLING_GRACE_S", 60.0
     )  # a busy machine starts a jail in seconds
     source = SOURCE + (
         "\ndef slow(ctx, input):\n"

@@ -13,11 +13,9 @@ from msgspec import Raw
 from goondan.schemas.wire import questions
 from goondan.schemas.worker import worker_frames
 from goondan.schemas.worker.worker_frames import Result
-from goondan.toolhost import untrusted
-from goondan.toolhost.calls import asks, call_inputs, results
+from goondan.toolhost.calls import asks, call_inputs, machine, results, session, untrusted
 from goondan.toolhost.inside import running, wire, worker
 from goondan.toolhost.serving import sessions
-from goondan.toolhost.sessions import machine, session
 
 PAGE = (Path(__file__).parents[2] / "schemas" / "WORKER.md").read_text(encoding="utf-8")
 FRAMES = [*get_args(worker_frames.HostFrame), *get_args(worker_frames.WorkerFrame)]

@@ -9,9 +9,9 @@ import socket
 import msgspec
 
 from goondan.schemas.worker.worker_frames import Log, WorkerFrame
+from goondan.toolhost.calls.untrusted import Violation
 from goondan.toolhost.jails.worker import FrameStream, PrintedOutput
 from goondan.toolhost.socket_end import READ_BYTES
-from goondan.toolhost.untrusted import Violation
 
 
 def framed(text: str) -> bytes:

@@ -19,7 +19,7 @@ import pytest
 from goondan.kernel.import_path import NEEDED, folders
 from goondan.kernel.spawn import START, command
 from goondan.toolhost.facts.host import machine
-from goondan.toolhost.seccomp.program import relay_program
+from goondan.toolhost.policy.seccomp_program import relay_program
 from tests.kernel_fixture import Sandbox
 from tests.process.installed import BASE, VERSION, site_packages
 

@@ -35,13 +35,13 @@ from goondan.schemas.worker.worker_frames import (
     WorkerError,
     WorkerFrame,
 )
+from goondan.toolhost.calls.machine import Start
+from goondan.toolhost.calls.session import JailSession
+from goondan.toolhost.calls.untrusted import Channel, Violation
 from goondan.toolhost.facts.hiding import Hiding
 from goondan.toolhost.host import Host
-from goondan.toolhost.limits import Used
+from goondan.toolhost.policy.limits import Used
 from goondan.toolhost.serving.live import LiveSession
-from goondan.toolhost.sessions.machine import Start
-from goondan.toolhost.sessions.session import JailSession
-from goondan.toolhost.untrusted import Channel, Violation
 from goondan.toolhost.watch.jail_usage import JailUsage
 from goondan.toolhost.watch.keeper import Keeper
 from tests.toolhost_fixture import POWERS, bench, make_tool

@@ -364,7 +364,7 @@ async def test_the_tools_own_wall_clock_limit_counts_too(short_tmp: Path, workdi
 
 
 async def test_siblings_of_a_call_out_of_time(short_tmp: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goondan.toolhost.sessions.machine.SIBLING_GRACE_S", 1.0)
+    monkeypatch.setattr("goondan.toolhost.calls.machine.SIBLING_GRACE_S", 1.0)
     source = (
         "import os, time\n"
         "def nap(ctx, input): time.sleep(input['s']); return 'rested'\n"
@@ -391,7 +391,7 @@ async def test_siblings_of_a_call_out_of_time(short_tmp: Path, workdir: Path, mo
 
 
 async def test_cancelling(short_tmp: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goondan.toolhost.sessions.machine.CANCEL_GRACE_S", 0.3)
+    monkeypatch.setattr("goondan.toolhost.calls.machine.CANCEL_GRACE_S", 0.3)
     other = short_tmp / "other"
     other.mkdir()
     async with bench(tool(short_tmp)) as made:

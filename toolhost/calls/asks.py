@@ -56,7 +56,7 @@ from goondan.schemas.wire.questions import (
 )
 from goondan.schemas.worker.worker_frames import Answer, Ask, WorkerError
 from goondan.toolhost.calls.call_registry import Call
-from goondan.toolhost.untrusted import Violation, check_json
+from goondan.toolhost.calls.untrusted import Violation, check_json
 
 #: Questions that one call may ask in all, calls of tools excepted.
 MAX_ASKED: Final = 1000

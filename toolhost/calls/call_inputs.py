@@ -25,7 +25,7 @@ from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.wire.errors import tool_error
 from goondan.schemas.wire.frames import ToolError
 from goondan.toolhost.calls.call_registry import FairStore
-from goondan.toolhost.untrusted import Violation, check_json
+from goondan.toolhost.calls.untrusted import Violation, check_json
 
 if TYPE_CHECKING:
     from goondan.schemas.bundle.arguments import ArgumentChecker

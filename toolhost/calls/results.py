@@ -39,8 +39,8 @@ from goondan.schemas.wire.errors import CODES, cut_message, help_url, row_of, to
 from goondan.schemas.wire.frames import ErrorPayload, ToolError, ToolResult
 from goondan.schemas.worker.worker_frames import Result, WorkerError
 from goondan.toolhost.calls.call_registry import Call, FairStore
+from goondan.toolhost.calls.untrusted import Violation, check_json, output_limit
 from goondan.toolhost.traffic.messages import Denied
-from goondan.toolhost.untrusted import Violation, check_json, output_limit
 
 #: How long work may go on (seconds).
 PENDING_S: Final = 3600.0

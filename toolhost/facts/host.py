@@ -30,9 +30,9 @@ import goondan
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.grantable import within
 from goondan.toolhost.facts.hiding import with_hidden
+from goondan.toolhost.policy.seccomp_program import NUMBERS, Machine
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Powers
-from goondan.toolhost.seccomp.program import NUMBERS, Machine
 
 #: --bind-fd with read-only binds, --argv0 and sized tmpfs came with this version or before it. Older ones lack them.
 MINIMUM_BWRAP: Final = (0, 11)

@@ -40,15 +40,15 @@ from goondan.schemas.bundle.launch import ToolHostSpec, ToolSpec
 from goondan.schemas.system.directories import remove_tree
 from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.worker.worker_frames import WORKER_PROTOCOL, Ended, Exit, Fork, Forked, Init, Kill, WorkerFrame
+from goondan.toolhost.calls.untrusted import Violation
 from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.jails import worker
 from goondan.toolhost.jails.launch import Launched, launch
 from goondan.toolhost.jails.worker import Granted, Worker, WorkerOwner
-from goondan.toolhost.limits import Used, limit_error
+from goondan.toolhost.policy.limits import Used, limit_error
 from goondan.toolhost.policy.plan import has_namespaces, plan
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Powers
-from goondan.toolhost.untrusted import Violation
 from goondan.toolhost.watch import procfs
 from goondan.toolhost.watch.jail_usage import JailUsage
 from goondan.toolhost.watch.procfs import children, end_session, members, process_stat, process_status, signal_all

@@ -48,7 +48,7 @@ class Launched(Struct):
     output: int
     #: Keeps its limits.
     keeper: Keeper
-    #: Its place among others while processors are short (toolhost/limits.py).
+    #: Its place among others while processors are short (toolhost/policy/limits.py).
     niceness: int
     #: The process of bubblewrap outside of the jail.
     pid: int = 0
@@ -91,7 +91,7 @@ async def launch(
 ) -> Launched:
     """Start the jail of the plan that `make_plan` returns; it is called on another thread.
 
-    `niceness` is its place among others while processors are short (toolhost/limits.py). `wires`: None for a worker in
+    `niceness` is its place among others while processors are short (policy/limits.py). `wires`: None for a worker in
     the jail, which speaks over a socket of its own.
     Raises what `make_plan` raises, and GoondanError: E_SANDBOX_DENIED (the workdir moved), E_SANDBOX_UNAVAILABLE (no
     start).

@@ -20,8 +20,8 @@ from typing import Any, Final
 
 from goondan.schemas.worker.hosts import Network
 from goondan.toolhost.facts.host import machine
+from goondan.toolhost.policy.seccomp_program import relay_program
 from goondan.toolhost.privileges.launcher_link import LauncherLink, OwnPrograms
-from goondan.toolhost.seccomp.program import relay_program
 from goondan.toolhost.traffic import messages
 from goondan.toolhost.traffic.messages import Close, Denied, Failed, Open, Reached, Settle, Settled
 from goondan.toolhost.traffic.rules import Layout, Listener

@@ -41,12 +41,12 @@ from goondan.toolhost.facts.host import machine
 from goondan.toolhost.jails import worker
 from goondan.toolhost.jails.jail import Jail, JailOwner
 from goondan.toolhost.jails.launch import Launched, Wires, launch
-from goondan.toolhost.limits import Used
 from goondan.toolhost.policy.launch_plan import LaunchPlan
+from goondan.toolhost.policy.limits import Used
+from goondan.toolhost.policy.seccomp_program import template_program, worker_program
 from goondan.toolhost.policy.subject import Request
 from goondan.toolhost.privileges.launcher_link import OwnPrograms
 from goondan.toolhost.privileges.powers import Powers
-from goondan.toolhost.seccomp.program import template_program, worker_program
 from goondan.toolhost.traffic.rules import Layout
 from goondan.toolhost.watch.jail_usage import JailUsage
 from goondan.toolhost.watch.keeper import Keeper

@@ -29,8 +29,8 @@ from goondan.schemas.text.redaction import HIDDEN, Redactor
 from goondan.schemas.text.secret_values import in_texts
 from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.worker.worker_frames import HostFrame, Result, WorkerFrame
+from goondan.toolhost.calls.untrusted import Channel, Violation, check_json
 from goondan.toolhost.socket_end import READ_BYTES, SocketEnd
-from goondan.toolhost.untrusted import Channel, Violation, check_json
 
 #: Frames that are written together: each written alone would wake the worker once more (docs/design/wire.md section 6).
 BURST: Final = 8

@@ -42,7 +42,6 @@ from goondan.schemas.worker.grantable import within
 from goondan.schemas.worker.hosts import BadHost, read_network
 from goondan.schemas.worker.receipts import Tier, Wall, is_weaker
 from goondan.toolhost.launcher.request import Enclosure, Stage, Unmapped
-from goondan.toolhost.limits import group_plan, mechanisms, resource_limits
 from goondan.toolhost.policy import launch_plan, subject
 from goondan.toolhost.policy.launch_plan import (
     DEVICES,
@@ -58,6 +57,8 @@ from goondan.toolhost.policy.launch_plan import (
     program_of,
     ruleset,
 )
+from goondan.toolhost.policy.limits import group_plan, mechanisms, resource_limits
+from goondan.toolhost.policy.seccomp_program import program
 from goondan.toolhost.policy.subject import (
     HOME_BYTES,
     JAIL_CODE,
@@ -68,7 +69,6 @@ from goondan.toolhost.policy.subject import (
     Request,
     check_request,
 )
-from goondan.toolhost.seccomp.program import program
 from goondan.toolhost.traffic.rules import RESOLVER, Layout, lay_out
 
 

@@ -15,8 +15,8 @@ from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.grantable import runtime_place, uncovered, unreadable, unwritable, within, workspace_of
 from goondan.schemas.worker.receipts import STRONGEST, Tier
 from goondan.schemas.worker.worker_frames import WORKER_FD
-from goondan.toolhost.limits import Tree
-from goondan.toolhost.seccomp.program import Machine
+from goondan.toolhost.policy.limits import Tree
+from goondan.toolhost.policy.seccomp_program import Machine
 
 Kind = Literal["dir", "file"]
 #: Descriptors that jails/launch.py puts where the plan says. The worker's socket is WORKER_FD.

@@ -51,7 +51,7 @@ from goondan.toolhost.launcher.operations import (
 )
 from goondan.toolhost.launcher.places import let_owner_in, opened, write_text
 from goondan.toolhost.launcher.request import AllowList
-from goondan.toolhost.limits import Tree
+from goondan.toolhost.policy.limits import Tree
 from goondan.toolhost.privileges.launcher_link import LauncherLink, Offload, StartLauncher, spawn
 
 # --- user numbers -----------------------------------------------------------------------------------------------------

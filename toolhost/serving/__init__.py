@@ -1,4 +1,4 @@
-"""Jails with their calls: what toolhost/sessions decides is done here.
+"""Jails with their calls: what toolhost/calls decides is done here.
 
 `sessions.py` performs the decisions: with `starting.py`, which starts jails, `live.py`, which does what concerns one
 jail alone, and `servers.py`, which does it for MCP servers. `answers.py` brings calls to their one result,

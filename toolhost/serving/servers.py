@@ -1,6 +1,6 @@
 """The agents that are attached to MCP servers, and what they are told of them.
 
-The session of a server is held as long as somebody is attached (sessions/machine.py). This module knows who that is,
+The session of a server is held as long as somebody is attached (calls/machine.py). This module knows who that is,
 passes on what servers say has changed, and remembers of which servers agents have lost the session. A call to such a
 server fails until the agent attaches again: a new session knows nothing of the one before, and no call should begin one
 unnoticed.
@@ -30,12 +30,12 @@ from goondan.schemas.worker.servers import CONNECT_S, NewsKind, ServerListing, S
 from goondan.schemas.worker.tool_host_reports import ServerPhase, ServerState, WorkerNews
 from goondan.schemas.worker.worker_frames import List, LoginNeeded, News
 from goondan.toolhost.calls.call_registry import Call, Listing
+from goondan.toolhost.calls.machine import Action, Machine, Wait
 from goondan.toolhost.calls.results import completed
+from goondan.toolhost.calls.session import JailSession
+from goondan.toolhost.calls.untrusted import check_json
 from goondan.toolhost.serving.answers import Answers, Asking
 from goondan.toolhost.serving.live import LiveSession
-from goondan.toolhost.sessions.machine import Action, Machine, Wait
-from goondan.toolhost.sessions.session import JailSession
-from goondan.toolhost.untrusted import check_json
 
 #: Seconds between two pieces of the same news: a model is asked some times a minute.
 NEWS_S: Final = 0.25

@@ -40,22 +40,11 @@ from goondan.schemas.worker.worker_frames import (
     WorkerFrame,
 )
 from goondan.schemas.worker.worker_frames import Answer as AnswerFrame
+from goondan.toolhost.calls import machine
 from goondan.toolhost.calls.asks import ended as call_ended
 from goondan.toolhost.calls.call_inputs import MessageCache
 from goondan.toolhost.calls.call_registry import Call, Listing
-from goondan.toolhost.calls.results import PENDING_S, Work, own_error, refusal, shape, with_denial
-from goondan.toolhost.jails.jail import CallSandbox, Jail
-from goondan.toolhost.jails.network import Egress
-from goondan.toolhost.jails.server_jail import RemoteServer, ServerJail
-from goondan.toolhost.jails.worker import Worker
-from goondan.toolhost.limits import limit_error
-from goondan.toolhost.policy.subject import HostFacts
-from goondan.toolhost.serving.answers import Answers, Asking, too_much_pending
-from goondan.toolhost.serving.live import LiveSession, load_error, protocol_error, unavailable
-from goondan.toolhost.serving.servers import Owner, Servers
-from goondan.toolhost.serving.starting import CLOSE_S, JailStarter, why_not
-from goondan.toolhost.sessions import machine
-from goondan.toolhost.sessions.machine import (
+from goondan.toolhost.calls.machine import (
     LOAD_TIMEOUT_S,
     Action,
     Assign,
@@ -67,9 +56,20 @@ from goondan.toolhost.sessions.machine import (
     WaitForStop,
     Waiting,
 )
-from goondan.toolhost.sessions.session import MAX_PENDING_PER_JAIL, JailSession, key_of
+from goondan.toolhost.calls.results import PENDING_S, Work, own_error, refusal, shape, with_denial
+from goondan.toolhost.calls.session import MAX_PENDING_PER_JAIL, JailSession, key_of
+from goondan.toolhost.calls.untrusted import Violation
+from goondan.toolhost.jails.jail import CallSandbox, Jail
+from goondan.toolhost.jails.network import Egress
+from goondan.toolhost.jails.server_jail import RemoteServer, ServerJail
+from goondan.toolhost.jails.worker import Worker
+from goondan.toolhost.policy.limits import limit_error
+from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.serving.answers import Answers, Asking, too_much_pending
+from goondan.toolhost.serving.live import LiveSession, load_error, protocol_error, unavailable
+from goondan.toolhost.serving.servers import Owner, Servers
+from goondan.toolhost.serving.starting import CLOSE_S, JailStarter, why_not
 from goondan.toolhost.traffic.messages import Denied, Failed
-from goondan.toolhost.untrusted import Violation
 from goondan.toolhost.watch.jail_usage import JailUsage
 from goondan.toolhost.watch.watch import Watch
 

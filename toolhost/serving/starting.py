@@ -17,6 +17,8 @@ from goondan.schemas.bundle.launch import ServerSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import ErrorPayload
 from goondan.toolhost.calls.call_registry import Call
+from goondan.toolhost.calls.session import JailSession
+from goondan.toolhost.calls.untrusted import output_limit
 from goondan.toolhost.facts.folders import remove_placeholders
 from goondan.toolhost.facts.hiding import Hiding, as_it_is_now
 from goondan.toolhost.facts.request import look_up
@@ -40,9 +42,7 @@ from goondan.toolhost.policy.plan import forks, plan
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.serving.live import LiveSession
-from goondan.toolhost.sessions.session import JailSession
 from goondan.toolhost.traffic.rules import Layout
-from goondan.toolhost.untrusted import output_limit
 
 #: The system's message about a jail that did not start may name a long path; so many characters of it are kept.
 MAX_REASON: Final = 1000

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 from goondan.schemas.bundle.launch import Limits
-from goondan.toolhost.limits import (
+from goondan.toolhost.policy.limits import (
     MIB,
     NEAR,
     CpuMeter,

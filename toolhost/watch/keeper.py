@@ -16,7 +16,7 @@ from typing import Final
 
 from goondan.toolhost.launcher.operations import FREEZER_STATE
 from goondan.toolhost.launcher.places import write_text
-from goondan.toolhost.limits import ORDINARY, GroupPlan, Tree, weight_of
+from goondan.toolhost.policy.limits import ORDINARY, GroupPlan, Tree, weight_of
 from goondan.toolhost.privileges.powers import Powers, beside, read_text
 
 #: A counter of Linux gives one number of eight bytes.

@@ -29,7 +29,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from goondan.toolhost.launcher.places import status_numbers
-from goondan.toolhost.limits import InFlight
+from goondan.toolhost.policy.limits import InFlight
 from goondan.toolhost.policy.subject import JAIL_CODE
 
 #: Rounds of finding and killing. Each takes some milliseconds; a process that is stopped first starts no other one.

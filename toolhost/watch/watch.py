@@ -42,7 +42,7 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Final, NamedTuple
 
-from goondan.toolhost.limits import (
+from goondan.toolhost.policy.limits import (
     DISK_PART,
     MIB,
     Allowance,

@@ -38,7 +38,7 @@ from goondan.features.mcp.jail.protocol.results import Failure, error_of
 from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.worker.servers import GET_PROMPT, ServerAnswer, ServerQuestion, ServerTool
 from goondan.schemas.worker.worker_frames import Answer, Ask, Call, Progress, Result, WorkerError, WorkerFrame
-from goondan.toolhost.untrusted import Allowance
+from goondan.toolhost.calls.untrusted import Allowance
 
 #: How often a server may ask within one call before it is refused, and how many questions of one answer are asked.
 MAX_ROUNDS: Final = 10

@@ -44,7 +44,7 @@ from goondan.features.mcp.jail.protocol import bounds
 from goondan.features.mcp.jail.protocol.bounds import NOT_REACHED, UNASKED_BURST, UNASKED_PER_S, Excess
 from goondan.features.mcp.jail.protocol.results import Failure, error_of
 from goondan.schemas.system.authorities import tls_context
-from goondan.toolhost.untrusted import Allowance
+from goondan.toolhost.calls.untrusted import Allowance
 
 #: What is sent for one connection.
 REQUEST: Final = b"connect"

@@ -57,9 +57,9 @@ from goondan.schemas.worker.worker_frames import (
     WorkerError,
     WorkerFrame,
 )
+from goondan.toolhost.calls.untrusted import Allowance
 from goondan.toolhost.inside.wire import Frames, framed
 from goondan.toolhost.socket_end import SocketEnd
-from goondan.toolhost.untrusted import Allowance
 
 #: Lines of the log at once and per second after that; what is over is dropped and counted. The host ends a worker that
 #: sends 20,000 and 2,000.

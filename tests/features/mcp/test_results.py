@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from goondan.features.mcp.jail.protocol import results
 from goondan.features.mcp.jail.protocol.results import TooLarge, call_output, error_text, packed
-from goondan.toolhost.untrusted import check_json
+from goondan.toolhost.calls.untrusted import check_json
 from tests.features.mcp.test_lines import json_values
 
 

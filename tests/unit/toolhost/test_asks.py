@@ -33,8 +33,8 @@ from goondan.toolhost.calls.asks import (
     value_of,
 )
 from goondan.toolhost.calls.call_registry import Call
+from goondan.toolhost.calls.untrusted import Violation
 from goondan.toolhost.inside import runtime
-from goondan.toolhost.untrusted import Violation
 from tests.unit.toolhost.test_calls import call
 
 NOW, AT = 100.0, "2026-01-01T00:00:00.000Z"

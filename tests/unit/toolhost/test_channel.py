@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from goondan.schemas.worker.worker_frames import Log, Progress, Ready, Result, WorkerError, WorkerFrame
-from goondan.toolhost.untrusted import (
+from goondan.toolhost.calls.untrusted import (
     FRAME_SLACK,
     MAX_ELEMENTS,
     MAX_OUTPUT_DEPTH,

@@ -10,8 +10,8 @@ import asyncio
 import pytest
 
 from goondan.schemas.bundle.launch import ToolHostSpec
+from goondan.toolhost.calls.machine import Start
 from goondan.toolhost.host import Host
-from goondan.toolhost.sessions.machine import Start
 from tests.toolhost_fixture import POWERS
 from tests.unit.toolhost.test_calls import call
 

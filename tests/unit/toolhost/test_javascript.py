@@ -8,8 +8,8 @@ from msgspec.structs import replace
 from goondan.schemas.bundle.launch import JavaScriptRuntime, Limits, ToolSpec
 from goondan.schemas.wire.errors import GoondanError
 from goondan.toolhost.jails.worker import last_line
-from goondan.toolhost.limits import Tree, lacks_memory, resource_limits
 from goondan.toolhost.policy.launch_plan import command, limits_data, runtime_of
+from goondan.toolhost.policy.limits import Tree, lacks_memory, resource_limits
 
 NODE = JavaScriptRuntime(name="node", program="/n/node", version="22.20.0")
 BUN = JavaScriptRuntime(name="bun", program="/b/bun", version="1.4.5")

@@ -12,11 +12,11 @@ from msgspec.structs import replace
 
 from goondan.schemas.bundle.launch import Limits, SandboxSpec
 from goondan.schemas.wire.errors import GoondanError
-from goondan.toolhost.limits import GroupPlan, Tree
 from goondan.toolhost.policy.launch_plan import DEVICES, RUN, LaunchPlan, for_file
+from goondan.toolhost.policy.limits import GroupPlan, Tree
 from goondan.toolhost.policy.plan import plan, walls_full
+from goondan.toolhost.policy.seccomp_program import program
 from goondan.toolhost.policy.subject import HostFacts, HostPath, Request
-from goondan.toolhost.seccomp.program import program
 from tests.unit.toolhost.test_policy import HOST, TOOL
 from tests.unit.toolhost.test_reduced import LOW, REQUEST
 

@@ -1,4 +1,4 @@
-"""When a limit is reached, and what keeps it: the pure half of toolhost/limits."""
+"""When a limit is reached, and what keeps it: the pure half of the limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from goondan.schemas.bundle.launch import Limits
 from goondan.schemas.worker.worker_frames import WorkerError
-from goondan.toolhost.limits import (
+from goondan.toolhost.policy.limits import (
     KEPT_S,
     MIB,
     MOVED_S,

@@ -13,8 +13,8 @@ from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.worker.grantable import within
 from goondan.toolhost.policy.launch_plan import LIST, READ, RUN, WRITE, CallWalls, LaunchPlan, call_walls, for_file
 from goondan.toolhost.policy.plan import plan
+from goondan.toolhost.policy.seccomp_program import program
 from goondan.toolhost.policy.subject import GUARDED_NAMES, HostFacts, HostPath, Request, guard_candidates
-from goondan.toolhost.seccomp.program import program
 
 HOST = HostFacts(
     bwrap="/opt/bwrap",

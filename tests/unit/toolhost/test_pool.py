@@ -10,8 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from goondan.schemas.bundle.launch import SandboxSpec
 from goondan.toolhost.calls.call_registry import Call
-from goondan.toolhost.policy.launch_plan import MAX_CALLS
-from goondan.toolhost.sessions.machine import (
+from goondan.toolhost.calls.machine import (
     LEFT_PART,
     Assign,
     End,
@@ -19,13 +18,14 @@ from goondan.toolhost.sessions.machine import (
     PoolAction,
     Start,
 )
-from goondan.toolhost.sessions.session import (
+from goondan.toolhost.calls.session import (
     MAX_CALLS_PER_JAIL,
     MAX_PENDING_PER_JAIL,
     JailSession,
     Key,
     key_of,
 )
+from goondan.toolhost.policy.launch_plan import MAX_CALLS
 from tests.unit.toolhost.test_calls import call
 
 

@@ -6,10 +6,10 @@ import msgspec
 
 from goondan.schemas.bundle.launch import ToolSpec
 from goondan.schemas.worker.receipts import Receipt
-from goondan.toolhost.limits import Used
+from goondan.toolhost.calls.session import LONG_S, LOOK_S, JailReceipts
+from goondan.toolhost.policy.limits import Used
 from goondan.toolhost.policy.plan import plan
 from goondan.toolhost.policy.subject import Request
-from goondan.toolhost.sessions.session import LONG_S, LOOK_S, JailReceipts
 from tests.unit.toolhost.test_policy import HOST
 
 PLAN = plan(Request(tool=ToolSpec(name="t", entry="/b/t/h.py", root="/b/t", exports=[])), HOST)

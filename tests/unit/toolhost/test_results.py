@@ -22,7 +22,7 @@ from goondan.toolhost.calls.call_inputs import (
     SentMessages,
 )
 from goondan.toolhost.calls.results import MAX_HANDLE, error_result, refusal, shape
-from goondan.toolhost.untrusted import Violation, output_limit
+from goondan.toolhost.calls.untrusted import Violation, output_limit
 
 pack, unpack = msgspec.msgpack.encode, msgspec.msgpack.decode
 RECEIPT = Raw(pack("told"))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.toolhost.seccomp.program import ARCHITECTURES, NUMBERS, RET_KILL_PROCESS, Machine, program
-from goondan.toolhost.seccomp.rules import ALLOWED, NO_ATTRIBUTES, REFUSED, rules
+from goondan.toolhost.policy.seccomp_program import ARCHITECTURES, NUMBERS, RET_KILL_PROCESS, Machine, program
+from goondan.toolhost.policy.seccomp_rules import ALLOWED, NO_ATTRIBUTES, REFUSED, rules
 from tests.unit.toolhost.bpf_machine import load, run, verdict
 
 MACHINES: tuple[Machine, ...] = ("x86_64", "aarch64")

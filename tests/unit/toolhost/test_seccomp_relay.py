@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from goondan.toolhost.seccomp.program import ARCHITECTURES, NUMBERS, Machine, relay_program
+from goondan.toolhost.policy.seccomp_program import ARCHITECTURES, NUMBERS, Machine, relay_program
 from tests.unit.toolhost.bpf_machine import load, run, verdict
 
 MACHINES: tuple[Machine, ...] = ("x86_64", "aarch64")

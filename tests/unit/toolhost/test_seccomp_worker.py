@@ -10,7 +10,7 @@ import pytest
 
 from goondan.toolhost.launcher.program import _check_program
 from goondan.toolhost.launcher.request import AllowList, NotAllowed, Run
-from goondan.toolhost.seccomp.program import ARCHITECTURES, NUMBERS, Machine, template_program, worker_program
+from goondan.toolhost.policy.seccomp_program import ARCHITECTURES, NUMBERS, Machine, template_program, worker_program
 from tests.unit.toolhost.bpf_machine import load, run, verdict
 
 MACHINES: tuple[Machine, ...] = ("x86_64", "aarch64")

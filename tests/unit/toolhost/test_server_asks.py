@@ -14,8 +14,8 @@ from goondan.schemas.wire.frames import Frame
 from goondan.schemas.wire.questions import MAX_OPEN
 from goondan.schemas.worker.worker_frames import Answer, Ask
 from goondan.toolhost.calls.asks import MAX_SERVER_ASK
+from goondan.toolhost.calls.untrusted import Violation
 from goondan.toolhost.serving.answers import Asking
-from goondan.toolhost.untrusted import Violation
 
 
 class Bus:

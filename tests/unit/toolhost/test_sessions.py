@@ -16,10 +16,9 @@ from msgspec.structs import replace
 from goondan.schemas.bundle.launch import SandboxSpec
 from goondan.schemas.wire.errors import tool_error
 from goondan.schemas.worker.worker_frames import Result
+from goondan.toolhost.calls import machine
 from goondan.toolhost.calls.call_registry import Call
-from goondan.toolhost.calls.results import Promise, Work
-from goondan.toolhost.sessions import machine
-from goondan.toolhost.sessions.machine import (
+from goondan.toolhost.calls.machine import (
     CANCEL_GRACE_S,
     MAX_MADE,
     SIBLING_GRACE_S,
@@ -29,8 +28,9 @@ from goondan.toolhost.sessions.machine import (
     Machine,
     Start,
 )
-from goondan.toolhost.sessions.session import JailSession, key_of
-from goondan.toolhost.untrusted import Violation
+from goondan.toolhost.calls.results import Promise, Work
+from goondan.toolhost.calls.session import JailSession, key_of
+from goondan.toolhost.calls.untrusted import Violation
 from tests.unit.toolhost.test_calls import call
 from tests.unit.toolhost.test_pool import calls_without_a_place
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from goondan.toolhost.calls.untrusted import MAX_OUTPUT_DEPTH, check_json
 from goondan.toolhost.inside import wire
-from goondan.toolhost.untrusted import MAX_OUTPUT_DEPTH, check_json
 
 encode, decode = msgspec.msgpack.encode, msgspec.msgpack.decode
 scalars = (

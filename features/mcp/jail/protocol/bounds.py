@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from goondan.schemas.text.visible import BLANKS, IGNORABLE, is_needed
-from goondan.toolhost.untrusted import Allowance
+from goondan.toolhost.calls.untrusted import Allowance
 
 #: Levels of maps and arrays in one value. The host lets 60 through; the maps around a value need the rest.
 MAX_DEPTH: Final = 56

@@ -22,9 +22,9 @@ import pytest_asyncio
 from msgspec.structs import replace
 
 from goondan.schemas.bundle.launch import Filesystem, SandboxSpec, ServerSpec, ToolSpec
+from goondan.toolhost.calls import machine
 from goondan.toolhost.jails.server_jail import RemoteServer, ServerJail
 from goondan.toolhost.serving.live import LiveSession
-from goondan.toolhost.sessions import machine
 from goondan.toolhost.watch.procfs import process_status
 from tests.mcp_fixture import Asker, make_server, text
 from tests.toolhost_fixture import Bench, bench

@@ -1,8 +1,8 @@
 """From rules to a classic BPF program, as `bwrap --seccomp FD` and `prctl(PR_SET_SECCOMP)` take it, with the numbers of
 the calls.
 
-The numbers of two machines are here, of the calls that rules.py names, and of the two that tests ask for because they
-must stay out. They are the kernel's, which never change.
+The numbers of two machines are here, of the calls that seccomp_rules.py names, and of the two that tests ask for: they
+must stay out. The numbers are the kernel's, which never change.
 
 The program finds the rule of a call by bisecting the call numbers, so that its length does not matter much: some nine
 comparisons. For calls whose rule has no condition the kernel remembers the verdict and does not run it at all.
@@ -17,7 +17,7 @@ import struct
 from functools import lru_cache
 from typing import Final, Literal, NamedTuple
 
-from goondan.toolhost.seccomp.rules import (
+from goondan.toolhost.policy.seccomp_rules import (
     ALLOW,
     ENOSYS,
     Rule,

@@ -50,9 +50,9 @@ from goondan.schemas.worker.worker_frames import Result
 from goondan.toolhost.calls.asks import may_ask
 from goondan.toolhost.calls.call_registry import Call, Listing
 from goondan.toolhost.calls.results import Work
+from goondan.toolhost.calls.session import MAX_CALLS_PER_JAIL, JailSession, Key, agent_of
+from goondan.toolhost.calls.untrusted import Violation
 from goondan.toolhost.policy.launch_plan import MAX_CALLS
-from goondan.toolhost.sessions.session import MAX_CALLS_PER_JAIL, JailSession, Key, agent_of
-from goondan.toolhost.untrusted import Violation
 
 #: A root that has sessions in use leaves one session in so many to others. It leaves none of fewer sessions than that.
 LEFT_PART: Final = 8

@@ -27,8 +27,8 @@ from goondan.schemas.wire.frames import ToolError
 from goondan.schemas.worker.receipts import CallReceipt, JailReceipt
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.results import Work
-from goondan.toolhost.limits import Used
 from goondan.toolhost.policy.launch_plan import LaunchPlan
+from goondan.toolhost.policy.limits import Used
 
 #: Calls in one jail at a time. More calls wait in the host, where cancelling them costs nothing.
 MAX_CALLS_PER_JAIL: Final = 64

@@ -1,6 +1,0 @@
-"""Decides about sessions: each is one jail and the calls in it, from the first that needs it until its last process is
-gone. Pure.
-
-`session.py` is one of them, and says what a call's jail was; `machine.py` has all, and decides what follows from what
-has happened. toolhost/serving does what is decided.
-"""
