@@ -42,9 +42,8 @@ from goondan.features.approvals.wire import (
     decide,
     policies_of,
 )
-from goondan.kernel.broker.routing.acting import outer_call
 from goondan.kernel.broker.routing.calls import refuse_call
-from goondan.kernel.broker.state.bus import MAX_ID, Core
+from goondan.kernel.broker.state.bus import MAX_ID, Core, outer_call
 from goondan.kernel.broker.state.entities import AGENTS, Call, Connection, Event
 from goondan.kernel.broker.state.parts import SHORT_BYTES, UTF8_BYTES, OfCalls, Part, Take
 from goondan.kernel.broker.state.workdirs import Workdir

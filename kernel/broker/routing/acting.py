@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from goondan.kernel.broker.state.bus import MAX_ID, RETRY_AFTER_MS, Bus
-from goondan.kernel.broker.state.entities import TOOLS, Actor, Call, Connection, Event, Instance
+from goondan.kernel.broker.state.bus import MAX_ID, Bus, overloaded
+from goondan.kernel.broker.state.entities import TOOLS, Actor, Connection, Event, Instance
 from goondan.kernel.broker.state.presence import agent_address
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.launch import KernelPlan, ToolSpec
-from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import OPERATOR, Frame, Source
 from goondan.schemas.wire.spans import call_span, is_span_id, is_trace_id, trace_id_of
 
@@ -61,10 +61,10 @@ class Actors:
             return Actor(connection.sender, connection.address, source, connection.session)
         if frame.call_id is None:
             if frame.reply_to is not None:
-                raise GoondanError(error_payload("E_FORBIDDEN", "a tool host asks in the name of an open call only"))
+                raise fail("E_FORBIDDEN", "a tool host asks in the name of an open call only")
             root = frame.root_event
             if root is not None and not 0 < len(root) <= MAX_ID:
-                raise GoondanError(error_payload("E_FRAME_INVALID", f"rootEvent has 1 to {MAX_ID} characters"))
+                raise fail("E_FRAME_INVALID", f"rootEvent has 1 to {MAX_ID} characters")
             session = connection.session if root is None else self._mailbox.session_of(root)
             return Actor(connection.sender, connection.address, Source("tool", connection.address), session, root)
         return self._of_call(connection, frame.call_id)
@@ -72,28 +72,13 @@ class Actors:
     def _of_call(self, connection: Connection, call_id: str) -> Actor:
         call = self._calls.get(call_id)
         if call is None or call.host is None:
-            message = "no such call is open here"
-            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+            raise overloaded("no such call is open here")
         if call.host is not connection:
-            raise GoondanError(error_payload("E_FORBIDDEN", "the call runs in another tool host"))
+            raise fail("E_FORBIDDEN", "the call runs in another tool host")
         instance = call.event.instance
         if not _may_ask(self._tools.get(call.tool or ""), instance.agent):
-            message = f"{str(call.tool)[:100]!r} was not granted the permission 'agents'"
-            raise GoondanError(error_payload("E_FORBIDDEN", message))
+            raise fail("E_FORBIDDEN", f"{str(call.tool)[:100]!r} was not granted the permission 'agents'")
         return _of_turn(agent_address(instance.agent, instance.key), instance, call.event, call_id)
-
-
-def outer_call(bus: Bus, event: Event, within: str) -> Call:
-    """The call that makes another one: it is open in the same turn, and its tool may make calls. Raises GoondanError:
-    E_FORBIDDEN, or E_OVERLOADED while its agent may be about to send it again.
-    """
-    call = bus.calls.get(within)
-    if call is None and bus.now < bus.calls.back_by:
-        message = "the call that makes this one is not open here"
-        raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
-    if call is None or call.event is not event or not bus.calls.may_make_calls(call.tool):
-        raise fail("E_FORBIDDEN", "`within` names no open call of this turn that may make calls")
-    return call
 
 
 def _of_turn(sender: str, instance: Instance, turn: Event | None, call_id: str | None = None) -> Actor:
@@ -130,4 +115,4 @@ def trace_of(actor: Actor, frame: Frame, born: float) -> tuple[str, str | None]:
 
 
 def _invalid(message: str) -> GoondanError:
-    return GoondanError(error_payload("E_FRAME_INVALID", message))
+    return fail("E_FRAME_INVALID", message)

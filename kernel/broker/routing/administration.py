@@ -14,7 +14,7 @@ from goondan.kernel.broker.state.bus import Bus
 from goondan.kernel.broker.state.entities import AGENTS, CLASSES, CLIENTS, TOOLS, Connection
 from goondan.kernel.broker.state.parts import Op, Part, Take
 from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import Frame
 
 #: At most so many peers of one class are in one answer, because it must fit in one frame.
@@ -37,14 +37,13 @@ class Administration(Part):
         asked = from_raw(frame.payload, dict)
         name = asked.get("op")
         if not isinstance(name, str):
-            raise GoondanError(error_payload("E_FRAME_INVALID", "admin names its `op`, a text"))
+            raise fail("E_FRAME_INVALID", "admin names its `op`, a text")
         op = self._ops.get(name)
         if op is None or not (op.for_all or connection.claims.operator):
             for_all, of_operators = (
                 _named(op for op in self._ops.values() if op.for_all is everybody) for everybody in (True, False)
             )
-            message = f"admin knows the ops {for_all} and, for operators, {of_operators}"
-            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+            raise fail("E_FRAME_INVALID", f"admin knows the ops {for_all} and, for operators, {of_operators}")
         op.handler(connection, frame, asked, now)
 
     def _stats(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:

@@ -22,23 +22,31 @@ Source: docs/design/delivery.md section 6; docs/design/wire.md section 4; docs/d
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
-from goondan.kernel.broker.routing.acting import outer_call
-from goondan.kernel.broker.routing.cancels import Cancels
-from goondan.kernel.broker.state.bus import CREDIT, CREDIT_SLACK, MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus, Clocks
+from goondan.kernel.broker.state.bus import (
+    CREDIT,
+    CREDIT_SLACK,
+    MAX_ID,
+    RETURN_S,
+    Bus,
+    Clocks,
+    outer_call,
+    overloaded,
+)
 from goondan.kernel.broker.state.entities import AGENTS, TOOLS, Call, Connection, Event, Instance
-from goondan.kernel.broker.state.parts import CallHooks, OfHosts, Part, Take
+from goondan.kernel.broker.state.parts import OfCalls, OfHosts, Part, Take, hooks_of
 from goondan.kernel.broker.state.shares import describe_shortage
 from goondan.kernel.broker.state.workdirs import Workdir, check_opened
 from goondan.schemas.bundle.address import SEPARATOR, is_name
 from goondan.schemas.bundle.effective_config import server_of
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import encode_value, to_raw
-from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import Blob, ErrorPayload, Frame, Source
 
 
@@ -73,11 +81,14 @@ _LOST: Final = ""
 class ToolCalls(Part, OfHosts):
     """The part of the broker that passes on tool calls."""
 
-    def __init__(self, bus: Bus, cancels: Cancels, hooks: CallHooks) -> None:
+    def __init__(self, bus: Bus, call_ended: Callable[[Event, str], None], parts: Sequence[object]) -> None:
         self._bus = bus
-        self._hooks = hooks
-        self._admits = hooks.admits
-        self._cancels = cancels
+        self._admits = hooks_of(parts, OfCalls, OfCalls.admits)
+        self._opens = hooks_of(parts, OfCalls, OfCalls.opens)
+        self._stored = hooks_of(parts, OfCalls, OfCalls.stored)
+        self._overs = hooks_of(parts, OfCalls, OfCalls.over)
+        self._keeps = hooks_of(parts, OfCalls, OfCalls.keeps)
+        self._call_ended = call_ended
         self._calls = bus.calls
         self._get = bus.calls.get
         self._out = bus.out
@@ -100,7 +111,7 @@ class ToolCalls(Part, OfHosts):
         instance = connection.instance
         event = instance.leased if instance is not None else None
         if event is None or instance is None or event.id != frame.event_id or instance.epoch != frame.epoch:
-            raise GoondanError(error_payload("E_LEASE_LOST", "a call needs the lease of its event"))
+            raise fail("E_LEASE_LOST", "a call needs the lease of its event")
         if frame.tool not in connection.allowed and server_of(frame.tool, connection.servers) is None:
             raise _forbidden(instance, frame)
         if frame.workdir is not None:
@@ -119,7 +130,7 @@ class ToolCalls(Part, OfHosts):
         if call is None:
             call = self._open(event, call_id, frame, now)
         elif call.event is not event:
-            raise GoondanError(error_payload("E_FORBIDDEN", "the callId is in use"))
+            raise fail("E_FORBIDDEN", "the callId is in use")
         else:
             call.frame_id = frame.id  # the process that waits now may be another one than the first
         frame.from_ = instance.agent
@@ -147,12 +158,11 @@ class ToolCalls(Part, OfHosts):
     def _open(self, event: Event, call_id: str | None, frame: Frame, now: float) -> Call:
         """Open a call: a new one, or one whose result was sent and lost on the way."""
         if not call_id or not is_name(call_id, MAX_ID):
-            message = f"a call needs a callId of 1 to {MAX_ID} visible characters"
-            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+            raise fail("E_FRAME_INVALID", f"a call needs a callId of 1 to {MAX_ID} visible characters")
         if event.work.open_calls > _MAX_OPEN:
             raise self._not_now()
         call = Call(call_id, event, frame.id, frame.tool, frame.deadline_ms, now)
-        for opens in self._hooks.opens:
+        for opens in self._opens:
             opens(call, frame, now)
         call.deadline_ms = frame.deadline_ms  # a part may have shortened it
         if frame.blob is not None:
@@ -172,14 +182,14 @@ class ToolCalls(Part, OfHosts):
         return call
 
     def _over(self, event: Event, call_id: str) -> None:
-        for over in self._hooks.over:
+        for over in self._overs:
             over(event, call_id)
 
     def _may_forget(self, event: Event, call_id: str) -> bool:
         """Whether an ended call may be forgotten."""
         if self._get(call_id) is not None:
             return False
-        for keeps in self._hooks.keeps:  # noqa: SIM110 - no generator for each call
+        for keeps in self._keeps:  # noqa: SIM110 - no generator for each call
             if keeps(event, call_id):
                 return False
         return True
@@ -198,13 +208,13 @@ class ToolCalls(Part, OfHosts):
             self._bus.note_refusal(event.root, shortage.quota, what)
             self._bus.counters["overloaded"] += 1
             message = describe_shortage(shortage, event.root, what, blob.size, pool.capacity)
-            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+            raise overloaded(message)
         call.large = blob.size
         pool.take(event.session, event.root, blob.size)
 
     def _not_now(self) -> GoondanError:
         self._bus.counters["overloaded"] += 1
-        return GoondanError(error_payload("E_OVERLOADED", "too many calls are open", retry_after_ms=RETRY_AFTER_MS))
+        return overloaded("too many calls are open")
 
     def _may_have_run(self, call: Call, had: str | None, host: Connection) -> bool:
         """Whether a host other than `host` could have had the call. `had` is the host that is known to have had it."""
@@ -227,7 +237,7 @@ class ToolCalls(Part, OfHosts):
         if call.large:
             self._calls.forget_large(call)
         if work.requests:
-            self._cancels.call_ended(event, call.id)
+            self._call_ended(event, call.id)
         if call.asks:
             self._over(event, call.id)
         instance = event.instance
@@ -294,7 +304,7 @@ class ToolCalls(Part, OfHosts):
         """The agent has stored results: its host need not keep them."""
         event = instance.leased
         if event is not None and frame.calls:
-            for stored in self._hooks.stored:
+            for stored in self._stored:
                 stored(event, frame.calls)
             for call_id in frame.calls:
                 if self._may_forget(event, call_id):
@@ -306,7 +316,7 @@ class ToolCalls(Part, OfHosts):
 
     def host_here(self, connection: Connection) -> None:
         """A tool host was welcomed: with its first connection, with another one, or as the successor of a lost host."""
-        for call in self._calls.open_elsewhere(connection):
+        for call in self._calls.given_to(connection.address, lambda host: host is not connection):
             if call.host is not None and call.host.incarnation == connection.incarnation:
                 self._ask_again(call)
             else:
@@ -342,12 +352,12 @@ class ToolCalls(Part, OfHosts):
     def host_lost(self, host: Connection, now: float) -> None:
         """A tool host is gone: the outcome of its calls is unknown."""
         self.host_unreachable(host)
-        for call in self._calls.of_host(host):
+        for call in self._calls.given_to(host.address, lambda one: one is host):
             self._outcome_unknown(call)
 
     def host_ended(self, address: str, launch: int, now: float) -> None:
         """The supervisor saw a tool host end. Its connection may be unknown here."""
-        for call in self._calls.of_launch(address, launch):
+        for call in self._calls.given_to(address, lambda host: host.claims.launch <= launch):
             self._outcome_unknown(call)
         self._assigned.release_all(address, lambda host: host.claims.launch <= launch)
 
@@ -369,7 +379,7 @@ class ToolCalls(Part, OfHosts):
     def fail(self, call: Call, code: str, message: str) -> None:
         """End a call with an error result of the broker. An agent that is away is told when it asks again."""
         self._calls.remove(call)
-        self._cancels.call_ended(call.event, call.id)
+        self._call_ended(call.event, call.id)
         if call.asks:
             self._over(call.event, call.id)
         target = call.event.instance.conn
@@ -385,7 +395,7 @@ class ToolCalls(Part, OfHosts):
             call = self._calls.get(call_id)
             if call is not None:
                 self._calls.remove(call)
-                self._cancels.call_ended(event, call_id)
+                self._call_ended(event, call_id)
                 if call.host is not None:
                     self._bus.send(call.host, _cancel(event.instance, call_id))
 
@@ -404,9 +414,9 @@ def _cancel(instance: Instance, call_id: str) -> Frame:
 
 def _forbidden(instance: Instance, frame: Frame) -> GoondanError:
     if frame.workdir is not None:
-        return GoondanError(error_payload("E_FORBIDDEN", "an agent may not name a workdir"))
+        return fail("E_FORBIDDEN", "an agent may not name a workdir")
     message = f"the declaration of {instance.agent!r} does not allow {str(frame.tool)[:100]!r}"
-    return GoondanError(error_payload("E_FORBIDDEN", message))
+    return fail("E_FORBIDDEN", message)
 
 
 class ToolAsks(Part):
@@ -434,10 +444,9 @@ class ToolAsks(Part):
         if call is None or call.host is None:
             raise _later("no such call is open here")
         if call.host is not connection:
-            raise GoondanError(error_payload("E_FORBIDDEN", "the call runs in another tool host"))
+            raise fail("E_FORBIDDEN", "the call runs in another tool host")
         if (call.tool or "").partition(SEPARATOR)[0] not in self._may:
-            message = f"{str(call.tool)[:100]!r} may ask nothing of the agent that calls it"
-            raise GoondanError(error_payload("E_FORBIDDEN", message))
+            raise fail("E_FORBIDDEN", f"{str(call.tool)[:100]!r} may ask nothing of the agent that calls it")
         event = call.event
         instance = event.instance
         if instance.leased is not event or instance.conn is None:
@@ -474,4 +483,4 @@ def _without_claims(frame: Frame) -> None:
 
 
 def _later(message: str) -> GoondanError:
-    return GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+    return overloaded(message)

@@ -20,18 +20,19 @@ Source: docs/design/delivery.md section 9.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from goondan.kernel.broker.routing.cancels import Cancels
 from goondan.kernel.broker.routing.directory import Directory
+from goondan.kernel.broker.routing.ends import Cancels
 from goondan.kernel.broker.routing.processes import Processes
 from goondan.kernel.broker.state import records
-from goondan.kernel.broker.state.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus
+from goondan.kernel.broker.state.bus import MAX_ID, RETURN_S, Bus, overloaded
 from goondan.kernel.broker.state.entities import TOOLS, Connection, Event, Instance
-from goondan.kernel.broker.state.parts import InstanceHooks, OfHosts, Op, Part, Record
+from goondan.kernel.broker.state.parts import OfHosts, OfInstances, Op, Part, Record, hooks_of
 from goondan.kernel.broker.state.records import Item
 from goondan.schemas.bundle.address import instance_workdir, is_instance_key, is_resource_name
 from goondan.schemas.wire.codec import from_raw, to_raw
@@ -111,14 +112,14 @@ class Deletions(Part, OfHosts):
         processes: Processes,
         directory: Directory,
         folders: Folders,
-        hooks: InstanceHooks,
+        parts: Sequence[object],
     ) -> None:
         self._bus = bus
         self._cancels = cancels
         self._processes = processes
         self._directory = directory
         self._folders = folders
-        self._hooks = hooks
+        self._forgets = hooks_of(parts, OfInstances, OfInstances.forget)
         self._active: dict[tuple[str, str], Deletion] = {}
         self.ops = (Op("instance.delete", self.ask),)
         #: Records of an earlier broker, until the whole journal was read.
@@ -147,8 +148,7 @@ class Deletions(Part, OfHosts):
         if not isinstance(agent, str) or not (is_resource_name(agent) or agent == OPERATOR_AGENT):
             raise fail("E_AGENT_NOT_FOUND", f"{str(agent)[:100]!r} is no agent's name")
         if not isinstance(key, str) or not is_instance_key(key):
-            message = f"instanceKey must be 1 to {MAX_ID} visible characters"
-            raise fail("E_FRAME_INVALID", message)
+            raise fail("E_FRAME_INVALID", f"instanceKey must be 1 to {MAX_ID} visible characters")
         deletion = self._active.get((agent, key))
         if deletion is None:
             if self._bus.closing:
@@ -156,12 +156,10 @@ class Deletions(Part, OfHosts):
             if self._told_again(connection, frame, agent, key):
                 return
             if now - self._bus.started_ms / 1000 < RETURN_S:  # its process may not be back yet
-                message = "the broker has just started and may not know it yet"
-                raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+                raise overloaded("the broker has just started and may not know it yet")
             deletion = self._begin(agent, key, force, now)
         elif len(deletion.askers) >= MAX_ASKERS:
-            message = "too many ask for the end of this instance"
-            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+            raise overloaded("too many ask for the end of this instance")
         deletion.force = deletion.force or force
         again = [at for at, (_, frame_id) in enumerate(deletion.askers) if frame_id == frame.id]
         if again:  # its link came back over another connection
@@ -353,7 +351,7 @@ class Deletions(Part, OfHosts):
 
     def _forget_kept(self, agent: str, key: str) -> None:
         """Have parts forget what they keep of an instance."""
-        for forget in self._hooks.forget:
+        for forget in self._forgets:
             forget(agent, key)
 
     def _step(self, instance: Instance) -> None:

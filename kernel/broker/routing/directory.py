@@ -15,15 +15,15 @@ Source: docs/design/wire.md section 4; docs/design/delivery.md section 5; requir
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
 
 from goondan.kernel.broker.routing.acting import Actors
-from goondan.kernel.broker.routing.processes import Processes, spawn_failure
-from goondan.kernel.broker.state.bus import MAX_ID, RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.routing.processes import spawn_failure
+from goondan.kernel.broker.state.bus import MAX_ID, Bus, overloaded
 from goondan.kernel.broker.state.entities import (
     AGENTS,
     TOOLS,
@@ -32,7 +32,6 @@ from goondan.kernel.broker.state.entities import (
     Instance,
     PendingSpawn,
     Spawned,
-    SpawnRecord,
 )
 from goondan.kernel.broker.state.parts import LISTS_BYTES, Part, Record, Take, fitting
 from goondan.kernel.broker.state.records import InstanceSpawned, Item, Write
@@ -42,7 +41,7 @@ from goondan.schemas.bundle.address import is_instance_key
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.control import Exited, Inventory, Ready, SpawnFailed
-from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import (
     NO_PAYLOAD,
     OPERATOR_AGENT,
@@ -67,10 +66,11 @@ MAX_WAITING: Final = 256
 class Directory(Part):
     """Knows the instances that were spawned, and those who wait for their processes."""
 
-    def __init__(self, bus: Bus, actors: Actors, processes: Processes) -> None:
+    def __init__(self, bus: Bus, actors: Actors, want: Callable[[Instance, float], None]) -> None:
+        """`want` asks for the process of an instance (Processes)."""
         self._bus = bus
         self._actors = actors
-        self._processes = processes
+        self._want = want
         #: Spawned instances, the oldest first.
         self._spawned: dict[Instance, None] = {}
         #: Instances for whose process somebody may still wait.
@@ -150,15 +150,13 @@ class Directory(Part):
             known = ", ".join(sorted(name for name in self._bus.plan.agents if name != OPERATOR_AGENT))[:500]
             raise fail("E_AGENT_NOT_FOUND", f"no agent {target[:100]!r}; there are: {known}")
         if not is_instance_key(key):
-            message = f"instanceKey must be 1 to {MAX_ID} visible characters"
-            raise fail("E_FRAME_INVALID", message)
+            raise fail("E_FRAME_INVALID", f"instanceKey must be 1 to {MAX_ID} visible characters")
         if self._bus.closing:
-            raise GoondanError(error_payload("E_OVERLOADED", "the kernel is stopping", retry_after_ms=1000))
+            raise overloaded("the kernel is stopping", 1000)
         cwd = _workdir(actor, me, frame, self._bus.plan.spawn_workdirs)
         instance = self._bus.mailbox.instances.get((target, key))
         if instance is not None and instance.deleting:
-            message = f"{instance.address} is being deleted"
-            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+            raise overloaded(f"{instance.address} is being deleted")
         by = (actor.sender, frame.id)
         if instance is not None and by in instance.spawns:
             instance.spawns[by].conn = connection  # a repeat, perhaps over another connection
@@ -171,8 +169,7 @@ class Directory(Part):
         if instance is not None and (instance.wanted or instance.spawned is not None or instance.conn is not None):
             _same_workdir(instance, cwd)
             if len(instance.spawns) >= MAX_WAITING:
-                message = f"too many wait for {instance.address}"
-                raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+                raise overloaded(f"too many wait for {instance.address}")
         if instance is None or instance.spawned is None:
             self._make_room(me)
         instance = self._bus.instance(target, key, now)
@@ -181,7 +178,7 @@ class Directory(Part):
         record = instance.spawned
         if record is None:
             instance.spawned = Spawned(me.agent, me.key, now, cwd, by)
-            item = self._bus.ledger.spawned(self._record(instance, instance.spawned))
+            item = self._bus.ledger.spawned(instance, instance.spawned)
         else:
             instance.spawned = Spawned(record.owner_agent, record.owner_key, record.created, record.cwd, by)
             item = Item(())
@@ -198,7 +195,7 @@ class Directory(Part):
     def _journaled(self, instance: Instance, kept: bool) -> None:
         """The journal knows who spawned this instance: its process may be started."""
         if instance.spawns:
-            self._processes.want(instance, self._bus.now)
+            self._want(instance, self._bus.now)
 
     # --- results of spawns
 
@@ -248,12 +245,12 @@ class Directory(Part):
         if instance in self._spawned:
             del self._spawned[instance]
             instance.spawned = None
-            writes += self._bus.ledger.spawned(SpawnRecord(instance.agent, instance.key, gone=True)).writes
+            writes += self._bus.ledger.spawned(instance, None).writes
         for other in [other for other in self._spawned if _owner(other) == (instance.agent, instance.key)]:
             record = other.spawned
             if record is not None:
                 other.spawned = replace(record, owner_agent="", owner_key="")
-                writes += self._bus.ledger.spawned(self._record(other, other.spawned)).writes
+                writes += self._bus.ledger.spawned(other, other.spawned).writes
         return Item(writes)
 
     def tick(self, now: float) -> None:
@@ -280,8 +277,7 @@ class Directory(Part):
                 raise fail("E_AGENT_SPAWN_FAILED", message, suggestion="Wait until some of them have ended.")
             del self._spawned[idle]
             idle.spawned = None
-            gone = self._bus.ledger.spawned(SpawnRecord(idle.agent, idle.key, gone=True))
-            self._bus.stage(gone)
+            self._bus.stage(self._bus.ledger.spawned(idle, None))
             self._bus.mailbox.forget_idle(idle)
 
     def _entry(self, instance: Instance, record: Spawned | None) -> ListedAgent:
@@ -294,12 +290,6 @@ class Directory(Part):
             created_at=rfc3339(self._bus.booted_at + created),
             cwd=None if record is None else _path(record),
         )
-
-    def _record(self, instance: Instance, spawned: Spawned) -> SpawnRecord:
-        """The record of a spawned instance, which a later broker reads."""
-        owner, cwd = (spawned.owner_agent, spawned.owner_key), spawned.cwd
-        record = SpawnRecord(instance.agent, instance.key, *owner, self._bus.booted_at + spawned.created)
-        return record if cwd is None else replace(record, cwd=cwd.path, beneath=cwd.beneath)
 
     def _told(self, connection: Connection, frame_id: str, instance: Instance, *, spawned: bool) -> None:
         cwd = None if instance.spawned is None else _path(instance.spawned)

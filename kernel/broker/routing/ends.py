@@ -1,4 +1,4 @@
-"""Ends of events: the journal writes the end with its answer, then whoever asked is told. Pure.
+"""Ends of events: the journal writes the end with its answer, then whoever asked is told. Cancels. Pure.
 
 Rules.
 - The holder of an event ends it. The broker ends it instead at its deadline, when its agent cannot take it, and after
@@ -11,21 +11,30 @@ Rules.
   sender may use, so a repeat is never a second answer.
 - Such a request reserves room for an ordinary answer from the beginning (mailbox.py). A larger answer needs room within
   the shares when it comes. Otherwise an error replaces it: one turn could else ask for more than all may hold.
+- A cancel is journaled. A queued event ends as cancelled through the journal, like any other end. Until the journal
+  has this end, the event is not handed over.
+- A leased event is ended by its holder. The holder is told (`tool.cancel` with the event's id and epoch), again at its
+  next hello, and answers `failed`. If it is lost or gives the event back, the event ends like a queued one.
+- Requests to other agents that the turn waits for are cancelled with it. Requests that it sent without waiting go on.
+- The requests of a handler are cancelled when its call has ended, however it ended: nobody waits for them any more.
+- Who has asked for a cancel is told when the event has ended. A repeated question gets the same answer.
+- A broker that has just started does not know yet which events exist and who holds them, so it tells the asker to ask
+  again. A holder may come back even later with an event that has ended here meanwhile: it is told to end it, too.
 
-Source: docs/design/delivery.md sections 2, 5 and 7; requirement AGENTS-16.
+Source: docs/design/delivery.md sections 2, 5 and 7; PROTOCOL.md "Cancelling"; requirement AGENTS-16.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from msgspec import Raw
 
 from goondan.kernel.broker.state.blobs import Receiver, size_of
-from goondan.kernel.broker.state.bus import Bus
+from goondan.kernel.broker.state.bus import RETURN_S, Bus, overloaded
 from goondan.kernel.broker.state.entities import (
     AGENTS,
     CLIENTS,
@@ -40,13 +49,13 @@ from goondan.kernel.broker.state.entities import (
     size_in_memory,
 )
 from goondan.kernel.broker.state.mailbox import Contents, Due
-from goondan.kernel.broker.state.parts import EventHooks, Part, Take
+from goondan.kernel.broker.state.parts import OfEvents, Op, Part, Take, fitting, hooks_of
 from goondan.kernel.broker.state.presence import agent_address
 from goondan.kernel.broker.state.records import Finished, Item, event_digest, event_subject
 from goondan.kernel.broker.state.records import decode as decode_record
 from goondan.schemas.wire.codec import encode_value, to_raw
-from goondan.schemas.wire.errors import GoondanError, error_payload
-from goondan.schemas.wire.frames import AgentEvent, Answer, Blob, ErrorPayload, Frame, Source
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.frames import AgentEvent, Answer, Blob, ErrorPayload, Frame, Lease, Source
 from goondan.schemas.wire.questions import ANSWER_SUFFIX
 
 #: There is no wall clock here, and nobody needs one: the event's own times are in its trace.
@@ -156,9 +165,9 @@ def waiting_news(instance: Instance, contents: Contents) -> list[Frame]:
 class Ends:
     """Stages the ends of events."""
 
-    def __init__(self, bus: Bus, finished: Callable[[Finish, bool], None], hooks: EventHooks) -> None:
+    def __init__(self, bus: Bus, finished: Callable[[Finish, bool], None], parts: Sequence[object]) -> None:
         """`finished` acts on an end when the journal has it (events.py)."""
-        self._follows = hooks.follows
+        self._follows = hooks_of(parts, OfEvents, OfEvents.follows)
         self._bus = bus
         self._mailbox = bus.mailbox
         self._ledger = bus.ledger
@@ -326,3 +335,134 @@ class Answering(Part):
         self._mailbox.arrived(answer_id, at="agent")
         self._mailbox.answer_read(answer_id)
         return True
+
+
+#: Questions that may wait for the end of one event. More are refused with E_OVERLOADED.
+MAX_ASKERS: Final = 64
+#: At most so many events of an instance are in one answer, because it must fit in one frame.
+MAX_LISTED: Final = 1000
+
+
+class Cancels(Part):
+    """The part of the broker that cancels events."""
+
+    def __init__(self, bus: Bus, ends: Ends) -> None:
+        self._bus = bus
+        self._mailbox = bus.mailbox
+        self._ends = ends
+        #: Frames to answer when an event has ended: (connection, frame id).
+        self._asked: dict[Event, list[tuple[Connection, str]]] = {}
+        self.ops = (Op("cancel", self.ask, for_all=True), Op("events", self.list_events))
+
+    # --- questions of clients
+
+    def ask(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
+        """`{op: "cancel", eventId}`: answered when the event has ended."""
+        event_id = asked.get("eventId")
+        if not isinstance(event_id, str):
+            raise fail("E_FRAME_INVALID", "admin cancel needs an eventId")
+        event = self._mailbox.events.get(event_id)
+        ended = self._bus.archive.find_ended(event_subject(event_id)) if event is None else None
+        if ended is not None:
+            self._reply(connection, frame.id, event_id, ended.state)
+            return
+        if event is None or (event.state == "accepted" and event.instance.conn is None):
+            self._expect_more(now)
+        if event is None or not _may_cancel(connection, event):
+            raise fail("E_EVENT_NOT_FOUND", f"no event {event_id[:100]!r} waits or is worked on")
+        if event.finished:
+            self._reply(connection, frame.id, event.id, event.state)
+            return
+        waiting = self._asked.setdefault(event, [])
+        for at, (_, frame_id) in enumerate(waiting):
+            if frame_id == frame.id:  # its link came back over another connection
+                waiting[at] = connection, frame_id
+                return
+        if len(waiting) >= MAX_ASKERS:
+            raise overloaded("too many ask for the end of this event")
+        waiting.append((connection, frame.id))
+        self._bus.counters["cancels"] += 1
+        self.cancel(event)
+
+    def list_events(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
+        """`{op: "events", agent, instanceKey}`: the event that the instance works on, then its queue in order."""
+        agent, key = asked.get("agent"), asked.get("instanceKey")
+        if not isinstance(agent, str) or agent not in self._bus.plan.agents or not isinstance(key, str):
+            raise fail("E_AGENT_NOT_FOUND", f"no agent {str(agent)[:100]!r}")
+        instance = self._mailbox.instances.get((agent, key))
+        if instance is None:
+            self._expect_more(now)
+        events = [] if instance is None else [instance.leased] * (instance.leased is not None) + [*instance.queue]
+        listed = fitting({"eventId": e.id, "state": e.state} for e in events[:MAX_LISTED] if e is not None)
+        body = {"events": listed, "more": len(events) - len(listed)}
+        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+
+    def _expect_more(self, now: float) -> None:
+        """Raises GoondanError E_OVERLOADED, which links answer by asking again, while the broker is new."""
+        if now - self._bus.started_ms / 1000 < RETURN_S:
+            raise overloaded("the broker has just started and may not know it yet")
+
+    # --- what becomes of events
+
+    def cancel(self, event: Event) -> None:
+        """End this event, and the requests that its turn waits for."""
+        if not event.ending and not event.cancelled:
+            self._bus.stage(self._bus.ledger.cancel_wished(event))
+        event.cancelled = True
+        if event.instance.leased is event:
+            self._tell_holder(event.instance)
+        else:
+            self.end_queued(event)
+        self._cancel_requests(event)
+
+    def end_queued(self, event: Event) -> None:
+        """Stage the end of a cancelled event that nobody holds."""
+        if not event.ending:
+            self._mailbox.contents.recall(event)
+            error = error_payload("E_CANCELLED", "the event was cancelled before its turn began or was over")
+            answer = deleted_answer(event) if event.instance.deleting else failure_answer(event, error)
+            self._ends.stage(event, "cancelled", answer, None)
+
+    def holder_here(self, instance: Instance, connection: Connection, leases: list[Lease]) -> None:
+        """An agent said hello with its leases: tell it of cancels that it may not have heard of."""
+        for lease in leases:
+            event = self._mailbox.events.get(lease.event_id)
+            if event is not None and event.instance is instance and event.cancelled:
+                self._bus.send(connection, Frame("tool.cancel", event_id=event.id, epoch=lease.epoch))
+
+    def ending(self, event: Event) -> None:
+        """The event ends, in whatever way. Requests that its turn made before it heard of the cancel end with it."""
+        if event.cancelled:
+            self._cancel_requests(event)
+
+    def call_ended(self, event: Event, call_id: str) -> None:
+        """A call of this turn has ended: cancel the requests of its handler that are still open."""
+        for request in list(event.work.requests):
+            if request.call_id == call_id and not request.cancelled:
+                self.cancel(request)
+
+    def ended(self, event: Event) -> None:
+        """The event has ended: tell everybody who asked."""
+        for connection, frame_id in self._asked.pop(event, ()):
+            self._reply(connection, frame_id, event.id, event.state)
+
+    def _cancel_requests(self, event: Event) -> None:
+        for request in list(event.work.requests):
+            if not request.cancelled:
+                self.cancel(request)
+
+    def _tell_holder(self, instance: Instance) -> None:
+        event = instance.leased
+        if event is not None and instance.conn is not None:
+            self._bus.send(instance.conn, Frame("tool.cancel", event_id=event.id, epoch=instance.epoch))
+
+    def _reply(self, connection: Connection, frame_id: str, event_id: str, state: str) -> None:
+        body = {"eventId": event_id, "state": state}
+        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
+
+
+def _may_cancel(connection: Connection, event: Event) -> bool:
+    """An operator may cancel every event. Any other client may cancel events that came from such clients."""
+    if connection.claims.operator:
+        return True
+    return event.sender == connection.sender and event.source is not None and event.source.name != "operator"

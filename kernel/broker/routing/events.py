@@ -12,19 +12,18 @@ Source: docs/design/delivery.md sections 2, 5 and 7.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from goondan.kernel.broker.routing.calls import ToolCalls
-from goondan.kernel.broker.routing.cancels import Cancels
-from goondan.kernel.broker.routing.ends import Answering, Ends, QuietPeers, deleted_answer, news, waiting_news
+from goondan.kernel.broker.routing.ends import Answering, Cancels, Ends, QuietPeers, deleted_answer, news, waiting_news
 from goondan.kernel.broker.routing.processes import Processes
 from goondan.kernel.broker.state.bus import Bus, left_ms
 from goondan.kernel.broker.state.entities import AGENTS, Connection, Event, Finish, Instance, State
 from goondan.kernel.broker.state.mailbox import LEASE_S
-from goondan.kernel.broker.state.parts import EventHooks, Part, Take
+from goondan.kernel.broker.state.parts import OfEvents, Part, Take, hooks_of
 from goondan.kernel.broker.state.records import INSTANCE_DIGEST_BYTES, event_subject, instance_digest
-from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import Frame, Hello
 
 #: Longest cause of a dead letter (characters): a person reads it, and the journal keeps it.
@@ -44,7 +43,7 @@ class Events(Part):
         processes: Processes,
         quiet: QuietPeers,
         tool_calls: ToolCalls,
-        hooks: EventHooks,
+        parts: Sequence[object],
     ) -> None:
         self._bus = bus
         self._answering = answering
@@ -52,9 +51,10 @@ class Events(Part):
         self._ends = ends
         self._processes = processes
         self._quiet = quiet
-        self._hooks = hooks
+        self._leased = hooks_of(parts, OfEvents, OfEvents.leased)
+        self._handed = hooks_of(parts, OfEvents, OfEvents.handed)
         self._tool_calls = tool_calls
-        bus.mailbox.on_left = hooks.left
+        bus.mailbox.on_left = hooks_of(parts, OfEvents, OfEvents.left)
         self._mailbox = bus.mailbox
         self.takes = (Take((AGENTS,), "ack", self.agent_ack),)
         #: Handlers for the states that an agent can report about its event.
@@ -126,7 +126,7 @@ class Events(Part):
         self._left(event)
 
     def _left(self, event: Event) -> None:
-        for left in self._hooks.left:
+        for left in self._mailbox.on_left:
             left(event, ended=True)
 
     def _refuse(self, event: Event) -> None:
@@ -199,12 +199,12 @@ class Events(Part):
             in_reply_to=event.in_reply_to,
             asynchronous=event.in_reply_to is not None,
         )
-        for leased in self._hooks.leased:
+        for leased in self._leased:
             leased(event, frame)
         instance.place_s = 0.0  # the place stays with the instance while it has events
         self._bus.send(connection, frame)
         self._quiet.watch(connection)
-        for handed in self._hooks.handed:
+        for handed in self._handed:
             handed(event)
         for told in waiting_news(instance, self._mailbox.contents):
             self._bus.send(connection, told)
@@ -228,7 +228,7 @@ class Events(Part):
             instance.queue.remove(event)
             instance.queue.appendleft(event)
             self._mailbox.lease(event, now)
-            for leased in self._hooks.leased:
+            for leased in self._leased:
                 leased(event, None)
             instance.epoch = lease.epoch
 
@@ -249,11 +249,10 @@ class Events(Part):
             return
         event = self._mailbox.events.get(event_id)
         if event is None or instance.leased is not event or frame.epoch != instance.epoch:
-            message = f"event {event_id[:100]!r} is not held under epoch {frame.epoch}"
-            raise GoondanError(error_payload("E_LEASE_LOST", message))
+            raise fail("E_LEASE_LOST", f"event {event_id[:100]!r} is not held under epoch {frame.epoch}")
         heard = self._stages.get(frame.stage or "")
         if heard is None:
-            raise GoondanError(error_payload("E_FRAME_INVALID", f"no ack stage {str(frame.stage)[:40]!r}"))
+            raise fail("E_FRAME_INVALID", f"no ack stage {str(frame.stage)[:40]!r}")
         heard(connection, event, frame, now)
 
     def _renewed(self, connection: Connection, event: Event, frame: Frame, now: float) -> None:

@@ -14,7 +14,7 @@ Source: docs/design/delivery.md sections 2, 5 and 7.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -22,16 +22,24 @@ from msgspec import Raw
 
 from goondan.kernel.broker.routing.acting import Actors, trace_of
 from goondan.kernel.broker.routing.ends import Answering
-from goondan.kernel.broker.state.bus import MAX_CORRELATION, MAX_ID, REQUEUED_SUFFIX, RETRY_AFTER_MS, Bus, Clocks
+from goondan.kernel.broker.state.bus import (
+    MAX_CORRELATION,
+    MAX_ID,
+    REQUEUED_SUFFIX,
+    RETRY_AFTER_MS,
+    Bus,
+    Clocks,
+    overloaded,
+)
 from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, TOOLS, Actor, Connection, Content, Event, Instance
 from goondan.kernel.broker.state.mailbox import MAX_LATE, MAX_QUEUED
-from goondan.kernel.broker.state.parts import EventHooks, Part, Take
+from goondan.kernel.broker.state.parts import OfEvents, Part, Take, hooks_of
 from goondan.kernel.broker.state.records import Finished, event_digest, event_subject
 from goondan.kernel.broker.state.records import decode as decode_record
 from goondan.kernel.broker.state.shares import describe_shortage
 from goondan.kernel.broker.state.workdirs import passed_on
 from goondan.schemas.bundle.address import MAX_PATH_BYTES, is_given_id, is_instance_key, is_name, is_path
-from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import OPERATOR_AGENT, ErrorPayload, Frame, ReplyTo
 from goondan.schemas.wire.questions import ANSWER_SUFFIX
 
@@ -57,7 +65,7 @@ class Intake(Part):
         actors: Actors,
         answering: Answering,
         clocks: Clocks,
-        hooks: EventHooks,
+        parts: Sequence[object],
     ) -> None:
         """`accepted` acts on an event when the journal has it (events.py)."""
         self._bus = bus
@@ -65,7 +73,7 @@ class Intake(Part):
         self._actors = actors
         self._answering = answering
         self._clocks = clocks
-        self._hooks = hooks
+        self._accepts = hooks_of(parts, OfEvents, OfEvents.accepts)
         self._mailbox = bus.mailbox
         self._ledger = bus.ledger
         self.takes = (
@@ -86,16 +94,13 @@ class Intake(Part):
     def _event(self, connection: Connection, actor: Actor, instance: Instance, frame: Frame, now: float) -> None:
         event_id = frame.event_id
         if not event_id or not is_name(event_id, MAX_ID):
-            message = f"an event needs an eventId of 1 to {MAX_ID} visible characters"
-            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+            raise fail("E_FRAME_INVALID", f"an event needs an eventId of 1 to {MAX_ID} visible characters")
         if connection.cls == CLIENTS and not is_given_id(event_id, MAX_ID):
-            raise GoondanError(error_payload("E_FRAME_INVALID", _BAD_ID, suggestion="Choose another id, as 1a2b-3."))
+            raise fail("E_FRAME_INVALID", _BAD_ID, suggestion="Choose another id, as 1a2b-3.")
         if event_id.endswith(REQUEUED_SUFFIX):
-            message = f"event ids that end with {REQUEUED_SUFFIX!r} are the broker's own"
-            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+            raise fail("E_FRAME_INVALID", f"event ids that end with {REQUEUED_SUFFIX!r} are the broker's own")
         if event_id.endswith(ANSWER_SUFFIX):
-            message = f"an eventId does not end with {ANSWER_SUFFIX}: answers have such ids"
-            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+            raise fail("E_FRAME_INVALID", f"an eventId does not end with {ANSWER_SUFFIX}: answers have such ids")
         _check_kept(frame)
         said = _said(frame) if connection.cls == CLIENTS else frame.digest
         digest = event_digest(instance.agent, instance.key, actor.sender, said)
@@ -140,7 +145,7 @@ class Intake(Part):
             asynchronous=_is_asynchronous(actor, frame),
         )
         self._admit(connection, actor, event, now)
-        for accepts in self._hooks.accepts:
+        for accepts in self._accepts:
             accepts(event, actor)
         if event.asking is not None:
             event.asking.work.requests[event] = None
@@ -163,24 +168,23 @@ class Intake(Part):
         agents, operator = self._bus.plan.agents, connection.claims.operator
         if agent not in agents or (agent == OPERATOR_AGENT and not operator):
             known = ", ".join(sorted(name for name in agents if name != OPERATOR_AGENT))[:500]
-            raise GoondanError(error_payload("E_AGENT_NOT_FOUND", f"no agent {agent[:100]!r}; there are: {known}"))
+            raise fail("E_AGENT_NOT_FOUND", f"no agent {agent[:100]!r}; there are: {known}")
         if not is_instance_key(key):
-            message = f"instanceKey must be 1 to {MAX_ID} visible characters"
-            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+            raise fail("E_FRAME_INVALID", f"instanceKey must be 1 to {MAX_ID} visible characters")
         if frame.workdir is not None and not operator:
-            raise GoondanError(error_payload("E_FORBIDDEN", "only an operator may name a workdir"))
+            raise fail("E_FORBIDDEN", "only an operator may name a workdir")
         auth = 0 if frame.auth is None else len(memoryview(frame.auth))
         if frame.workdir is not None and not is_path(frame.workdir):
             message = f"a workdir is an absolute path of at most {MAX_PATH_BYTES} bytes, none of them zero"
-            raise GoondanError(error_payload("E_FRAME_INVALID", message))
+            raise fail("E_FRAME_INVALID", message)
         if auth > MAX_AUTH:
-            raise GoondanError(error_payload("E_FRAME_INVALID", f"auth has at most {MAX_AUTH} bytes"))
+            raise fail("E_FRAME_INVALID", f"auth has at most {MAX_AUTH} bytes")
         if self._bus.closing:
             if self._comes_too_late(connection, frame.event_id or ""):
                 message = "the kernel is stopping; the message was not accepted"
                 suggestion = "Start the kernel again with `gdn run` or `gdn run --detach`, then send it again."
-                raise GoondanError(error_payload("E_KERNEL_NOT_RUNNING", message, suggestion=suggestion))
-            raise GoondanError(error_payload("E_OVERLOADED", "the kernel is stopping", retry_after_ms=1000))
+                raise fail("E_KERNEL_NOT_RUNNING", message, suggestion=suggestion)
+            raise overloaded("the kernel is stopping", 1000)
         return self._bus.instance(agent, key, now)
 
     def _comes_too_late(self, connection: Connection, event_id: str) -> bool:
@@ -218,7 +222,7 @@ class Intake(Part):
         retry_ms = RETRY_AFTER_MS
         if ordered:
             retry_ms = connection.refuse(target, event.id, now, retry_ms)
-        raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=retry_ms))
+        raise overloaded(message, retry_ms)
 
     def _hopeless(self, actor: Actor, event: Event) -> ErrorPayload | None:
         """Why a new event would be refused however often it is sent; None when it would not. Requests without waiting
@@ -307,8 +311,7 @@ class Intake(Part):
             kept = self._bus.archive.find_answer(event_subject(event_id))
             record = None if kept is None else decode_record(kept)
             if not isinstance(record, Finished):
-                message = f"event {event_id[:100]!r} was answered, and its answer is no longer kept"
-                raise GoondanError(error_payload("E_ANSWER_GONE", message))
+                raise fail("E_ANSWER_GONE", f"event {event_id[:100]!r} was answered, and its answer is no longer kept")
             event.work.answer, event.work.answer_blob = record.answer, record.blob
         self._bus.ack(connection, frame.id, event)
         self._answering.send(event)
@@ -325,11 +328,10 @@ class Intake(Part):
             return None
         chain = _longer(actor.turn, actor.instance)
         if target.address in chain or len(chain) > MAX_CHAIN:
-            raise GoondanError(error_payload("E_AGENT_CYCLE", f"{' -> '.join(chain)} -> {target.address}"))
+            raise fail("E_AGENT_CYCLE", f"{' -> '.join(chain)} -> {target.address}")
         # Two chains without a circle can still wait for each other.
         if self._waits_for(target, actor.instance):
-            message = f"{target.address} waits for {actor.instance.address} already"
-            raise GoondanError(error_payload("E_AGENT_CYCLE", message))
+            raise fail("E_AGENT_CYCLE", f"{target.address} waits for {actor.instance.address} already")
         return chain
 
     def _waits_for(self, one: Instance, other: Instance) -> bool:
@@ -358,9 +360,9 @@ def _check_kept(frame: Frame) -> None:
         is_name(reply_to.correlation_id, MAX_CORRELATION) and is_name(reply_to.target, MAX_ID)
     ):
         message = f"replyTo has a correlationId of 1 to {MAX_CORRELATION} visible characters, and a target of {MAX_ID}"
-        raise GoondanError(error_payload("E_FRAME_INVALID", message))
+        raise fail("E_FRAME_INVALID", message)
     if frame.trace_id is not None and len(frame.trace_id) > MAX_ID:
-        raise GoondanError(error_payload("E_FRAME_INVALID", f"traceId has at most {MAX_ID} characters"))
+        raise fail("E_FRAME_INVALID", f"traceId has at most {MAX_ID} characters")
 
 
 def _said(frame: Frame) -> str | None:
@@ -397,7 +399,7 @@ def _is_asynchronous(actor: Actor, frame: Frame) -> bool:
 
 def _id_in_use() -> GoondanError:
     message = "the event id is in use for another sender, another instance or another content"
-    return GoondanError(error_payload("E_FRAME_INVALID", message))
+    return fail("E_FRAME_INVALID", message)
 
 
 def _longer(turn: Event | None, instance: Instance) -> list[str]:

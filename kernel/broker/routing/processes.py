@@ -14,17 +14,14 @@ Source: docs/design/processes.md sections 4 and 5; docs/design/delivery.md secti
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from typing import Final
+from typing import Final, Literal
 
-from goondan.kernel.broker.routing.calls import ToolCalls
-from goondan.kernel.broker.routing.cancels import Cancels
-from goondan.kernel.broker.routing.ends import Ends
 from goondan.kernel.broker.state.bus import Bus, principal_of
 from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, TOOLS, Connection, Event, Instance
 from goondan.kernel.broker.state.mailbox import MAX_ATTEMPTS
-from goondan.kernel.broker.state.parts import HostHooks, Part
+from goondan.kernel.broker.state.parts import OfHosts, Part, hooks_of
 from goondan.kernel.broker.state.presence import agent_address
 from goondan.kernel.broker.state.shares import Claim
 from goondan.schemas.wire.control import (
@@ -37,7 +34,6 @@ from goondan.schemas.wire.control import (
     RestartUndone,
     Retire,
     SpawnFailed,
-    ToBroker,
     Wanted,
 )
 
@@ -57,12 +53,25 @@ STARTING_S: Final = 1.0
 class Processes(Part):
     """The part of the broker that decides about processes."""
 
-    def __init__(self, bus: Bus, cancels: Cancels, ends: Ends, tool_calls: ToolCalls, hosts: HostHooks) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        *,
+        give_up: Callable[[Event, Literal["dead"], str, str], None],
+        end_queued: Callable[[Event], None],
+        host_unreachable: Callable[[Connection], None],
+        hosts: Sequence[object],
+    ) -> None:
+        """`give_up` ends an event that cannot be worked on (Ends.end), `end_queued` a cancelled one (Cancels).
+        `host_unreachable` is told of a tool host whose connection broke. `hosts` are parts.
+        """
         self._bus = bus
-        self._cancels = cancels
-        self._ends = ends
-        self._tool_calls = tool_calls
-        self._hosts = hosts
+        self._give_up = give_up
+        self._end_queued = end_queued
+        self._host_unreachable = host_unreachable
+        self._host_lost = hooks_of(hosts, OfHosts, OfHosts.host_lost)
+        self._host_ended = hooks_of(hosts, OfHosts, OfHosts.host_ended)
+        self._no_host = hooks_of(hosts, OfHosts, OfHosts.no_host)
         self._instances = bus.mailbox.instances
         self._places = bus.mailbox.places
         #: Instances whose process runs, is being started, or is leaving.
@@ -80,6 +89,14 @@ class Processes(Part):
         #: Holders that are being killed because they do not answer -> why.
         self._hung: dict[Instance, str] = {}
         self._serving = False
+        self.hears = {
+            Inventory: self._inventory,
+            Exited: self._exited,
+            SpawnFailed: self._spawn_failed,
+            Drain: self._drain,
+            RestartUndone: self._reopen,
+            RestartAgents: self._restart_agents,
+        }
 
     # --- wanting
 
@@ -233,21 +250,6 @@ class Processes(Part):
 
     # --- the supervisor's word
 
-    def control_event(self, message: ToBroker, now: float) -> None:
-        """The supervisor tells something about processes."""
-        if isinstance(message, Inventory):
-            self._inventory(message, now)
-        elif isinstance(message, Exited):
-            self._exited(message, now)
-        elif isinstance(message, SpawnFailed):
-            self._spawn_failed(message, now)
-        elif isinstance(message, Drain):
-            self._drain(message, now)
-        elif isinstance(message, RestartUndone):
-            self._reopen(now)
-        elif isinstance(message, RestartAgents):
-            self._restart_agents(message, now)
-
     def _drain(self, message: Drain, now: float) -> None:
         """The kernel ends: tell every agent and client. Agents that come back later are told at their hello."""
         self._bus.closing = True
@@ -289,7 +291,7 @@ class Processes(Part):
         if instance in self._unhurried and instance.conn is not None:
             self._retire(instance, instance.conn)
 
-    def _reopen(self, now: float) -> None:
+    def _reopen(self, message: RestartUndone, now: float) -> None:
         """The kernel goes on: hand over the events that were held back."""
         for instance in list(self._instances.values()):
             self._bus.due[instance] = None
@@ -316,7 +318,7 @@ class Processes(Part):
         principal = message.principal
         connection = self._bus.presence.end_launch(_address(principal), message.launch)
         if principal.role == "toolhost":
-            for ended in self._hosts.host_ended:
+            for ended in self._host_ended:
                 ended(_address(principal), message.launch, now)
             return
         instance = self._instances.get((principal.name, principal.instance_key or ""))
@@ -332,7 +334,7 @@ class Processes(Part):
     def _spawn_failed(self, message: SpawnFailed, now: float) -> None:
         principal = message.principal
         if principal.role == "toolhost":
-            for no_host in self._hosts.no_host:
+            for no_host in self._no_host:
                 no_host(message.message)
             return
         instance = self._instances.get((principal.name, principal.instance_key or ""))
@@ -343,9 +345,9 @@ class Processes(Part):
         text = spawn_failure(message)
         for event in list(instance.queue):
             if event.cancelled:
-                self._cancels.end_queued(event)
+                self._end_queued(event)
             else:
-                self._ends.end(event, "dead", "E_AGENT_SPAWN_FAILED", text)
+                self._give_up(event, "dead", "E_AGENT_SPAWN_FAILED", text)
         self._gone(instance, now)
 
     # --- losses
@@ -373,7 +375,7 @@ class Processes(Part):
         self._bus.stage(self._bus.ledger.attempt(event))
         if event.work.attempts >= MAX_ATTEMPTS:
             message = f"the agent ended {event.work.attempts} times on this event without progress, last: {cause}"
-            self._ends.end(event, "dead", "E_AGENT_FAILED", message)
+            self._give_up(event, "dead", "E_AGENT_FAILED", message)
 
     def unreachable(self, connection: Connection, now: float) -> None:
         """The transport has no such peer any more. With a supervisor, only its news count; without one, this counts."""
@@ -385,13 +387,13 @@ class Processes(Part):
             if not supervised:
                 self.lost(instance, "the connection was lost", counts=True, now=now)
         elif connection.cls == TOOLS and supervised:
-            self._tool_calls.host_unreachable(connection)
+            self._host_unreachable(connection)
         elif connection.cls == TOOLS:
             self.host_lost(connection, now)
 
     def host_lost(self, host: Connection, now: float) -> None:
         """A tool host is gone, with all that ran there."""
-        for lost in self._hosts.host_lost:
+        for lost in self._host_lost:
             lost(host, now)
 
     def _forget(self, instance: Instance) -> None:

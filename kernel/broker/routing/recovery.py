@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from sys import intern
-from typing import Any, Final, Union
+from typing import Any, Union
 
 import msgspec
 
@@ -132,8 +132,7 @@ class _Recovery:
         event = self._bus.mailbox.events.get(event_id)
         if event is None:
             raise BadRow(row, "its event is not there")
-        if (later := _OF_AN_EVENT.get(kind)) is not None:
-            later(self._bus, event, record)
+        _apply_later(self._bus, event, record)
 
     def _set_aside(self, row: Row, reason: str) -> None:
         """A row that nobody can read. It may be of a feature that is not here."""
@@ -149,46 +148,25 @@ class _Recovery:
             self.missing.of_events[concerned] = feature
 
 
-# --- records about an accepted event, one function for each kind ------------------------------------------------------
-
-
-def _attempted(bus: Bus, event: Event, record: Attempt) -> None:
-    event.work.attempts = record.count
-    event.work.position = record.position
-
-
-def _cancel_wished(bus: Bus, event: Event, record: CancelWish) -> None:
-    event.cancelled = True
-
-
-def _deadline_moved(bus: Bus, event: Event, record: DeadlineMoved) -> None:
-    event.deadline = bus.ledger.on_clock(record.deadline)
-    bus.mailbox.deadlines.add(event.deadline, event)
-
-
-def _answer_unwanted(bus: Bus, event: Event, record: AnswerUnwanted) -> None:
-    bus.mailbox.unwanted(event)
-
-
-def _awaited_no_more(bus: Bus, event: Event, record: AnswerAwaitedNoMore) -> None:
-    bus.mailbox.awaited_no_more(event)
-
-
-def _finished(bus: Bus, event: Event, record: Finished) -> None:
-    bus.mailbox.contents.recall(event)
-    event.end = record.state
-    event.work.cause, event.work.ended_ms = record.cause, record.at_ms
-    bus.mailbox.finish(event, record.state, record.answer, record.blob)
-
-
-_OF_AN_EVENT: Final[dict[type[Any], Callable[[Bus, Event, Any], None]]] = {
-    Attempt: _attempted,
-    CancelWish: _cancel_wished,
-    DeadlineMoved: _deadline_moved,
-    AnswerUnwanted: _answer_unwanted,
-    AnswerAwaitedNoMore: _awaited_no_more,
-    Finished: _finished,
-}
+def _apply_later(bus: Bus, event: Event, record: Any) -> None:
+    """A record about an accepted event."""
+    match record:
+        case Attempt(count, position):
+            event.work.attempts, event.work.position = count, position
+        case CancelWish():
+            event.cancelled = True
+        case DeadlineMoved(deadline):
+            event.deadline = bus.ledger.on_clock(deadline)
+            bus.mailbox.deadlines.add(event.deadline, event)
+        case AnswerUnwanted():
+            bus.mailbox.unwanted(event)
+        case AnswerAwaitedNoMore():
+            bus.mailbox.awaited_no_more(event)
+        case Finished():
+            bus.mailbox.contents.recall(event)
+            event.end = record.state
+            event.work.cause, event.work.ended_ms = record.cause, record.at_ms
+            bus.mailbox.finish(event, record.state, record.answer, record.blob)
 
 
 def _accept(bus: Bus, row: Row, event_id: str, record: Accepted) -> None:

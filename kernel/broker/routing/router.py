@@ -19,10 +19,9 @@ from msgspec.structs import replace
 from goondan.kernel.broker.routing.acting import Actors
 from goondan.kernel.broker.routing.administration import Administration
 from goondan.kernel.broker.routing.calls import ToolAsks, ToolCalls
-from goondan.kernel.broker.routing.cancels import Cancels
 from goondan.kernel.broker.routing.deletions import Deletions, Folders
 from goondan.kernel.broker.routing.directory import Directory
-from goondan.kernel.broker.routing.ends import Answering, Ends, QuietPeers
+from goondan.kernel.broker.routing.ends import Answering, Cancels, Ends, QuietPeers
 from goondan.kernel.broker.routing.events import Events
 from goondan.kernel.broker.routing.intake import Intake
 from goondan.kernel.broker.routing.live import Live
@@ -41,7 +40,15 @@ from goondan.kernel.broker.state.entities import (
     Finish,
     Handler,
 )
-from goondan.kernel.broker.state.parts import CallHooks, EventHooks, HostHooks, InstanceHooks, Part, Take, Waiting
+from goondan.kernel.broker.state.parts import (
+    OfEvents,
+    OfHosts,
+    OfInstances,
+    Part,
+    Take,
+    Waiting,
+    hooks_of,
+)
 from goondan.kernel.broker.state.records import JournalFailed, Row
 from goondan.schemas.bundle.address import is_name
 from goondan.schemas.bundle.effective_config import LiveChanges, reachable_tools
@@ -98,18 +105,21 @@ class Router:
         self._clocks = clocks = Clocks(bus)
         # What a part does at an end is done before what stands behind it does something.
         beside = [part for make in features for part in make(self)]
-        hooks = self._hooks = EventHooks(beside)
         actors = self._actors = Actors(bus)
-        ends = self._ends = Ends(bus, self.finished, hooks)
+        ends = self._ends = Ends(bus, self.finished, beside)
         cancels = self._cancels = Cancels(bus, ends)
         self._quiet = quiet = QuietPeers(bus)
         self._pieces = Pieces()
-        self._tool_calls = ToolCalls(bus, cancels, CallHooks(beside))
-        hosts = HostHooks([self._tool_calls, *beside])
-        self._instances = instances = InstanceHooks(beside)
-        self._processes = Processes(bus, cancels, ends, self._tool_calls, hosts)
-        self._directory = directory = Directory(bus, actors, self._processes)
-        self._deletions = Deletions(bus, cancels, self._processes, directory, folders, instances)
+        self._tool_calls = ToolCalls(bus, cancels.call_ended, beside)
+        self._processes = Processes(
+            bus,
+            give_up=ends.end,
+            end_queued=cancels.end_queued,
+            host_unreachable=self._tool_calls.host_unreachable,
+            hosts=[self._tool_calls, *beside],
+        )
+        self._directory = directory = Directory(bus, actors, self._processes.want)
+        self._deletions = Deletions(bus, cancels, self._processes, directory, folders, beside)
         self._answering = answering = Answering(bus, quiet)
         self._events = Events(
             bus,
@@ -119,13 +129,13 @@ class Router:
             processes=self._processes,
             quiet=quiet,
             tool_calls=self._tool_calls,
-            hooks=hooks,
+            parts=beside,
         )
         self._connections = bus.presence.connections
         self._prepare(bus.plan)
         own: list[Part] = [
             self._events,
-            Intake(bus, accepted=self.accepted, actors=actors, answering=answering, clocks=clocks, hooks=hooks),
+            Intake(bus, accepted=self.accepted, actors=actors, answering=answering, clocks=clocks, parts=beside),
             directory,
             self._tool_calls,
             self._processes,
@@ -141,15 +151,19 @@ class Router:
         self.parts: tuple[Part, ...] = (*rooms, Administration(bus, rooms))
         self._handlers = self._table()
         self._missing = Missing()
-        self._waitings = tuple(part.waiting for part in self.parts if type(part).waiting is not Part.waiting)
-        self._ticks = tuple(part.tick for part in self.parts if type(part).tick is not Part.tick)
-        self._revises = tuple(part.revise for part in self.parts if type(part).revise is not Part.revise)
-        self._welcomes = tuple(part.welcome for part in self.parts if type(part).welcome is not Part.welcome)
-        self._heres = tuple(part.here for part in self.parts if type(part).here is not Part.here)
-        self._answers = HostHooks(self.parts).answered
-        self._gones = tuple(part.gone for part in self.parts if type(part).gone is not Part.gone)
+        self._waitings = hooks_of(self.parts, Part, Part.waiting)
+        self._ticks = hooks_of(self.parts, Part, Part.tick)
+        self._revises = hooks_of(self.parts, Part, Part.revise)
+        self._welcomes = hooks_of(self.parts, Part, Part.welcome)
+        self._heres = hooks_of(self.parts, Part, Part.here)
+        self._gones = hooks_of(self.parts, Part, Part.gone)
+        self._answers = hooks_of(self.parts, OfHosts, OfHosts.answered)
+        self._held = hooks_of(beside, OfEvents, OfEvents.held)
+        self._changes = hooks_of(beside, OfInstances, OfInstances.changes)
+        self._allows = hooks_of(beside, OfInstances, OfInstances.allows)
         self._hears: dict[type[Struct] | str, list[Callable[[Any, float], None]]] = {}
-        for part in self.parts:
+        # Processes start and end after all others have heard of it.
+        for part in [*(part for part in self.parts if part is not self._processes), self._processes]:
             for message, hear in part.hears.items():
                 self._hears.setdefault(message, []).append(hear)
 
@@ -188,7 +202,7 @@ class Router:
 
     def resume(self) -> None:
         """Go on with what was read. Work of agents and features that are not here any more becomes dead letters."""
-        for resumed in [part.resumed for part in reversed(self.parts) if type(part).resumed is not Part.resumed]:
+        for resumed in reversed(hooks_of(self.parts, Part, Part.resumed)):
             resumed(self.bus.now)
         self._ends.without_agent()
         for feature, count in self._missing.records.items():
@@ -222,8 +236,7 @@ class Router:
         connection.last_seen = self.bus.now = now
         try:
             if frame.id and not is_name(frame.id, MAX_ID):  # the answer names it, and some answers come much later
-                message = f"id has at most {MAX_ID} characters, all of them visible"
-                raise GoondanError(error_payload("E_FRAME_INVALID", message))
+                raise fail("E_FRAME_INVALID", f"id has at most {MAX_ID} characters, all of them visible")
             if frame.blob is not None or frame.files is not None:
                 blobs.check(frame, from_host=connection.cls == TOOLS, by_operator=connection.claims.operator)
             handler(connection, frame, now)
@@ -285,7 +298,7 @@ class Router:
 
     def held(self, event: Event, since: float | None) -> None:
         """See parts.Core."""
-        for held in self._hooks.held:
+        for held in self._held:
             held(event, since)
 
     def accepted(self, event: Event, kept: bool) -> None:
@@ -351,11 +364,10 @@ class Router:
                     self._revise(plan)
                 return
         except DECODE_ERRORS as error:
-            raise GoondanError(error_payload("E_FRAME_INVALID", f"no control message: {error}")) from None
+            raise fail("E_FRAME_INVALID", f"no control message: {error}") from None
         of = message.feature if isinstance(message, ForFeature) else type(message)
         for hear in self._hears.get(of, ()):
             hear(message, now)
-        self._processes.control_event(message, now)
         if self._deletions.active:  # a deletion may have waited for this news
             self._deletions.advance(now)
 
@@ -382,7 +394,7 @@ class Router:
             connection.allowed = self._allowed_of(agent, key)
             connection.servers = self._servers_of(agent)
             if agent in changed:
-                found = next((told for changes in self._instances.changes if (told := changes(agent, key))), None)
+                found = next((told for changes in self._changes if (told := changes(agent, key))), None)
                 told = replace(found or LiveChanges(), spec=self._specs[agent])
                 bus.send(connection, Frame("config.changed", payload=to_raw(told)))
         for connection in list(self._connections[TOOLS].values()):
@@ -395,7 +407,7 @@ class Router:
     def _allowed_of(self, agent: str, key: str) -> frozenset[str]:
         """The tools that an instance may call."""
         allowed = self._allowed.get(agent, frozenset())
-        for allows in self._instances.allows:
+        for allows in self._allows:
             allowed |= allows(agent, key)
         return allowed
 
@@ -445,7 +457,7 @@ class Router:
             raise
         if cls == AGENTS and connection.claims.agent not in self.bus.plan.agents:
             presence.drop(connection)
-            raise GoondanError(error_payload("E_AGENT_NOT_FOUND", f"no agent {connection.claims.agent!r}"))
+            raise fail("E_AGENT_NOT_FOUND", f"no agent {connection.claims.agent!r}")
         self._quiet.watch(connection)
         self.bus.counters["hello_" + CLASSES[cls]] += 1
         connection.handlers = self._handlers_of(connection)
@@ -541,7 +553,7 @@ class Router:
         """A peer asks to leave. It may, if it leaves no work behind."""
         instance = connection.instance
         if instance is not None and instance.wanted:
-            raise GoondanError(error_payload("E_FORBIDDEN", "there is work for this instance"))
+            raise fail("E_FORBIDDEN", "there is work for this instance")
         self.bus.send(connection, Frame("reply", in_reply_to=frame.id))
         if instance is not None:
             self._processes.leave(instance, connection, now)

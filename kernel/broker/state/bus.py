@@ -18,6 +18,7 @@ from goondan.schemas.bundle.address import SEPARATOR, instance_workdir
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import encode_value, to_raw
 from goondan.schemas.wire.control import Principal, ToSupervisor
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import ORCHESTRATOR, ClockStage, ErrorPayload, Frame, Shutdown, ShutdownReason
 
 
@@ -71,25 +72,10 @@ class Calls:
         if call.large:
             self.large.give(call.event.session, call.event.root, call.large)
 
-    def of_host(self, host: Connection) -> list[Call]:
-        """The calls a tool host runs."""
-        return [call for call in self.open.values() if call.host is host]
-
-    def open_elsewhere(self, host: Connection) -> list[Call]:
-        """The calls that were given to an earlier connection of the same tool host."""
-        return [
-            call
-            for call in self.open.values()
-            if call.host is not None and call.host is not host and call.host.address == host.address
-        ]
-
-    def of_launch(self, address: str, launch: int) -> list[Call]:
-        """The calls that were given to a tool host up to its `launch`."""
-        return [
-            call
-            for call in self.open.values()
-            if call.host is not None and call.host.address == address and call.host.claims.launch <= launch
-        ]
+    def given_to(self, address: str, which: Callable[[Connection], bool]) -> list[Call]:
+        """The calls that were given to those connections of the tool host at this address."""
+        given = ((call, call.host) for call in self.open.values() if call.host is not None)
+        return [call for call, host in given if host.address == address and which(host)]
 
 
 #: New events and tool calls that one peer may have unanswered.
@@ -109,6 +95,11 @@ MAX_ID = 256
 MAX_CORRELATION = 512
 #: The end of the id of an event that replaces another one. Only the broker makes such ids.
 REQUEUED_SUFFIX = "~requeued"
+
+
+def overloaded(message: str, retry_after_ms: int = RETRY_AFTER_MS) -> GoondanError:
+    """The error E_OVERLOADED: the sender is to send the same again after that time (milliseconds)."""
+    return GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=retry_after_ms))
 
 
 class Lossy(bytes):
@@ -379,3 +370,15 @@ class Core(Protocol):
 
 #: Makes the parts of a feature: `parts` of its `broker.py`.
 MakeParts = Callable[[Core], Sequence[Part]]
+
+
+def outer_call(bus: Bus, event: Event, within: str) -> Call:
+    """The call that makes another one: it is open in the same turn, and its tool may make calls. Raises GoondanError:
+    E_FORBIDDEN, or E_OVERLOADED while its agent may be about to send it again.
+    """
+    call = bus.calls.get(within)
+    if call is None and bus.now < bus.calls.back_by:
+        raise overloaded("the call that makes this one is not open here")
+    if call is None or call.event is not event or not bus.calls.may_make_calls(call.tool):
+        raise fail("E_FORBIDDEN", "`within` names no open call of this turn that may make calls")
+    return call

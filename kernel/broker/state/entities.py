@@ -18,7 +18,7 @@ from msgspec import Raw, Struct, field
 
 from goondan.kernel.broker.state.blobs import size_of
 from goondan.kernel.broker.state.shares import Claim
-from goondan.kernel.broker.state.workdirs import Beneath, Workdir
+from goondan.kernel.broker.state.workdirs import Workdir
 from goondan.schemas.wire.blobs import size_of_files
 from goondan.schemas.wire.frames import NO_PAYLOAD, Blob, FilePart, Frame, ReplyTo, Source
 from goondan.schemas.wire.questions import ANSWER_SUFFIX
@@ -93,27 +93,6 @@ class Spawned(Struct, frozen=True):
     cwd: Workdir | None
     #: Sender and frame id of the last spawn, so that a repeat gets the same answer.
     by: tuple[str, str]
-
-
-class SpawnRecord(Struct, frozen=True, omit_defaults=True):
-    """A spawned instance, as a later broker is told of it."""
-
-    #: The agent of the instance.
-    agent: str
-    #: The instance key.
-    key: str
-    #: The agent that asked first.
-    owner_agent: str = ""
-    #: The instance key of this agent.
-    owner_key: str = ""
-    #: When it asked (seconds since 1970).
-    created: float = 0.0
-    #: The working directory that the spawn gave (workdirs.Workdir); None when the instance has its own.
-    cwd: str | None = None
-    #: True when the instance is not remembered any more.
-    gone: bool = False
-    #: How this directory is reached (workdirs.Workdir).
-    beneath: Beneath | None = None
 
 
 #: The broker's sockets, by class; a connection's `cls` is an index into this.

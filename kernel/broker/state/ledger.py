@@ -19,7 +19,7 @@ from typing import Final
 from msgspec import Raw
 
 from goondan.kernel.broker.state import records
-from goondan.kernel.broker.state.entities import Event, SpawnRecord, State
+from goondan.kernel.broker.state.entities import Event, Instance, Spawned, State
 from goondan.kernel.broker.state.records import (
     Accepted,
     Deadline,
@@ -126,13 +126,14 @@ class Ledger:
         """A client has read its answer."""
         return Item((DropAnswer(records.event_subject(event_id)),))
 
-    def spawned(self, record: SpawnRecord) -> Item:
-        """An instance was spawned, or is forgotten."""
-        subject = records.instance_subject(record.agent, record.key)
-        if record.gone:
+    def spawned(self, instance: Instance, spawned: Spawned | None) -> Item:
+        """An instance was spawned, or is forgotten (None)."""
+        subject = records.instance_subject(instance.agent, instance.key)
+        if spawned is None:
             return Item((Retire(subject),))
-        owner = record.owner_agent, record.owner_key
-        written = InstanceSpawned(record.agent, record.key, *owner, record.created, record.cwd, record.beneath)
+        cwd, beneath = (None, None) if spawned.cwd is None else (spawned.cwd.path, spawned.cwd.beneath)
+        owner, created = (spawned.owner_agent, spawned.owner_key), self._booted_at + spawned.created
+        written = InstanceSpawned(instance.agent, instance.key, *owner, created, cwd, beneath)
         return Item((Retire(subject), Put(subject, records.encode(written))))
 
     def tombstone(self, agent: str, key: str, keep_workdir: bool) -> Item:

@@ -14,7 +14,7 @@ Source: docs/design/features.md section 5.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, TypeVar
 
 from msgspec import Struct
 
@@ -29,6 +29,9 @@ from goondan.schemas.wire.frames import Frame, Hello
 LIST_BYTES: Final = 768 << 10
 
 T = TypeVar("T")
+K = TypeVar("K")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def fitting(entries: Iterable[T], room: int = LIST_BYTES) -> list[T]:
@@ -229,47 +232,10 @@ class OfHosts:
         return False
 
 
-class EventHooks:
-    """The hooks of all parts in the life of events, those that they have."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        mine = [part for part in parts if isinstance(part, OfEvents)]
-        self.accepts = tuple(part.accepts for part in mine if type(part).accepts is not OfEvents.accepts)
-        self.follows = tuple(part.follows for part in mine if type(part).follows is not OfEvents.follows)
-        self.leased = tuple(part.leased for part in mine if type(part).leased is not OfEvents.leased)
-        self.handed = tuple(part.handed for part in mine if type(part).handed is not OfEvents.handed)
-        self.left = tuple(part.left for part in mine if type(part).left is not OfEvents.left)
-        self.held = tuple(part.held for part in mine if type(part).held is not OfEvents.held)
-
-
-class CallHooks:
-    """The hooks of all parts in the life of tool calls, those that they have."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        mine = [part for part in parts if isinstance(part, OfCalls)]
-        self.admits = tuple(part.admits for part in mine if type(part).admits is not OfCalls.admits)
-        self.opens = tuple(part.opens for part in mine if type(part).opens is not OfCalls.opens)
-        self.stored = tuple(part.stored for part in mine if type(part).stored is not OfCalls.stored)
-        self.over = tuple(part.over for part in mine if type(part).over is not OfCalls.over)
-        self.keeps = tuple(part.keeps for part in mine if type(part).keeps is not OfCalls.keeps)
-
-
-class InstanceHooks:
-    """The hooks of all parts that change something for single instances, those that they have."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        mine = [part for part in parts if isinstance(part, OfInstances)]
-        self.changes = tuple(part.changes for part in mine if type(part).changes is not OfInstances.changes)
-        self.allows = tuple(part.allows for part in mine if type(part).allows is not OfInstances.allows)
-        self.forget = tuple(part.forget for part in mine if type(part).forget is not OfInstances.forget)
-
-
-class HostHooks:
-    """The hooks of all parts in the life of tool hosts, those that they have."""
-
-    def __init__(self, parts: Sequence[Part]) -> None:
-        mine = [part for part in parts if isinstance(part, OfHosts)]
-        self.host_lost = tuple(part.host_lost for part in mine if type(part).host_lost is not OfHosts.host_lost)
-        self.host_ended = tuple(part.host_ended for part in mine if type(part).host_ended is not OfHosts.host_ended)
-        self.no_host = tuple(part.no_host for part in mine if type(part).no_host is not OfHosts.no_host)
-        self.answered = tuple(part.answered for part in mine if type(part).answered is not OfHosts.answered)
+def hooks_of(
+    parts: Iterable[object], interface: type[K], hook: Callable[Concatenate[K, P], R]
+) -> tuple[Callable[P, R], ...]:
+    """The methods of those parts that have this hook of an interface: their class defines it anew."""
+    name = hook.__name__
+    mine = [part for part in parts if isinstance(part, interface)]
+    return tuple(getattr(part, name) for part in mine if getattr(type(part), name) is not hook)

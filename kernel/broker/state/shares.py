@@ -12,7 +12,7 @@ not count as free.
 
 A turn needs a place while it runs (`Places`). An agent that is being started for a turn already has the place. The
 number of places is fixed, and some more are kept for events that operators send themselves.
-- Of those that wait, the one whose session and root hold the least is first (`Queue`).
+- Of those that wait, the one whose session and root hold the least is first (`WaitingQueue`).
 - An instance that may not have a place of its own may borrow the place of a turn that waits for it (`Loans`).
 - A place is taken for an event (`Claim`), and is counted with its session and root. When several events wait for one
   instance, the place may be counted with any of them.
@@ -140,44 +140,36 @@ Key = TypeVar("Key")
 _STALE: Final = 64
 
 
-class _Root(Generic[Key]):
+class _Root(Struct, Generic[Key]):
     """Those that wait for one root of one session. `turn` orders equal ones: the one that was served last is last."""
 
-    __slots__ = ("keys", "turn")
-
-    def __init__(self, turn: int) -> None:
-        self.keys: dict[Key, None] = {}
-        self.turn = turn
+    turn: int
+    keys: dict[Key, None] = {}
 
 
-class _Session(Generic[Key]):
+class _Session(Struct, Generic[Key]):
     """The waiting roots of one session. `heap` has (amount that the root holds, its turn, its name)."""
 
-    __slots__ = ("heap", "roots", "turn")
-
-    def __init__(self, turn: int) -> None:
-        self.roots: dict[str, _Root[Key]] = {}
-        self.heap: list[tuple[int, int, str]] = []
-        self.turn = turn
+    turn: int
+    roots: dict[str, _Root[Key]] = {}
+    heap: list[tuple[int, int, str]] = []
 
 
-class First(Generic[Key]):
+class First(Struct, Generic[Key]):
     """The one that is next."""
 
-    __slots__ = ("key", "root", "session", "turn", "weight")
-
-    def __init__(self, weight: int, turn: int, key: Key, session: str, root: str) -> None:
-        #: The sum of what its session and its root hold.
-        self.weight = weight
-        #: Orders equal weights: the lower one is first.
-        self.turn = turn
-        self.key = key
-        self.session = session
-        self.root = root
+    #: The sum of what its session and its root hold.
+    weight: int
+    #: Orders equal weights: the lower one is first.
+    turn: int
+    #: Who it is, and for which session and root it waits.
+    key: Key
+    session: str
+    root: str
 
 
-class WaitingLine(Generic[Key]):
-    """Everybody that waits for a piece of one pool. Lines that are compared share one counter of `turns`."""
+class WaitingQueue(Generic[Key]):
+    """Everybody that waits for a piece of one pool. Queues that are compared share one counter of `turns`."""
 
     def __init__(self, pool: Pool, turns: Iterator[int]) -> None:
         self._pool = pool
@@ -191,29 +183,29 @@ class WaitingLine(Generic[Key]):
         return len(self._where)
 
     def add(self, key: Key, session: str, root: str) -> None:
-        """Wait in the line of a root, behind the others. A second call changes nothing."""
+        """Wait in the queue of a root, behind the others. A second call changes nothing."""
         found = self._sessions.get(session)
         if found is None:
             found = self._sessions[session] = _Session(next(self._turns))
-        line = found.roots.get(root)
-        new = line is None
-        if line is None:
-            line = found.roots[root] = _Root(next(self._turns))
-        if key in line.keys:
+        waiting = found.roots.get(root)
+        new = waiting is None
+        if waiting is None:
+            waiting = found.roots[root] = _Root(next(self._turns))
+        if key in waiting.keys:
             return
-        line.keys[key] = None
+        waiting.keys[key] = None
         self._where.setdefault(key, []).append((session, root))
         if new:
             self._enter_root(found, root)
             self._enter(session, found)
 
     def discard(self, key: Key) -> None:
-        """Leave every line."""
+        """Leave every queue."""
         for session, root in self._where.pop(key, ()):
             found = self._sessions[session]
-            line = found.roots[root]
-            del line.keys[key]
-            if not line.keys:
+            waiting = found.roots[root]
+            del waiting.keys[key]
+            if not waiting.keys:
                 del found.roots[root]
                 if not found.roots:
                     del self._sessions[session]
@@ -224,9 +216,9 @@ class WaitingLine(Generic[Key]):
         if found is None:
             return
         found.turn = next(self._turns)
-        line = found.roots.get(root)
-        if line is not None:
-            line.turn = next(self._turns)
+        waiting = found.roots.get(root)
+        if waiting is not None:
+            waiting.turn = next(self._turns)
             self._enter_root(found, root)
         self._enter(session, found)
 
@@ -260,11 +252,11 @@ class WaitingLine(Generic[Key]):
         heap = found.heap
         while True:
             name = heap[0][2]
-            line = found.roots.get(name)
-            if line is None:
+            waiting = found.roots.get(name)
+            if waiting is None:
                 heappop(heap)
                 continue
-            now = (self._pool.of_root(name), line.turn, name)
+            now = (self._pool.of_root(name), waiting.turn, name)
             if heap[0] == now:
                 return now[0], name
             heapreplace(heap, now)
@@ -273,7 +265,7 @@ class WaitingLine(Generic[Key]):
         heap = found.heap
         heappush(heap, (self._pool.of_root(root), found.roots[root].turn, root))
         if len(heap) > 2 * len(found.roots) + _STALE:
-            heap[:] = [(self._pool.of_root(name), line.turn, name) for name, line in found.roots.items()]
+            heap[:] = [(self._pool.of_root(name), waiting.turn, name) for name, waiting in found.roots.items()]
             heapify(heap)
 
     def _enter(self, session: str, found: _Session[Key]) -> None:
@@ -294,20 +286,17 @@ LENT_BY_ROOT: Final = 8
 LENT_SPARE: Final = 128
 
 
-class _Lender(Generic[Key]):
+class _Lender(Struct, Generic[Key]):
     """A turn that waits, and those that it waits for."""
 
-    __slots__ = ("depth", "entered", "root", "to", "waiting")
-
-    def __init__(self, root: str, depth: int) -> None:
-        self.root = root
-        self.depth = depth
-        #: Those that want its place.
-        self.waiting: dict[Key, None] = {}
-        #: The one that has its place now.
-        self.to: Key | None = None
-        #: True when it is in a heap.
-        self.entered = False
+    root: str
+    depth: int
+    #: Those that want its place.
+    waiting: dict[Key, None] = {}
+    #: The one that has its place now.
+    to: Key | None = None
+    #: True when it is in a heap.
+    entered: bool = False
 
 
 class Loans(Generic[Key]):
@@ -325,10 +314,6 @@ class Loans(Generic[Key]):
         #: Root -> lenders that wait until the root has lent less.
         self._parked: dict[str, list[tuple[int, int, str, str]]] = {}
         self._turns = count()
-
-    def of_root(self, root: str) -> int:
-        """How many places a root has lent."""
-        return self._of_root.get(root, 0)
 
     def may_lend(self, lender: str, root: str, depth: int) -> bool:
         """Whether this turn may lend its place to a borrower at `depth`."""
@@ -466,8 +451,8 @@ class Places(Generic[Key]):
         self.pool = Pool(number + kept, kept)
         self._loans: Loans[Key] = Loans(number)
         turns = count()
-        self._common: WaitingLine[Key] = WaitingLine(self.pool, turns)
-        self._operators: WaitingLine[Key] = WaitingLine(self.pool, turns)
+        self._common: WaitingQueue[Key] = WaitingQueue(self.pool, turns)
+        self._operators: WaitingQueue[Key] = WaitingQueue(self.pool, turns)
         self._held: dict[Key, Grant[Key]] = {}
         #: For each key that waits: root -> claim.
         self._claims: dict[Key, dict[str, Claim]] = {}
@@ -534,8 +519,8 @@ class Places(Generic[Key]):
     def first(self) -> Grant[Key] | None:
         """Who may have a place now. None when nobody waits, or when none of those who wait may have one."""
         best: First[Key] | None = None
-        for line, operator in ((self._common, False), (self._operators, True)):
-            found = line.first()
+        for queue, operator in ((self._common, False), (self._operators, True)):
+            found = queue.first()
             if found is None or not self.pool.allows(found.weight, 1, operator=operator):
                 continue
             if best is None or (found.weight, found.turn) < (best.weight, best.turn):

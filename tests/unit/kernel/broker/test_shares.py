@@ -16,7 +16,7 @@ from goondan.kernel.broker.state.shares import (
     Loans,
     Places,
     Pool,
-    WaitingLine,
+    WaitingQueue,
     describe_shortage,
     kept_of,
 )
@@ -143,7 +143,7 @@ class Lines(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.pool = Pool(1000, 0)
-        self.line: WaitingLine[int] = WaitingLine(self.pool, count())
+        self.line: WaitingQueue[int] = WaitingQueue(self.pool, count())
         self.waiting: dict[int, list[tuple[str, str]]] = {}
         self.held: list[tuple[str, str]] = []
         self.keys = 0
@@ -201,7 +201,7 @@ TestLines.settings = settings(max_examples=100, stateful_step_count=60, deadline
 
 def test_equals_come_in_turns_and_within_a_root_in_order() -> None:
     pool = Pool(1000, 0)
-    line: WaitingLine[str] = WaitingLine(pool, count())
+    line: WaitingQueue[str] = WaitingQueue(pool, count())
     for number in range(3):
         line.add(f"a{number}", "a", "a")
     for number in range(3):
