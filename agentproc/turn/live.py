@@ -34,7 +34,7 @@ from goondan.schemas.wire.spans import call_span, step_span, turn_span
 
 #: How often text is sent while it flows (seconds). The eye cannot see shorter steps.
 BATCH_S: Final = 0.03
-#: Characters in one frame: at most 12 KiB as UTF-8, which the broker takes (kernel/broker/routing/live.py).
+#: Characters in one frame: at most 12 KiB as UTF-8, which the broker takes (kernel/broker/routing/clients.py).
 MAX_PIECE: Final = 3000
 #: Frames in one batch. With BATCH_S that is 800,000 characters a second, which is below the limit of the broker.
 MAX_BATCH: Final = 8

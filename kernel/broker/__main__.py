@@ -20,17 +20,9 @@ from goondan.kernel.broker.routing.router import Router
 from goondan.kernel.broker.state.records import DiskFull, JournalFailed, Store
 from goondan.schemas.bundle.address import blobs_dir
 from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.system import startup
 from goondan.schemas.system.blob_files import BlobFolder, make_folder
 from goondan.schemas.system.secrecy import close_memory
-from goondan.schemas.system.startup import (
-    admit_toolhost,
-    close_to_others,
-    die_with_parent,
-    keep_memory_steady,
-    raise_descriptor_limit,
-    report_ready,
-    set_process_name,
-)
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.tokens import SECRET_BYTES
@@ -43,12 +35,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the broker until it is told to stop. 0, or 1 when it could not start, or 2 for bad usage."""
     close_memory()
     options = _parse(arguments)
-    close_to_others()
+    startup.close_to_others()
     try:
-        keep_memory_steady()
-        set_process_name("gdn-broker")
-        die_with_parent(options.parent_pid)
-        raise_descriptor_limit(_WANTED_DESCRIPTORS)
+        startup.keep_memory_steady()
+        startup.set_process_name("gdn-broker")
+        startup.die_with_parent(options.parent_pid)
+        startup.raise_descriptor_limit(_WANTED_DESCRIPTORS)
         if options.bundle is not None:
             from goondan.kernel.broker.standalone import prepare
 
@@ -58,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
             plan, secret, run_dir = _from_descriptors(options)
         blobs = blobs_dir(plan.state_dir)
         make_folder(blobs)
-        admit_toolhost(blobs)
+        startup.admit_toolhost(blobs)
         store = open_store(plan.state_dir, plan.durability, accept_loss=options.accept_loss)
         for loss in store.losses:
             print(f"E_JOURNAL_CORRUPT accepted: {loss}", file=sys.stderr)
@@ -75,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _failed(fail("E_STATE", f"the journal cannot be written: {error}"), options.ready_fd)
     except OSError as error:
         return _failed(fail("E_RUN_DIR", f"the broker cannot listen: {error}"), options.ready_fd)
-    report_ready(options.ready_fd)
+    startup.report_ready(options.ready_fd)
     if options.bundle is not None:
         print(visible_line(f"broker ready in {run_dir}"), file=sys.stderr)
     try:

@@ -36,16 +36,35 @@ _UMOUNT_NOFOLLOW: Final = 8
 _FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
+class WorkerThread:
+    """A thread for work that may wait for the disk. It starts with the first work, and is a daemon."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._work: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def do(self, work: Callable[[], object]) -> None:
+        """Do this soon, after the work before it."""
+        self._work.put(work)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._work.get()()
+
+
 class InstanceFolders:
-    """The folders below `state_dir`. The thread starts with the first work, and is a daemon."""
+    """The folders below `state_dir`."""
 
     def __init__(self, state_dir: str) -> None:
         self._state_dir = state_dir
-        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._thread = WorkerThread("folders")
         self._moved: deque[Moved] = deque()
-        self._thread: threading.Thread | None = None
         if os.path.isdir(os.path.join(state_dir, DELETED)):
-            self._do(self._remove_all)
+            self._thread.do(self._remove_all)
 
     def exists(self, agent: str, key: str) -> bool:
         """See Folders."""
@@ -63,7 +82,7 @@ class InstanceFolders:
             self._moved.append(Moved(agent, key))
             self._remove_all()
 
-        self._do(work)
+        self._thread.do(work)
 
     def moved(self) -> list[Moved]:
         """See Folders."""
@@ -75,16 +94,6 @@ class InstanceFolders:
         except OSError as error:
             text = f"a deleted instance is not removed yet: {error.filename or self._state_dir}: {error.strerror}"
             print(visible_line(text), file=sys.stderr, flush=True)
-
-    def _do(self, work: Callable[[], None]) -> None:
-        self._work.put(work)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="folders", daemon=True)
-            self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            self._work.get()()
 
 
 def move_away(state_dir: str, agent: str, key: str, *, keep_workdir: bool) -> None:

@@ -13,17 +13,17 @@ from __future__ import annotations
 
 import gc
 import os
-import queue
 import select
 import signal
 import sys
-import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
+from goondan.kernel.broker.instance_folders import WorkerThread
 from goondan.kernel.broker.routing.router import Router
 from goondan.kernel.broker.state.bus import Staged
 from goondan.kernel.broker.state.entities import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS
@@ -39,33 +39,6 @@ from goondan.schemas.wire.tokens import SOCKETS, TokenClass
 
 #: How often the keeper looks for files that nobody refers to (seconds).
 SWEEP_S: Final = 300.0
-
-
-class BlobKeeper:
-    """Deletes files in the folder at `path`. Its daemon thread starts with the first work."""
-
-    def __init__(self, path: str) -> None:
-        self._folder = BlobFolder(path)
-        self._work: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def remove(self, files: list[str]) -> None:
-        """Delete these files soon."""
-        self._do(lambda: self._folder.remove(files))
-
-    def sweep(self, referenced: frozenset[str]) -> None:
-        """Soon delete the old files that are not in `referenced`."""
-        self._do(lambda: self._folder.sweep(referenced, KEEP_S))
-
-    def _do(self, work: Callable[[], object]) -> None:
-        self._work.put(work)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="blobs", daemon=True)
-            self._thread.start()
-
-    def _run(self) -> None:
-        while True:
-            self._work.get()()
 
 
 #: Root of this machine, or of this user namespace. It can become any user, so refusing it would keep nobody out.
@@ -107,7 +80,8 @@ class BrokerLoop:
         self._run_dir = run_dir
         self._epoll = select.epoll()
         self._transport = _transport(chosen(), self._epoll, self._bus.counters, self._known)
-        self._keeper = None if self._bus.blobs is None else BlobKeeper(self._bus.blobs)
+        self._blobs = None if self._bus.blobs is None else BlobFolder(self._bus.blobs)
+        self._deletes = WorkerThread("blobs")
         self._next_sweep = clock()  # the first one finds what an earlier kernel left
         self._next_report = 0.0
         #: Batches that the journal has not settled yet, in order.
@@ -174,11 +148,12 @@ class BrokerLoop:
         self._look_at_disk(now)
         self._journal.catch_up()
         self._report_faults()
-        self._report_notices()
+        for notice in self._bus.notices:
+            print(visible_line(notice), file=sys.stderr, flush=True)
+        self._bus.notices.clear()
         self._report_refusals(now)
-        self._report_decisions()
-        if self._keeper is not None:
-            self._tidy(self._keeper, now)
+        if self._blobs is not None:
+            self._tidy(self._blobs, now)
 
     def _look_at_disk(self, now: float) -> None:
         """Note since when the oldest decision waits for the disk."""
@@ -225,15 +200,15 @@ class BrokerLoop:
                 self._router.settle(self._unsettled.popleft(), now, settled.refused)
             self._flush(now)
 
-    def _tidy(self, keeper: BlobKeeper, now: float) -> None:
+    def _tidy(self, folder: BlobFolder, now: float) -> None:
         """Remove large payloads that nobody needs any more. Now and then, look for files that their owners left."""
         blobs = self._bus.mailbox.blobs
         if now >= self._next_sweep:
             self._next_sweep = now + SWEEP_S
-            keeper.sweep(blobs.referenced() | self._journal.files())
+            self._deletes.do(partial(folder.sweep, blobs.referenced() | self._journal.files(), KEEP_S))
         if blobs.removable:
             files, blobs.removable = blobs.removable, []
-            keeper.remove(files)
+            self._deletes.do(partial(folder.remove, files))
 
     def _report_faults(self) -> None:
         """Write exceptions that are bugs of ours to the log of the process, with their places in the code."""
@@ -246,12 +221,6 @@ class BrokerLoop:
             self._bus.counters["internal_errors"] += 1
             traceback.print_exception(fault)
 
-    def _report_notices(self) -> None:
-        """Write messages for operators to the log of the process."""
-        notices, self._bus.notices = self._bus.notices, []
-        for notice in notices:
-            print(visible_line(notice), file=sys.stderr, flush=True)
-
     def _report_refusals(self, now: float) -> None:
         """Now and then, write refusals for lack of room to the log of the process."""
         if self._bus.refusals and now >= self._next_report:
@@ -260,12 +229,6 @@ class BrokerLoop:
                 line = f"E_OVERLOADED: root {root[:100]!r} was refused {what} {times} times (quota: {quota})"
                 print(line, file=sys.stderr, flush=True)
             self._bus.refusals.clear()
-
-    def _report_decisions(self) -> None:
-        """Write the decisions of people to the log of the process."""
-        decisions, self._bus.audit = self._bus.audit, []
-        for line in decisions:
-            print(visible_line(line), file=sys.stderr, flush=True)
 
     # --- sending
 

@@ -251,7 +251,7 @@ class Items(Part, OfEvents, OfCalls):
         self.scripts.decided(item)
         by = "the kernel" if decided.uid is None else f"uid {decided.uid}"
         where = f"{event.instance.address} {item.tool} {item.id} sha256:{item.digest}"
-        self._bus.audit.append(f"approval {item.code}: {decided.how} by {by}: {where}")
+        self._bus.notices.append(f"approval {item.code}: {decided.how} by {by}: {where}")
         self._release_clocks(item, now)
         if event.standing is not None:
             event.standing.unread += 1

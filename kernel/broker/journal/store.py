@@ -29,8 +29,10 @@ import os
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from typing import Any, Final, Literal
 
+from goondan.kernel.broker.journal import redo, tables
 from goondan.kernel.broker.journal.files import (
     Mark,
     MarkFile,
@@ -39,37 +41,6 @@ from goondan.kernel.broker.journal.files import (
     set_aside,
     sync_folder,
     take_apart,
-)
-from goondan.kernel.broker.journal.redo import (
-    REDO_SUFFIX,
-    RedoEntry,
-    RedoFile,
-    Told,
-    advance,
-    following,
-    record_checksum,
-    told,
-)
-from goondan.kernel.broker.journal.tables import (
-    APPLICATION_ID,
-    FORMAT,
-    INSERT_ANSWER,
-    INSERT_ENDED,
-    PURGE_ROWS,
-    SCHEMA,
-    SELECT_META,
-    Meta,
-    NewRows,
-    code_of,
-    corrupt,
-    ended_checksum,
-    is_busy,
-    is_full,
-    is_key,
-    is_right,
-    name_of,
-    purge,
-    start_error,
 )
 from goondan.kernel.broker.state.records import DiskFull, Ended, JournalFailed, Retire, Row, Write
 from goondan.schemas.wire.errors import fail
@@ -117,9 +88,9 @@ class JournalStore:
         self.durability: Durability = durability
         self._boot_id = boot_id
         self._mark = MarkFile(path + "-acked")
-        self._redo = RedoFile(path + REDO_SUFFIX)
+        self._redo = redo.RedoFile(path + redo.REDO_SUFFIX)
         #: Batches that were promised and are not in the tables, and their subjects.
-        self._owed: list[RedoEntry] = []
+        self._owed: list[redo.RedoEntry] = []
         self._owed_subjects: set[str] = set()
         self._witness = None if witness is None else Witness(witness)
         #: What could not be read at the start, for the log; empty in an ordinary start.
@@ -127,15 +98,15 @@ class JournalStore:
         try:
             self._db = self._open(accept_loss)
             #: The row of `meta`: nobody else writes the file.
-            self._meta = Meta(*self._db.execute(SELECT_META).fetchone())
-            if left := following(self._redo.read(), self._meta.last, self._meta.digest):
+            self._meta = tables.Meta(*self._db.execute(tables.SELECT_META).fetchone())
+            if left := redo.following(self._redo.read(), self._meta.last, self._meta.digest):
                 self._write(left)
             #: Number and digest of the last write that was promised.
             self._last, self._digest = self._meta.last, self._meta.digest
             self._reader = self._connect()
             self._reader.execute(f"PRAGMA cache_size = {_READER_CACHE}")
         except sqlite3.Error as error:
-            raise start_error(path, error) from None
+            raise tables.start_error(path, error) from None
         except OSError as error:
             raise fail("E_STATE", f"{error.filename or path}: {error.strerror}") from None
 
@@ -156,7 +127,9 @@ class JournalStore:
         if row is None:
             return None
         digest, state, at_ms, crc = row
-        self._check(is_right(crc, ended_checksum, subject, digest, state, at_ms), f"the end of {subject!r}")
+        self._check(
+            tables.is_right(crc, tables.ended_checksum, subject, digest, state, at_ms), f"the end of {subject!r}"
+        )
         return Ended(digest, state, at_ms)
 
     def find_answer(self, subject: str) -> bytes | None:
@@ -168,7 +141,7 @@ class JournalStore:
         if row is None:
             return None
         data, crc = row
-        self._check(is_right(crc, record_checksum, subject, data), f"the answer of {subject!r}")
+        self._check(tables.is_right(crc, redo.record_checksum, subject, data), f"the answer of {subject!r}")
         return bytes(data)
 
     def _find(self, query: str, subject: str) -> tuple[Any, ...] | None:
@@ -195,7 +168,7 @@ class JournalStore:
         except sqlite3.Error as error:
             raise self._failed(error) from None
         for data, crc in rows:
-            self._check(is_right(crc, record_checksum, subject, data), f"a record of {subject!r}")
+            self._check(tables.is_right(crc, redo.record_checksum, subject, data), f"a record of {subject!r}")
         return [*(bytes(data) for data, _ in rows), *(owed.records if owed is not None else ())]
 
     def files(self) -> frozenset[str]:
@@ -211,12 +184,12 @@ class JournalStore:
 
     def _failed(self, error: sqlite3.Error) -> Exception:
         """The exception for the caller. Damage is remembered, so that the next start checks the whole file."""
-        if is_full(error):
+        if tables.is_full(error):
             return DiskFull(str(error))
-        if code_of(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        if tables.code_of(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             with suppress(OSError):
                 create_private(self.path + SUSPICION_SUFFIX)
-        return JournalFailed(f"{error} ({name_of(error)})")
+        return JournalFailed(f"{error} ({tables.name_of(error)})")
 
     # --- writing
 
@@ -227,7 +200,7 @@ class JournalStore:
         """
         self.fold()
         try:
-            self._write([RedoEntry(self._last + 1, self._digest, now_ms, batch)])
+            self._write([redo.RedoEntry(self._last + 1, self._digest, now_ms, batch)])
         except sqlite3.Error as error:
             raise self._failed(error) from None
         self._last, self._digest = self._meta.last, self._meta.digest
@@ -238,11 +211,11 @@ class JournalStore:
         """Write a batch so that it survives the end of every process; it comes into the tables with `fold`. Returns the
         number of its last write. Raises DiskFull (nothing was written) and JournalFailed.
         """
-        entry = RedoEntry(self._last + 1, self._digest, now_ms, batch)
+        entry = redo.RedoEntry(self._last + 1, self._digest, now_ms, batch)
         self._redo.append(entry)
         self._owed.append(entry)
         self._owed_subjects.update([write.subject for write in batch])
-        self._last, self._digest = entry.last, advance(entry.digest, batch)
+        self._last, self._digest = entry.last, redo.advance(entry.digest, batch)
         self._put_mark()
         return self._last
 
@@ -260,9 +233,9 @@ class JournalStore:
         self._owed = []
         self._owed_subjects = set()
 
-    def _told(self, subject: str) -> Told | None:
+    def _told(self, subject: str) -> redo.Told | None:
         """The promised changes of a subject that are not in the tables yet."""
-        return told(self._owed, subject) if subject in self._owed_subjects else None
+        return redo.told(self._owed, subject) if subject in self._owed_subjects else None
 
     def _put_mark(self) -> None:
         try:
@@ -270,12 +243,12 @@ class JournalStore:
         except OSError as error:
             raise JournalFailed(f"{self.path}-acked: {error.strerror}") from None
 
-    def _write(self, entries: Sequence[RedoEntry]) -> None:
+    def _write(self, entries: Sequence[redo.RedoEntry]) -> None:
         """Write batches as one transaction, or none of them. Raises sqlite3.Error."""
-        db, meta = self._db, self._meta.copy()
+        db, meta = self._db, copy(self._meta)
         try:
             db.execute("BEGIN IMMEDIATE")
-            NewRows(entries, meta).write(db)
+            tables.NewRows(entries, meta).write(db)
             meta.put(db)
             db.execute("COMMIT")
         except sqlite3.Error:
@@ -292,8 +265,8 @@ class JournalStore:
         self.fold()
         try:
             db.execute("BEGIN IMMEDIATE")
-            meta = self._meta.copy()
-            gone = purge(db, meta, now_ms)
+            meta = copy(self._meta)
+            gone = tables.purge(db, meta, now_ms)
             if gone:
                 meta.put(self._db)
             db.execute("COMMIT")
@@ -301,7 +274,7 @@ class JournalStore:
             free: int = db.execute("PRAGMA freelist_count").fetchone()[0]
             if free > SPARE_PAGES:
                 db.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES});")  # execute() stops after one page
-            return gone >= PURGE_ROWS or free > SPARE_PAGES + VACUUM_PAGES
+            return gone >= tables.PURGE_ROWS or free > SPARE_PAGES + VACUUM_PAGES
         except sqlite3.Error as error:
             self._roll_back()
             raise self._failed(error) from None
@@ -372,7 +345,7 @@ class JournalStore:
             return db
         db.close()
         if not accept_loss:
-            raise corrupt(self.path, damage)
+            raise tables.corrupt(self.path, damage)
         copy = set_aside(self.path)
         with suppress(FileNotFoundError):
             os.unlink(suspicion)
@@ -391,7 +364,7 @@ class JournalStore:
                 self._witness.kept()
             return db, damage
         except (sqlite3.DatabaseError, TypeError, ValueError) as error:
-            if is_full(error) or is_busy(error):
+            if tables.is_full(error) or tables.is_busy(error):
                 db.close()
                 raise
             return db, [f"it cannot be read: {error}"]
@@ -411,32 +384,32 @@ class JournalStore:
     def _examine_tables(self, db: sqlite3.Connection, promised: Mark | None, *, thorough: bool) -> list[str]:
         """The damage of a file that has tables. Raises GoondanError for a file that is not ours."""
         version: int = db.execute("PRAGMA user_version").fetchone()[0]
-        if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID or version != FORMAT:
-            age = "newer" if version > FORMAT else "older"
-            message = f"{self.path} has format {version}; this kernel reads format {FORMAT}"
+        if db.execute("PRAGMA application_id").fetchone()[0] != tables.APPLICATION_ID or version != tables.FORMAT:
+            age = "newer" if version > tables.FORMAT else "older"
+            message = f"{self.path} has format {version}; this kernel reads format {tables.FORMAT}"
             hint = (
                 f"Start it with the {age} kernel that wrote it. To begin with an empty journal, move the file away "
                 "and start once with --accept-loss."
             )
             raise fail("E_STATE", message, suggestion=hint)
         self._prepare(db)
-        meta = Meta(*db.execute(SELECT_META).fetchone())
+        meta = tables.Meta(*db.execute(tables.SELECT_META).fetchone())
         damage = [
             f"record {seq} of {subject!r} has a wrong checksum"
             for seq, subject, data, crc in db.execute("SELECT seq, subject, data, crc FROM records ORDER BY seq")
-            if not is_right(crc, record_checksum, subject, data)
+            if not tables.is_right(crc, redo.record_checksum, subject, data)
         ]
         damage += self._disorder(db, meta, thorough)
         damage += self._shortage(meta, promised)
         return damage
 
-    def _shortage(self, meta: Meta, promised: Mark | None) -> list[str]:
+    def _shortage(self, meta: tables.Meta, promised: Mark | None) -> list[str]:
         """The promised writes that are neither in the tables nor in the redo file."""
         if promised is None:
             return []
         last, digest = meta.last, meta.digest
-        for entry in following(self._redo.read(), last, digest):
-            last, digest = entry.last, advance(digest, entry.writes)
+        for entry in redo.following(self._redo.read(), last, digest):
+            last, digest = entry.last, redo.advance(digest, entry.writes)
         if last < promised.last:
             return [f"it ends with write {last}, but {promised.last} were promised"]
         if last == promised.last and digest != promised.digest:
@@ -444,15 +417,14 @@ class JournalStore:
         return []
 
     @staticmethod
-    def _disorder(db: sqlite3.Connection, meta: Meta, thorough: bool) -> list[str]:
+    def _disorder(db: sqlite3.Connection, meta: tables.Meta, thorough: bool) -> list[str]:
         """The damage in the order of the file. Every start checks the rows of `records` and their index: a damaged
         index can keep a retired row, whose event would run again. The other tables can be large, so they are checked
         only when there is a reason. This takes about 5 µs for each row.
         """
         found = db.execute(f"PRAGMA integrity_check({'20' if thorough else 'records'})").fetchall()
         disorder = [str(text) for (text,) in found if text != "ok"]
-        tables = ("records", "seq"), ("ended", "number"), ("answers", "number")
-        for table, key in tables:
+        for table, key in (("records", "seq"), ("ended", "number"), ("answers", "number")):
             highest = db.execute(f"SELECT max({key}) FROM {table}").fetchone()[0]  # noqa: S608 - our own names
             if highest is not None and highest > meta.last:
                 disorder.append(f"{table} holds write {highest}, but the last one is {meta.last}")
@@ -468,32 +440,32 @@ class JournalStore:
         create_private(self.path)
         db = self._connect()
         self._create(db)
-        meta = Meta(promised, 0, 0, 0, 0)
+        meta = tables.Meta(promised, 0, 0, 0, 0)
         db.execute("BEGIN IMMEDIATE")
         with suppress(sqlite3.Error, OSError), damaged_file(damaged) as old:
             for row in readable_rows(old, "records", "seq, subject, data, crc"):
                 seq, subject, data, crc = row
-                if is_key(seq) and is_right(crc, record_checksum, subject, data):
+                if tables.is_key(seq) and tables.is_right(crc, redo.record_checksum, subject, data):
                     db.execute("INSERT OR IGNORE INTO records VALUES (?, ?, ?, ?)", row)
                     meta.last = max(meta.last, seq)
             for row in readable_rows(old, "ended", "number, subject, digest, state, at_ms, crc"):
                 number, *what, crc = row
-                if is_key(number) and is_right(crc, ended_checksum, *what):
-                    meta.ended += db.execute(INSERT_ENDED, row).rowcount
+                if tables.is_key(number) and tables.is_right(crc, tables.ended_checksum, *what):
+                    meta.ended += db.execute(tables.INSERT_ENDED, row).rowcount
                     meta.last = max(meta.last, number)
             for row in readable_rows(old, "answers", "number, subject, data, size, at_ms, crc, file"):
                 number, subject, data, size, at_ms, crc, file = row
                 typed = isinstance(size, int) and isinstance(at_ms, int) and isinstance(file, str | None)
-                if is_key(number) and typed and is_right(crc, record_checksum, subject, data):
-                    db.execute(INSERT_ANSWER, row)
+                if tables.is_key(number) and typed and tables.is_right(crc, redo.record_checksum, subject, data):
+                    db.execute(tables.INSERT_ANSWER, row)
                     meta.answer_bytes += size
                     meta.large_bytes += size - len(data)
                     meta.last = max(meta.last, number)
         last = meta.last
-        for entry in RedoFile(damaged + REDO_SUFFIX).read():
+        for entry in redo.RedoFile(damaged + redo.REDO_SUFFIX).read():
             db.execute("DELETE FROM records WHERE seq BETWEEN ? AND ?", (entry.first, entry.last))
             meta.last = entry.first - 1  # they keep their numbers
-            NewRows([entry], meta).write(db)
+            tables.NewRows([entry], meta).write(db)
             last = max(last, meta.last)
         meta.last = last
         meta.put(db)
@@ -524,7 +496,8 @@ class JournalStore:
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before anything is written
         self._prepare(db)
         db.executescript(
-            f"BEGIN; {SCHEMA} PRAGMA user_version = {FORMAT}; PRAGMA application_id = {APPLICATION_ID}; COMMIT;"
+            f"BEGIN; {tables.SCHEMA} PRAGMA user_version = {tables.FORMAT}; "
+            f"PRAGMA application_id = {tables.APPLICATION_ID}; COMMIT;"
         )
         if self.durability == "power":
             sync_folder(os.path.dirname(self.path))

@@ -13,6 +13,9 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
+from msgspec import Struct
+
 from goondan.kernel.broker.journal.redo import RedoEntry, record_checksum
 from goondan.kernel.broker.state.records import DropAnswer, Put, Retire
 from goondan.schemas.wire.errors import GoondanError, fail
@@ -54,29 +57,22 @@ INSERT INTO meta VALUES (1, 0, 0, 0, 0, 0);
 """
 
 
-class Meta:
+class Meta(Struct):
     """The row of `meta`: number of the last write, running digest, ids in `ended`, bytes of `answers` in all, and of
     those of them that lie in files.
     """
 
-    __slots__ = ("answer_bytes", "digest", "ended", "large_bytes", "last")
-
-    def __init__(self, last: int, digest: int, ended: int, answer_bytes: int, large_bytes: int) -> None:
-        self.last = last
-        self.digest = digest
-        self.ended = ended
-        self.answer_bytes = answer_bytes
-        self.large_bytes = large_bytes
-
-    def copy(self) -> Meta:
-        """The same, for a transaction that may come to nothing."""
-        return Meta(self.last, self.digest, self.ended, self.answer_bytes, self.large_bytes)
+    last: int
+    digest: int
+    ended: int
+    answer_bytes: int
+    large_bytes: int
 
     def put(self, db: sqlite3.Connection) -> None:
         """Write it."""
         db.execute(
             "UPDATE meta SET last = ?, digest = ?, ended = ?, answer_bytes = ?, large_bytes = ?",
-            (self.last, self.digest, self.ended, self.answer_bytes, self.large_bytes),
+            msgspec.structs.astuple(self),
         )
 
 

@@ -251,7 +251,7 @@ class Deletions(Part, OfHosts):
         if deletion.force:
             self._directory.failed(instance, "E_INSTANCE_DELETED", f"{instance.address} is being deleted")
             for answer_id in instance.answers:  # the turn that wanted them is cancelled
-                self._bus.mailbox.arrived(answer_id, at="agent")
+                self._bus.mailbox.blobs.arrived(answer_id, at="agent")
             instance.answers.clear()
             for event in [*([instance.leased] if instance.leased is not None else []), *instance.queue]:
                 if not event.cancelled or instance.leased is not event:

@@ -39,20 +39,11 @@ from goondan.kernel.broker.state.shares import Claim
 from goondan.kernel.broker.state.workdirs import Beneath, Workdir, shared
 from goondan.schemas.bundle.address import is_instance_key
 from goondan.schemas.text.times import rfc3339
+from goondan.schemas.wire import frames
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.control import Exited, Inventory, Ready, SpawnFailed
 from goondan.schemas.wire.errors import error_payload, fail
-from goondan.schemas.wire.frames import (
-    NO_PAYLOAD,
-    OPERATOR_AGENT,
-    AgentsCatalog,
-    AgentsList,
-    AgentsListed,
-    AgentsSpawn,
-    Frame,
-    ListedAgent,
-    SpawnedAgent,
-)
+from goondan.schemas.wire.frames import NO_PAYLOAD, OPERATOR_AGENT, Frame
 
 #: How long a process may take to start when the asker names no deadline (seconds).
 SPAWN_S: Final = 60.0
@@ -114,7 +105,7 @@ class Directory(Part):
         me = _instance(self._actors.of(connection, frame)).agent
         available = sorted(name for name in self._bus.plan.agents if name != OPERATOR_AGENT)
         others = [name for name in available if name != me]
-        body = AgentsCatalog(
+        body = frames.AgentsCatalog(
             swarm_name=self._bus.plan.swarm,
             entry_agent=self._bus.plan.entry_agent,
             self_agent=me,
@@ -128,10 +119,10 @@ class Directory(Part):
     def list(self, connection: Connection, frame: Frame, now: float) -> None:
         """`agents.list`: the instances that the asker has spawned, or all of them."""
         me = _instance(self._actors.of(connection, frame))
-        asked = AgentsList() if frame.payload == NO_PAYLOAD else from_raw(frame.payload, AgentsList)
+        asked = frames.AgentsList() if frame.payload == NO_PAYLOAD else from_raw(frame.payload, frames.AgentsList)
         every = [*self._bus.mailbox.instances.values()] if asked.include_all else [*self._spawned]
 
-        def entries() -> Iterator[ListedAgent]:
+        def entries() -> Iterator[frames.ListedAgent]:
             for instance in every:
                 record = instance.spawned
                 mine = record is not None and (record.owner_agent, record.owner_key) == (me.agent, me.key)
@@ -139,7 +130,7 @@ class Directory(Part):
                     yield self._entry(instance, record)
 
         agents = fitting(entries())
-        self._reply(connection, frame.id, AgentsListed(len(agents), agents))
+        self._reply(connection, frame.id, frames.AgentsListed(len(agents), agents))
 
     def spawn(self, connection: Connection, frame: Frame, now: float) -> None:
         """`agents.spawn`: start the process of an instance; answered when the process is there."""
@@ -280,9 +271,9 @@ class Directory(Part):
             self._bus.stage(self._bus.ledger.spawned(idle, None))
             self._bus.mailbox.forget_idle(idle)
 
-    def _entry(self, instance: Instance, record: Spawned | None) -> ListedAgent:
+    def _entry(self, instance: Instance, record: Spawned | None) -> frames.ListedAgent:
         created = instance.since if record is None else record.created
-        return ListedAgent(
+        return frames.ListedAgent(
             target=instance.agent,
             instance_key=instance.key,
             owner_agent=None if record is None else record.owner_agent or None,
@@ -293,7 +284,7 @@ class Directory(Part):
 
     def _told(self, connection: Connection, frame_id: str, instance: Instance, *, spawned: bool) -> None:
         cwd = None if instance.spawned is None else _path(instance.spawned)
-        self._reply(connection, frame_id, SpawnedAgent(instance.agent, instance.key, spawned, cwd))
+        self._reply(connection, frame_id, frames.SpawnedAgent(instance.agent, instance.key, spawned, cwd))
 
     def _reply(self, connection: Connection, frame_id: str, body: object) -> None:
         self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
@@ -316,7 +307,7 @@ def _owner(instance: Instance) -> tuple[str, str] | None:
 
 def _workdir(actor: Actor, me: Instance, frame: Frame, opened: Sequence[str]) -> Workdir | None:
     """The workdir that `cwd` of a spawn names: in the asker's workdir, or opened by the policy. None without `cwd`."""
-    asked = AgentsSpawn() if frame.payload == NO_PAYLOAD else from_raw(frame.payload, AgentsSpawn)
+    asked = frames.AgentsSpawn() if frame.payload == NO_PAYLOAD else from_raw(frame.payload, frames.AgentsSpawn)
     if asked.cwd is None:
         return None
     named = None if actor.turn is None else actor.turn.content.workdir

@@ -321,7 +321,7 @@ class Answering(Part):
         """`ack` from a client or a tool host: it has an answer, so the payload is no longer kept for it."""
         answer_id = frame.event_id
         at: Receiver = "client" if connection.cls == CLIENTS else "toolhost"
-        if frame.stage == "done" and answer_id is not None and self._mailbox.arrived(answer_id, at=at):
+        if frame.stage == "done" and answer_id is not None and self._mailbox.blobs.arrived(answer_id, at=at):
             item = self._ledger.answer_arrived(answer_id.removesuffix(ANSWER_SUFFIX))
             self._bus.stage(item)
         if frame.stage == "done" and answer_id is not None and at == "toolhost":
@@ -332,7 +332,7 @@ class Answering(Part):
         if answer_id is None or answer_id not in instance.answers:
             return False
         del instance.answers[answer_id]
-        self._mailbox.arrived(answer_id, at="agent")
+        self._mailbox.blobs.arrived(answer_id, at="agent")
         self._mailbox.answer_read(answer_id)
         return True
 

@@ -24,18 +24,7 @@ from goondan.kernel.broker.state.mailbox import MAX_ATTEMPTS
 from goondan.kernel.broker.state.parts import OfHosts, Part, hooks_of
 from goondan.kernel.broker.state.presence import agent_address
 from goondan.kernel.broker.state.shares import Claim
-from goondan.schemas.wire.control import (
-    Drain,
-    Exited,
-    Inventory,
-    Kill,
-    Principal,
-    RestartAgents,
-    RestartUndone,
-    Retire,
-    SpawnFailed,
-    Wanted,
-)
+from goondan.schemas.wire import control
 
 #: A turn may run this much longer than its event's deadline. Then its process counts as hung (seconds).
 DEADLINE_GRACE_S: Final = 10.0
@@ -90,12 +79,12 @@ class Processes(Part):
         self._hung: dict[Instance, str] = {}
         self._serving = False
         self.hears = {
-            Inventory: self._inventory,
-            Exited: self._exited,
-            SpawnFailed: self._spawn_failed,
-            Drain: self._drain,
-            RestartUndone: self._reopen,
-            RestartAgents: self._restart_agents,
+            control.Inventory: self._inventory,
+            control.Exited: self._exited,
+            control.SpawnFailed: self._spawn_failed,
+            control.Drain: self._drain,
+            control.RestartUndone: self._reopen,
+            control.RestartAgents: self._restart_agents,
         }
 
     # --- wanting
@@ -187,7 +176,7 @@ class Processes(Part):
             instance = next(iter(self._delayed))
             del self._delayed[instance]
             self._processes.add(instance)
-            self._bus.tell_supervisor(Wanted([principal_of(instance)]))
+            self._bus.tell_supervisor(control.Wanted([principal_of(instance)]))
         kept: list[Instance] = []
         while self._idle and len(self._delayed) > len(self._leaving):
             instance = next(iter(self._idle))
@@ -202,10 +191,10 @@ class Processes(Part):
             self.leave(instance, connection, now)
         self._idle.update(dict.fromkeys(kept))
 
-    def wanted(self) -> Wanted:
+    def wanted(self) -> control.Wanted:
         """The whole set of wanted processes, for a supervisor that has just connected."""
         wanted = [principal_of(i) for i in self._processes if (i.wanted or i.conn is not None) and not i.leaving]
-        return Wanted(wanted, full=True)
+        return control.Wanted(wanted, full=True)
 
     def process_here(self, instance: Instance, connection: Connection, now: float) -> None:
         """An agent process was welcomed."""
@@ -228,7 +217,7 @@ class Processes(Part):
         if connection.claims.launch and self._bus.control is not None:
             instance.leaving = True
             self._leaving.add(instance)
-            self._bus.tell_supervisor(Retire(principal_of(instance), connection.claims.launch))
+            self._bus.tell_supervisor(control.Retire(principal_of(instance), connection.claims.launch))
         else:
             self._gone(instance, now)
 
@@ -250,7 +239,7 @@ class Processes(Part):
 
     # --- the supervisor's word
 
-    def _drain(self, message: Drain, now: float) -> None:
+    def _drain(self, message: control.Drain, now: float) -> None:
         """The kernel ends: tell every agent and client. Agents that come back later are told at their hello."""
         self._bus.closing = True
         self._bus.draining = (message.reason, now + message.grace_period_ms / 1000)
@@ -258,7 +247,7 @@ class Processes(Part):
             for connection in self._bus.presence.connections[cls].values():
                 self._bus.shutdown(connection, message.grace_period_ms, message.reason)
 
-    def _restart_agents(self, message: RestartAgents, now: float) -> None:
+    def _restart_agents(self, message: control.RestartAgents, now: float) -> None:
         """The processes of these agents leave, at once or after a step. An instance with work is wanted again then."""
         for instance in list(self._instances.values()):
             connection = instance.conn
@@ -284,20 +273,20 @@ class Processes(Part):
     def _retire(self, instance: Instance, connection: Connection) -> None:
         """From now on the supervisor watches this process until its end, and kills it when it takes too long."""
         self._unhurried.discard(instance)
-        self._bus.tell_supervisor(Retire(principal_of(instance), connection.claims.launch))
+        self._bus.tell_supervisor(control.Retire(principal_of(instance), connection.claims.launch))
 
     def says_goodbye(self, instance: Instance) -> None:
         """The process of an instance has released its event, and ends now."""
         if instance in self._unhurried and instance.conn is not None:
             self._retire(instance, instance.conn)
 
-    def _reopen(self, message: RestartUndone, now: float) -> None:
+    def _reopen(self, message: control.RestartUndone, now: float) -> None:
         """The kernel goes on: hand over the events that were held back."""
         for instance in list(self._instances.values()):
             self._bus.due[instance] = None
         self.serve(now)
 
-    def _inventory(self, message: Inventory, now: float) -> None:
+    def _inventory(self, message: control.Inventory, now: float) -> None:
         """The supervisor names the agents that run, at every connect. All others that it had started have ended.
 
         A tool host that ended meanwhile is noticed when its successor says hello.
@@ -307,14 +296,14 @@ class Processes(Part):
         for connection in list(self._bus.presence.connections[AGENTS].values()):
             claims = connection.claims
             if claims.launch and running.get(connection.address, 0) != claims.launch:
-                principal = Principal("agent", claims.agent or "", claims.instance_key or "")
-                self._exited(Exited(principal, claims.launch, "it ended unheard"), now)
+                principal = control.Principal("agent", claims.agent or "", claims.instance_key or "")
+                self._exited(control.Exited(principal, claims.launch, "it ended unheard"), now)
         for instance in list(self._instances.values()):
             if instance.conn is None and agent_address(instance.agent, instance.key) not in running:
                 instance.requested = instance.leaving = False
                 self.lost(instance, "its process is gone", counts=False, now=now)
 
-    def _exited(self, message: Exited, now: float) -> None:
+    def _exited(self, message: control.Exited, now: float) -> None:
         principal = message.principal
         connection = self._bus.presence.end_launch(_address(principal), message.launch)
         if principal.role == "toolhost":
@@ -331,7 +320,7 @@ class Processes(Part):
         instance.requested = instance.leaving = False
         self.lost(instance, hung or message.cause, counts=counts, now=now)
 
-    def _spawn_failed(self, message: SpawnFailed, now: float) -> None:
+    def _spawn_failed(self, message: control.SpawnFailed, now: float) -> None:
         principal = message.principal
         if principal.role == "toolhost":
             for no_host in self._no_host:
@@ -448,7 +437,7 @@ class Processes(Part):
         """Kill the process of an instance and wait for its exit. Without a supervisor it only gets a new epoch."""
         connection = instance.conn
         if self._bus.control is not None and connection is not None and connection.claims.launch:
-            self._bus.tell_supervisor(Kill(principal_of(instance), connection.claims.launch, reason))
+            self._bus.tell_supervisor(control.Kill(principal_of(instance), connection.claims.launch, reason))
             return
         if connection is not None:
             self._bus.presence.drop(connection)
@@ -456,12 +445,12 @@ class Processes(Part):
         self.lost(instance, reason, counts=True, now=now)
 
 
-def spawn_failure(message: SpawnFailed) -> str:
+def spawn_failure(message: control.SpawnFailed) -> str:
     """The reason why a process could not be started, for those who wait for it."""
     return f"the agent could not be started in {message.attempts} attempts: {message.message}"
 
 
-def _address(principal: Principal) -> str:
+def _address(principal: control.Principal) -> str:
     if principal.role == "agent":
         return agent_address(principal.name, principal.instance_key or "")
     return f"{principal.role}/{principal.name}"

@@ -28,17 +28,6 @@ from goondan.kernel.broker.state.bus import Bus
 from goondan.kernel.broker.state.entities import Event
 from goondan.kernel.broker.state.mailbox import content_of
 from goondan.kernel.broker.state.parts import Record
-from goondan.kernel.broker.state.records import (
-    Accepted,
-    AnswerAwaitedNoMore,
-    AnswerUnwanted,
-    Attempt,
-    CancelWish,
-    DeadlineMoved,
-    EpochsReserved,
-    Finished,
-    Row,
-)
 from goondan.kernel.broker.state.workdirs import Workdir
 from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.wire.frames import Source
@@ -47,7 +36,7 @@ from goondan.schemas.wire.frames import Source
 class BadRow(Exception):
     """A row that cannot be applied."""
 
-    def __init__(self, row: Row, reason: str) -> None:
+    def __init__(self, row: records.Row, reason: str) -> None:
         super().__init__(f"record {row.seq} of {row.subject!r}: {reason}")
         self.row = row
         self.reason = reason
@@ -62,7 +51,7 @@ def reserved_epochs(written: Iterable[bytes]) -> int:
     for data in written:
         with suppress(*DECODE_ERRORS):
             record = records.decode(data)
-            if isinstance(record, EpochsReserved):
+            if isinstance(record, records.EpochsReserved):
                 top = max(top, record.top)
     return top
 
@@ -81,7 +70,9 @@ class Missing:
         return self.of_events.get(event.id) or self.of_events.get(event.root)
 
 
-def restore(bus: Bus, rows: Iterable[Row], table: Sequence[Record], on_bad: Callable[[BadRow], None]) -> Missing:
+def restore(
+    bus: Bus, rows: Iterable[records.Row], table: Sequence[Record], on_bad: Callable[[BadRow], None]
+) -> Missing:
     """Put events into the mailbox, and hand other records to the parts that they belong to (`table`). `on_bad`
     is called for each bad row.
     """
@@ -108,7 +99,7 @@ class _Recovery:
         self._features = {tag.partition("/")[0] for tag in tags if "/" in tag}
         self.missing = Missing()
 
-    def apply(self, row: Row) -> None:
+    def apply(self, row: records.Row) -> None:
         """Apply one row. Raises BadRow."""
         try:
             record = self._decode(row.data)
@@ -119,12 +110,12 @@ class _Recovery:
         if (restore_it := self._restores.get(kind)) is not None:
             restore_it(row.subject, record)
             return
-        if kind is EpochsReserved:
+        if kind is records.EpochsReserved:
             return  # this was read before everything else (`reserved_epochs`)
         event_id = records.event_of(row.subject)
         if event_id is None:
             raise BadRow(row, f"{kind.__name__} is about no event")
-        if isinstance(record, Accepted):
+        if isinstance(record, records.Accepted):
             _accept(self._bus, row, event_id, record)
             for feature in (record.parts or {}).keys() - self._features:
                 self.missing.of_events[event_id] = feature
@@ -134,7 +125,7 @@ class _Recovery:
             raise BadRow(row, "its event is not there")
         _apply_later(self._bus, event, record)
 
-    def _set_aside(self, row: Row, reason: str) -> None:
+    def _set_aside(self, row: records.Row, reason: str) -> None:
         """A row that nobody can read. It may be of a feature that is not here."""
         try:
             owner = records.feature_of(row.data)
@@ -151,25 +142,25 @@ class _Recovery:
 def _apply_later(bus: Bus, event: Event, record: Any) -> None:
     """A record about an accepted event."""
     match record:
-        case Attempt(count, position):
+        case records.Attempt(count, position):
             event.work.attempts, event.work.position = count, position
-        case CancelWish():
+        case records.CancelWish():
             event.cancelled = True
-        case DeadlineMoved(deadline):
+        case records.DeadlineMoved(deadline):
             event.deadline = bus.ledger.on_clock(deadline)
             bus.mailbox.deadlines.add(event.deadline, event)
-        case AnswerUnwanted():
+        case records.AnswerUnwanted():
             bus.mailbox.unwanted(event)
-        case AnswerAwaitedNoMore():
+        case records.AnswerAwaitedNoMore():
             bus.mailbox.awaited_no_more(event)
-        case Finished():
+        case records.Finished():
             bus.mailbox.contents.recall(event)
             event.end = record.state
             event.work.cause, event.work.ended_ms = record.cause, record.at_ms
             bus.mailbox.finish(event, record.state, record.answer, record.blob)
 
 
-def _accept(bus: Bus, row: Row, event_id: str, record: Accepted) -> None:
+def _accept(bus: Bus, row: records.Row, event_id: str, record: records.Accepted) -> None:
     if event_id in bus.mailbox.events:
         raise BadRow(row, "the event was accepted before")
     instance = bus.instance(record.agent, record.key, bus.now)

@@ -17,14 +17,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from goondan.kernel.broker.routing.acting import Actors
-from goondan.kernel.broker.routing.administration import Administration
 from goondan.kernel.broker.routing.calls import ToolAsks, ToolCalls
+from goondan.kernel.broker.routing.clients import Administration, Live
 from goondan.kernel.broker.routing.deletions import Deletions, Folders
 from goondan.kernel.broker.routing.directory import Directory
 from goondan.kernel.broker.routing.ends import Answering, Cancels, Ends, QuietPeers
 from goondan.kernel.broker.routing.events import Events
 from goondan.kernel.broker.routing.intake import Intake
-from goondan.kernel.broker.routing.live import Live
 from goondan.kernel.broker.routing.processes import Processes
 from goondan.kernel.broker.routing.recovery import BadRow, Missing, restore
 from goondan.kernel.broker.state import blobs
@@ -53,19 +52,8 @@ from goondan.kernel.broker.state.records import JournalFailed, Row
 from goondan.schemas.bundle.address import is_name
 from goondan.schemas.bundle.effective_config import LiveChanges, reachable_tools
 from goondan.schemas.bundle.launch import AgentSpec, KernelPlan
-from goondan.schemas.wire.codec import (
-    DECODE_ERRORS,
-    MAX_FRAME_BYTES,
-    FrameError,
-    check_depth,
-    decode,
-    decode_frame,
-    describe_decode_error,
-    encode,
-    from_raw,
-    to_raw,
-    without_nil,
-)
+from goondan.schemas.wire import codec
+from goondan.schemas.wire.codec import DECODE_ERRORS, decode_frame
 from goondan.schemas.wire.control import ForFeature, Revise, Revised, ToBroker
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import PROTOCOL_VERSION, Frame, Hello, Welcome
@@ -225,7 +213,7 @@ class Router:
             frame = decode_frame(data)
             handler = connection.handlers.get(frame.type)
         except DECODE_ERRORS as error:
-            if (without := without_nil(data)) is not None:
+            if (without := codec.without_nil(data)) is not None:
                 self.receive(connection, without, now)
                 return
             self._bad(connection.cls, connection.ident, data, error)
@@ -257,8 +245,8 @@ class Router:
         """One message part from a connection that has not said hello. It is a hello, or the peer is asked for one."""
         self.bus.now = now
         try:
-            frame = decode(data) if data else None
-        except FrameError as error:
+            frame = codec.decode(data) if data else None
+        except codec.FrameError as error:
             self.bus.counters["frames_bad"] += 1
             self.bus.error(cls, ident, error.info, None)
             return
@@ -356,7 +344,7 @@ class Router:
     def _control_event(self, connection: Connection, frame: Frame, now: float) -> None:
         """`runtime.event` from the supervisor."""
         try:
-            check_depth(bytes(frame.payload))
+            codec.check_depth(bytes(frame.payload))
             message = _decode_control(frame.payload)
             if isinstance(message, Revise):
                 plan = self._pieces.take(message)
@@ -373,8 +361,8 @@ class Router:
 
     def _prepare(self, plan: KernelPlan) -> None:
         """Prepare what agents and tool hosts are told, and the tools that agents may call."""
-        self._specs = {name: to_raw(spec) for name, spec in plan.agents.items()}
-        self._host_spec = to_raw(plan.toolhost)
+        self._specs = {name: codec.to_raw(spec) for name, spec in plan.agents.items()}
+        self._host_spec = codec.to_raw(plan.toolhost)
         self._allowed = {name: reachable_tools(spec) for name, spec in plan.agents.items()}
 
     def _revise(self, plan: KernelPlan) -> None:
@@ -396,7 +384,7 @@ class Router:
             if agent in changed:
                 found = next((told for changes in self._changes if (told := changes(agent, key))), None)
                 told = replace(found or LiveChanges(), spec=self._specs[agent])
-                bus.send(connection, Frame("config.changed", payload=to_raw(told)))
+                bus.send(connection, Frame("config.changed", payload=codec.to_raw(told)))
         for connection in list(self._connections[TOOLS].values()):
             self._tool_calls.host_unreachable(connection)
             info = error_payload("E_HELLO_REQUIRED", "there is a new revision")
@@ -446,7 +434,7 @@ class Router:
         return self._handlers[connection.cls]
 
     def _greet(self, cls: int, ident: bytes, frame: Frame, now: float) -> None:
-        hello = from_raw(frame.payload, Hello)
+        hello = codec.from_raw(frame.payload, Hello)
         presence = self.bus.presence
         try:
             connection, old = presence.greet(cls, ident, hello, now)
@@ -523,25 +511,25 @@ class Router:
             principal=connection.address,
             broker=self.bus.broker_id,
             credit=CREDIT,
-            max_frame=MAX_FRAME_BYTES,
+            max_frame=codec.MAX_FRAME_BYTES,
             revision=self.bus.plan.revision,
             blobs=self.bus.blobs,
             durability=self.bus.plan.durability,
             **more,
         )
-        self.bus.send(connection, Frame("welcome", in_reply_to=hello.id, payload=to_raw(body)))
+        self.bus.send(connection, Frame("welcome", in_reply_to=hello.id, payload=codec.to_raw(body)))
 
     def _bad(self, cls: int, ident: bytes, data: bytes, error: Exception) -> None:
         """Answer a part that is not a frame with an error, unless it is empty (the probe of a new connection)."""
         if data:
             self.bus.counters["frames_bad"] += 1
-            message = f"not a frame: {describe_decode_error(error)}"
+            message = f"not a frame: {codec.describe_decode_error(error)}"
             self.bus.error(cls, ident, error_payload("E_FRAME_INVALID", message), None)
 
     def _unexpected(self, connection: Connection, frame: Frame, now: float) -> None:
         if frame.type == "hello":  # its welcome was lost, or two hellos crossed: greet it again
             self.bus.presence.drop(connection)
-            self.stranger(connection.cls, connection.ident, encode(frame), now)
+            self.stranger(connection.cls, connection.ident, codec.encode(frame), now)
         elif frame.type != "error":
             self.bus.counters["frames_refused"] += 1
             info = error_payload("E_FRAME_TYPE", f"no frame of type {frame.type[:40]!r} is taken on this socket")

@@ -159,7 +159,7 @@ class Bus:
         self.now = started_ms / 1000
         #: Exceptions that are bugs of ours. The broker went on; the loop writes them to the log.
         self.faults: list[Exception] = []
-        #: Messages for operators; the loop writes them to the log.
+        #: Messages for operators, and decisions of people, one line each; the loop writes them to the log.
         self.notices: list[str] = []
         self.counters: Counter[str] = Counter()
         #: Refusals for lack of room: (root, quota, what) -> how often. The loop writes them to the log.
@@ -167,8 +167,6 @@ class Bus:
         self.presence = Presence(secret)
         #: True in the first broker of a kernel, which has just read the bundle.
         self.new_kernel = False
-        #: Decisions of people, one line each; the loop writes them to the log.
-        self.audit: list[str] = []
         kept = plan.kept_agents if plan.kept_agents is not None else kept_of(plan.max_live_agents)
         quotas = Quotas(plan.max_open_events, plan.mailbox_mb << 20, plan.max_live_agents, kept)
         self.mailbox = Mailbox(epochs, quotas, archive)

@@ -20,18 +20,6 @@ from msgspec import Raw
 
 from goondan.kernel.broker.state import records
 from goondan.kernel.broker.state.entities import Event, Instance, Spawned, State
-from goondan.kernel.broker.state.records import (
-    Accepted,
-    Deadline,
-    DropAnswer,
-    EpochsReserved,
-    Finished,
-    InstanceSpawned,
-    Item,
-    Put,
-    Retire,
-    Write,
-)
 from goondan.schemas.wire.frames import Blob
 
 #: How many epochs are reserved with one write, so that a new epoch seldom needs a write.
@@ -46,10 +34,10 @@ class Ledger:
         self.boot_id = boot_id
         self._booted_at = booted_at
 
-    def accepted(self, event: Event, now: float) -> Item:
+    def accepted(self, event: Event, now: float) -> records.Item:
         """A new event."""
         deadline, content = event.deadline, event.content
-        record = Accepted(
+        record = records.Accepted(
             agent=event.instance.agent,
             key=event.instance.key,
             instance_workdir=event.instance.workdir.path,
@@ -79,11 +67,11 @@ class Ledger:
         )
         return _put(event, record, refusable=True)
 
-    def attempt(self, event: Event) -> Item:
+    def attempt(self, event: Event) -> records.Item:
         """A delivery has failed."""
         return _put(event, records.Attempt(event.work.attempts, event.work.position))
 
-    def cancel_wished(self, event: Event) -> Item:
+    def cancel_wished(self, event: Event) -> records.Item:
         """The event was cancelled."""
         return _put(event, records.CancelWish())
 
@@ -96,94 +84,96 @@ class Ledger:
         cause: str,
         now: float,
         follow: Event | None = None,
-    ) -> Item:
+    ) -> records.Item:
         """The end of an event. It also ends the answers that its turn had asked for. Its own answer may become an
         event.
         """
         ended_ms = self._wall_ms(now)
         event.work.cause, event.work.ended_ms = cause, ended_ms
-        record = Finished(_end(state), answer, blob, ended_ms, cause)
+        record = records.Finished(_end(state), answer, blob, ended_ms, cause)
         # An answer that comes into the journal with the same batch ends as well.
         asked_for = [*event.work.answered, *(asked for asked in event.work.requests if asked.ending)]
-        writes: list[Write] = [self._over(asked) for asked in asked_for if asked.end != "dead"]
+        writes: list[records.Write] = [self._over(asked) for asked in asked_for if asked.end != "dead"]
         subject = records.event_subject(event.id)
         waited_for = event.asking is not None and not event.asking.ending
         if state == "dead" or waited_for:
-            writes.append(Put(subject, records.encode(record)))
+            writes.append(records.Put(subject, records.encode(record)))
         else:
             kept = records.encode(record) if event.keeps_answer else None
             large = None if kept is None or blob is None else (blob.file, blob.size)
-            writes.append(Retire(subject, event.content.digest, state, kept, large))
+            writes.append(records.Retire(subject, event.content.digest, state, kept, large))
         if follow is not None:
             writes.extend(self.accepted(follow, now).writes)
-        return Item(tuple(writes))
+        return records.Item(tuple(writes))
 
-    def dealt_with(self, event: Event, how: str) -> Item:
+    def dealt_with(self, event: Event, how: str) -> records.Item:
         """A person has dealt with a dead letter."""
-        return Item((Retire(records.event_subject(event.id), event.content.digest, how),))
+        return records.Item((records.Retire(records.event_subject(event.id), event.content.digest, how),))
 
-    def answer_arrived(self, event_id: str) -> Item:
+    def answer_arrived(self, event_id: str) -> records.Item:
         """A client has read its answer."""
-        return Item((DropAnswer(records.event_subject(event_id)),))
+        return records.Item((records.DropAnswer(records.event_subject(event_id)),))
 
-    def spawned(self, instance: Instance, spawned: Spawned | None) -> Item:
+    def spawned(self, instance: Instance, spawned: Spawned | None) -> records.Item:
         """An instance was spawned, or is forgotten (None)."""
         subject = records.instance_subject(instance.agent, instance.key)
         if spawned is None:
-            return Item((Retire(subject),))
+            return records.Item((records.Retire(subject),))
         cwd, beneath = (None, None) if spawned.cwd is None else (spawned.cwd.path, spawned.cwd.beneath)
         owner, created = (spawned.owner_agent, spawned.owner_key), self._booted_at + spawned.created
-        written = InstanceSpawned(instance.agent, instance.key, *owner, created, cwd, beneath)
-        return Item((Retire(subject), Put(subject, records.encode(written))))
+        written = records.InstanceSpawned(instance.agent, instance.key, *owner, created, cwd, beneath)
+        return records.Item((records.Retire(subject), records.Put(subject, records.encode(written))))
 
-    def tombstone(self, agent: str, key: str, keep_workdir: bool) -> Item:
+    def tombstone(self, agent: str, key: str, keep_workdir: bool) -> records.Item:
         """An instance is to be deleted."""
         record = records.InstanceDeleted(agent, key, keep_workdir)
         subject = records.deleted_subject(agent, key)
-        return Item((Retire(subject), Put(subject, records.encode(record))))
+        return records.Item((records.Retire(subject), records.Put(subject, records.encode(record))))
 
-    def buried(self, agent: str, key: str, *, gone: bool) -> Item:
+    def buried(self, agent: str, key: str, *, gone: bool) -> records.Item:
         """An instance was deleted, or could not be. A deletion is remembered as long as the id of an event."""
         subject = records.deleted_subject(agent, key)
-        return Item((Retire(subject, b"", "deleted") if gone else Retire(subject),))
+        return records.Item((records.Retire(subject, b"", "deleted") if gone else records.Retire(subject),))
 
-    def answer_unwanted(self, event: Event) -> Item:
+    def answer_unwanted(self, event: Event) -> records.Item:
         """The asker of the event, which did not wait for the answer, is gone."""
         return _put(event, records.AnswerUnwanted())
 
-    def awaited_no_more(self, event: Event) -> Item:
+    def awaited_no_more(self, event: Event) -> records.Item:
         """The turn that sent the request does not wait for its answer any more."""
         return _put(event, records.AnswerAwaitedNoMore())
 
-    def deadline_moved(self, event: Event, deadline: float) -> Item:
+    def deadline_moved(self, event: Event, deadline: float) -> records.Item:
         """The event has another deadline."""
         return _put(event, records.DeadlineMoved(self.moment(deadline)))
 
-    def moment(self, at: float) -> Deadline:
+    def moment(self, at: float) -> records.Deadline:
         """A moment of the broker's clock, in the form that is written."""
-        return Deadline(self.boot_id, at, self._booted_at + at)
+        return records.Deadline(self.boot_id, at, self._booted_at + at)
 
-    def on_clock(self, moment: Deadline) -> float:
+    def on_clock(self, moment: records.Deadline) -> float:
         """A written moment, on the broker's clock."""
         return moment.on_clock(self.boot_id, self._booted_at)
 
-    def boot_ms(self, moment: Deadline) -> int:
+    def boot_ms(self, moment: records.Deadline) -> int:
         """The same in milliseconds. 0 for a moment of an earlier boot."""
         return int(moment.boot_s * 1000) if moment.boot_id == self.boot_id else 0
 
-    def epochs(self, top: int) -> Item:
+    def epochs(self, top: int) -> records.Item:
         """Epochs up to `top` may be used from now on."""
-        return Item((Retire(records.EPOCHS), Put(records.EPOCHS, records.encode(EpochsReserved(top)))))
+        return records.Item(
+            (records.Retire(records.EPOCHS), records.Put(records.EPOCHS, records.encode(records.EpochsReserved(top))))
+        )
 
-    def _over(self, event: Event) -> Retire:
-        return Retire(records.event_subject(event.id), event.content.digest, event.end or event.state)
+    def _over(self, event: Event) -> records.Retire:
+        return records.Retire(records.event_subject(event.id), event.content.digest, event.end or event.state)
 
     def _wall_ms(self, now: float) -> int:
         return int((self._booted_at + now) * 1000)
 
 
-def _put(event: Event, record: records.Record, *, refusable: bool = False) -> Item:
-    return Item((Put(records.event_subject(event.id), records.encode(record)),), refusable)
+def _put(event: Event, record: records.Record, *, refusable: bool = False) -> records.Item:
+    return records.Item((records.Put(records.event_subject(event.id), records.encode(record)),), refusable)
 
 
 def _end(state: State) -> records.End:

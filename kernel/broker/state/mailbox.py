@@ -22,7 +22,7 @@ from typing import Final, Generic, TypeVar
 from msgspec import Raw, Struct
 
 from goondan.kernel.broker.state import records
-from goondan.kernel.broker.state.blobs import HeldBlobs, Receiver, size_of
+from goondan.kernel.broker.state.blobs import HeldBlobs, size_of
 from goondan.kernel.broker.state.entities import (
     ANSWER_ROOM,
     Connection,
@@ -524,10 +524,6 @@ class Mailbox:
         self.blobs.release(event.blob)
         self.blobs.release_files(event.files)
         event.blob = event.files = None
-
-    def arrived(self, answer_id: str, *, at: Receiver) -> bool:
-        """The receiver has an answer. True when the kept copy has a file that can go now."""
-        return self.blobs.arrived(answer_id, at=at)
 
     def answer_read(self, answer_id: str) -> None:
         """A turn has read an answer that it may ask for again. From now on only the journal has its bytes."""

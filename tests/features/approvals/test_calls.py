@@ -166,7 +166,7 @@ def test_the_first_decision_counts_and_stands_in_the_audit() -> None:
     assert decide(client)["state"] == decide(client)["state"] == "approved"
     assert decide(client, "no")["code"] == "E_APPROVAL_DECIDED"
     assert decide(client, id="t1/c9")["code"] == "E_APPROVAL_NOT_FOUND"
-    (line,) = bench.router.bus.audit
+    (line,) = bench.router.bus.notices
     (item,) = items(client, all=True)
     assert item["code"] in line and "approved by uid 1000" in line and item["digest"] in line and "coder/k" in line
     assert item["uid"] == 1000

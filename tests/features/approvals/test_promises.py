@@ -93,7 +93,7 @@ def test_the_log_has_a_line_for_what_the_kernel_denied() -> None:
     bench, _, agent, _ = working()
     agent.call(RM)
     bench.later(3601)
-    (line,) = bench.router.bus.audit
+    (line,) = bench.router.bus.notices
     assert "denied by the kernel" in line
     assert "coder/k bash__exec t1/c1" in line
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.kernel.broker.routing.live import MAX_LIVE_BYTES
+from goondan.kernel.broker.routing.clients import MAX_LIVE_BYTES
 from goondan.kernel.broker.state.bus import Lossy
 from goondan.kernel.broker.state.entities import CLIENTS, LIVE_BURST, LIVE_PER_S, Allowance
 from goondan.schemas.wire.codec import decode, encode, to_raw

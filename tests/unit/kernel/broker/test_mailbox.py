@@ -471,8 +471,8 @@ def test_an_answers_file_that_was_sent_is_kept_until_its_receiver_has_it(box: Bo
     box.mailbox.blobs.sent(event.answer_id, blob(3), to="client")
     box.mailbox.finish(event, "done", ANSWER, blob(3))
     assert box.mailbox.blobs.referenced() == {blob(3).file}
-    assert not box.mailbox.arrived(event.answer_id, at="toolhost")
-    assert box.mailbox.arrived(event.answer_id, at="client")
+    assert not box.mailbox.blobs.arrived(event.answer_id, at="toolhost")
+    assert box.mailbox.blobs.arrived(event.answer_id, at="client")
     assert box.mailbox.blobs.removable == [blob(3).file]
 
 
