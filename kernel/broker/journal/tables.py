@@ -58,14 +58,17 @@ INSERT INTO meta VALUES (1, 0, 0, 0, 0, 0);
 
 
 class Meta(Struct):
-    """The row of `meta`: number of the last write, running digest, ids in `ended`, bytes of `answers` in all, and of
-    those of them that lie in files.
-    """
+    """The row of `meta`."""
 
+    #: The number of the last write.
     last: int
+    #: The running digest of all writes.
     digest: int
+    #: How many ids `ended` has.
     ended: int
+    #: Bytes of `answers` in all.
     answer_bytes: int
+    #: Those of them that lie in files.
     large_bytes: int
 
     def put(self, db: sqlite3.Connection) -> None:

@@ -141,17 +141,22 @@ _STALE: Final = 64
 
 
 class _Root(Struct, Generic[Key]):
-    """Those that wait for one root of one session. `turn` orders equal ones: the one that was served last is last."""
+    """Those that wait for one root of one session."""
 
+    #: Orders equal ones: the one that was served last is last.
     turn: int
+    #: Those that wait.
     keys: dict[Key, None] = {}
 
 
 class _Session(Struct, Generic[Key]):
-    """The waiting roots of one session. `heap` has (amount that the root holds, its turn, its name)."""
+    """The waiting roots of one session."""
 
+    #: As that of a root.
     turn: int
+    #: By name.
     roots: dict[str, _Root[Key]] = {}
+    #: Amount that the root holds, its turn, its name.
     heap: list[tuple[int, int, str]] = []
 
 
@@ -162,9 +167,11 @@ class First(Struct, Generic[Key]):
     weight: int
     #: Orders equal weights: the lower one is first.
     turn: int
-    #: Who it is, and for which session and root it waits.
+    #: Who it is.
     key: Key
+    #: The session that it is counted with.
     session: str
+    #: The root that it is counted with.
     root: str
 
 
@@ -289,7 +296,9 @@ LENT_SPARE: Final = 128
 class _Lender(Struct, Generic[Key]):
     """A turn that waits, and those that it waits for."""
 
+    #: Its root.
     root: str
+    #: How many turns wait in a row for each that wants its place.
     depth: int
     #: Those that want its place.
     waiting: dict[Key, None] = {}
