@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from goondan.agentproc.conversation.store import ConversationStore, StoredEvent
-from goondan.agentproc.extensions.pipeline import MiddlewareError
+from goondan.agentproc.extensions.points.pipeline import MiddlewareError
 from goondan.agentproc.machine.messages import Append, Message, MessageEvent, fold
 from goondan.agentproc.machine.turn import BeginCall, Resume
 from goondan.schemas.wire.codec import DECODE_ERRORS, check_depth, check_json, describe_decode_error, encode_value

@@ -28,8 +28,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from goondan.agentproc.extensions.results import output_of, tool_error_of
-from goondan.agentproc.extensions.step_changes import source_of
+from goondan.agentproc.extensions.points.results import output_of, source_of, tool_error_of
 from goondan.agentproc.machine.turn import AskedCall
 from goondan.schemas.bundle.address import SEPARATOR, is_shown_name, parse_tool_name, shown_tool_name
 from goondan.schemas.bundle.arguments import compile_arguments

@@ -26,8 +26,8 @@ from functools import lru_cache
 from inspect import isawaitable
 from typing import Any, Final
 
-from goondan.agentproc.extensions.patience import is_ending
-from goondan.agentproc.extensions.results import output_of
+from goondan.agentproc.extensions.engine import is_ending
+from goondan.agentproc.extensions.points.results import output_of
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import fail

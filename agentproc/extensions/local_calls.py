@@ -28,11 +28,10 @@ from msgspec import Struct
 
 from goondan.agentproc.calls.caller import CallContext, OpenCalls, call_time_left, failed_result
 from goondan.agentproc.conversation.store import ConversationStore
-from goondan.agentproc.extensions.api import ConsoleLogger
-from goondan.agentproc.extensions.asking import Agents
+from goondan.agentproc.extensions.api import Agents, ConsoleLogger
 from goondan.agentproc.extensions.dynamic_tools import DynamicTool, Handler
-from goondan.agentproc.extensions.patience import is_ending
-from goondan.agentproc.extensions.results import bad_output, output_of, tool_error_of
+from goondan.agentproc.extensions.engine import is_ending
+from goondan.agentproc.extensions.points.results import bad_output, output_of, tool_error_of
 from goondan.agentproc.machine.catalog import Allowed, StepCatalog
 from goondan.agentproc.machine.denied_calls import REFUSED
 from goondan.agentproc.machine.messages import Message, error_result

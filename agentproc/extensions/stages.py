@@ -1,11 +1,12 @@
-"""The middleware around one running turn. Each chain is a task, and its progress becomes inputs of the turn machine.
+"""The handlers of extensions in one running turn: middleware around it, its steps and its calls, and the points inside.
+Each chain is a task, and its progress becomes inputs of the turn machine.
 
 The machine says when a chain begins (`EnterTurn`, `EnterStep`, each tool call) and when its core is done (`LeaveTurn`,
 `LeaveStep`, the call's result). This module runs the chain around a core that waits for that. When a chain fails, or
 returns before its core is done, that is an input as well. So the rules of a turn stay in turn.py.
 
-Source: docs/design/turns.md section 8; requirements CALL-09 to CALL-14, PIPELINE-02, PIPELINE-14,
-CONTEXT-10.
+Source: docs/design/turns.md section 8; requirements CALL-09 to CALL-14, PIPELINE-02, PIPELINE-10 to PIPELINE-25,
+COMPAT-03, CONFIG-03, CONTEXT-10, RECONCILE-01.
 """
 
 from __future__ import annotations
@@ -19,25 +20,42 @@ from typing import Any, Final, TypeVar
 
 from goondan.agentproc.context.estimate import NO_WISHES, Wishes
 from goondan.agentproc.conversation.transcript import Transcript, read_event
-from goondan.agentproc.extensions.asking import Asking
-from goondan.agentproc.extensions.contexts import binding
-from goondan.agentproc.extensions.pipeline import Kind, Layer, LayerFailed, MiddlewareError, Pipeline, Watch, run
-from goondan.agentproc.extensions.point_stages import PointStages
-from goondan.agentproc.extensions.results import (
+from goondan.agentproc.extensions.api import Asking
+from goondan.agentproc.extensions.dynamic_tools import DynamicTools
+from goondan.agentproc.extensions.engine import LayerFailed, Watch, run
+from goondan.agentproc.extensions.loaded import Extensions
+from goondan.agentproc.extensions.points.contexts import (
+    UNCHANGED,
+    CallScope,
+    Execution,
+    PointContext,
+    Resource,
+    StepScope,
+    TurnScope,
+    View,
+    binding,
+)
+from goondan.agentproc.extensions.points.pipeline import Kind, Layer, MiddlewareError, Pipeline
+from goondan.agentproc.extensions.points.results import (
     StepResult,
     ToolCallResult,
     TurnResult,
     accepted,
+    changed_answer,
     changed_end,
+    check_rest,
     error_of,
     given_error,
     json_copy,
     step_result,
+    told_answer,
     tool_error_of,
     turn_result,
+    wanted_extensions,
+    wanted_system,
+    wanted_tools,
     wire_result,
 )
-from goondan.agentproc.extensions.scopes import UNCHANGED, CallScope, Execution, StepScope, TurnScope, View
 from goondan.agentproc.machine.catalog import Catalog, StepCatalog
 from goondan.agentproc.machine.denied_calls import REFUSED
 from goondan.agentproc.machine.messages import Append, Message, ToolCallPart, error_result
@@ -48,10 +66,16 @@ from goondan.schemas.bundle.launch import CatalogItem, ToolChoice
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, ToolError, ToolResult
 
+#: How often `step.llmError` may ask the model again in one step. A call that fails a fourth time in a row is seldom
+#: cured by asking again, and each try costs money.
+MAX_ASKED_AGAIN: Final = 3
 #: How long turn middleware may take behind its next() (seconds). The answer waits for it.
 AFTER_TURN_S: Final = 30.0
 
 log = logging.getLogger("agentproc")
+
+#: One try of a model call, with these blocks and this catalog. Raises GoondanError.
+Ask = Callable[[list[dict[str, Any]], list[CatalogItem]], Awaitable[ModelAnswer]]
 
 R = TypeVar("R", TurnResult, StepResult, ToolCallResult)
 
@@ -60,16 +84,18 @@ _unwinding: set[asyncio.Task[None]] = set()
 
 
 class Stages:
-    """The chains of one turn. `push` gives the turn machine an input. `use` gives the run the catalog of its step.
-    `lost` is called when the lease is gone. The turn's extensions ask other agents through `asking`, and the agent's
-    own model through `ask_aside`.
+    """The chains of one turn, which begins with the configuration `in_force`. `push` gives the turn machine an input.
+    `use` gives the run the catalog of its step. `lost` is called when the lease is gone. The turn's extensions ask
+    other agents through `asking`, and the agent's own model through `ask_aside`.
     """
 
     def __init__(
         self,
         pipeline: Pipeline,
-        points: PointStages,
+        tools: DynamicTools,
+        extensions: Extensions,
         watch: Watch,
+        in_force: InForce,
         catalog: Catalog,
         transcript: Transcript,
         execution: Execution,
@@ -82,8 +108,10 @@ class Stages:
         ask_aside: Callable[[str, str | None, int], Awaitable[str]],
     ) -> None:
         self._pipeline = pipeline
-        self._points = points
+        self._tools = tools
+        self._extensions = extensions
         self._watch = watch
+        self._in_force = in_force
         self._catalog = catalog
         self._transcript = transcript
         self._push = push
@@ -99,9 +127,9 @@ class Stages:
             self._emit,
             asking.at,
             ask_aside,
-            points.new_config,
-            points.dotted,
-            *points.documents(),
+            self._new_config,
+            lambda: tools.dotted,
+            *_documents(in_force),
         )
         self._turn_end: asyncio.Future[End] | None = None
         self._turn_task: asyncio.Task[None] | None = None
@@ -135,7 +163,7 @@ class Stages:
             end = await self._turn_end
             core_end.append(end)
             self._turn.result = result = turn_result(turn_id, end, self._transcript.own_messages)
-            await self._points.mutate("turn.post", self._turn)
+            await self._mutate("turn.post", self._turn)
             return result
 
         def failed(layer: Layer | None, error: BaseException) -> TurnResult:
@@ -185,12 +213,15 @@ class Stages:
         self._step_task = self._loop.create_task(self._begin_step(step, in_force))
 
     async def _begin_step(self, step: int, in_force: InForce) -> None:
+        if in_force.spec is not self._in_force.spec:
+            self._turn.swarm, self._turn.agent = _documents(in_force)
+        self._in_force = in_force
         try:
-            await self._points.begin_step(self._turn, in_force)
+            await self._extensions.settle(in_force.extensions)
         except GoondanError as error:
             self._push(StepLeft(False, error.info))
             return
-        scope = self._step = StepScope(self._turn, step - 1, self._catalog, self._points.new_config())
+        scope = self._step = StepScope(self._turn, step - 1, self._catalog, self._new_config())
         await self._run_step(scope)
 
     def leave_step(self, leave: LeaveStep) -> None:
@@ -203,11 +234,11 @@ class Stages:
 
         async def core() -> StepResult:
             try:
-                await self._points.reconcile(scope)
+                await self._configure(scope)
             except GoondanError as error:
                 return StepResult(status="failed", error=error.info)
             for point in ("step.tools", "step.blocks"):
-                await self._points.mutate(point, scope)
+                await self._mutate(point, scope)
             self._use(scope.settle_catalog())
             self._step_end = self._loop.create_future()
             self._push(StepEntered())
@@ -215,7 +246,7 @@ class Stages:
             if leave.error is not None:
                 core_error.append(leave.error)
             scope.result = result = step_result(leave)
-            await self._points.mutate("step.post", scope)
+            await self._mutate("step.post", scope)
             return result
 
         def failed(layer: Layer | None, error: BaseException) -> StepResult:
@@ -225,6 +256,36 @@ class Stages:
         goes_on = bool(result.should_continue)
         error = None if goes_on or result.error in core_error else given_error(result.error)
         self._push(StepLeft(goes_on, error))
+
+    async def _configure(self, step: StepScope) -> None:
+        """Run `step.config`, and apply its choice of extensions, tools and prompt.
+
+        Raises LayerFailed, and GoondanError E_EXTENSION_FAILED.
+        """
+        extensions, handlers = self._in_force.extensions, self._pipeline.at("step.config")
+        if not handlers and self._extensions.fit(extensions):
+            return
+        known = {extension.name: extension for extension in extensions}
+        for layer in handlers:
+            await run((layer,), binding(step), _nothing, self._watch)
+            config = step.effective_config
+            try:
+                extensions = wanted_extensions(config, known)
+                step.system = wanted_system(config)
+                check_rest(config, self._in_force.config)
+                if config["tools"] != self._in_force.config["tools"]:
+                    tools = wanted_tools(config, step.bound)
+                    named = {item.name for item in tools}
+                    step.tool_catalog = [*tools, *(item for item in self._tools.exposed if item.name not in named)]
+                    step.settle_catalog()
+            except MiddlewareError as error:
+                raise LayerFailed(layer, error) from None
+        before = set(self._tools.names)
+        await self._extensions.reconcile(extensions)
+        now = set(self._tools.names)
+        if before != now:  # extensions came or went, and their tools with them
+            kept = [item for item in step.tool_catalog if item.name not in before - now]
+            step.tool_catalog = [*kept, *(item for item in self._tools.exposed if item.name not in before)]
 
     # --- the model call
 
@@ -255,7 +316,7 @@ class Stages:
     @property
     def wraps_model(self) -> bool:
         """Whether any handler wraps the model call of the running step."""
-        return self._step is not None and self._points.wraps_model
+        return self._step is not None and bool(self._pipeline.at("step.llmCall") or self._pipeline.at("step.llmError"))
 
     async def ask_model(
         self, ask: Callable[[list[dict[str, Any]], StepCatalog], Awaitable[ModelAnswer]]
@@ -270,9 +331,50 @@ class Stages:
             return await ask(blocks, catalog)
 
         try:
-            return await self._points.ask_model(self._step, attempt)
+            return await self._ask_in_wraps(self._step, attempt)
         except LayerFailed as fault:
             raise GoondanError(_report(fault.layer, "step", fault.error)) from None
+
+    async def _ask_in_wraps(self, step: StepScope, ask: Ask) -> ModelAnswer:
+        """Run the model call inside its wraps. `step.llmError` may have it asked again, within its limit.
+
+        Raises the exception of the last try (GoondanError), and LayerFailed.
+        """
+        asked_again = 0
+        answers: list[ModelAnswer] = []
+
+        async def attempt(given: PointContext) -> PointContext:
+            given.store()
+            answer = await ask(step.blocks, step.tool_catalog)
+            answers[:] = [answer]
+            return given.replace(llm_result=told_answer(answer))
+
+        async def call(given: PointContext) -> PointContext:
+            return await self._wrapped(self._pipeline.at("step.llmCall"), given.at("step.llmCall"), attempt)
+
+        async def again(given: PointContext) -> PointContext:
+            nonlocal asked_again
+            asked_again += 1
+            made = await call(given.replace(llm_error=None))
+            return made.at("step.llmError").replace(llm_error=given["llm_error"])
+
+        rescuers = self._pipeline.at("step.llmError")
+        failure: GoondanError | None = None
+        while True:
+            before = asked_again
+            step.llm_result, step.llm_error = None, None if failure is None else failure.info
+            context = PointContext(step, "step.llmError")
+            try:
+                context = await (call(context) if failure is None else self._wrapped(rescuers, context, again))
+            except GoondanError as error:
+                wanted = failure is None or asked_again > before
+                failure = error
+                if rescuers and wanted and asked_again < MAX_ASKED_AGAIN:
+                    continue
+                raise
+            if context["llm_result"] is None:  # nobody wants to ask again
+                raise failure or AssertionError("a wrap of step.llmCall gives an answer")
+            return changed_answer(context["llm_result"], answers[0] if answers else None)
 
     def _stop_step(self) -> None:
         for task in (self._step_task, *self._calls.values()):
@@ -311,7 +413,7 @@ class Stages:
                 return ToolCallResult.of(part.tool_call_id, part.tool_name, await waiter)
 
             async def core() -> ToolCallResult:
-                return await (call() if scope.step is None else self._points.call(scope, call))
+                return await (call() if scope.step is None else self._call_in_wraps(scope, call))
 
             def failed(layer: Layer | None, error: BaseException) -> ToolCallResult:
                 told = error_result(_call_error(layer, error))
@@ -324,6 +426,22 @@ class Stages:
             done(wire_result(result, limit))
 
         self._calls[part.tool_call_id] = self._loop.create_task(chain())
+
+    async def _call_in_wraps(self, call: CallScope, core: Callable[[], Awaitable[ToolCallResult]]) -> ToolCallResult:
+        """Run the call inside the wraps of `toolCall.exec`, then `toolCall.post`. Raises LayerFailed."""
+        wraps, posts = self._pipeline.at("toolCall.exec"), self._pipeline.at("toolCall.post")
+        if not wraps and not posts:
+            return await core()
+
+        async def make(given: PointContext) -> PointContext:
+            return given.replace(tool_result=await core())
+
+        context = await self._wrapped(wraps, PointContext(call, "toolCall.exec"), make)
+        context.store()
+        await self._mutate("toolCall.post", call)
+        if call.result is None:
+            raise AssertionError("every wrap makes a result, and every mutator keeps one")
+        return call.result
 
     def drop_calls(self, tool_call_ids: Sequence[str]) -> None:
         """Give these calls up: their results are not wanted any more."""
@@ -341,6 +459,24 @@ class Stages:
 
     # --- inside
 
+    def _new_config(self) -> dict[str, Any]:
+        """The configuration of a step that begins, as a copy that its handlers may change."""
+        return json_copy(self._in_force.config) if self._pipeline.uses_points else {}
+
+    async def _mutate(self, point: str, scope: Any) -> None:
+        """Run the mutators of a point. Raises LayerFailed."""
+        if layers := self._pipeline.at(point):
+            await run(layers, binding(scope), _nothing, self._watch)
+
+    async def _wrapped(
+        self,
+        layers: Any,
+        given: PointContext,
+        core: Callable[[PointContext], Any],
+    ) -> PointContext:
+        """Run `core` inside the wraps of a point. Each of the two makes a context of the one that it gets."""
+        return await run(layers, binding(None), core, self._watch, given=given) if layers else await core(given)
+
     def _emit(self, extension: str, event: Any) -> None:
         self._emitted += 1
         try:
@@ -349,6 +485,15 @@ class Stages:
             if error.info.code == "E_LEASE_LOST":
                 self._lost()
             raise
+
+
+async def _nothing(_: Any) -> None:
+    """What lies inside of mutators."""
+
+
+def _documents(in_force: InForce) -> tuple[Resource, Resource]:
+    """The documents of the Swarm and of the agent, as written."""
+    return Resource(in_force.spec.swarm), Resource(in_force.spec.resource)
 
 
 def _cancel(task: asyncio.Task[None] | None) -> None:

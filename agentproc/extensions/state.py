@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
 
-from goondan.agentproc.extensions.results import output_of
+from goondan.agentproc.extensions.points.results import output_of
 from goondan.schemas.bundle.address import path_segment
 from goondan.schemas.wire.errors import GoondanError, fail
 

@@ -21,10 +21,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 from msgspec import Struct
 
-from goondan.agentproc.extensions.contexts import binding
+from goondan.agentproc.extensions.engine import Watch, run
 from goondan.agentproc.extensions.events import EventBus
-from goondan.agentproc.extensions.pipeline import Layer, Pipeline, Watch, run
-from goondan.agentproc.extensions.scopes import WorkspaceScope
+from goondan.agentproc.extensions.points.contexts import WorkspaceScope, binding
+from goondan.agentproc.extensions.points.pipeline import Layer, Pipeline
 from goondan.schemas.text.visible import visible_line
 
 #: The largest `config` or `HEAD` (bytes). A larger one is not read, and the repository then has no metadata.

@@ -62,7 +62,7 @@ _MAX_NAME: Final = 170
 #: Hexadecimal digits of the digest in an id, enough that two questions of one call never have the same digits by
 #: chance.
 _ID_DIGITS: Final = 24
-#: The beginning of the names of questions that extensions ask (extensions/asking.py): around a turn or a step, or in a
+#: The beginning of the names of questions that extensions ask (extensions/api.py): around a turn or a step, or in a
 #: call. The id of a call may hold any character, so its length stands before it.
 _PLACE: Final = re.compile(r"@(?:turn|step(?P<step>\d{1,9})|call(?P<length>\d{1,4}))\.")
 #: The longest name of an agent in a message (characters). A model may have written any text as a name.

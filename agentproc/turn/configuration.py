@@ -26,7 +26,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from goondan.agentproc.conversation.store import ConversationStore
-from goondan.agentproc.extensions.step_changes import with_config
+from goondan.agentproc.extensions.points.results import with_config
 from goondan.agentproc.machine.catalog import Catalog
 from goondan.schemas.bundle.effective_config import (
     Applied,

@@ -18,11 +18,10 @@ from goondan.agentproc.calls.swarm import DELEGATION_RESULT, AskingLink
 from goondan.agentproc.conversation.files import InstanceFiles
 from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
+from goondan.agentproc.extensions.engine import Watch
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.extensions.loaded import Extensions, InstancePaths
-from goondan.agentproc.extensions.patience import Watch
-from goondan.agentproc.extensions.pipeline import Pipeline
-from goondan.agentproc.extensions.point_stages import PointStages
+from goondan.agentproc.extensions.points.pipeline import Pipeline
 from goondan.agentproc.extensions.workspaces import Workspaces
 from goondan.agentproc.http import make_provider
 from goondan.agentproc.machine.catalog import Catalog
@@ -32,7 +31,7 @@ from goondan.agentproc.model.context import ContextMemory
 from goondan.agentproc.providers.base import SHORTEST_SAID, Provider, redactor_of
 from goondan.agentproc.start.blocked_loop import LoopWatch
 from goondan.agentproc.start.log import KnownSecrets
-from goondan.agentproc.turn.configuration import Configuration, InForce
+from goondan.agentproc.turn.configuration import Configuration
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.bundle.launch import AgentSpec, ModelSpec, OutputSpec
 from goondan.schemas.system.trace_index import IndexRow, TraceIndex
@@ -124,10 +123,6 @@ class Instance:
         but not its model.
         """
         return self.config.current.spec
-
-    def points(self, in_force: InForce) -> PointStages:
-        """The points of one turn, which begins with this configuration."""
-        return PointStages(self.pipeline, self.tools, self.extensions, in_force, self.watch)
 
     def redact(self, text: str) -> str:
         """A text without the secrets of the agent's model, and without the tokens of its extensions."""

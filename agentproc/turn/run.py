@@ -27,8 +27,8 @@ from goondan.agentproc.calls.here import OwnCalls
 from goondan.agentproc.calls.of_turn import TurnCalls
 from goondan.agentproc.conversation.store import ConversationStore, TurnRow
 from goondan.agentproc.conversation.transcript import Transcript, resumption
-from goondan.agentproc.extensions.pipeline import Layer
-from goondan.agentproc.extensions.scopes import Execution
+from goondan.agentproc.extensions.points.contexts import Execution
+from goondan.agentproc.extensions.points.pipeline import Layer
 from goondan.agentproc.extensions.stages import Stages
 from goondan.agentproc.machine.answers import TurnUsage, answer_payload, done_frame, failed, told_event, turn_id
 from goondan.agentproc.machine.messages import Append, Presented
@@ -179,8 +179,10 @@ class TurnRun:
         if self._wraps_steps or not instance.pipeline.empty:
             self._stages = Stages(
                 instance.pipeline,
-                instance.points(self._config.in_force),
+                instance.tools,
+                instance.extensions,
                 instance.watch,
+                self._config.in_force,
                 instance.catalog,
                 self._transcript,
                 Execution(instance.spec.name, instance.instance_key, name, self._trace_id),

@@ -23,7 +23,7 @@ import msgspec
 
 from goondan.agentproc.calls.caller import OpenCalls
 from goondan.agentproc.context.estimate import FIRST_SURELY
-from goondan.agentproc.extensions.results import tool_error_of
+from goondan.agentproc.extensions.points.results import tool_error_of
 from goondan.agentproc.machine.catalog import Allowed
 from goondan.agentproc.machine.messages import error_result
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, limited_output, output_limit

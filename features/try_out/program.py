@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from goondan.agentproc.conversation.store import ConversationStore
-from goondan.agentproc.extensions.pipeline import KINDS, POINTS
+from goondan.agentproc.extensions.points.pipeline import KINDS, POINTS
 from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
 from goondan.agentproc.turn.instance import Instance

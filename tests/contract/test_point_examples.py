@@ -12,7 +12,7 @@ import pytest
 from msgspec import Struct
 
 from goondan.agentproc.conversation.store import ConversationStore
-from goondan.agentproc.extensions.pipeline import POINTS
+from goondan.agentproc.extensions.points.pipeline import POINTS
 from goondan.agentproc.machine.messages import encode_message
 from goondan.agentproc.providers.base import ModelRequest
 from goondan.agentproc.turn.instance import Instance

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from goondan.agentproc.extensions.contexts import StepContext
-from goondan.agentproc.extensions.results import StepResult
+from goondan.agentproc.extensions.points.contexts import StepContext
 from goondan.schemas.wire.blobs import describe
 from goondan.schemas.wire.frames import OPERATOR, FilePart, Source
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says
@@ -30,7 +30,7 @@ async def test_a_file_to_which_no_message_refers_goes_with_the_next_process(make
     assert kept.read_bytes() == content
     forgetful = make(link, FakeModel(says("gone")))
 
-    async def forget(ctx: StepContext) -> StepResult:
+    async def forget(ctx: StepContext) -> Any:
         ctx.emit_message_event({"type": "truncate"})
         return await ctx.next()
 

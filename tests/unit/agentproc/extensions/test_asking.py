@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.extensions.pipeline import MiddlewareError
+from goondan.agentproc.extensions.points.pipeline import MiddlewareError
 from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError

@@ -13,8 +13,8 @@ import pytest
 
 from goondan.agentproc.extensions.api import ExtensionApi
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
-from goondan.agentproc.extensions.scopes import Resource
-from goondan.agentproc.extensions.step_changes import read_items
+from goondan.agentproc.extensions.points.contexts import Resource
+from goondan.agentproc.extensions.points.results import read_items
 from goondan.agentproc.machine.catalog import Catalog
 from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.address import instance_workdir

@@ -12,7 +12,7 @@ from goondan.agentproc.extensions import loaded as load_module
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.extensions.loaded import Extensions, InstancePaths
-from goondan.agentproc.extensions.pipeline import Pipeline
+from goondan.agentproc.extensions.points.pipeline import Pipeline
 from goondan.agentproc.turn.configuration import Configuration
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.wire.errors import GoondanError

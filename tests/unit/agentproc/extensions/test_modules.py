@@ -15,7 +15,7 @@ from types import ModuleType
 
 import pytest
 
-from goondan.agentproc.extensions import modules
+from goondan.agentproc.extensions import loaded
 from goondan.schemas.bundle.launch import ExtensionSpec
 
 NUMBERS = count()
@@ -25,7 +25,7 @@ NUMBERS = count()
 def clean() -> Iterator[None]:
     before, path = set(sys.modules), list(sys.meta_path)
     yield
-    modules._folders.clear()
+    loaded._folders.clear()
     sys.meta_path[:] = path
     for name in set(sys.modules) - before:
         del sys.modules[name]
@@ -44,7 +44,7 @@ def entry(folder: Path, code: str, recorded: list[str] | None = None) -> ModuleT
             if (folder / name).exists()
         }
     spec = ExtensionSpec(name="x", entry=str(folder / "main.py"), resource={}, modules=known)
-    return modules.import_entry(spec, f"goondan_test_extension_{next(NUMBERS)}")
+    return loaded.import_entry(spec, f"goondan_test_extension_{next(NUMBERS)}")
 
 
 def plant_compiled(source: Path, code: str) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.extensions import patience as patience_module
-from goondan.agentproc.extensions.patience import Watch
-from goondan.agentproc.extensions.pipeline import Layer
+from goondan.agentproc.extensions import engine as patience_module
+from goondan.agentproc.extensions.engine import Watch
+from goondan.agentproc.extensions.points.pipeline import Layer
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, api_of, settle, the_answer
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.agentproc.extensions.patience import Watch
-from goondan.agentproc.extensions.pipeline import Layer, MiddlewareError, Pipeline, run
+from goondan.agentproc.extensions.engine import Watch, run
+from goondan.agentproc.extensions.points.pipeline import Layer, MiddlewareError, Pipeline
 from goondan.schemas.wire.errors import GoondanError
 
 

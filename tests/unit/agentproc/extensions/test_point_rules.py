@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.extensions import stages
-from goondan.agentproc.extensions.pipeline import POINTS, Layer, run
-from goondan.agentproc.extensions.point_stages import PointStages
+from goondan.agentproc.extensions.engine import run
+from goondan.agentproc.extensions.points.pipeline import POINTS, Layer
 from tests.unit.agentproc.extensions.test_points import pipelines, result_of
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
 from tests.unit.agentproc.turns import Make, code_of, the_answer
@@ -182,7 +182,7 @@ async def test_a_fault_of_the_engine_itself_hangs_nobody(
     api = pipelines(runner)
     if point == "step.llmCall":
         api.wrap(point, lambda ctx, proceed: proceed(ctx))
-        monkeypatch.setattr(PointStages, "ask_model", breaks)
+        monkeypatch.setattr(stages.Stages, "_ask_in_wraps", breaks)
     else:
         for name in ("turn.pre", "step.pre", "toolCall.pre"):
             api.mutate(name, lambda ctx: ctx)

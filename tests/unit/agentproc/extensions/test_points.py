@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.extensions.api import PipelinesApi
-from goondan.agentproc.extensions.contexts import FIELDS
-from goondan.agentproc.extensions.pipeline import POINTS, Pipeline
-from goondan.agentproc.extensions.results import LlmResult, ToolCall, ToolCallResult
+from goondan.agentproc.extensions.points.contexts import FIELDS
+from goondan.agentproc.extensions.points.pipeline import POINTS, Pipeline
+from goondan.agentproc.extensions.points.results import LlmResult, ToolCall, ToolCallResult
 from goondan.agentproc.machine.messages import AssistantData, ToolData, UserData
 from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import ModelAnswer

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.extensions.contexts import StepContext
-from goondan.agentproc.extensions.results import StepResult
+from goondan.agentproc.extensions.points.contexts import StepContext
 from goondan.schemas.bundle.launch import ForcedTool
 from goondan.schemas.wire.errors import GoondanError
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
@@ -36,7 +35,7 @@ async def test_step_middleware_chooses_for_its_step(make: Make) -> None:
     chosen: list[Any] = ["none", {"tool": "x__y"}, None]
     refused: list[str] = []
 
-    async def layer(ctx: StepContext) -> StepResult:
+    async def layer(ctx: StepContext) -> Any:
         for wrong in ("always", {"tool": ""}, {"name": "x"}, 3):
             with pytest.raises(GoondanError) as raised:
                 ctx.tool_choice = wrong  # type: ignore[assignment]

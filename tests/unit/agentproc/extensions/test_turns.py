@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from goondan.agentproc.extensions import stages as stages_module
-from goondan.agentproc.extensions.pipeline import MiddlewareError
-from goondan.agentproc.extensions.results import StepResult, ToolCallResult, TurnResult
+from goondan.agentproc.extensions.points.pipeline import MiddlewareError
+from goondan.agentproc.extensions.points.results import StepResult, ToolCallResult, TurnResult
 from goondan.agentproc.machine.messages import AssistantData, Message, UserData, is_presentable
 from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec

@@ -1,0 +1,1 @@
+"""What extensions register, see and give back, without their calls: all of it is pure."""
