@@ -8,7 +8,6 @@ Source: docs/design/turns.md section 11; docs/design/commands.md section 9.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
@@ -21,7 +20,7 @@ from goondan.kernel.cli.commands.instances import begun, delete_instance
 from goondan.kernel.cli.console.conversation import Conversation, messages_text
 from goondan.kernel.cli.output import can_ask, confirmed, emit
 from goondan.kernel.cli.plain import one_line
-from goondan.kernel.cli.session import Session
+from goondan.kernel.cli.session import over_session
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import OPERATOR_RESET, OPERATOR_UNDO, ConversationEdited
 
@@ -100,13 +99,5 @@ def _perform(
 ) -> ConversationEdited:
     """Have the agent change its conversation. Raises GoondanError E_INSTANCE_NOT_FOUND for one that nobody began."""
     place, _ = begun(agent, key, bundle)
-    kernel = attach_or_start(place, ())
-
-    async def changed() -> ConversationEdited:
-        async with Session(kernel) as session:
-            return await change(Conversation(session, place.state_dir, agent, key))
-
-    try:
-        return asyncio.run(changed())
-    finally:
-        kernel.finish()
+    with attach_or_start(place, ()) as kernel:
+        return over_session(kernel, lambda session: change(Conversation(session, place.state_dir, agent, key)))

@@ -7,6 +7,8 @@ Source: docs/oauth.md.
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
@@ -14,8 +16,11 @@ from typing import Any, Final
 import click
 
 from goondan.kernel.cli import options
+from goondan.kernel.cli.attach import attach_or_start
 from goondan.kernel.cli.output import emit, write
-from goondan.kernel.cli.session import Session
+from goondan.kernel.cli.session import Interrupts, Session, over_session
+from goondan.kernel.cli.state import locate
+from goondan.schemas.wire.errors import fail
 
 #: How long an answer may take (seconds): longer than the broker waits for the process that holds tokens.
 _PATIENCE_S: Final = 70.0
@@ -86,8 +91,6 @@ def list_(bundle: str | None, policy: str | None, trust: bool) -> None:
 @options.json
 def revoke(app: str, subject: str | None, bundle: str | None, policy: str | None, trust: bool) -> int:
     """Forget the tokens of an OAuthApp, and have its server forget them. Exit status 1 if the server did not."""
-    from goondan.schemas.wire.errors import fail
-
     name = _name_of(app)
     done = _with_kernel(
         lambda session: session.admin({"op": "auth.revoke", "app": name, "subject": subject}, _PATIENCE_S),
@@ -143,30 +146,18 @@ def _with_kernel(
     policy: str | None,
     trust: bool,
 ) -> dict[str, Any]:
-    import asyncio
-    import signal
+    async def until_signal(session: Session) -> dict[str, Any]:
+        task = asyncio.ensure_future(ask(session))
+        with Interrupts(task.cancel, signal.SIGINT, signal.SIGTERM) as interrupts:
+            try:
+                return await task
+            except asyncio.CancelledError:
+                if interrupts.number:
+                    raise SystemExit(interrupts.status) from None
+                raise
 
-    from goondan.kernel.cli.attach import attach_or_start
-    from goondan.kernel.cli.session import Interrupts, Session
-    from goondan.kernel.cli.state import locate
-
-    kernel = attach_or_start(locate(bundle, policy, trust=trust), ())
-
-    async def go() -> dict[str, Any]:
-        async with Session(kernel) as session:
-            task = asyncio.ensure_future(ask(session))
-            with Interrupts(task.cancel, signal.SIGINT, signal.SIGTERM) as interrupts:
-                try:
-                    return await task
-                except asyncio.CancelledError:
-                    if interrupts.number:
-                        raise SystemExit(interrupts.status) from None
-                    raise
-
-    try:
-        return asyncio.run(go())
-    finally:
-        kernel.finish()
+    with attach_or_start(locate(bundle, policy, trust=trust), ()) as kernel:
+        return over_session(kernel, until_signal)
 
 
 COMMANDS: Final[Mapping[str, click.Command]] = {"auth": auth}

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
@@ -217,7 +217,9 @@ def end_of(pidfd: int, state_dir: str, timeout_s: float = STOP_S, *, leftovers: 
 
 
 class Kernel:
-    """A running kernel, for as long as this command uses it. `pidfd` is readable when it is gone."""
+    """A running kernel, for as long as this command uses it: a context, at whose end it is let go. `pidfd` is readable
+    when the kernel is gone.
+    """
 
     def __init__(self, place: BundleTarget, pidfd: int) -> None:
         self.place = place
@@ -232,6 +234,12 @@ class Kernel:
     def model(self) -> str | None:
         """The entry agent's model in a few words. None when it is not known."""
         return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.finish()
 
     def finish(self) -> None:
         """Let the kernel go. If it ends with this command, or has ended, it is gone when this method returns.

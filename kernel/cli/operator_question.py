@@ -79,26 +79,16 @@ def ask_broker(bundle: str | None, question: Mapping[str, Any], answer_s: float 
     from goondan.kernel.cli.state import locate
 
     check_texts(question)
-    kernel = attach(locate(bundle))
-    try:
+    with attach(locate(bundle)) as kernel:
         return ask_kernel(kernel, question, answer_s)
-    finally:
-        kernel.finish()
 
 
 def ask_kernel(kernel: Kernel, question: Mapping[str, Any], answer_s: float = ANSWER_S) -> dict[str, Any]:
     """Ask the broker of a kernel that the command holds already. The command still holds it afterwards."""
-    import asyncio
-
-    from goondan.kernel.cli.session import WELCOME_S, Session
+    from goondan.kernel.cli.session import WELCOME_S, over_session
 
     check_texts(question)
-
-    async def ask() -> dict[str, Any]:
-        async with Session(kernel, min(answer_s, WELCOME_S)) as session:
-            return await session.admin(dict(question), answer_s)
-
-    return asyncio.run(ask())
+    return over_session(kernel, lambda session: session.admin(dict(question), answer_s), min(answer_s, WELCOME_S))
 
 
 class Learned(NamedTuple):

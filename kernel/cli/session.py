@@ -135,6 +135,8 @@ MAX_NAMED: Final = 3
 LINGER_S: Final = 0.2
 
 
+_T = TypeVar("_T")
+
 #: Gets the live events of a running turn from `Session.ask`. It must not raise.
 Listener = Callable[[RuntimeEvent], None]
 
@@ -393,6 +395,16 @@ class Session:
         return self._stopping
 
 
+def over_session(kernel: Kernel, work: Callable[[Session], Awaitable[_T]], patience_s: float = WELCOME_S) -> _T:
+    """Do some work over a session with a kernel. Raises what it raises, and the errors of Session."""
+
+    async def go() -> _T:
+        async with Session(kernel, patience_s) as session:
+            return await work(session)
+
+    return asyncio.run(go())
+
+
 def _stopped(kept: list[str]) -> GoondanError:
     """The error of a command whose kernel was stopped. `kept` are the ids of its messages that the kernel keeps."""
     if not kept:
@@ -405,8 +417,6 @@ def _stopped(kept: list[str]) -> GoondanError:
     suggestion = f"Then `gdn send` with the same words and `--event-id {kept[0]}` waits for the answer."
     return fail("E_KERNEL_STOPPED", message, suggestion=suggestion)
 
-
-_T = TypeVar("_T")
 
 #: How long a command that was told to end waits for the end of the work that it has cancelled (seconds). A tool host
 #: kills a jail that does not stop within 2 s.

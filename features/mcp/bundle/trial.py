@@ -8,7 +8,6 @@ Source: docs/mcp.md, "Looking at servers".
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -20,7 +19,7 @@ from typing import Any, Final
 from goondan.features.mcp.bundle.document import extension_document
 from goondan.kernel.cli.attach import attach_or_start
 from goondan.kernel.cli.commands.call import tool_result
-from goondan.kernel.cli.session import Message, Session
+from goondan.kernel.cli.session import Message, Session, over_session
 from goondan.kernel.cli.state import locate
 from goondan.kernel.supervisor_client import SupervisorClient
 from goondan.schemas.bundle.launch import ToolSpec
@@ -165,24 +164,16 @@ def inspected(
         (bundle / MODULE).write_text(MODULE_TEXT)
         (bundle / "goondan.yaml").write_text(bundle_text(transport, sandbox))
         place = locate(str(bundle), trust=True)
-        kernel = attach_or_start(place, ())
         offers: dict[str, Any] = {"server": None, "tools": [], "resources": [], "prompts": [], "error": None}
-        try:
-
-            async def go() -> None:
-                async with Session(kernel) as session:
-                    offers.update(await _asked(session))
-
+        with attach_or_start(place, ()) as kernel:
             try:
-                asyncio.run(go())
+                offers |= over_session(kernel, _asked)
             except GoondanError as error:
                 offers["error"] = error.info.message
             client = SupervisorClient.connect(place.state_dir)
             states = [] if client is None else client.ask("ps").servers or []
             if client is not None:
                 client.close()
-        finally:
-            kernel.finish()
         lines = _log_lines(place.state_dir)
         for news in states:
             if news.server is not None:

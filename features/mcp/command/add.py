@@ -9,7 +9,6 @@ Source: docs/mcp.md, "Installing a server"; docs/design/commands.md section 12.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import shutil
@@ -45,7 +44,7 @@ from goondan.kernel.cli.options import DEFAULT_INSTANCE
 from goondan.kernel.cli.output import can_ask, confirmed, wants_json, write_json
 from goondan.kernel.cli.output import write as say
 from goondan.kernel.cli.placing import Placing, addition, check_name, read_bundle
-from goondan.kernel.cli.session import Session
+from goondan.kernel.cli.session import over_session
 from goondan.kernel.cli.state import locate
 from goondan.kernel.paths import BUNDLE_FILE
 from goondan.schemas.text.secret_values import VARIABLE
@@ -198,18 +197,9 @@ def _called(bundle: str, asked: dict[str, Any]) -> dict[str, Any]:
         shutil.copyfile(_INSTALLER, os.path.join(place, MODULE))
         with open(os.path.join(place, "goondan.yaml"), "w") as file:
             file.write(bundle)
-        kernel = attach_or_start(locate(place, trust=True), ())
-        try:
-
-            async def go() -> dict[str, Any]:
-                async with Session(kernel) as session:
-                    return await perform(
-                        session, ToolCall(tool=CALL, args=asked, instance=DEFAULT_INSTANCE, workdir=None)
-                    )
-
-            return asyncio.run(go())
-        finally:
-            kernel.finish()
+        call = ToolCall(tool=CALL, args=asked, instance=DEFAULT_INSTANCE, workdir=None)
+        with attach_or_start(locate(place, trust=True), ()) as kernel:
+            return over_session(kernel, lambda session: perform(session, call))
 
 
 def _transport(found: PackageCommand, installed: Installed, name: str, target: str) -> tuple[dict[str, Any], list[str]]:

@@ -20,11 +20,11 @@ import click
 
 from goondan.features.mcp.command.offering import PATH, Gate, offered
 from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import Kernel, attach_or_start
+from goondan.kernel.cli.attach import attach_or_start
 from goondan.kernel.cli.batch import check_instance
 from goondan.kernel.cli.console.questions import questions
 from goondan.kernel.cli.output import wants_json, write, write_json
-from goondan.kernel.cli.session import Interrupts, Session
+from goondan.kernel.cli.session import Interrupts, Session, over_session
 from goondan.kernel.cli.state import absolute_workdir, locate
 from goondan.schemas.bundle.address import is_resource_name
 from goondan.schemas.wire.errors import fail
@@ -72,7 +72,7 @@ def serve(
     trust: bool,
     instance: str,
     workdir: str | None,
-) -> int:
+) -> None:
     """Offer the tools of an agent to MCP clients."""
     if not is_resource_name(agent):
         raise fail("E_USAGE", f"{agent[:100]!r} is not the name of an agent")
@@ -82,22 +82,9 @@ def serve(
     place = locate(bundle, policy, trust=trust)
     if workdir is not None:
         workdir = absolute_workdir(workdir, place)
-    kernel = attach_or_start(place, ())
-    serving = _Serving(kernel, agent, tools, instance, workdir, short_names)
-    try:
-        with_http = None if port is None else _Http(port, token_file)
-        asyncio.run(serving.run(with_http))
-    finally:
-        kernel.finish()
-    return 0
-
-
-class _Http:
-    """What was asked for over HTTP."""
-
-    def __init__(self, port: int, token_file: str | None) -> None:
-        self.port = port
-        self.token_file = token_file
+    with attach_or_start(place, ()) as kernel:
+        serving = _Serving(kernel.place.state_dir, agent, tools, instance, workdir, short_names)
+        over_session(kernel, lambda session: serving.run(session, port, token_file))
 
 
 class _Serving:
@@ -105,7 +92,7 @@ class _Serving:
 
     def __init__(
         self,
-        kernel: Kernel,
+        state_dir: str,
         agent: str,
         patterns: tuple[str, ...],
         instance: str,
@@ -113,29 +100,29 @@ class _Serving:
         short: bool,
     ) -> None:
         self._short = short
-        self._kernel = kernel
+        self._state_dir = state_dir
         self._agent = agent
         self._patterns = patterns
         self._instance = instance
         self._workdir = workdir
 
-    async def run(self, http: _Http | None) -> None:
-        """Serve until the client or a signal ends it. Raises GoondanError."""
-        async with Session(self._kernel) as session:
-            _import_sdk()
-            from goondan.features.mcp.command.server import Offer, make_server
+    async def run(self, session: Session, port: int | None, token_file: str | None) -> None:
+        """Serve until the client or a signal ends it: at this port, or on standard input. Raises GoondanError."""
+        _import_sdk()
+        from goondan.features.mcp.command.server import Offer, make_server, serve_stdio
 
-            offer = Offer(session, self._agent, self._instance, self._patterns, self._workdir, short=self._short)
-            self._say(await offer.everything())
-            server = make_server(offer, self._agent, _version())
-            asked = questions(session)
-            watching = [asyncio.ensure_future(task) for task in (asked.watch(), asked.announce())]
-            try:
-                await self._until_over(session, self._stdio(server) if http is None else self._http(server, http))
-            finally:
-                for task in watching:
-                    task.cancel()
-                await offer.close()
+        offer = Offer(session, self._agent, self._instance, self._patterns, self._workdir, short=self._short)
+        self._say(await offer.everything())
+        server = make_server(offer, self._agent, _version())
+        asked = questions(session)
+        watching = [asyncio.ensure_future(task) for task in (asked.watch(), asked.announce())]
+        try:
+            serving = serve_stdio(server) if port is None else self._http(server, port, token_file)
+            await self._until_over(session, serving)
+        finally:
+            for task in watching:
+                task.cancel()
+            await offer.close()
 
     async def _until_over(self, session: Session, serving: Awaitable[None]) -> None:
         """Serve until it ends by itself, a signal comes, or the kernel is lost. Raises GoondanError E_KERNEL_LOST."""
@@ -152,22 +139,17 @@ class _Serving:
             raise SystemExit(interrupts.status)
         task.result()
 
-    async def _stdio(self, server: Any) -> None:
-        from goondan.features.mcp.command.server import serve_stdio
-
-        await serve_stdio(server)
-
-    async def _http(self, server: Any, http: _Http) -> None:
+    async def _http(self, server: Any, wanted: int, path: str | None) -> None:
         from goondan.features.mcp.command.server import HttpService, listen
 
         try:
-            listening = listen(http.port)
+            listening = listen(wanted)
         except OSError as error:
-            raise fail("E_USAGE", f"port {http.port} of 127.0.0.1: {error.strerror}") from None
+            raise fail("E_USAGE", f"port {wanted} of 127.0.0.1: {error.strerror}") from None
         port = listening.getsockname()[1]
-        path, made = http.token_file, False
+        made = path is None
         if path is None:
-            path, made = f"{self._kernel.place.state_dir}/mcp-{port}.token", True
+            path = f"{self._state_dir}/mcp-{port}.token"
             _drop(path)
         token = _token(os.path.abspath(os.path.expanduser(path)))
         service = HttpService(server, listening, Gate(port, token))

@@ -9,7 +9,6 @@ Source: docs/design/turns.md section 12.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -51,7 +50,7 @@ from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import Kernel, start
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, read_all
 from goondan.kernel.cli.output import error_lines, wants_json, write, write_json, write_text
-from goondan.kernel.cli.session import Message, OpenFile, Session, open_files
+from goondan.kernel.cli.session import Message, OpenFile, Session, open_files, over_session
 from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.kernel.traces.conversations import instances
 from goondan.schemas.wire.errors import fail
@@ -119,15 +118,14 @@ def record(
     os.environ[RECORD_VARIABLE] = run
     # The instance key stands in texts of the run, where `default` is put in its place: no other word has it.
     key = f"recorded-{run}"
-    kernel = start(place)
     try:
-        entry = agent or kernel.entry_agent
-        if not entry:
-            raise fail("E_USAGE", "the bundle has no entry agent; name the agent (--agent)")
-        messages_sent = [Sent(entry, key, text, files if number == 0 else []) for number, text in enumerate(texts)]
-        answers = asked(kernel, messages_sent, None if wants_json() else _show)
+        with start(place) as kernel:
+            entry = agent or kernel.entry_agent
+            if not entry:
+                raise fail("E_USAGE", "the bundle has no entry agent; name the agent (--agent)")
+            sent = [Sent(entry, key, text, files if number == 0 else []) for number, text in enumerate(texts)]
+            answers = asked(kernel, sent, None if wants_json() else _show)
     finally:
-        kernel.finish()
         noted = collect(place.state_dir, run)
     made = make(noted, key, entry, _redactor(place))
     _write(file, made.data)
@@ -158,18 +156,16 @@ def asked(kernel: Kernel, messages: Iterable[Sent], then: Callable[[Answer], boo
     the answers. Raises GoondanError.
     """
 
-    async def ask_all() -> list[Answer]:
+    async def ask_all(session: Session) -> list[Answer]:
         answers = []
-        async with Session(kernel) as session:
-            for agent, key, text, files in messages:
-                parts = session.lay_down(files)
-                answer = await session.ask(Message(agent, key, text, files=parts))
-                answers.append(answer)
-                if then is not None and not then(answer):
-                    break
+        for agent, key, text, files in messages:
+            answer = await session.ask(Message(agent, key, text, files=session.lay_down(files)))
+            answers.append(answer)
+            if then is not None and not then(answer):
+                break
         return answers
 
-    return asyncio.run(ask_all())
+    return over_session(kernel, ask_all)
 
 
 def _show(answer: Answer) -> bool:

@@ -121,7 +121,6 @@ def _replayed(course: Course, bundle: str | None, trust: bool, *, asks_models: b
         _copy_grants(usual, os.path.join(own, "state"))
         os.environ["GOONDAN_STATE_ROOT"] = os.path.join(own, "state")
         place = locate(usual.bundle, trust=True)
-        kernel = start(place)
         differing: list[Difference] = []
         turns = iter(course.sent)
 
@@ -131,12 +130,10 @@ def _replayed(course: Course, bundle: str | None, trust: bool, *, asks_models: b
                 differing.append(difference)
             return not differing and not found(place.state_dir)
 
-        try:
+        with start(place) as kernel:
             asked(kernel, map(_sent, course.sent), compare)
             if not differing:
                 differing += _late(course, place.state_dir)
-        finally:
-            kernel.finish()
         return first(found(place.state_dir)) or (differing[0] if differing else None)
 
 

@@ -207,22 +207,16 @@ def run_all(place: BundleTarget, plan: list[Run], allow_net: tuple[str, ...]) ->
     """Run the examples that may be run, one after the other. The bundle's kernel runs them, or one that ends with this
     command.
     """
-    import asyncio
-
-    from goondan.kernel.cli.session import Session
+    from goondan.kernel.cli.session import over_session
 
     if not any(not run.reason for run in plan):
         return [outcome_of(run, "skipped", reason=run.reason) for run in plan]
-    kernel = attach_or_start(place, allow_net)
 
-    async def go() -> list[Outcome]:
-        async with Session(kernel) as session:
-            return [await run_one(session, run) for run in plan]
+    async def run_each(session: Session) -> list[Outcome]:
+        return [await run_one(session, run) for run in plan]
 
-    try:
-        return asyncio.run(go())
-    finally:
-        kernel.finish()
+    with attach_or_start(place, allow_net) as kernel:
+        return over_session(kernel, run_each)
 
 
 async def run_one(session: Session, run: Run) -> Outcome:

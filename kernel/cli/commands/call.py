@@ -134,12 +134,10 @@ def open_batch(name: str) -> int:
 
 
 def _one(kernel: Kernel, call: ToolCall) -> int:
-    import asyncio
+    from goondan.kernel.cli.session import over_session
 
-    try:
-        came = asyncio.run(_ask_one(kernel, call))
-    finally:
-        kernel.finish()
+    with kernel:
+        came = over_session(kernel, lambda session: _ask_one(session, call))
     if isinstance(came, _Cancelled):
         print_error(came.error, as_json=True) if wants_json() else write("cancelled", stream=sys.stderr)
         return came.status
@@ -159,31 +157,30 @@ class _Cancelled(NamedTuple):
     status: int
 
 
-async def _ask_one(kernel: Kernel, call: ToolCall) -> dict[str, Any] | _Cancelled:
+async def _ask_one(session: Session, call: ToolCall) -> dict[str, Any] | _Cancelled:
     """Make the call, and show its progress on a terminal. Raises GoondanError, SystemExit after a second signal."""
     import asyncio
 
     from goondan.kernel.cli.console.screen import Screen, shows_status
-    from goondan.kernel.cli.session import Cancelling, Interrupts, Session, was_cancelled
+    from goondan.kernel.cli.session import Cancelling, Interrupts, was_cancelled
 
-    async with Session(kernel) as session:
-        event_id = session.new_id()
-        screen = Screen(text=False) if shows_status() and not wants_json() else None
-        cancelling = Cancelling(session.cancel, lambda: [event_id])
-        with Interrupts(cancelling.came, signal.SIGINT, signal.SIGTERM) as interrupts:
-            try:
-                asking = perform(session, call, event_id, None if screen is None else screen.handle)
-                found = await cancelling.wait(asyncio.ensure_future(asking))
-            except GoondanError as error:
-                if not (interrupts.number and was_cancelled(error.info)):
-                    raise
-                return _Cancelled(error, interrupts.status)
-            finally:
-                if screen is not None:
-                    screen.close()
-        if found is None:
-            raise SystemExit(interrupts.status)
-        return found
+    event_id = session.new_id()
+    screen = Screen(text=False) if shows_status() and not wants_json() else None
+    cancelling = Cancelling(session.cancel, lambda: [event_id])
+    with Interrupts(cancelling.came, signal.SIGINT, signal.SIGTERM) as interrupts:
+        try:
+            asking = perform(session, call, event_id, None if screen is None else screen.handle)
+            found = await cancelling.wait(asyncio.ensure_future(asking))
+        except GoondanError as error:
+            if not (interrupts.number and was_cancelled(error.info)):
+                raise
+            return _Cancelled(error, interrupts.status)
+        finally:
+            if screen is not None:
+                screen.close()
+    if found is None:
+        raise SystemExit(interrupts.status)
+    return found
 
 
 async def perform(
@@ -219,13 +216,11 @@ def tool_result(answer: Answer) -> dict[str, Any]:
 
 
 def _many(kernel: Kernel, fd: int, instance: str, workdir: str | None) -> int:
-    import asyncio
+    from goondan.kernel.cli.session import over_session
 
     batch = _Batch(kernel, fd, instance, workdir)
-    try:
-        asyncio.run(batch.run())
-    finally:
-        kernel.finish()
+    with kernel:
+        over_session(kernel, batch.run)
     if batch.lost is not None:
         raise batch.lost
     return batch.status
@@ -250,31 +245,30 @@ class _Batch:
         self._reading = True
         self.status = 0
 
-    async def run(self) -> None:
+    async def run(self, session: Session) -> None:
         import asyncio
 
         from goondan.kernel.cli.console.lines import LineReader
-        from goondan.kernel.cli.session import Cancelling, Interrupts, Session
+        from goondan.kernel.cli.session import Cancelling, Interrupts
 
-        async with Session(self._kernel) as session:
-            reader = asyncio.ensure_future(self._read(session, LineReader(self._fd, MAX_LINE_BYTES)))
-            self._give_up = reader.cancel
-            both = asyncio.ensure_future(asyncio.wait({reader, session.lost}, return_when=asyncio.FIRST_COMPLETED))
-            cancelling = Cancelling(session.cancel, lambda: list(self._open), on_first=self._end)
-            with Interrupts(cancelling.came, signal.SIGINT, signal.SIGTERM) as interrupts:
-                await cancelling.wait(both)
-            self.status = interrupts.status
-            if cancelling.left:
-                raise SystemExit(self.status)
-            if not reader.done():
-                # Each call that is under way gets its error line in the usual way. No more lines are read.
-                self.lost = self.lost or session.lost_error()
-                reader.cancel()
-                await asyncio.wait({reader})
-            if self._failure is not None:
-                raise self._failure
-            if not reader.cancelled():
-                reader.result()
+        reader = asyncio.ensure_future(self._read(session, LineReader(self._fd, MAX_LINE_BYTES)))
+        self._give_up = reader.cancel
+        both = asyncio.ensure_future(asyncio.wait({reader, session.lost}, return_when=asyncio.FIRST_COMPLETED))
+        cancelling = Cancelling(session.cancel, lambda: list(self._open), on_first=self._end)
+        with Interrupts(cancelling.came, signal.SIGINT, signal.SIGTERM) as interrupts:
+            await cancelling.wait(both)
+        self.status = interrupts.status
+        if cancelling.left:
+            raise SystemExit(self.status)
+        if not reader.done():
+            # Each call that is under way gets its error line in the usual way. No more lines are read.
+            self.lost = self.lost or session.lost_error()
+            reader.cancel()
+            await asyncio.wait({reader})
+        if self._failure is not None:
+            raise self._failure
+        if not reader.cancelled():
+            reader.result()
 
     def _end(self) -> None:
         """Read no more lines. The lines that were read get the results of cancelled calls."""

@@ -129,15 +129,12 @@ def delete_instance(agent: str, key: str, bundle: str | None, *, force: bool, ye
     """Delete an instance. Raises GoondanError."""
     check_instance(key)
     place = locate(bundle)
-    kernel = attach(place)
     name = one_line(f"{agent}/{key}", 400)
-    try:
+    with attach(place) as kernel:
         if not yes and can_ask() and not confirmed(_question(place, agent, key, name)):
             raise fail("E_CANCELLED", f"{name} was not deleted", suggestion="Answer y, or give --yes.")
         question = {"op": "instance.delete", "agent": agent, "instanceKey": key, "force": force}
         answer = ask_kernel(kernel, question, _DELETE_S)
-    finally:
-        kernel.finish()
     emit(answer, [f"deleted {name}"])
 
 

@@ -42,6 +42,7 @@ from goondan.kernel.cli.session import (
     Session,
     close_files,
     open_files,
+    over_session,
     was_cancelled,
 )
 from goondan.kernel.cli.state import absolute_workdir, locate
@@ -123,18 +124,17 @@ def send(
     if workdir is not None:
         workdir = absolute_workdir(workdir, place)
     files = open_files(attached)
-    kernel = attach(place)
     try:
-        agent = agent or kernel.entry_agent
-        if not agent:
-            raise fail("E_USAGE", "the bundle has no entry agent; name the agent")
-        key = check_instance(instance)
-        told = Message(agent, key, text, event_id=event_id, workdir=workdir, trace_id=trace_id)
-        sent = asyncio.run(_send(kernel, told, files, not no_wait, timeout, reasoning, raw))
-        if not wants_json():
-            tell_servers(place.state_dir, set())
+        with attach(place) as kernel:
+            agent = agent or kernel.entry_agent
+            if not agent:
+                raise fail("E_USAGE", "the bundle has no entry agent; name the agent")
+            key = check_instance(instance)
+            told = Message(agent, key, text, event_id=event_id, workdir=workdir, trace_id=trace_id)
+            sent = asyncio.run(_send(kernel, told, files, not no_wait, timeout, reasoning, raw))
+            if not wants_json():
+                tell_servers(place.state_dir, set())
     finally:
-        kernel.finish()
         close_files(files)
     known_id, answer, interrupted = sent
     if isinstance(answer, str) or answer is None:
@@ -228,28 +228,26 @@ def cancel(event_id: str | None, bundle: str | None, agent: str | None, instance
         raise fail("E_USAGE", "the name is not UTF-8")
     agent, instance = options.named(agent, instance)
     key = check_instance(instance)
-    kernel = attach(locate(bundle))
-    try:
-        known_id, state = asyncio.run(_cancel(kernel, event_id, agent, key, timeout))
-    finally:
-        kernel.finish()
+    with attach(locate(bundle)) as kernel:
+        known_id, state = over_session(
+            kernel, lambda session: _cancel(session, event_id, agent, key, timeout), min(timeout, WELCOME_S)
+        )
     name = one_line(known_id, len(known_id))
     text = f"cancelled {name}" if state == "cancelled" else f"{name} had ended by itself: {state}"
     emit({"eventId": known_id, "status": state}, [text])
 
 
 async def _cancel(
-    kernel: Kernel, event_id: str | None, agent: str | None, instance: str, timeout_s: float
+    session: Session, event_id: str | None, agent: str | None, instance: str, timeout_s: float
 ) -> tuple[str, str]:
     """The event's id, and how it ended. Raises GoondanError E_EVENT_NOT_FOUND."""
-    async with Session(kernel, min(timeout_s, WELCOME_S)) as session:
-        if event_id is None:
-            # The question has an id of its own, so it may be sent several times and is still one.
-            listed = await session.admin({"op": "events", "agent": agent, "instanceKey": instance}, timeout_s)
-            if not listed["events"]:
-                raise fail("E_EVENT_NOT_FOUND", f"{agent}/{instance} works on nothing")
-            event_id = str(listed["events"][0]["eventId"])
-        return event_id, await session.cancel(event_id, timeout_s)
+    if event_id is None:
+        # The question has an id of its own, so it may be sent several times and is still one.
+        listed = await session.admin({"op": "events", "agent": agent, "instanceKey": instance}, timeout_s)
+        if not listed["events"]:
+            raise fail("E_EVENT_NOT_FOUND", f"{agent}/{instance} works on nothing")
+        event_id = str(listed["events"][0]["eventId"])
+    return event_id, await session.cancel(event_id, timeout_s)
 
 
 COMMANDS = {"send": send, "cancel": cancel}

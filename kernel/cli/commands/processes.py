@@ -96,7 +96,7 @@ def external(broker: ByHand) -> list[ProcessInfo]:
     """
     from goondan.schemas.transport.link import boottime_ms  # the whole link, and hardly a broker has no supervisor
 
-    try:
+    with broker:
         peers = ask_kernel(broker, {"op": "peers"})["peers"]
         offset_ms = time.time() * 1000 - boottime_ms()
         own = {"role": "broker", "name": "broker", "pid": broker.pid, "startedMs": broker.started_ms}
@@ -112,8 +112,6 @@ def external(broker: ByHand) -> list[ProcessInfo]:
             )
             for peer in (own, *peers)
         ]
-    finally:
-        broker.finish()
 
 
 def process_lines(rows: list[ProcessInfo], now: datetime.datetime) -> list[str]:

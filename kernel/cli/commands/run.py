@@ -93,10 +93,8 @@ def _model_of(place: BundleTarget) -> str | None:
         return None  # it was stopped at once
     if kernel is None:
         return None
-    try:
+    with kernel:
         return kernel.model
-    finally:
-        kernel.finish()
 
 
 def _talk(place: BundleTarget, workdir: str | None, instance: str, is_new: bool, reasoning: bool) -> int:

@@ -41,6 +41,7 @@ from goondan.kernel.cli.session import (
     Session,
     close_files,
     open_files,
+    over_session,
     was_cancelled,
 )
 from goondan.schemas.wire.errors import GoondanError, fail
@@ -117,29 +118,26 @@ class Talk:
         """
         if self._kernel.place.watch:
             tell_news(self._kernel.place.state_dir)
-        try:
-            asyncio.run(self._talk())
-        finally:
-            self._kernel.finish()
+        with self._kernel:
+            over_session(self._kernel, self._talk)
         if self._as_json:
             write_json({"answers": self._documents})
         return self._status or int(self._failed)
 
-    async def _talk(self) -> None:
-        async with Session(self._kernel) as session:
-            self._questions = questions(session)
-            self._commands = Commands(session, self._kernel, self._options.instance, self._options.workdir)
-            watching = asyncio.ensure_future(self._questions.watch())
-            terminal = is_terminal(sys.stdin) and is_terminal(sys.stderr)
-            talking = self._interactive(session) if terminal else self._piped(session, LineReader(0, MAX_LINE_BYTES))
-            work = asyncio.ensure_future(talking)
-            await asyncio.wait({work, session.lost}, return_when=asyncio.FIRST_COMPLETED)
-            watching.cancel()
-            if not work.done():
-                work.cancel()
-                await asyncio.wait({work})
-                raise session.lost_error()
-            work.result()
+    async def _talk(self, session: Session) -> None:
+        self._questions = questions(session)
+        self._commands = Commands(session, self._kernel, self._options.instance, self._options.workdir)
+        watching = asyncio.ensure_future(self._questions.watch())
+        terminal = is_terminal(sys.stdin) and is_terminal(sys.stderr)
+        talking = self._interactive(session) if terminal else self._piped(session, LineReader(0, MAX_LINE_BYTES))
+        work = asyncio.ensure_future(talking)
+        await asyncio.wait({work, session.lost}, return_when=asyncio.FIRST_COMPLETED)
+        watching.cancel()
+        if not work.done():
+            work.cancel()
+            await asyncio.wait({work})
+            raise session.lost_error()
+        work.result()
 
     async def _piped(self, session: Session, lines: LineReader) -> None:
         """Send lines as they come, and print the answers in the order of the lines."""
