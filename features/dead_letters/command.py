@@ -16,6 +16,7 @@ import click
 
 from goondan.kernel.cli.operator_question import Document, Op, operator_group
 from goondan.kernel.cli.output import pretty_lines
+from goondan.schemas.text.times import rfc3339_seconds
 
 
 def _show_lines(letter: Document, _: Document) -> list[str]:
@@ -28,8 +29,6 @@ def _show_lines(letter: Document, _: Document) -> list[str]:
 
 def render(events: Sequence[Mapping[str, Any]], more: int) -> list[str]:
     """Two lines for each message: its id and time, then the reason."""
-    from goondan.schemas.text.times import rfc3339_seconds
-
     lines: list[str] = []
     for event in events:
         at = rfc3339_seconds(event["endedMs"] / 1000)

@@ -6,22 +6,26 @@ Source: docs/design/tools.md section 14.
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from goondan.features.skills.wire.skill_text import SKILL_FILE, SkillText, read_skill_text
+from goondan.kernel.bundle.files import BundleFiles, read_file
+from goondan.kernel.bundle.rules.checked import Checked
+from goondan.kernel.bundle.rules.lookup import MAX_FILE_BYTES, Unreadable
 from goondan.kernel.bundle.rules.problems import BundleError, Report
+from goondan.kernel.bundle.rules.variables import VARIABLE_NAME
 from goondan.kernel.cli import options
-from goondan.kernel.cli.output import emit
+from goondan.kernel.cli.output import emit, printable
+from goondan.kernel.grants.granting import dangers, requested, resolve_part, widen
 from goondan.kernel.paths import state_root
+from goondan.kernel.trust.policy import POLICY_FILE, PinnedFolder, gather, pin, read_policies, write_decisions
 from goondan.schemas.bundle.launch import SandboxSpec
-from goondan.schemas.bundle.resources import FilesystemPart, NetworkAllow, SandboxPart
+from goondan.schemas.bundle.resources import FilesystemPart, NetworkAllow, SandboxPart, SwarmPolicy
 from goondan.schemas.system.digests import MAX_PINNED_BYTES, MAX_PINNED_FILES
 from goondan.schemas.wire.errors import fail
-
-if TYPE_CHECKING:
-    from goondan.kernel.trust.policy import PinnedFolder
+from goondan.schemas.worker.hosts import BadHost, parse_rule
 
 
 @click.command(name="skill")
@@ -47,9 +51,6 @@ def skill(
     Commands of a skill in a working directory run with the defaults. A pinned one gets what Tool/skills was granted,
     and what you name here. Another byte in the folder, and it has the defaults again.
     """
-    from goondan.kernel.bundle.rules.lookup import Unreadable
-    from goondan.kernel.trust.policy import PinnedFolder, pin, write_decisions
-
     named = bool(network or env or read or write)
     if (pins and unpin) or (named and not pins):
         raise fail("E_USAGE", "name what it gets together with --pin; --unpin stands alone")
@@ -81,8 +82,6 @@ def skill(
 
 def _lines(name: str, told: SkillText, digest: str, gets: list[str] | None) -> list[str]:
     """What a person reads about a skill."""
-    from goondan.kernel.cli.output import printable
-
     lines = [f"{printable(name)}: {printable(told.description)}", f"    content: {digest[:19]}…"]
     lines += [f"    asks for the tool {printable(tool)}, which grants nothing" for tool in told.allowed_tools]
     lines += [f"    note: {printable(problem)}" for problem in told.problems]
@@ -92,9 +91,6 @@ def _lines(name: str, told: SkillText, digest: str, gets: list[str] | None) -> l
 
 
 def _read(path: str) -> SkillText:
-    from goondan.kernel.bundle.files import read_file
-    from goondan.kernel.bundle.rules.lookup import MAX_FILE_BYTES, Unreadable
-
     try:
         data = read_file(os.path.join(path, SKILL_FILE), MAX_FILE_BYTES)
     except Unreadable as error:
@@ -104,8 +100,6 @@ def _read(path: str) -> SkillText:
 
 def _decisions() -> tuple[str, list[Any], list[PinnedFolder]]:
     """The path of the operator's policy, and what `gdn grant` has written there. Raises BundleError."""
-    from goondan.kernel.trust.policy import POLICY_FILE, read_policies
-
     path, report = os.path.join(state_root(), POLICY_FILE), Report()
     found = read_policies([path], report)
     if report.errors:
@@ -124,14 +118,6 @@ def _part(network: tuple[str, ...], env: tuple[str, ...], read: tuple[str, ...],
 
 def _check(pinned: PinnedFolder) -> None:
     """Raise GoondanError for what nobody may be given, so that no policy is written that is refused later."""
-    from goondan.kernel.bundle.files import BundleFiles
-    from goondan.kernel.bundle.rules.checked import Checked
-    from goondan.kernel.bundle.rules.variables import VARIABLE_NAME
-    from goondan.kernel.grants.granting import dangers, resolve_part, widen
-    from goondan.kernel.trust.policy import gather
-    from goondan.schemas.bundle.resources import SwarmPolicy
-    from goondan.schemas.worker.hosts import BadHost, parse_rule
-
     sandbox = pinned.sandbox
     for host in sandbox.network.allow if isinstance(sandbox.network, NetworkAllow) else []:
         try:
@@ -149,9 +135,6 @@ def _check(pinned: PinnedFolder) -> None:
 
 def _gets(pinned: PinnedFolder | None) -> list[str] | None:
     """What a pin gives, in the words of `gdn grant list`; None without a pin."""
-    from goondan.kernel.bundle.files import BundleFiles
-    from goondan.kernel.grants.granting import requested, resolve_part, widen
-
     if pinned is None:
         return None
     return requested(widen(SandboxSpec(), resolve_part(pinned.sandbox, BundleFiles("/"))))

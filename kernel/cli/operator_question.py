@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: How long the broker may take to answer (seconds): longer than a restart of it takes.
 ANSWER_S: Final = 30.0
+#: The broker's code for a question of clients that nothing in it answers, as when the feature for it is not there.
+NO_SUCH_QUESTION: Final = "E_FRAME_INVALID"
 #: The same for what it has learned, which stands below something else.
 LEARNED_S: Final = 2.0
 

@@ -358,6 +358,15 @@ def usage_line(usage: Usage, model: str | None) -> str:
     return ", ".join([*parts, *([] if model is None else [printable(model)])])
 
 
+def token_text(used: Usage | None) -> str:
+    """What model calls have used, for a person."""
+    if used is None:
+        return "none"
+    calls = "1 model call" if used.model_calls == 1 else f"{used.model_calls} model calls"
+    cached = f" ({used.cached_tokens} of them cached)" if used.cached_tokens else ""
+    return f"{used.input_tokens} in{cached}, {used.output_tokens} out, in {calls}"
+
+
 def money(cost: float, currency: str | None) -> str:
     """An amount of money: dollars with their sign, at least two digits behind the point and at most six."""
     whole = f"{cost:,.6f}".rstrip("0")

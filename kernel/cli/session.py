@@ -121,8 +121,6 @@ def _open(path: str) -> OpenFile:
     return OpenFile(descriptor, status.st_size, media_type, name[-MAX_NAME_CHARS:])
 
 
-#: The broker's code for a question of clients that nothing in it answers, as when the feature for it is not there.
-NO_SUCH_QUESTION: Final = "E_FRAME_INVALID"
 #: The AgentEvent.type of a message that a person sends.
 USER_MESSAGE: Final = "user.message"
 #: How long a client waits for the broker's welcome (seconds). The supervisor kills a broker that hangs before that.

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
+from msgspec import Raw
 
 from goondan.features.approvals.command.text import (
     COLUMNS,
@@ -23,12 +24,11 @@ from goondan.features.approvals.command.text import (
 )
 from goondan.features.approvals.wire import MAX_ANSWER_BYTES
 from goondan.kernel.cli import options
+from goondan.kernel.cli.batch import parse_json
 from goondan.kernel.cli.operator_question import Document, Op, ask_broker, operator_group
 from goondan.kernel.cli.output import columns_of, emit
+from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import fail
-
-if TYPE_CHECKING:
-    from msgspec import Raw
 
 _whole = click.option(
     "--whole", metavar="DIGEST", default="", help="Of a long item: the digest at the end of what `show` prints."
@@ -99,8 +99,6 @@ def no(id: str, reason: str | None, bundle: str | None) -> None:
 @options.json
 def answer(id: str, json: str | None, whole: str, bundle: str | None) -> None:
     """Answer a question with a JSON value; without one it is read from standard input. ID is a callId or a code."""
-    from goondan.kernel.cli.batch import parse_json
-
     text: str | bytes = json if json is not None else sys.stdin.buffer.read(MAX_ANSWER_BYTES * 6 + 1)
     value = parse_json(text)
     item = ask_broker(bundle, {"op": "approve.show", "id": id})
@@ -121,7 +119,9 @@ def check_read(item: dict[str, Any], whole: str) -> None:
 
 def answer_issues(schema: Any, value: Any) -> list[str]:
     """The reasons why an answer does not fit the JSON Schema of a question, in words."""
-    from goondan.schemas.bundle.arguments import compile_arguments
+    from goondan.schemas.bundle.arguments import (
+        compile_arguments,  # which takes a while, and few questions have a schema
+    )
 
     if not isinstance(schema, dict):
         return []
@@ -131,8 +131,6 @@ def answer_issues(schema: Any, value: Any) -> list[str]:
 
 def encoded_answer(value: Any) -> Raw:
     """An answer in the form that goes to the broker. Raises GoondanError E_USAGE."""
-    from goondan.schemas.wire.codec import to_raw
-
     raw = to_raw(value)
     if len(memoryview(raw)) > MAX_ANSWER_BYTES:
         raise fail("E_USAGE", f"an answer has at most {MAX_ANSWER_BYTES} bytes")

@@ -20,9 +20,11 @@ import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 import msgspec
+import zmq
 
 from goondan.features.doctor.command.facts import (
     UNLIMITED,
@@ -49,6 +51,8 @@ from goondan.features.model_servers.api import choice
 from goondan.features.model_servers.api.finding import Asking
 from goondan.kernel import lock, paths, rundir, state_root
 from goondan.kernel.bundle import javascript
+from goondan.kernel.bundle.loader import inspect_bundle
+from goondan.kernel.bundle.rules.models import model_text
 from goondan.kernel.bundle.rules.problems import BundleError
 from goondan.kernel.bundle.rules.variables import wanted_variables
 from goondan.kernel.cli.attach import by_hand
@@ -141,10 +145,6 @@ def _runtimes(bundle: str) -> list[Runtime]:
 
 
 def _versions() -> Versions:
-    from importlib.metadata import PackageNotFoundError, version
-
-    import zmq
-
     own = "unknown"
     with suppress(PackageNotFoundError):
         own = version("goondan-kernel")
@@ -373,8 +373,6 @@ def _bundle(given: str | None) -> tuple[Bundle, dict[str, str], list[ModelSpec]]
     """The bundle, the variables that it names, and the models of its agents, each once. Before anybody has agreed to
     the bundle, nothing is sent to servers that it names: then there are no models.
     """
-    from goondan.kernel.bundle.loader import inspect_bundle
-
     try:
         path = paths.find_bundle(given)
         inspected = inspect_bundle(path, state_dir=paths.state_dir(path))
@@ -397,8 +395,6 @@ def _bundle(given: str | None) -> tuple[Bundle, dict[str, str], list[ModelSpec]]
 
 def _asked(asked: list[tuple[ModelSpec, Asking]]) -> list[Model]:
     """What their servers have said."""
-    from goondan.kernel.bundle.rules.models import model_text
-
     until = time.monotonic() + ASK_S
     found = []
     for model, asking in asked:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import attach
 from goondan.kernel.cli.batch import check_instance
-from goondan.kernel.cli.operator_question import ask_broker, ask_kernel
-from goondan.kernel.cli.output import OPERATOR_NOTE, can_ask, columns, confirmed, emit, write_json
+from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION, ask_broker, ask_kernel
+from goondan.kernel.cli.output import OPERATOR_NOTE, can_ask, columns, confirmed, emit, token_text, write_json
 from goondan.kernel.cli.plain import one_line
 from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.kernel.supervisor_client import SupervisorClient
@@ -26,9 +26,6 @@ from goondan.schemas.bundle.address import instance_workdir
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import OPERATOR_AGENT
-
-if TYPE_CHECKING:
-    from goondan.schemas.wire.usage import Usage
 
 #: How long a deletion may take (seconds). The turn, the process and the jails have 5 to 15 s each, and a broker that
 #: ends in between is back after a few seconds.
@@ -153,21 +150,10 @@ def span_text(numbers: Overview) -> str:
     return "" if numbers.since is None else f", from {numbers.since} to {numbers.last}"
 
 
-def token_text(used: Usage | None) -> str:
-    """What model calls have used, for a person."""
-    if used is None:
-        return "none"
-    calls = "1 model call" if used.model_calls == 1 else f"{used.model_calls} model calls"
-    cached = f" ({used.cached_tokens} of them cached)" if used.cached_tokens else ""
-    return f"{used.input_tokens} in{cached}, {used.output_tokens} out, in {calls}"
-
-
 def _generation(place: BundleTarget, agent: str) -> int:
     """From when on a conversation counts, as the kernel that runs says. 0 when none runs, or it has no such agent, or
     no feature of it lets a conversation begin anew.
     """
-    from goondan.kernel.cli.session import NO_SUCH_QUESTION
-
     try:
         return int(ask_broker(place.bundle, {"op": "generation", "agent": agent})["generation"])
     except GoondanError as error:

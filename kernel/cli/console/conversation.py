@@ -15,26 +15,25 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from goondan.features import FEATURES, Feature
+from goondan.kernel.cli.attach import Kernel
+from goondan.kernel.cli.batch import check_instance
 from goondan.kernel.cli.commands import import_whole
+from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION
+from goondan.kernel.cli.output import filled, token_text, width_of
 from goondan.kernel.cli.plain import one_line
-from goondan.kernel.cli.session import NO_SUCH_QUESTION, Message, Session
+from goondan.kernel.cli.session import Message, Session, close_files, open_files
 from goondan.kernel.cli.state import new_instance
 from goondan.kernel.traces.conversations import Overview, messages, overview
 from goondan.schemas.text.visible import argument_line
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import OPERATOR_TOOLS, Answer, OperatorTool, ToolResult
-
-if TYPE_CHECKING:
-    from goondan.kernel.cli.attach import Kernel
-    from goondan.kernel.cli.session import Session
-    from goondan.kernel.traces.conversations import Overview
 
 #: How long the agent may take to change its conversation or to list its tools (seconds): its process may have to start.
 ANSWER_S: Final = 60.0
@@ -104,9 +103,6 @@ class Conversation:
 
 def tool_lines(tools: list[OperatorTool], *, typed: bool) -> list[str]:
     """The tools for a person, one line each. `typed`: a person calls them by `/TOOL`, as in the embedded console."""
-    from goondan.kernel.cli.output import filled, width_of
-    from goondan.kernel.cli.plain import one_line
-
     if not tools:
         return ["This agent has no tools. Add some to its spec.tools."]
     width = max(width_of(tool.name) for tool in tools)
@@ -236,8 +232,6 @@ class Commands:
         return one_line(f"{self._kernel.entry_agent or 'nobody'}/{self.instance}", 200)
 
     async def _new(self, argument: str) -> list[str]:
-        from goondan.kernel.cli.batch import check_instance
-
         self.instance = check_instance(argument) if argument else new_instance()
         told = await self.goes_on()
         return [told or f"{self._name} begins; /new {one_line(self.instance, 200)} comes back to it"]
@@ -254,8 +248,6 @@ class Commands:
             return [
                 f"{len(dropped)} files are not sent" if dropped else "no file is attached; /attach FILE attaches one"
             ]
-        from goondan.kernel.cli.session import close_files, open_files
-
         wanted = [*self._attached, os.path.abspath(os.path.expanduser(argument))]
         opened = open_files(wanted)  # what is wrong is said now; they are read when the message goes
         close_files(opened)
@@ -271,8 +263,6 @@ class Commands:
         return tool_lines(await self._conversation.tools(), typed=self._is_embedded)
 
     async def _tokens(self, argument: str) -> list[str]:
-        from goondan.kernel.cli.commands.instances import token_text
-
         numbers = await self._conversation.overview()
         return [f"{self._name}: {messages_text(numbers.messages)}; tokens: {token_text(numbers.usage)}"]
 
