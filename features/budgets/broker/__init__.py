@@ -122,7 +122,7 @@ class Budgets(Part, OfEvents, OfCalls):
         self.ops = (Op("budget", self.tell),)
         self.records = (
             Record(BudgetTree, self._restore),
-            Record(BudgetHold, self._restore),
+            Record(BudgetHold, lambda _, hold: self.accounts.restore_hold(hold)),
         )
         self.revise(bus.plan)
 
@@ -143,11 +143,8 @@ class Budgets(Part, OfEvents, OfCalls):
             },
         )
 
-    def _restore(self, subject: str, record: BudgetTree | BudgetHold) -> None:
-        if isinstance(record, BudgetTree):
-            self.accounts.restore(record)
-        else:
-            self.accounts.restore_hold(record)
+    def _restore(self, subject: str, record: BudgetTree) -> None:
+        self.accounts.restore(record)
 
     def resumed(self, now: float) -> None:
         """See Part. Accepted events have the agents whose budgets they are charged to with them."""
@@ -280,9 +277,7 @@ class Budgets(Part, OfEvents, OfCalls):
         hold_id = f"{frame.event_id}/{request.id}"
         chain = None if event is None or event.instance is not connection.instance else self.chains.get(event)
         if chain is not None:
-            waiting = self._waiting.get(hold_id)
-            if waiting is not None:  # it was given up before it was its turn
-                del self._waiting[hold_id]
+            self._waiting.pop(hold_id, None)  # it may have been given up before it was its turn
             hold = chain.tree.holds.get(hold_id)
             if hold is not None:
                 self.accounts.settle(hold, self._amount(hold, request))
@@ -294,7 +289,7 @@ class Budgets(Part, OfEvents, OfCalls):
         if chain is None:
             self._bus.send(connection, note)
         else:
-            self._bus.stage(Item(()), partial(self._settled, connection, frame.id))
+            self._bus.stage(Item(()), lambda kept: self._bus.send(connection, note))
 
     def _amount(self, hold: Hold, request: BudgetSettle) -> Spend | None:
         if request.unused:
@@ -328,23 +323,18 @@ class Budgets(Part, OfEvents, OfCalls):
             if not isinstance(root, str) or root not in accounts.trees:
                 raise fail("E_EVENT_NOT_FOUND", f"nothing is counted for event {str(event_id)[:100]!r}")
             trees = [accounts.trees[root]]
-        listed = fitting(report(tree, self._lasted_ms(tree, now_ms)) for tree in trees[:MAX_LISTED])
+        listed = fitting(
+            report(tree, accounts.lasted_ms(tree, now_ms if tree.ended_ms is None else tree.ended_ms))
+            for tree in trees[:MAX_LISTED]
+        )
         body = {"trees": listed, "more": len(trees) - len(listed)}
         self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
 
     # --- what becomes of it
 
-    def _written(self, tree: Tree, kept: bool) -> None:
-        """The journal has a record of this tree."""
-        self.accounts.written(tree)
-
-    def _settled(self, connection: Connection, frame_id: str, kept: bool) -> None:
-        """The journal has what a model call has used."""
-        self._bus.send(connection, Frame("reply", in_reply_to=frame_id))
-
-    def _held(self, hold_id: str, kept: bool) -> None:
+    def _held(self, hold_id: str, tree: Tree, kept: bool) -> None:
         """The journal has that a model call is about to be made, or no room for it."""
-        hold, asked = self._hold(hold_id), self._asked.pop(hold_id, ())
+        hold, asked = tree.holds.get(hold_id), self._asked.pop(hold_id, ())
         if kept:
             for connection, frame_id in asked:
                 self._grant(connection, frame_id, hold)
@@ -451,18 +441,15 @@ class Budgets(Part, OfEvents, OfCalls):
             amount=verdict.amount,
         )
         self._asked[hold_id] = [(connection, waiting.frame_id)]
-        self._bus.stage(hold_written(record), partial(self._held, hold_id))
+        self._bus.stage(hold_written(record), partial(self._held, hold_id, tree))
 
     def _retry(self) -> None:
         for hold_id, waiting in list(self._waiting.items()):
             self._judge(hold_id, waiting)
 
-    def _lasted_ms(self, tree: Tree, now_ms: int) -> int:
-        return self.accounts.lasted_ms(tree, now_ms if tree.ended_ms is None else tree.ended_ms)
-
     def _write(self, tree: Tree, over: list[str]) -> None:
         record = self.accounts.record(tree)
-        self._bus.stage(tree_written(record, over), partial(self._written, tree))
+        self._bus.stage(tree_written(record, over), lambda kept: self.accounts.written(tree))
 
     def _end_if_idle(self, tree: Tree) -> None:
         """End a tree without unfinished events. A tree that has used nothing is forgotten."""
@@ -496,11 +483,6 @@ class Budgets(Part, OfEvents, OfCalls):
     def _spent(self, chain: AccountChain, shortage: Shortage, agent: str) -> GoondanError:
         self._bus.counters["budget_refusals"] += 1
         return budget_spent(chain.tree.root, shortage, agent)
-
-    def _hold(self, hold_id: str) -> Hold | None:
-        event = self._bus.mailbox.events.get(hold_id.rpartition("/")[0])
-        chain = None if event is None else self.chains.get(event)
-        return None if chain is None else chain.tree.holds.get(hold_id)
 
     def _ms(self, now: float) -> int:
         return int((self._bus.booted_at + now) * 1000)

@@ -129,16 +129,13 @@ class LiveConfigs(Part, OfInstances):
         self.takes = (Take((AGENTS,), "config.propose", self.propose, MAX_PROPOSAL_BYTES, confined="own state"),)
         #: Records of an earlier broker, until the whole journal was read.
         self._restored: list[ConfigPatched] = []
-        self.records = (Record(ConfigPatched, self._restore),)
+        self.records = (Record(ConfigPatched, lambda _, record: self._restored.append(record)),)
         self.ops = (
             Op("config.list", self._list),
             Op("config.show", self._show),
             Op("config.propose", self._propose_as_operator, most_bytes=MAX_PROPOSAL_BYTES + LISTS_BYTES),
             Op("config.revert", self._revert),
         )
-
-    def _restore(self, subject: str, record: ConfigPatched) -> None:
-        self._restored.append(record)
 
     def resumed(self, now: float) -> None:
         """Take over the decisions of an earlier broker."""
