@@ -27,6 +27,7 @@ from goondan.kernel.cli.commands import import_whole
 from goondan.kernel.cli.output import can_ask
 from goondan.kernel.cli.state import BundleTarget, prepare
 from goondan.kernel.spawn import command, memory_file, start_program
+from goondan.kernel.supervisor.options import Options, command_line
 from goondan.kernel.supervisor_client import ANSWER_S, PEER, Reply, SupervisorClient
 from goondan.kernel.traces.logs import open_log
 from goondan.schemas.system.secrecy import close_memory
@@ -93,33 +94,27 @@ class Started:
         paths.prepare_private(logs)
         ready_read, ready_write = os.pipe()
         parent_read, parent_write = os.pipe()
-        arguments = ["--bundle", place.bundle, "--ready-fd", str(ready_write)]
-        pass_fds = [ready_write]
-        if not detach:
-            arguments += ["--parent-fd", str(parent_read)]
-            pass_fds.append(parent_read)
-        if shared:
-            arguments.append("--shared")
-        if place.policy is not None:
-            arguments += ["--policy", place.policy]
-        for grant in allow_net:
-            arguments += ["--allow-net", grant]
-        if place.trust:
-            arguments.append("--trust")
-        if place.accept_loss:
-            arguments.append("--accept-loss")
-        if place.watch:
-            arguments.append("--watch")
         agreed_fd = memory_file("agreed", msgspec.json.encode(list(agreed))) if agreed else None
-        if agreed_fd is not None:
-            arguments += ["--agreed-fd", str(agreed_fd)]
-            pass_fds.append(agreed_fd)
+        options = Options(
+            bundle=place.bundle,
+            state_dir=place.state_dir,
+            ready_fd=ready_write,
+            parent_fd=None if detach else parent_read,
+            shared=shared,
+            policy=place.policy,
+            allow_net=[*allow_net],
+            trust=place.trust,
+            accept_loss=place.accept_loss,
+            watch=place.watch,
+            agreed_fd=agreed_fd,
+        )
+        pass_fds = [fd for fd in (ready_write, options.parent_fd, agreed_fd) if fd is not None]
         log: int | None = None
         try:
             log = open_log(f"{logs}/supervisor.log")
             # The whole environment: the bundle may name any variable. The supervisor chooses what it hands on.
             self.pid = start_program(
-                command("goondan.kernel.supervisor", arguments), env=os.environ, output_fd=log, pass_fds=pass_fds
+                command("goondan.kernel.supervisor", command_line(options)), env=os.environ, output_fd=log, pass_fds=pass_fds
             )
         except OSError as error:
             os.close(ready_read)

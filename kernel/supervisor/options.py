@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -56,6 +55,8 @@ def parse(arguments: list[str] | None) -> Options:
     """Read the options of a command line (None: that of this process). Bad usage ends the process. Raises GoondanError
     E_CONFIG_NOT_FOUND and E_STATE.
     """
+    import argparse  # the command that starts a supervisor needs only the options
+
     parser = argparse.ArgumentParser(prog="python -m goondan.kernel.supervisor", description="The Goondan supervisor.")
     parser.add_argument("--bundle", required=True, help="the bundle to run")
     parser.add_argument("--run-dir", help="where sockets are made (default: by the bundle's path)")
@@ -69,43 +70,39 @@ def parse(arguments: list[str] | None) -> Options:
     parser.add_argument("--accept-loss", action="store_true", help="go on with what is whole of a damaged journal")
     parser.add_argument("--resume-fd", type=int, help="descriptor of what a restart in place hands over")
     parser.add_argument("--watch", action="store_true", help="follow changes of the bundle")
-    given = parser.parse_args(arguments)
-    bundle = paths.find_bundle(given.bundle)
-    return Options(
-        bundle=bundle,
-        state_dir=paths.state_dir(bundle),
-        run_dir=os.path.abspath(given.run_dir) if given.run_dir else None,
-        ready_fd=given.ready_fd,
-        parent_fd=given.parent_fd,
-        shared=given.shared,
-        allow_net=given.allow_net,
-        policy=os.path.abspath(given.policy) if given.policy else None,
-        trust=given.trust,
-        agreed_fd=given.agreed_fd,
-        accept_loss=given.accept_loss,
-        resume_fd=given.resume_fd,
-        watch=given.watch,
-    )
+    given = vars(parser.parse_args(arguments))
+    given["bundle"] = paths.find_bundle(given["bundle"])
+    for name in ("run_dir", "policy"):
+        given[name] = os.path.abspath(given[name]) if given[name] else None
+    return Options(**given, state_dir=paths.state_dir(given["bundle"]))
+
+
+def command_line(options: Options) -> list[str]:
+    """The command line of a supervisor with these options."""
+    named = {
+        "--bundle": options.bundle,
+        "--run-dir": options.run_dir,
+        "--ready-fd": options.ready_fd,
+        "--parent-fd": options.parent_fd,
+        "--policy": options.policy,
+        "--agreed-fd": options.agreed_fd,
+    }
+    flags = {
+        "--shared": options.shared,
+        "--trust": options.trust,
+        "--accept-loss": options.accept_loss,
+        "--watch": options.watch,
+    }
+    given = [word for name, value in named.items() if value is not None for word in (name, str(value))]
+    given += [name for name, is_set in flags.items() if is_set]
+    return [*given, *(word for grant in options.allow_net for word in ("--allow-net", grant))]
 
 
 def resuming(options: Options) -> list[str]:
     """The command line of the program that takes the place of this one, without `--resume-fd`. The handover has the
     powers that the user has agreed to.
     """
-    given = ["--bundle", options.bundle]
-    if options.run_dir is not None:
-        given += ["--run-dir", options.run_dir]
-    if options.parent_fd is not None:
-        given += ["--parent-fd", str(options.parent_fd)]
-    if options.shared:
-        given.append("--shared")
-    if options.watch:
-        given.append("--watch")
-    for grant in options.allow_net:
-        given += ["--allow-net", grant]
-    if options.policy is not None:
-        given += ["--policy", options.policy]
-    return given
+    return command_line(replace(options, ready_fd=None, agreed_fd=None, trust=False, accept_loss=False))
 
 
 def watched_besides(root: str, bundle: str, policy: str | None) -> list[str]:
