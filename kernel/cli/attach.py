@@ -114,7 +114,10 @@ class Started:
             log = open_log(f"{logs}/supervisor.log")
             # The whole environment: the bundle may name any variable. The supervisor chooses what it hands on.
             self.pid = start_program(
-                command("goondan.kernel.supervisor", command_line(options)), env=os.environ, output_fd=log, pass_fds=pass_fds
+                command("goondan.kernel.supervisor", command_line(options)),
+                env=os.environ,
+                output_fd=log,
+                pass_fds=pass_fds,
             )
         except OSError as error:
             os.close(ready_read)
