@@ -78,7 +78,10 @@ GROUPS = {
         ["kernel/broker/state/mailbox.py", "kernel/broker/state/entities.py"],
         [f"tests/unit/kernel/broker/test_{name}.py" for name in ("mailbox", "entities")],
     ),
-    "lifecycle": Group(["kernel/supervisor/lifecycle.py"], ["tests/unit/kernel/supervisor/test_lifecycle.py"]),
+    "lifecycle": Group(
+        ["kernel/supervisor/lifecycle.py"],
+        [f"tests/unit/kernel/supervisor/test_{name}.py" for name in ("lifecycle", "roster")],
+    ),
     "policy": Group(pure("goondan.toolhost.policy."), ["tests/unit/toolhost"]),
     "codec": Group(["schemas/wire/codec.py"], ["tests/unit/schemas/test_codec.py", "tests/contract/test_vectors.py"]),
 }

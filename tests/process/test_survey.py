@@ -101,8 +101,8 @@ async def test_a_kernel_without_landlock_has_no_tier_at_all(monkeypatch: pytest.
     (finding,) = found.findings
     assert finding.what == "landlock" and "5.13" in finding.fix
     assert (found.error.info.code, found.error.info.suggestion) == ("E_SANDBOX_UNAVAILABLE", finding.fix)
-    from goondan.features.doctor.command.facts import Survey
-    from goondan.features.doctor.command.findings import _jail
+    from goondan.features.doctor.command.rules.facts import Survey
+    from goondan.features.doctor.command.rules.findings import _jail
 
     told = {"tier": found.tier, "findings": msgspec.to_builtins(found.findings), "user": 1000}
     lines = list(_jail(msgspec.convert(told, Survey)))

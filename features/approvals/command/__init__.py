@@ -24,9 +24,9 @@ from goondan.features.approvals.command.text import (
 )
 from goondan.features.approvals.wire import MAX_ANSWER_BYTES
 from goondan.kernel.cli import options
-from goondan.kernel.cli.batch import parse_json
 from goondan.kernel.cli.operator_question import Document, Op, ask_broker, operator_group
 from goondan.kernel.cli.output import columns_of, emit
+from goondan.kernel.cli.texts.batch import parse_json
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import fail
 

@@ -28,7 +28,7 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.kernel.cli.plain import broken
+from goondan.kernel.cli.texts.plain import broken
 from goondan.schemas.text.times import rfc3339_seconds
 from goondan.schemas.text.visible import visible_names
 

@@ -26,9 +26,9 @@ import msgspec
 import yaml
 import zmq
 
-from goondan.features.certify.command.client_rules import JUDGES, Model, too_early
 from goondan.features.certify.command.playing import Differs, NotOffered, Player, Program
-from goondan.features.certify.command.scenarios import Names, Rule, Scenario, read, scenario, short
+from goondan.features.certify.command.rules.client_rules import JUDGES, Model, too_early
+from goondan.features.certify.command.rules.scenarios import Names, Rule, Scenario, read, scenario, short
 from goondan.schemas.wire.codec import DECODE_ERRORS, FrameError, decode
 
 #: After so many seconds a link that says nothing is given up, besides.

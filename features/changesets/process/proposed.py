@@ -20,7 +20,7 @@ from msgspec import Struct
 from goondan.features.changesets.bundle.entries import EXECUTABLE, LINK, REGULAR, SUBMODULE, TreeEntry
 from goondan.features.changesets.bundle.git import Store
 from goondan.features.changesets.bundle.repository import Repository
-from goondan.features.changesets.process.allowed import (
+from goondan.features.changesets.process.rules.allowed import (
     MAX_DEPTH,
     FileChange,
     Places,

@@ -14,8 +14,8 @@ from typing import Final
 
 import click
 
-from goondan.features.doctor.command.findings import Finding, judge
 from goondan.features.doctor.command.gathering import gather_facts
+from goondan.features.doctor.command.rules.findings import Finding, judge
 from goondan.features.model_servers.api import choice
 from goondan.features.model_servers.api.offering import offer
 from goondan.kernel import paths

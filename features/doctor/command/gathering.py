@@ -26,7 +26,7 @@ from typing import Final
 import msgspec
 import zmq
 
-from goondan.features.doctor.command.facts import (
+from goondan.features.doctor.command.rules.facts import (
     UNLIMITED,
     Bundle,
     Cgroup,

@@ -21,17 +21,17 @@ from goondan.features.mcp.bundle import SERVERS
 from goondan.features.mcp.bundle.document import yaml_text
 from goondan.features.mcp.bundle.trial import inspected, program_folder
 from goondan.features.mcp.command.add import add, add_to_bundle
-from goondan.features.mcp.command.importing import Imported, import_servers, plain_json, servers_of
-from goondan.features.mcp.command.packages import package_command
+from goondan.features.mcp.command.rules.importing import Imported, import_servers, plain_json, servers_of
+from goondan.features.mcp.command.rules.packages import package_command
 from goondan.features.mcp.command.serve import serve
 from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.bundle.loader import inspect_bundle
 from goondan.kernel.cli import options
-from goondan.kernel.cli.batch import parse_json
 from goondan.kernel.cli.commands.call import check_grant
 from goondan.kernel.cli.console.lines import FROM_STDIN, read_all
 from goondan.kernel.cli.output import columns, emit, printable, wants_json, write, write_json
 from goondan.kernel.cli.state import locate
+from goondan.kernel.cli.texts.batch import parse_json
 from goondan.kernel.supervisor_client import SupervisorClient
 from goondan.schemas.wire.blobs import too_large
 from goondan.schemas.wire.errors import fail

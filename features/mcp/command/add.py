@@ -22,7 +22,8 @@ import click
 import msgspec
 
 from goondan.features.mcp.bundle.document import MAX_NAME, PREFIX, extension_document, yaml_text
-from goondan.features.mcp.command.packages import (
+from goondan.features.mcp.command.registries import interpreter_reads, node_command, reachable, source_of
+from goondan.features.mcp.command.rules.packages import (
     CALL,
     MODULE,
     Installed,
@@ -32,13 +33,11 @@ from goondan.features.mcp.command.packages import (
     package_command,
     program_of,
 )
-from goondan.features.mcp.command.registries import interpreter_reads, node_command, reachable, source_of
 from goondan.kernel.bundle.documents import base_tools, load_documents
 from goondan.kernel.bundle.rules import positions
 from goondan.kernel.bundle.rules.problems import Report
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import attach_or_start
-from goondan.kernel.cli.batch import ToolCall
 from goondan.kernel.cli.commands.call import check_grant, perform
 from goondan.kernel.cli.options import DEFAULT_INSTANCE
 from goondan.kernel.cli.output import can_ask, confirmed, wants_json, write_json
@@ -46,6 +45,7 @@ from goondan.kernel.cli.output import write as say
 from goondan.kernel.cli.placing import Placing, addition, check_name, read_bundle
 from goondan.kernel.cli.session import over_session
 from goondan.kernel.cli.state import locate
+from goondan.kernel.cli.texts.batch import ToolCall
 from goondan.kernel.paths import BUNDLE_FILE
 from goondan.schemas.text.secret_values import VARIABLE
 from goondan.schemas.wire.errors import fail

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
-from goondan.features.mcp.command.packages import PackageCommand
+from goondan.features.mcp.command.rules.packages import PackageCommand
 from goondan.schemas.wire.errors import GoondanError, fail
 
 #: How long npm or pip may take to print its settings (seconds); npm needs half of one.

@@ -18,14 +18,14 @@ from typing import Any, Final
 
 import click
 
-from goondan.features.mcp.command.offering import PATH, Gate, offered
+from goondan.features.mcp.command.rules.offering import PATH, Gate, offered
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import attach_or_start
-from goondan.kernel.cli.batch import check_instance
 from goondan.kernel.cli.console.questions import questions
 from goondan.kernel.cli.output import wants_json, write, write_json
 from goondan.kernel.cli.session import Interrupts, Session, over_session
 from goondan.kernel.cli.state import absolute_workdir, locate
+from goondan.kernel.cli.texts.batch import check_instance
 from goondan.schemas.bundle.address import is_resource_name
 from goondan.schemas.wire.errors import fail
 

@@ -21,11 +21,11 @@ from shlex import quote
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from goondan.features.oauth.process import grants, protocol
-from goondan.features.oauth.process.grants import Grant, Login
 from goondan.features.oauth.process.http import Http, Redirects
 from goondan.features.oauth.process.pending import LIFETIME_S, Pending, Register
-from goondan.features.oauth.process.protocol import Endpoints, ServerRefused
+from goondan.features.oauth.process.rules import grants, protocol
+from goondan.features.oauth.process.rules.grants import Grant, Login
+from goondan.features.oauth.process.rules.protocol import Endpoints, ServerRefused
 from goondan.features.oauth.process.servers import Servers
 from goondan.features.oauth.process.vault import Vault
 from goondan.features.oauth.wire import (

@@ -18,10 +18,10 @@ from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
 
-from goondan.features.oauth.process import protocol
-from goondan.features.oauth.process.grants import Grant
 from goondan.features.oauth.process.http import Redirects
 from goondan.features.oauth.process.pending import LIFETIME_S, MAX_PENDING, Asked, with_state
+from goondan.features.oauth.process.rules import protocol
+from goondan.features.oauth.process.rules.grants import Grant
 from goondan.features.oauth.process.vault import Vault
 from goondan.features.oauth.wire import LOCAL_SUBJECT, SERVER_APP, ServerOrder
 from goondan.schemas.models.origins import origin_of

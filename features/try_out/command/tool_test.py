@@ -30,6 +30,7 @@ from goondan.kernel.cli.attach import attach_or_start
 from goondan.kernel.cli.commands.call import check_grant, perform
 from goondan.kernel.cli.output import Style, emit, printable, style_of
 from goondan.kernel.cli.state import BundleTarget, locate
+from goondan.kernel.cli.texts.batch import ToolCall
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.resources import BASE_PACKAGE, Example, ToolExport
 
@@ -222,7 +223,6 @@ def run_all(place: BundleTarget, plan: list[Run], allow_net: tuple[str, ...]) ->
 async def run_one(session: Session, run: Run) -> Outcome:
     """Run one example: a real call in a workdir of its own. Raises GoondanError when there is no result at all."""
     from goondan.kernel.bundle.tool_pages import unkept_promises
-    from goondan.kernel.cli.batch import ToolCall
 
     if run.reason:
         return outcome_of(run, "skipped", reason=run.reason)

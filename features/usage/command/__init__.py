@@ -18,12 +18,12 @@ import click
 import msgspec
 from msgspec import Struct
 
-from goondan.features.usage.command.sums import By, Found, Sum, TurnSum, day_of, report
+from goondan.features.usage.command.rules.sums import By, Found, Sum, TurnSum, day_of, report
 from goondan.kernel.cli import options
 from goondan.kernel.cli.operator_question import learned
 from goondan.kernel.cli.output import emit, filled, money, width_of
-from goondan.kernel.cli.plain import one_line
 from goondan.kernel.cli.state import state_of
+from goondan.kernel.cli.texts.plain import one_line
 from goondan.kernel.paths import find_bundle
 from goondan.kernel.traces.conversations import conversation_files, read_file
 from goondan.schemas.traces.turn_notes import used_by_note

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from goondan.kernel.cli import options
-from goondan.kernel.cli.batch import (
+from goondan.kernel.cli.output import emit, is_terminal, pretty_lines, print_error, wants_json, write, write_json
+from goondan.kernel.cli.state import absolute_workdir
+from goondan.kernel.cli.texts.batch import (
     MAX_LINE_BYTES,
     BadLine,
     ToolCall,
@@ -24,8 +26,6 @@ from goondan.kernel.cli.batch import (
     parse_line,
     parse_pairs,
 )
-from goondan.kernel.cli.output import emit, is_terminal, pretty_lines, print_error, wants_json, write, write_json
-from goondan.kernel.cli.state import absolute_workdir
 from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:

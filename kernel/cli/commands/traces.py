@@ -18,8 +18,8 @@ from msgspec import structs
 from goondan.kernel.cli import options
 from goondan.kernel.cli.commands import load_codes
 from goondan.kernel.cli.output import Style, columns, emit, money, printable, style_of, write
-from goondan.kernel.cli.plain import duration, one_line
 from goondan.kernel.cli.state import state_of
+from goondan.kernel.cli.texts.plain import duration, one_line
 from goondan.kernel.paths import find_bundle
 from goondan.kernel.traces.conversations import conversation_files, read_file
 from goondan.kernel.traces.search import Search

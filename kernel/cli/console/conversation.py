@@ -22,13 +22,13 @@ from msgspec import Struct
 
 from goondan.features import FEATURES, Feature
 from goondan.kernel.cli.attach import Kernel
-from goondan.kernel.cli.batch import check_instance
 from goondan.kernel.cli.commands import import_whole
 from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION
 from goondan.kernel.cli.output import filled, token_text, width_of
-from goondan.kernel.cli.plain import one_line
 from goondan.kernel.cli.session import Message, Session, close_files, open_files
 from goondan.kernel.cli.state import new_instance
+from goondan.kernel.cli.texts.batch import check_instance
+from goondan.kernel.cli.texts.plain import one_line
 from goondan.kernel.traces.conversations import Overview, messages, overview
 from goondan.schemas.text.visible import argument_line
 from goondan.schemas.wire.codec import from_raw

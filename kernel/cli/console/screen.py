@@ -21,8 +21,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from goondan.kernel.cli.console.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
-from goondan.kernel.cli.console.waits import SEEN, status_of, wait_line
 from goondan.kernel.cli.output import (
     is_terminal,
     printable,
@@ -33,8 +31,10 @@ from goondan.kernel.cli.output import (
     write,
     write_text,
 )
-from goondan.kernel.cli.plain import fit, flowing
 from goondan.kernel.cli.session import Listener
+from goondan.kernel.cli.texts.plain import fit, flowing
+from goondan.kernel.cli.texts.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
+from goondan.kernel.cli.texts.waits import SEEN, status_of, wait_line
 from goondan.kernel.supervisor_client import SupervisorClient
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Answer

@@ -31,7 +31,6 @@ from goondan.kernel.cli.output import (
     write_json,
     write_text,
 )
-from goondan.kernel.cli.plain import one_line
 from goondan.kernel.cli.session import (
     GONE,
     Cancelling,
@@ -44,6 +43,7 @@ from goondan.kernel.cli.session import (
     over_session,
     was_cancelled,
 )
+from goondan.kernel.cli.texts.plain import one_line
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Answer, ErrorPayload, FilePart
 from goondan.schemas.wire.runtime_events import RuntimeEvent

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from goondan.features.certify.command.scenarios import Seen, Trace, read
-from goondan.features.certify.command.worker_rules import JUDGES
+from goondan.features.certify.command.rules.scenarios import Seen, Trace, read
+from goondan.features.certify.command.rules.worker_rules import JUDGES
 
 DOCUMENT = (Path(__file__).parents[3] / "schemas" / "WORKER.md").read_text(encoding="utf-8")
 SCENARIOS, RULES = read(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from goondan.features.changesets.process.allowed import (
+from goondan.features.changesets.process.rules.allowed import (
     FileChange,
     Places,
     Written,

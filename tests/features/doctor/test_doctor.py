@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from goondan.features.doctor.command import gathering, render
-from goondan.features.doctor.command.facts import (
+from goondan.features.doctor.command.rules.facts import (
     UNLIMITED,
     Bundle,
     Cgroup,
@@ -31,7 +31,7 @@ from goondan.features.doctor.command.facts import (
     Variable,
     Versions,
 )
-from goondan.features.doctor.command.findings import Finding, judge
+from goondan.features.doctor.command.rules.findings import Finding, judge
 from goondan.kernel.bundle.documents import load_documents
 from goondan.kernel.bundle.rules.problems import Problem, Report
 from goondan.kernel.bundle.rules.variables import wanted_variables

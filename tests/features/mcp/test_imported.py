@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.features.mcp.bundle.document import extension_document, usable_name, yaml_text
-from goondan.features.mcp.command.importing import Imported, import_servers, plain_json, servers_of
-from goondan.features.mcp.command.packages import package_command
+from goondan.features.mcp.command.rules.importing import Imported, import_servers, plain_json, servers_of
+from goondan.features.mcp.command.rules.packages import package_command
 from goondan.kernel.bundle.rules.positions import Allowance, compose, plain
 from goondan.schemas.bundle.address import is_resource_name
 from goondan.schemas.wire.errors import GoondanError

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.features.mcp.command.packages import (
+from goondan.features.mcp.command.registries import hosts_of, npm_settings, pip_settings, reachable
+from goondan.features.mcp.command.rules.packages import (
     Installed,
     PackageCommand,
     arguments,
@@ -12,7 +13,6 @@ from goondan.features.mcp.command.packages import (
     package_command,
     program_of,
 )
-from goondan.features.mcp.command.registries import hosts_of, npm_settings, pip_settings, reachable
 from goondan.kernel.bundle.rules.positions import Allowance, compose, plain
 
 

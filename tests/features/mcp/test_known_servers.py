@@ -9,7 +9,7 @@ import pytest
 
 from goondan.features.mcp import command
 from goondan.features.mcp.command.add import known_server, naming
-from goondan.features.mcp.command.packages import package_command
+from goondan.features.mcp.command.rules.packages import package_command
 from goondan.kernel.bundle.rules.positions import Allowance, compose, plain
 from goondan.schemas.wire.errors import GoondanError
 

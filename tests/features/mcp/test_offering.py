@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mcp_types import CallToolResult, Tool
 
-from goondan.features.mcp.command.offering import (
+from goondan.features.mcp.command.rules.offering import (
     ERROR,
     MAX_BODY,
     PENDING,

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from goondan.features.oauth.process import grants
-from goondan.features.oauth.process.grants import Grant, Login, judge
-from goondan.features.oauth.process.protocol import Tokens
+from goondan.features.oauth.process.rules import grants
+from goondan.features.oauth.process.rules.grants import Grant, Login, judge
+from goondan.features.oauth.process.rules.protocol import Tokens
 from goondan.features.oauth.wire import OAuthAppSpec
 
 APP = OAuthAppSpec(name="cal", client_id="c", issuer="https://login.example", scopes=["a", "b"])

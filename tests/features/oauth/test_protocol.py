@@ -13,9 +13,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from goondan.features.oauth.process import protocol
 from goondan.features.oauth.process.http import read_request
-from goondan.features.oauth.process.protocol import ServerRefused
+from goondan.features.oauth.process.rules import protocol
+from goondan.features.oauth.process.rules.protocol import ServerRefused
 from goondan.features.oauth.wire import OAuthAppSpec, is_scope, is_subject
 from goondan.schemas.wire.errors import GoondanError
 

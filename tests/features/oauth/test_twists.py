@@ -11,9 +11,9 @@ import pytest
 from msgspec import structs
 
 from goondan.features.oauth.agent import read_request
-from goondan.features.oauth.process import grants
-from goondan.features.oauth.process.grants import Login, judge
-from goondan.features.oauth.process.protocol import Tokens
+from goondan.features.oauth.process.rules import grants
+from goondan.features.oauth.process.rules.grants import Login, judge
+from goondan.features.oauth.process.rules.protocol import Tokens
 from goondan.features.oauth.wire import GrantedNews, OAuthAppSpec
 from goondan.kernel.broker.state.entities import CONTROL
 from goondan.schemas.bundle.launch import ExtensionSpec

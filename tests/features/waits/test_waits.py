@@ -18,7 +18,7 @@ from goondan.kernel.broker.state.bus import Bus, Calls, Core
 from goondan.kernel.broker.state.entities import Call, Connection, Content, Event
 from goondan.kernel.broker.state.mailbox import Epochs, Mailbox, Quotas
 from goondan.kernel.cli.console.screen import new_lines
-from goondan.kernel.cli.console.waits import render, status_of, wait_line
+from goondan.kernel.cli.texts.waits import render, status_of, wait_line
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import Frame
 from goondan.schemas.wire.runtime_events import RuntimeEvent, Wait

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.kernel.cli.batch import (
+from goondan.kernel.cli.console.lines import LineSplitter
+from goondan.kernel.cli.texts.batch import (
     MAX_LINE_BYTES,
     BadLine,
     ToolCall,
@@ -19,7 +20,6 @@ from goondan.kernel.cli.batch import (
     parse_json,
     parse_line,
 )
-from goondan.kernel.cli.console.lines import LineSplitter
 from goondan.schemas.wire.blobs import MAX_ARGS_BYTES
 from goondan.schemas.wire.errors import GoondanError
 

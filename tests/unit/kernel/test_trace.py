@@ -16,7 +16,7 @@ from msgspec import Raw
 from goondan.agentproc.conversation.store import ConversationStore
 from goondan.kernel.cli.commands.traces import trace_lines
 from goondan.kernel.cli.output import Style
-from goondan.kernel.cli.plain import duration
+from goondan.kernel.cli.texts.plain import duration
 from goondan.kernel.traces.search import Search
 from goondan.kernel.traces.story.tree import total_of
 from goondan.kernel.traces.story.turn import Hang, Note, Trace, between_ms, said_in, tell

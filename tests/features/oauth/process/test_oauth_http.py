@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from goondan.features.oauth.process.authority import Authority
-from goondan.features.oauth.process.grants import Grant
 from goondan.features.oauth.process.http import MAX_BODY, Http, Redirects
+from goondan.features.oauth.process.rules.grants import Grant
 from goondan.features.oauth.process.vault import Vault
 from goondan.features.oauth.wire import OAuthAppSpec, TokenOrder
 from goondan.schemas.wire.errors import GoondanError

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from goondan.features.doctor.command.facts import (
+from goondan.features.doctor.command.rules.facts import (
     UNLIMITED,
     Bundle,
     ChosenServer,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from goondan.features.certify.command.scenarios import Trace, short
+from goondan.features.certify.command.rules.scenarios import Trace, short
 
 #: How many levels of maps and arrays an output may have.
 MAX_DEPTH: Final = 60

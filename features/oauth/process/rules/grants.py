@@ -13,7 +13,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from goondan.features.oauth.process.protocol import Tokens
+from goondan.features.oauth.process.rules.protocol import Tokens
 from goondan.features.oauth.wire import OAuthAppSpec
 
 #: A token that ends sooner than this is replaced (seconds), because using it takes time. For short-lived tokens it is

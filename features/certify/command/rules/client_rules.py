@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from goondan.features.certify.command.scenarios import Seen, Trace, short
+from goondan.features.certify.command.rules.scenarios import Seen, Trace, short
 from goondan.schemas.text.visible import is_visible
 
 #: The types that a client's socket takes.

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 from msgspec import Struct
 
 from goondan.features.mcp.bundle.document import extension_document, usable_name
-from goondan.features.mcp.command.packages import PackageCommand, package_command
+from goondan.features.mcp.command.rules.packages import PackageCommand, package_command
 from goondan.schemas.text.secret_values import (
     REFERENCE,
     VARIABLE,

@@ -1,0 +1,1 @@
+"""What these commands decide and word, without I/O. Pure."""

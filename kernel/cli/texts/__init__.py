@@ -1,0 +1,1 @@
+"""What commands read and show as text, without I/O. Pure."""
