@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import msgspec
 
+from goondan.features import FEATURES
 from goondan.kernel import lock
 from goondan.kernel.cli.attach import end_of
 from goondan.kernel.supervisor_client import SupervisorClient
@@ -54,6 +55,11 @@ kind: Swarm
 metadata: {name: swarm}
 spec: {entryAgent: Agent/main, agents: [{ref: Agent/main}]}
 """
+
+
+def has_feature(name: str) -> bool:
+    """Whether this tree has a feature: a bundle for several tests can leave out what one of them needs it for."""
+    return any(feature.name == name for feature in FEATURES)
 
 
 @dataclass

@@ -191,12 +191,14 @@ def test_the_job_has_forty_steps_and_each_kind_of_process_is_in_it() -> None:
             assert moment.step < len(swarm.SCRIPTS[moment.agent, moment.message])
 
 
+@pytest.mark.feature("mcp", "skills")
 @pytest.mark.timeout(120)
 def test_a_job_with_a_few_kills(work: Work) -> None:
     plan = few(27)
     assert sorted(work.killed_at(plan, "few")) == sorted(plan), json.dumps(plan)
 
 
+@pytest.mark.feature("mcp", "skills")
 @pytest.mark.skipif(not CHAOS, reason="make chaos")
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("moment", MOMENTS)

@@ -46,9 +46,16 @@ def examples(text: str) -> list[str]:
 DOCUMENTED = sections()
 
 
-def test_every_bundled_extension_is_in_the_table_of_the_page() -> None:
-    table = re.findall(r"^\| \[?`([a-z-]+)`", PAGE.partition("\n## ")[0], re.MULTILINE)
-    assert sorted(table) == BaseExtensions().names()
+TABLE = re.findall(r"^\| \[?`([a-z-]+)`", PAGE.partition("\n## ")[0], re.MULTILINE)
+
+
+def test_every_bundled_extension_is_in_the_table_of_the_page_once() -> None:
+    assert [TABLE.count(name) for name in BaseExtensions().names()] == [1] * len(BaseExtensions().names())
+
+
+@pytest.mark.feature("approvals", "budgets", "code_mode", "mcp", "skills")
+def test_the_table_has_no_other() -> None:
+    assert sorted(TABLE) == BaseExtensions().names()
 
 
 @pytest.mark.parametrize("name", DOCUMENTED)

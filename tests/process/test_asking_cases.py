@@ -16,8 +16,10 @@ from typing import Any, Final
 
 import pytest
 
-from tests.kernel_fixture import Sandbox, sandbox, wait_until
+from tests.kernel_fixture import Sandbox, has_feature, sandbox, wait_until
 
+#: What the coordinator has besides.
+RESTARTS: Final = ", Tool/self-restart" if has_feature("restart") else ""
 NOTARY: Final = """\
 import asyncio
 import json
@@ -97,7 +99,7 @@ kind: Extension
 metadata: {name: notary}
 spec: {entry: ext/notary.py}
 """
-    + _AGENT % ("coordinator", "Tool/agents, Tool/handoff, Tool/self-restart", "plays: false")
+    + _AGENT % ("coordinator", "Tool/agents, Tool/handoff" + RESTARTS, "plays: false")
     + _AGENT % ("worker", "Tool/agents", "plays: true")
     + _AGENT % ("broken", "Tool/agents", "ends: loading")
     + """\
@@ -184,7 +186,9 @@ def fields(event: dict[str, Any], *names: str) -> Any:
         ("handoff__request", {"payload": "x"}, "E_TOOL_INVALID_ARGS"),
         ("handoff__request", {"target": "worker"}, "E_TOOL_INVALID_ARGS"),
         ("handoff__request", {"target": "nobody", "payload": "x"}, "E_AGENT_NOT_FOUND"),
-        ("self-restart__request", {"reason": 5}, "E_TOOL_INVALID_ARGS"),
+        pytest.param(
+            "self-restart__request", {"reason": 5}, "E_TOOL_INVALID_ARGS", marks=pytest.mark.feature("restart")
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_done_is_an_error_result(swarm: Swarm, tool: str, arguments: dict[str, Any], code: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.kernel_fixture import Sandbox, sandbox
+from tests.kernel_fixture import Sandbox, has_feature, sandbox
 from tests.node_fixture import node, node_client
 
 BUNDLE = """\
@@ -55,6 +55,12 @@ kind: Swarm
 metadata: {name: swarm}
 spec: {entryAgent: Agent/main, agents: [{ref: Agent/main}, {ref: Agent/careful}]}
 """
+#: What asks a person about the calls of `careful`.
+ASKED = """\
+  extensions:
+    - ref: Extension/approval
+      config: {rules: [{tools: ["bash__*"], action: ask}]}
+"""
 TOOL = """\
 def back(ctx, input):
     return input["value"]
@@ -75,7 +81,7 @@ def client() -> Path:
 
 @pytest.fixture(scope="module")
 def kernel(client: Path) -> Iterator[Sandbox]:
-    with sandbox(BUNDLE) as made:
+    with sandbox(BUNDLE if has_feature("approvals") else BUNDLE.replace(ASKED, "")) as made:
         (made.home / "echo.py").write_text(TOOL)
         made.detach()
         yield made

@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 
 from goondan.kernel.supervisor_client import SupervisorClient
-from tests.kernel_fixture import BUNDLE, ROOT, Sandbox, sandbox, wait_until
+from tests.kernel_fixture import BUNDLE, ROOT, Sandbox, has_feature, sandbox, wait_until
 
 pytestmark = pytest.mark.xdist_group("restart")
 
 
-WISHES = BUNDLE.replace("tools: [Tool/bash]", "tools: [Tool/bash, Tool/self-restart]")
+WISHES = (
+    BUNDLE.replace("tools: [Tool/bash]", "tools: [Tool/bash, Tool/self-restart]") if has_feature("restart") else BUNDLE
+)
 
 
 @dataclass

@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.kernel_fixture import sandbox
+from tests.kernel_fixture import has_feature, sandbox
 from tests.process.agent_swarm import ASKER, ASKS, Swarm, bundle, code_of, request, told
 from tests.process.scripted_model import scripted_model
 
+#: What epsilon has besides.
+RESTARTS = "Tool/self-restart, " if has_feature("restart") else ""
 TOOLS = "  tools: [Tool/agents, Tool/handoff, Tool/bash, Tool/asker, Tool/tool-result]\n"
 
 
@@ -26,7 +28,7 @@ def swarm() -> Iterator[Swarm]:
     with scripted_model() as model:
         model.otherwise = "done"
         head, _, tail = bundle(model.base).partition("metadata: {name: epsilon}")
-        text = head + "metadata: {name: epsilon}" + tail.replace("Tool/asker, ", "Tool/asker, Tool/self-restart, ", 1)
+        text = head + "metadata: {name: epsilon}" + tail.replace("Tool/asker, ", f"Tool/asker, {RESTARTS}", 1)
         with sandbox(text, {"OPENAI_API_KEY": "k"}) as kernel:
             (kernel.home / "ext").mkdir()
             for name, source in (("broken", "def register(api): pass\n"), ("asks", ASKS), ("asker", ASKER)):

@@ -246,7 +246,7 @@ Production 환경에 애플리케이션을 배포합니다.
 - 배포 시간: 약 5-10분 소요
 """
 HINT = "Use skills.run to execute scripts in the skill directory"
-KINDS = ["documented", "bundled"]
+KINDS = ["documented", pytest.param("bundled", marks=pytest.mark.feature("skills"))]
 
 
 @pytest.fixture

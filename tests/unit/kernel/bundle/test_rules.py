@@ -180,6 +180,10 @@ def test_runtime_of_an_extension_is_refused_in_v1(look: Look) -> None:
 def test_kinds_that_only_one_version_has(look: Look) -> None:
     agent = look(GOOD.replace("goondan.ai/v1\nkind: Agent", "agents.example.io/v1alpha1\nkind: Agent"))
     assert [(p.code, p.path) for p in agent.errors] == [("E_CONFIG_INVALID_VALUE", "apiVersion")]
+
+
+@pytest.mark.feature("oauth")
+def test_a_kind_of_a_feature_that_only_one_version_has(look: Look) -> None:
     app = "apiVersion: {}\nkind: OAuthApp\nmetadata: {{name: app}}\nspec:\n  authorizationUrl: https://a/\n"
     app += "  tokenUrl: https://t/\n  clientId: {{valueFrom: {{env: ID}}}}\n---\n"
     assert look(app.format("agents.example.io/v1alpha1") + GOOD).errors == []
