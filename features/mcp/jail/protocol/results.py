@@ -17,8 +17,8 @@ Source: docs/design/tools.md section 11; docs/errors.md, the codes E_MCP_*; requ
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Callable, Iterable
+from typing import Any, Final, TypeVar
 
 import msgspec
 from mcp.shared.exceptions import MCPError
@@ -45,6 +45,7 @@ from goondan.schemas.worker.servers import (
 )
 from goondan.schemas.worker.worker_frames import WorkerError
 
+Item = TypeVar("Item", bound=msgspec.Struct)
 #: Items of one list. The largest servers that are known have a few hundred tools.
 MAX_ITEMS: Final = 5_000
 #: Bytes of the schema of a tool's arguments, and of its result.
@@ -112,18 +113,35 @@ class Room:
 
 def tools(listed: Iterable[dict[str, Any]], longest_export: int, room: Room) -> list[ServerTool]:
     """The tools of a server, from the maps that it lists, each with the export by which it is called."""
-    kept: dict[str, ServerTool] = {}
+    kept = _kept(listed, "name", "tool", lambda name, item: _tool(name, item, room), room)
+    exports = export_names((tool.name for tool in kept), longest_export)
+    return [msgspec.structs.replace(tool, export=exports[tool.name]) for tool in kept]
+
+
+def _kept(
+    listed: Iterable[dict[str, Any]],
+    key: str,
+    what: str,
+    make: Callable[[str, dict[str, Any]], Item | None],
+    room: Room,
+) -> list[Item]:
+    """What `make` makes of the maps, each of which has under `key` the name by which the server is asked for it."""
+    kept: dict[str, Item] = {}
+    called, longest = ("name", bounds.MAX_NAME) if key == "name" else ("URI", MAX_URI)
     for item in listed:
-        tool = _tool(item, room)
-        if tool is None or tool.name in kept:
+        name = item.get(key)
+        if not isinstance(name, str) or not bounds.is_name(name, longest):
+            room.note(f"a {what} was left out: its {called} is no text of one line, or too long")
+            continue
+        if name in kept:
             continue
         if len(kept) >= MAX_ITEMS:
-            room.note(f"tools after the first {MAX_ITEMS} were left out")
+            room.note(f"{what}s after the first {MAX_ITEMS} were left out")
             break
-        if room.admit(tool, f"tool {tool.name}"):
-            kept[tool.name] = tool
-    exports = export_names(kept, longest_export)
-    return [msgspec.structs.replace(tool, export=exports[name]) for name, tool in kept.items()]
+        made = make(name, item)
+        if made is not None and room.admit(made, f"{what} {name[:200]}"):
+            kept[name] = made
+    return list(kept.values())
 
 
 def offered(tools: list[ServerTool], *, resources: bool, prompts: bool) -> list[ServerTool]:
@@ -143,48 +161,28 @@ def offered(tools: list[ServerTool], *, resources: bool, prompts: bool) -> list[
 
 def resources(listed: Iterable[dict[str, Any]], uri: str, room: Room) -> list[ServerResource]:
     """Resources, or templates of them; `uri` names the field with their URI."""
-    kept: dict[str, ServerResource] = {}
-    for item in listed:
-        place, name = item.get(uri), item.get("name")
-        if not bounds.is_name(place, MAX_URI) or not isinstance(place, str):
-            room.note("a resource was left out: its URI is no text of one line, or too long")
-            continue
-        if len(kept) >= MAX_ITEMS:
-            room.note(f"resources after the first {MAX_ITEMS} were left out")
-            break
-        resource = ServerResource(
-            uri=place,
-            name=bounds.line(name, bounds.MAX_NAME),
-            mime_type=bounds.line(item.get("mimeType"), MAX_MEDIA_TYPE) or None,
-            description=_description(item),
-        )
-        if place not in kept and room.admit(resource, f"resource {place[:200]}"):
-            kept[place] = resource
-    return list(kept.values())
+    return _kept(listed, uri, "resource", _resource, room)
+
+
+def _resource(uri: str, item: dict[str, Any]) -> ServerResource:
+    return ServerResource(
+        uri=uri,
+        name=bounds.line(item.get("name"), bounds.MAX_NAME),
+        mime_type=bounds.line(item.get("mimeType"), MAX_MEDIA_TYPE) or None,
+        description=_description(item),
+    )
 
 
 def prompts(listed: Iterable[dict[str, Any]], room: Room) -> list[ServerPrompt]:
     """Prompts."""
-    kept: dict[str, ServerPrompt] = {}
-    for item in listed:
-        name = item.get("name")
-        if not bounds.is_name(name) or not isinstance(name, str):
-            room.note("a prompt was left out: its name is no text of one line, or too long")
-            continue
-        if len(kept) >= MAX_ITEMS:
-            room.note(f"prompts after the first {MAX_ITEMS} were left out")
-            break
-        prompt = ServerPrompt(name=name, description=_description(item), arguments=_arguments(item.get("arguments")))
-        if name not in kept and room.admit(prompt, f"prompt {name}"):
-            kept[name] = prompt
-    return list(kept.values())
+    return _kept(listed, "name", "prompt", _prompt, room)
 
 
-def _tool(item: dict[str, Any], room: Room) -> ServerTool | None:
-    name = item.get("name")
-    if not bounds.is_name(name) or not isinstance(name, str):
-        room.note("a tool was left out: its name is no text of one line, or too long")
-        return None
+def _prompt(name: str, item: dict[str, Any]) -> ServerPrompt:
+    return ServerPrompt(name=name, description=_description(item), arguments=_arguments(item.get("arguments")))
+
+
+def _tool(name: str, item: dict[str, Any], room: Room) -> ServerTool | None:
     schemas: dict[str, dict[str, Any] | None] = {}
     for field in ("inputSchema", "outputSchema"):
         schema = item.get(field)
