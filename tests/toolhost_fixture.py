@@ -218,9 +218,9 @@ async def bench(
     )
     made = Bench(spec, hidden=hidden, environment=environment, grouped=grouped, exposures=exposures, speaker=speaker)
     made.facts = facts(made.facts)
-    made.host.open(made.facts)
+    made.host.sessions.open(made.facts)
     try:
         yield made
     finally:
         await made.host.close()
-        assert made.host.jail_count == 0
+        assert made.host.sessions.jail_count == 0

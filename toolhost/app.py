@@ -202,7 +202,7 @@ class App:
             settings.endpoint,
             settings.token,
             on_frame=self._on_frame,
-            calls=lambda: self._host.call_ids() if self._host is not None else [],
+            calls=lambda: self._host.answers.calls.known_ids() if self._host is not None else [],
             attached=lambda: self._host.sessions.servers.attached() if self._host is not None else [],
             on_welcome=self._on_welcome,
             on_unsent=self._on_unsent,
@@ -263,10 +263,10 @@ class App:
             powers.settle(found.facts is not None and not found.facts.user_namespaces)
             if found.facts is None:
                 _say("error", f"{found.error.info.message}. {found.error.info.suggestion}", code=found.error.info.code)
-                host.open(None, found.error)
+                host.sessions.open(None, found.error)
             else:
                 hidden = hidden_folders(spec, self._settings.endpoint, found.facts.home, powers.operator)
-                host.open(with_hidden(found.facts, hidden))
+                host.sessions.open(with_hidden(found.facts, hidden))
             # What is here now stays; calls come and go without cycles, so young collections only cost time.
             gc.collect()
             gc.freeze()

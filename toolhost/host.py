@@ -37,7 +37,7 @@ from goondan.toolhost.calls.results import Promise, error_result, refusal
 from goondan.toolhost.facts.folders import FolderCopies, folder_of_call
 from goondan.toolhost.jails.server_jail import FORK_S
 from goondan.toolhost.jails.write_exposures import WriteExposures
-from goondan.toolhost.policy.subject import CallFolder, HostFacts
+from goondan.toolhost.policy.subject import CallFolder
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.serving.answers import Announce, Answers, Asking, Speaker, is_polling
 from goondan.toolhost.serving.sessions import Sessions
@@ -71,7 +71,7 @@ class Host:
         copies: FolderCopies | None = None,
         server_asks: Mapping[str, MakeServerAsk] | None = None,
     ) -> None:
-        """Calls wait until `open`.
+        """Calls wait until `sessions.open`.
 
         `announce` and `remember`: see serving/answers.py. `speaker`: how handlers ask agents, if they can.
         `exposures`: None keeps no record of them. `copies`: None keeps those of folders in a temporary place.
@@ -122,13 +122,6 @@ class Host:
         self._exports = Exports(spec, self._generations)
         self.sessions.configure(spec, {name for name, tool in before.items() if self._tools.get(name) != tool})
 
-    def open(self, facts: HostFacts | None, unavailable: GoondanError | None = None) -> None:
-        """It is known now whether jails can be made: run the calls that have waited for that.
-
-        With `facts` None no jail can be made, for the reason `unavailable`.
-        """
-        self.sessions.open(facts, unavailable)
-
     @property
     def wants_forks(self) -> bool:
         """Whether there is a tool whose calls would be forked, if that can be done (Sessions.fork_calls)."""
@@ -143,15 +136,6 @@ class Host:
                 timer.cancel()
         await self.sessions.close()
         await self._powers.offload.looked_up(self._copies.close)
-
-    @property
-    def jail_count(self) -> int:
-        """How many jails still have processes."""
-        return self.sessions.jail_count
-
-    def call_ids(self) -> list[str]:
-        """What `hello` names: calls that are open here, and results that nobody has acknowledged."""
-        return self._calls.known_ids()
 
     def unsent(self, frame: Frame, error: GoondanError) -> None:
         """A result's large payload could not be written: the call ends with that error."""

@@ -118,7 +118,7 @@ async def scenario(place: Path, *, grouped: bool = True) -> None:
         assert (await neighbour)["output"] == [2, 1, [1, 2]]
         # What was left behind went with its call: the first process, the server, and what is made ahead remain.
         await until(lambda: len(jail.processes()) == 4)
-        assert (jail.pid, made.host.jail_count) == (before, 2)
+        assert (jail.pid, made.host.sessions.jail_count) == (before, 2)
 
         # A limit of the whole jail ends all of it; private files are memory, whoever's they are.
         result = await call("fills", {"mb": 200})

@@ -350,7 +350,7 @@ async def test_a_launcher_that_is_lost_twice_fails_the_calls_with_one_clear_erro
     async with bench(make_tool(place, SOURCE, *NAMES)) as made:
         error = (await made.call("t__keys", workdir=place / "work"))["error"]
         assert (error["code"], "has not answered" in error["message"]) == ("E_SANDBOX_UNAVAILABLE", True)
-        assert made.host.jail_count == 0
+        assert made.host.sessions.jail_count == 0
         monkeypatch.setattr(launcher_link, "_send", send)
         monkeypatch.setattr(launcher_link, "ANSWER_S", 10.0)
         assert (await made.call("t__keys", workdir=place / "work"))["status"] == "ok"

@@ -100,7 +100,7 @@ async def main():
             "pid": os.getpid(), "victim": victim.pid, "port": tcp.getsockname()[1],
             "socket": str(plain / "stream.sock")}
     async with bench(*tools) as made:
-        made.host.open(facts)
+        made.host.sessions.open(facts)
         out = {"high": refusal(await made.call("high__ok", workdir=plain)),
                "net": refusal(await made.call("net__ok", workdir=plain)),
                "git": refusal(await made.call("low__ok", workdir=repository))}

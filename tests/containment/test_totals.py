@@ -119,7 +119,7 @@ async def test_what_a_jail_writes_while_it_is_ended_is_not_the_next_ones(
         result = await made.call("bomb__many_files", {"writers": 2}, workdir=place / "w")
         assert result["error"]["code"] == "E_TOOL_LIMIT"
         assert await made.call("bomb__quiet", workdir=place / "w") == {"status": "ok", "output": "here"}
-        assert made.host.jail_count == 1, "it has begun after the end of the other one"
+        assert made.host.sessions.jail_count == 1, "it has begun after the end of the other one"
 
 
 @both_mechanisms
@@ -295,7 +295,7 @@ async def test_a_neighbour_in_the_jail_is_told_what_happened(
         slow = await begin("slow", {"began": "second"}, "second")
         assert "cpuSeconds" in (await asyncio.wait_for(burning, 100))["error"]["message"]
         assert await made.call("t__quiet", workdir=place / "w", **PATIENT) == {"status": "ok", "output": "here"}
-        assert made.host.jail_count == 2, "the new one is made while the neighbour goes on in the old one"
+        assert made.host.sessions.jail_count == 2, "the new one is made while the neighbour goes on in the old one"
         (place / "w" / "go on").touch()
         assert (await asyncio.wait_for(slow, 100)) == {"status": "ok", "output": "done"}
 

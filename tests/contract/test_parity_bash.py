@@ -63,7 +63,7 @@ async def test_the_calls_of_one_instance_share_a_warm_jail(place: Path) -> None:
             *(made.call("bash__exec", {"command": "echo $$"}, workdir=place) for _ in range(4))
         )
         assert [result["status"] for result in results] == ["ok"] * 4
-        assert made.host.jail_count == 1
+        assert made.host.sessions.jail_count == 1
 
 
 @pytest.mark.requirement("BASH-09", "ERROR-09")

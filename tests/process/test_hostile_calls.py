@@ -109,7 +109,7 @@ async def test_strange_workdirs_cost_no_place_for_a_jail(short_tmp: Path) -> Non
         for number in range(6):
             result = await made.call("t__echo", workdir=f"/a\0{number}", instance_key=f"k{number}")
             assert result["error"]["code"] == "E_FRAME_INVALID"
-        assert made.host.jail_count == 0
+        assert made.host.sessions.jail_count == 0
         assert (await made.call("t__echo", workdir=short_tmp / "work"))["status"] == "ok"
 
 
@@ -126,7 +126,7 @@ async def test_strange_grants_cost_no_place_for_a_jail(short_tmp: Path) -> None:
         for tool in tools:
             error = (await made.call(f"{tool.name}__echo"))["error"]
             assert (error["code"], len(error["message"]) < 500) == ("E_SANDBOX_DENIED", True)
-        assert made.host.jail_count == 0
+        assert made.host.sessions.jail_count == 0
         assert (await made.call("plain__echo", workdir=short_tmp / "work"))["status"] == "ok"
 
 
@@ -147,5 +147,5 @@ async def test_a_bug_costs_one_call_and_no_place(short_tmp: Path, monkeypatch: p
             for _ in range(3):
                 assert (await made.call("t__echo", workdir=workdir))["error"]["code"] == "E_INTERNAL"
         assert [str(context["exception"]) for context in thrown] == ["embedded null byte"] * 3
-        assert made.host.jail_count == 0
+        assert made.host.sessions.jail_count == 0
         assert (await made.call("t__echo", workdir=workdir))["status"] == "ok"

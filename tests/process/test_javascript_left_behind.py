@@ -98,4 +98,4 @@ async def test_what_is_left_behind(short_tmp: Path, name: str) -> None:
         await value("closesAll")
         assert await value("alive", {"pid": left}) is False
         assert await value("alive", {"pid": daemon}) is True
-        assert host.host.jail_count == 1
+        assert host.host.sessions.jail_count == 1

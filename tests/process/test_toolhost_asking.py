@@ -198,7 +198,7 @@ async def test_errors_of_the_bus_are_exceptions_with_their_code(short_tmp: Path,
             refused = await host.call("t__kinds", wrong, workdir=workdir)
             assert refused["error"]["name"] == "TypeError", wrong
         assert (await host.call("t__kinds", {"timeout_ms": 1e30}, workdir=workdir))["output"] is None
-        assert host.host.jail_count == 1, "a mistake ends no jail"
+        assert host.host.sessions.jail_count == 1, "a mistake ends no jail"
         odd = await host.call("t__kinds", {"metadata": {"a": 1}, "instance_key": ""}, workdir=workdir)
         assert odd["output"] is None, "an empty key means the caller's own"
         assert bus.sent[-1].instance_key == "k1"
@@ -235,7 +235,7 @@ async def test_a_cancelled_call_drops_what_it_asked(short_tmp: Path, workdir: Pa
         assert (await waiting)["error"]["code"] == "E_CANCELLED"
         assert bus.forgotten == [frame.id]
         assert (await host.call("t__has", workdir=workdir))["output"] is True
-        assert host.host.jail_count == 1, "the handler heard of it and has ended"
+        assert host.host.sessions.jail_count == 1, "the handler heard of it and has ended"
 
 
 async def test_a_call_that_runs_again_asks_under_the_same_names(short_tmp: Path, workdir: Path) -> None:

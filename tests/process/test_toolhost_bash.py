@@ -177,7 +177,7 @@ async def test_a_cancelled_command_is_killed(workdir: Path) -> None:
         assert (await waiter)["error"]["code"] == "E_CANCELLED"
         command = "for try in $(seq 200); do ps -e -o stat=,comm= | grep -q '^[^Z].*sleep' || exit; done; echo runs"
         assert output(await made.call("bash__exec", {"command": command}, workdir=workdir))["stdout"] == ""
-        assert made.host.jail_count == 1
+        assert made.host.sessions.jail_count == 1
 
 
 async def test_commands_run_beside_each_other(workdir: Path) -> None:

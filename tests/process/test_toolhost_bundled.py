@@ -49,7 +49,7 @@ async def test_values_that_no_result_can_hold(tmp_path: Path) -> None:
             assert result["error"]["suggestion"]
             assert len(result["error"]["message"]) <= 1000
             assert time.monotonic() - began < 5
-        assert made.host.jail_count == 3
+        assert made.host.sessions.jail_count == 3
         flat = await made.call("json-query__flatten", {"data": deep, "depth": 1e308}, workdir=tmp_path)
         assert flat["output"] == {"depth": 1e308, "count": 0, "result": []}
 

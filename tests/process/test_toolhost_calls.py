@@ -140,14 +140,14 @@ async def test_a_repeated_call_attaches_or_gets_the_same_result(short_tmp: Path,
         made.host.on_frame(call_frame("t__mark", first_id, workdir, Raw(encode_value(args))))
         assert made.results[1] == made.results[0]
         assert (workdir / "ran").read_text() == "x"
-        assert made.host.call_ids() == [first_id]
+        assert made.host.answers.calls.known_ids() == [first_id]
         made.host.answers.resend()
         assert made.results[2] == made.results[0]
         # another agent has no part in it
         made.host.on_frame(call_frame("t__mark", first_id, workdir, Raw(encode_value(args)), agent="other"))
         assert code(made.results[3][1]) == "E_FORBIDDEN"
         made.acknowledge(first_id)
-        assert made.host.call_ids() == []
+        assert made.host.answers.calls.known_ids() == []
         assert (await made.call("t__mark", {"file": "ran"}, workdir=workdir, call_id=first_id))["status"] == "ok"
         assert (workdir / "ran").read_text() == "xx"
 
@@ -180,7 +180,7 @@ async def test_jails_are_per_tool_instance_and_workdir(short_tmp: Path, workdir:
         ):
             assert (await made.call("t__bump", **options))["output"][0] == 1
         assert (await made.call("u__bump", workdir=workdir))["output"][0] == 1
-        assert made.host.jail_count == 6
+        assert made.host.sessions.jail_count == 6
 
 
 async def test_a_shared_tool_has_one_jail_and_neither_workdir_nor_variables(short_tmp: Path, workdir: Path) -> None:
@@ -203,7 +203,7 @@ async def test_every_call_is_fresh(short_tmp: Path, workdir: Path, nests: bool, 
         assert (await made.call("t__keep", workdir=workdir))["output"] is False
         assert (await made.call("t__keep", workdir=workdir))["output"] is False
         assert {receipt["jail"]["calls"] for receipt in made.receipts.values()} == {kept}
-        await until(lambda: made.host.jail_count == nests)  # one that stays for the next call, or none
+        await until(lambda: made.host.sessions.jail_count == nests)  # one that stays for the next call, or none
 
 
 async def test_what_a_worker_made_ahead_has_done_is_not_in_the_way_of_a_tool(short_tmp: Path, workdir: Path) -> None:
@@ -225,7 +225,7 @@ async def test_the_home_lives_as_long_as_the_jail(short_tmp: Path, workdir: Path
     async with bench(tool(short_tmp), jail_idle_s=0.2) as made:
         assert (await made.call("t__keep", workdir=workdir))["output"] is False
         assert (await made.call("t__keep", workdir=workdir))["output"] is True
-        await until(lambda: made.host.jail_count == 0)  # idle for longer than jail_idle_s
+        await until(lambda: made.host.sessions.jail_count == 0)  # idle for longer than jail_idle_s
         assert (await made.call("t__keep", workdir=workdir))["output"] is False
 
 
@@ -238,7 +238,7 @@ async def test_more_instances_than_jails(short_tmp: Path, workdir: Path) -> None
         results = await asyncio.wait_for(asyncio.gather(*(waiter for _, waiter in waiting[:3])), 10)
         assert [result["output"][0] for result in results] == [1, 1, 1]
         assert all(waiter.done() for waiter in busy)
-        assert made.host.jail_count <= 2
+        assert made.host.sessions.jail_count <= 2
 
 
 async def test_a_call_can_run_out_of_time_before_it_has_a_jail(short_tmp: Path, workdir: Path) -> None:
@@ -259,7 +259,7 @@ async def test_calls_wait_until_it_is_known_whether_jails_can_be_made(short_tmp:
     made = Bench(spec)
     _, early = made.start("t__bump", workdir=workdir)
     assert not made.results
-    made.host.open(made.facts)
+    made.host.sessions.open(made.facts)
     assert (await asyncio.wait_for(early, 10))["output"][0] == 1
     await made.host.close()
     made.start("t__bump", workdir=workdir)
@@ -270,7 +270,7 @@ async def test_without_a_sandbox_every_call_is_answered_with_the_reason(short_tm
     spec = ToolHostSpec(tools=[tool(short_tmp)], state_dir="/nonexistent", revision="1")
     made = Bench(spec)
     _, early = made.start("t__bump", workdir=workdir)
-    made.host.open(None, fail("E_SANDBOX_UNAVAILABLE", "no usable bubblewrap: none was found"))
+    made.host.sessions.open(None, fail("E_SANDBOX_UNAVAILABLE", "no usable bubblewrap: none was found"))
     for result in (await early, await made.call("t__bump", workdir=workdir)):
         assert code(result) == "E_SANDBOX_UNAVAILABLE"
         assert "none was found" in result["error"]["message"]
@@ -283,11 +283,11 @@ async def test_a_bubblewrap_that_fails_is_named_with_its_words(short_tmp: Path, 
     broken.chmod(0o755)
     spec = ToolHostSpec(tools=[tool(short_tmp)], state_dir="/nonexistent", revision="1")
     made = Bench(spec)
-    made.host.open(msgspec.structs.replace(made.facts, bwrap=str(broken), bwrap_root=str(short_tmp)))
+    made.host.sessions.open(msgspec.structs.replace(made.facts, bwrap=str(broken), bwrap_root=str(short_tmp)))
     result = await made.call("t__bump", workdir=workdir)
     assert code(result) == "E_SANDBOX_UNAVAILABLE"
     assert "No permissions to create a new namespace" in result["error"]["message"]
-    made.host.open(msgspec.structs.replace(made.facts, bwrap="/nonexistent/bwrap"))
+    made.host.sessions.open(msgspec.structs.replace(made.facts, bwrap="/nonexistent/bwrap"))
     assert code(await made.call("t__bump", workdir=workdir)) == "E_SANDBOX_UNAVAILABLE"
     await made.host.close()
 

@@ -127,7 +127,7 @@ async def test_a_program_is_told_its_call_and_tells_its_output(short_tmp: Path, 
         assert await output(made, "pretty", workdir) == [1, 2.5, "한"]
         assert await output(made, "null", workdir) is None
         assert await output(made, "environment", workdir) == [str(workdir), "/run/goondan/home", "C.UTF-8", ""]
-        assert made.host.jail_count == 1
+        assert made.host.sessions.jail_count == 1
 
 
 BAD = [

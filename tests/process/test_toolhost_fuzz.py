@@ -168,7 +168,7 @@ async def test_mutated_frames_in_process(short_tmp: Path, monkeypatch: pytest.Mo
     bus = NoBus()
     spec = ToolHostSpec(tools=[tool], state_dir="/nonexistent", revision="1")
     host = Host(spec, POWERS, send=send, on_log=count, speaker=bus)
-    host.open(None)
+    host.sessions.open(None)
     before = 0
     refused = accepted = made = 0
     while made < FRAMES:
@@ -199,8 +199,8 @@ async def test_mutated_frames_in_process(short_tmp: Path, monkeypatch: pytest.Mo
         sent.clear()
     growth = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     assert growth < GROWTH
-    assert host.jail_count == 0
-    assert host.call_ids() == []
+    assert host.sessions.jail_count == 0
+    assert host.answers.calls.known_ids() == []
     assert bus.count > FRAMES // 100
     assert (bus.sent, host.asking._askers) == ({}, {}), "what a call has asked ends with it"
     assert refused > FRAMES // 50

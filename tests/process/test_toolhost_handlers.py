@@ -207,7 +207,7 @@ async def test_an_exception_is_an_error_result(short_tmp: Path, workdir: Path) -
         assert error_of(await made.call("t__unprintable", workdir=workdir))["message"] == "Odd"
         assert error_of(await made.call("t__numbered", workdir=workdir))["code"] == "E_TOOL"
         assert error_of(await made.call("t__unknown", workdir=workdir))["code"] == "E_TOOL_NOT_FOUND"
-        assert made.host.jail_count == 1
+        assert made.host.sessions.jail_count == 1
         assert any(line.level == "debug" and "in boom" in line.message for line in made.logs)
 
 
@@ -312,7 +312,7 @@ async def test_results_for_other_calls_end_the_jail(short_tmp: Path, workdir: Pa
         # the forger's own first result counts, its second one ends the jail
         result = await made.call("t__forge", {"ids": ["2", "2"]}, workdir=workdir, within_s=5)
         assert result == {"status": "ok", "output": "forged"}
-        await until(lambda: made.host.jail_count == 0)
+        await until(lambda: made.host.sessions.jail_count == 0)
         assert (await made.call("t__echo", {}, workdir=workdir))["status"] == "ok"
         assert len([news for news in made.workers if news.op == "start"]) == 3
 
@@ -351,7 +351,7 @@ async def test_a_deadline_ends_the_jail(short_tmp: Path, workdir: Path) -> None:
             assert 0.29 <= made.loop.time() - began < 2
             assert error["code"] == "E_TOOL_TIMEOUT"
             assert "300 ms" in error["message"]
-        await until(lambda: made.host.jail_count == 0)
+        await until(lambda: made.host.sessions.jail_count == 0)
         assert (await made.call("t__echo", {}, workdir=workdir))["status"] == "ok"
 
 
@@ -383,7 +383,7 @@ async def test_siblings_of_a_call_out_of_time(short_tmp: Path, workdir: Path, mo
         assert error["code"] == "E_TOOL_TIMEOUT"
         # new calls go to a fresh jail, without waiting for the old one
         assert (await made.call("t__nap", {"s": 0}, workdir=workdir))["status"] == "ok"
-        assert made.host.jail_count == 2
+        assert made.host.sessions.jail_count == 2
         assert (await quick)["output"] == "rested"
         assert error_of(await slow)["code"] == "E_TOOL_OUTCOME_UNKNOWN"
         assert (await again)["output"] == "again"  # idempotent: it ran a second time
@@ -402,9 +402,9 @@ async def test_cancelling(short_tmp: Path, workdir: Path, monkeypatch: pytest.Mo
             made.cancel(call_id)
             assert error_of(await waiter)["code"] == "E_CANCELLED"
         kept = made.workers[0].pid
-        assert made.host.jail_count == 2
+        assert made.host.sessions.jail_count == 2
         # Who does not look is ended with its jail; the time of the others was over before that.
-        await until(lambda: made.host.jail_count == 1)
+        await until(lambda: made.host.sessions.jail_count == 1)
         assert (await made.call("t__echo", {}, workdir=workdir, instance_key=workdir.name))["status"] == "ok"
         assert [news.pid for news in made.workers if Path(f"/proc/{news.pid}").exists()] == [kept]
         made.cancel("turn-1/unknown")
@@ -437,7 +437,7 @@ async def test_a_slow_handler_holds_up_nothing(short_tmp: Path, workdir: Path) -
         assert made.loop.time() - began < 0.4
         await asyncio.gather(*waiters)
         assert made.loop.time() - began < 2
-        assert made.host.jail_count == 1
+        assert made.host.sessions.jail_count == 1
 
 
 async def test_more_slow_calls_than_threads(short_tmp: Path, workdir: Path) -> None:
@@ -551,7 +551,7 @@ async def test_nothing_is_left_of_many_jails(short_tmp: Path, workdir: Path) -> 
             made.call("t__daemon" if n % 2 else "t__echo", {}, workdir=workdir, instance_key=f"k{n}") for n in range(24)
         ]
         assert {result["status"] for result in await asyncio.gather(*calls)} == {"ok"}
-        assert made.host.jail_count <= 8
+        assert made.host.sessions.jail_count <= 8
         pids = {news.pid for news in made.workers}
         assert len(pids) == 24
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]

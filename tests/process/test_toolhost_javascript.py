@@ -145,7 +145,7 @@ async def test_calls_run_beside_each_other_and_what_one_leaves_behind_ends(short
         assert loop.time() - begun < 8 * 0.3
         left = (await made.call("t__started"))["output"]
         assert (await made.call("t__ends", {"pid": left}))["output"] is True
-        assert made.host.jail_count == 1
+        assert made.host.sessions.jail_count == 1
 
 
 @pytest.mark.parametrize(

@@ -363,7 +363,8 @@ class CallSandboxes:
         self._output_limit = output_limit
         self._init = init
         self._sandboxes: dict[int, CallSandbox] = {}
-        self._by_name: dict[str, CallSandbox] = {}
+        #: The sandboxes of calls, by the names of their calls.
+        self.by_name: dict[str, CallSandbox] = {}
         self._spare: CallSandbox | None = None
         self._count = 0
         self._held = False
@@ -384,13 +385,9 @@ class CallSandboxes:
         """A sandbox for the call of this name. Raises OSError when none can be asked for."""
         sandbox, self._spare = self._spare or self._make(), None
         sandbox.name = name
-        self._by_name[name] = sandbox
+        self.by_name[name] = sandbox
         sandbox.send(self._init)
         return sandbox
-
-    def of(self, name: str) -> CallSandbox | None:
-        """The sandbox of a call; None when it is gone."""
-        return self._by_name.get(name)
 
     def prepare(self) -> None:
         """Have a sandbox made for the next call, if there is none. Raises OSError when none can be asked for."""
@@ -413,14 +410,14 @@ class CallSandboxes:
         del self._sandboxes[frame.cell]
         if sandbox is self._spare:
             self._spare = None
-        self._by_name.pop(sandbox.name or "", None)
+        self.by_name.pop(sandbox.name or "", None)
         cause = f"could not be started: {frame.message}" if frame.message else exit_cause(frame.status)
         sandbox.ended(cause, frame.message)
 
     def close(self, cause: str) -> None:
         """The jail is gone, and so is every call sandbox."""
         self._spare = None
-        self._by_name.clear()
+        self.by_name.clear()
         while self._sandboxes:
             self._sandboxes.popitem()[1].ended(cause)
 

@@ -240,7 +240,7 @@ class LiveSession:
                 self.jail.terminate()
         else:
             name = action.call.worker_call_id
-            sandbox = None if self.sandboxes is None else self.sandboxes.of(name)
+            sandbox = None if self.sandboxes is None else self.sandboxes.by_name.get(name)
             worker = self.jail if self.sandboxes is None else sandbox
             match action:
                 case AskToStop() if worker is not None:
