@@ -489,15 +489,16 @@ class OpenCalls:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._open: dict[str, asyncio.Task[None]] = {}
+        #: The tasks.
+        self.open: dict[str, asyncio.Task[None]] = {}
 
     def drop(self, tool_call_id: str) -> None:
         """Give a call up. Its `done` is not called any more."""
-        task = self._open.pop(tool_call_id, None)
+        task = self.open.pop(tool_call_id, None)
         if task is not None:
             task.cancel()
 
     def close(self) -> None:
         """Give every call up."""
-        for tool_call_id in list(self._open):
+        for tool_call_id in list(self.open):
             self.drop(tool_call_id)

@@ -139,12 +139,12 @@ class LocalCalls(OpenCalls):
             current_call.set(f"{context.turn_id}/{tool_call_id}")
             # A copy: a handler may change its arguments, and the conversation keeps the arguments that the model wrote.
             result = await run_handler(tool, copy.deepcopy(allowed.args), ctx, timeout_s)
-            self._open.pop(tool_call_id, None)
+            self.open.pop(tool_call_id, None)
             if result.error is not None:
                 result = failed_result(result.error, allowed.item.error_message_limit)
             done(result)
 
-        self._open[tool_call_id] = self._loop.create_task(call())
+        self.open[tool_call_id] = self._loop.create_task(call())
 
     def _begin(self, name: str, turn_id: str, tool_call_id: str, again: bool) -> ToolError | None:
         """Record that the call begins. Returns the error of a call that has begun before. Raises GoondanError."""

@@ -203,7 +203,7 @@ class Catalog:
         return name in self.registry or (self._dynamic is not None and self._dynamic.find(name) is not None)
 
     def runs_here(self, name: str) -> bool:
-        """Whether the handler is one of the bundled ones in this process (agentproc/calls/here.py)."""
+        """Whether the handler is one of the bundled ones in this process (agentproc/calls/handlers.py)."""
         item = self.registry.get(name)
         return item is not None and item.in_agent
 

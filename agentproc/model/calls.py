@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -22,7 +22,7 @@ from goondan.agentproc.extensions.stages import Stages
 from goondan.agentproc.machine.catalog import StepCatalog
 from goondan.agentproc.machine.messages import CUT_OFF, MAX_REASONING, REASONING, Message, MessageSource, UserData
 from goondan.agentproc.machine.model_waits import ModelAttempts, StallClock, stalled
-from goondan.agentproc.machine.turn import Input, ModelAnswered, ModelFailed
+from goondan.agentproc.machine.turn import ModelAnswered, ModelFailed
 from goondan.agentproc.model.context import TurnContext
 from goondan.agentproc.providers.base import (
     ContextOverflow,
@@ -34,11 +34,7 @@ from goondan.agentproc.providers.base import (
     Provider,
     TextDelta,
 )
-from goondan.agentproc.turn.instance import Instance
-from goondan.agentproc.turn.live import LiveFeed
-from goondan.agentproc.turn.notes import TurnNotes
-from goondan.agentproc.turn.parts import TurnParts, asking
-from goondan.schemas.bundle.launch import AgentSpec, ModelSpec
+from goondan.agentproc.turn.parts import Ask, TurnCore, TurnParts
 from goondan.schemas.text.secret_values import in_texts
 from goondan.schemas.wire.errors import GoondanError, cut_message, error_payload, fail
 from goondan.schemas.wire.frames import ErrorPayload
@@ -64,46 +60,29 @@ def stored_metadata(answer: ModelAnswer) -> dict[str, Any] | None:
 
 
 class ModelCalls:
-    """The model calls of one event's turn; one runs at a time. `push` gives the turn machine an input. `time_left`
-    gives the seconds that the turn has left; None: there is no limit. `lost` is called when the lease is gone. `parts`
-    are those of features.
+    """The model calls of one turn; one runs at a time. Extensions may ask the model aside, outside of the conversation:
+    one question at a time, because one clock watches a silent model.
     """
 
-    def __init__(
-        self,
-        instance: Instance,
-        event_id: str,
-        notes: TurnNotes,
-        live: LiveFeed,
-        context: TurnContext,
-        parts: TurnParts,
-        *,
-        push: Callable[[Input], None],
-        time_left: Callable[[], float | None],
-        lost: Callable[[], None],
-    ) -> None:
-        self._instance = instance
-        self._loop = instance.loop
-        self._event_id = event_id
-        self._notes = notes
-        self._live = live
+    def __init__(self, turn: TurnCore, context: TurnContext, parts: TurnParts) -> None:
+        self._turn = turn
+        self._instance = turn.instance
+        self._loop = turn.instance.loop
+        self._event_id = turn.event.event_id
         self._context = context
         self._parts = parts
-        self._push = push
-        self._time_left = time_left
-        self._lost = lost
-        #: The questions that extensions ask the model outside of the conversation.
-        self.aside = Aside(instance.spec, self.ask_once, time_left, instance.clock)
+        self._aside = asyncio.Lock()
+        self._asking: asyncio.Task[ModelAnswer] | None = None  # the question aside that is open
         self._call: asyncio.Task[None] | None = None
         self._attempts = ModelAttempts()
         self._asked: ModelRequest | None = None  # the request that is out
-        self._stall = StallClock(instance.spec.stall_timeout_s)
+        self._stall = StallClock(turn.spec.stall_timeout_s)
         self._stall_timer: asyncio.TimerHandle | None = None
         self._told = False  # that the model is waited for
 
     def start(self, request: ModelRequest, stages: Stages | None) -> None:
         """Ask the model. `stages` has the turn's extensions, if there are any."""
-        self._call = self._loop.create_task(self._complete(self._instance.provider, request, stages))
+        self._call = self._loop.create_task(self._complete(request, stages))
 
     def stop(self) -> None:
         """Give up the running call."""
@@ -117,72 +96,95 @@ class ModelCalls:
         """
         request, self._asked = self._asked, None
         if request is not None:
-            self._notes.model_ended(request, self._attempts, code=code)
+            self._turn.notes.model_ended(request, self._attempts, code=code)
         self.stop()
 
     def close(self) -> None:
         """Give up all calls: the turn is left."""
         self.stop()
-        self.aside.stop()
+        self._stop_aside()
 
     # --- one call
 
-    async def _complete(self, provider: Provider, request: ModelRequest, stages: Stages | None) -> None:
+    async def _complete(self, request: ModelRequest, stages: Stages | None) -> None:
         """Make the model call inside the wraps of extensions."""
         tries = count(1)
 
         async def again(blocks: list[dict[str, Any]], catalog: StepCatalog) -> ModelAnswer:
             changed = msgspec.structs.replace(request, blocks=blocks, tools=catalog.shown)
-            return await self._ask(provider, changed, stages, tries)
+            return await self._ask(changed, stages, tries)
 
         try:
             if stages is not None and stages.wraps_model:
                 answer = await stages.ask_model(again)
             else:
-                answer = await self._ask(provider, request, stages, tries)
+                answer = await self._ask(request, stages, tries)
         except GoondanError as error:
             if error.info.code == "E_LEASE_LOST":  # the broker has said so, to a part that asked it
-                self._lost()
-            self._push(ModelFailed(error.info))
+                self._turn.abandon()
+            self._turn.push(ModelFailed(error.info))
         except Exception as error:  # nobody else would end the step
             log.exception("event %s: the model call", self._event_id)
-            self._push(ModelFailed(self._without_secrets(error_payload("E_INTERNAL", str(error)))))
+            self._turn.push(ModelFailed(self._without_secrets(error_payload("E_INTERNAL", str(error)))))
         else:
             calls = [self._instance.tools.spelt(call) for call in answer.calls]
-            self._push(ModelAnswered(answer.text, calls, answer.finish_reason, stored_metadata(answer)))
+            self._turn.push(ModelAnswered(answer.text, calls, answer.finish_reason, stored_metadata(answer)))
         self._stop_watching()
 
-    async def _ask(
-        self, provider: Provider, request: ModelRequest, stages: Stages | None, tries: Iterator[int]
-    ) -> ModelAnswer:
+    async def _ask(self, request: ModelRequest, stages: Stages | None, tries: Iterator[int]) -> ModelAnswer:
         """Ask the model with what fits into its context. News of an earlier one of the `tries` is void."""
 
         async def once(fitted: ModelRequest) -> ModelAnswer:
-            fitted = msgspec.structs.replace(fitted, timeout_s=self._time_left())
-            return await self.ask_once(provider, fitted, anew=next(tries) > 1)
+            fitted = msgspec.structs.replace(fitted, timeout_s=self._turn.time_left())
+            return await self._ask_once(fitted, anew=next(tries) > 1)
 
         async def aside(text: str, system: str | None) -> str:
-            return (await self.aside.ask(provider, request.model, text, system, request.step)).text
+            return (await self.ask_aside(text, system, request.step)).text
 
         wishes = NO_WISHES if stages is None else stages.wishes
-        return await self._context.ask(provider, request, once, aside, wishes)
+        return await self._context.ask(self._instance.provider, request, once, aside, wishes)
 
-    async def ask_once(
-        self, provider: Provider, request: ModelRequest, *, anew: bool = False, hidden: bool = False
-    ) -> ModelAnswer:
+    async def ask_aside(self, text: str, system: str | None, step: int) -> ModelAnswer:
+        """The model's answer to `text` in this step (from 1), outside of the conversation. Raises GoondanError. A
+        question that is open when the turn ends is given up.
+        """
+        async with self._aside:
+            request = ModelRequest(
+                agent=self._instance.spec.name,
+                model=self._turn.model,
+                messages=[Message("aside", UserData(text), self._instance.clock(), MessageSource("extension"))],
+                tools=[],
+                step=step,
+                system=system,
+                timeout_s=self._turn.time_left(),
+            )
+            asking = self._asking = asyncio.ensure_future(self._ask_once(request, hidden=True))
+            try:
+                await asyncio.wait([asking])
+            finally:
+                asking.cancel()  # nothing, once it has ended
+            if asking.cancelled():
+                raise fail("E_MODEL_FAILED", "the model was asked by an extension, and said nothing for too long")
+            return asking.result()
+
+    def _stop_aside(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+
+    async def _ask_once(self, request: ModelRequest, *, anew: bool = False, hidden: bool = False) -> ModelAnswer:
         """Ask the model once, and when it gives no answer, those that the bundle names in its place, in their order.
         `anew`: news of an earlier request is void. `hidden`: no news of this request is sent. Raises GoondanError in a
         form that may be stored and shown.
         """
         try:
-            return await self._request(provider, request, anew=anew, hidden=hidden)
+            return await self._request(self._instance.provider, request, anew=anew, hidden=hidden)
         except GoondanError as error:
             failed = error.info
             if failed.code not in _WITHOUT_ANSWER:
                 raise
         for model in self._instance.spec.fallback:
             log.warning("event %s: no answer (%s); Model/%s is asked instead", self._event_id, failed, model.document)
-            other = msgspec.structs.replace(request, model=model, timeout_s=self._time_left())
+            other = msgspec.structs.replace(request, model=model, timeout_s=self._turn.time_left())
             try:
                 return await self._request_in_place(other, hidden)
             except GoondanError as error:
@@ -200,18 +202,18 @@ class ModelCalls:
         except GoondanError as error:
             if error.info.code != "E_MODEL_CANNOT_SEE":
                 raise
-        words = msgspec.structs.replace(request, files_as_words=True, timeout_s=self._time_left())
+        words = msgspec.structs.replace(request, files_as_words=True, timeout_s=self._turn.time_left())
         return await self._request(provider, words, anew=True, hidden=hidden)
 
     async def _request(self, provider: Provider, request: ModelRequest, *, anew: bool, hidden: bool) -> ModelAnswer:
-        """Make one request to one model. The arguments and errors are those of `ask_once`."""
+        """Make one request to one model. The arguments and errors are those of `_ask_once`."""
         attempts, began = ModelAttempts(), self._loop.time()
         self._attempts = attempts
 
         def on_news(news: ModelNews) -> None:
             self._hear(news, request, attempts, began)
 
-        show, void = None if hidden else self._live.on_delta, anew
+        show, void = None if hidden else self._turn.live.on_delta, anew
 
         def on_delta(delta: TextDelta) -> None:
             nonlocal void
@@ -225,13 +227,13 @@ class ModelCalls:
         try:
             shown = on_delta if anew else show
             if self._parts.hooks.model:
-                ask = asking(self._parts.hooks, lambda given, news: provider.complete(given, shown, news))
-                answer = await ask(request, on_news)
+                asked: Ask = lambda given, news: provider.complete(given, shown, news)
+                answer = await self._parts.ask_model(asked, request, on_news)
             else:
                 answer = await provider.complete(request, shown, on_news)
         except GoondanError as error:
             spent = ModelAnswer(usage=error.usage) if isinstance(error, ModelFailure) else None
-            self._notes.model_ended(request, attempts, code=error.info.code, answer=spent)
+            self._turn.notes.model_ended(request, attempts, code=error.info.code, answer=spent)
             if isinstance(error, ContextOverflow):
                 message = self._without_secrets(error.info).message
                 raise ContextOverflow(message, error.overflow, error.model or request.model) from None
@@ -240,7 +242,7 @@ class ModelCalls:
             trace = self._instance.redact(traceback.format_exc())
             log.error("model call of event %s: %s", self._event_id, trace)
             info = error_payload("E_MODEL_FAILED", f"{type(error).__name__}: {error}")
-            self._notes.model_ended(request, attempts, code=info.code)
+            self._turn.notes.model_ended(request, attempts, code=info.code)
             raise GoondanError(self._without_secrets(info)) from None
         finally:
             if self._asked is request:
@@ -249,7 +251,7 @@ class ModelCalls:
             if self._told:
                 self._end_wait()
         answer = out_of_answer(answer, self._instance.redact_said)
-        self._notes.model_ended(request, attempts, answer=answer)
+        self._turn.notes.model_ended(request, attempts, answer=answer)
         return answer
 
     def _hear(self, news: ModelNews, request: ModelRequest, attempts: ModelAttempts, began: float) -> None:
@@ -302,11 +304,11 @@ class ModelCalls:
             attempt=max(1, self._attempts.count),
             wait_ms=wait_ms,
         )
-        self._live.begin_wait(RuntimeEvent(kind="model.waits", step=request.step, message=message, wait=wait))
+        self._turn.live.begin_wait(RuntimeEvent(kind="model.waits", step=request.step, message=message, wait=wait))
 
     def _end_wait(self) -> None:
         self._told = False
-        self._live.end_wait("model.waits")
+        self._turn.live.end_wait("model.waits")
 
     def _look(self, request: ModelRequest) -> None:
         self._stall_timer = None
@@ -317,63 +319,17 @@ class ModelCalls:
                 self._tell_wait(request, now - silence_s)
             self._watch(request)
             return
-        self.aside.stop()
+        self._stop_aside()
         model = f"{request.model.provider}/{request.model.model}".rstrip("/")
         info = stalled(model, request.step, now - since, self._stall.limit_s, self._instance.clock())
         self.give_up(info.code)
-        self._push(ModelFailed(info))
+        self._turn.push(ModelFailed(info))
 
     def _stop_watching(self) -> None:
         self._stall.end()
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
-
-
-class AskOnce(Protocol):
-    """One request to a model. With `hidden`, nobody sees the answer while it is made. Raises GoondanError."""
-
-    async def __call__(self, provider: Provider, request: ModelRequest, *, hidden: bool) -> ModelAnswer: ...
-
-
-class Aside:
-    """The questions of one turn. `time_left` gives the seconds that the turn has left; None when there is no limit."""
-
-    def __init__(
-        self, spec: AgentSpec, ask_once: AskOnce, time_left: Callable[[], float | None], clock: Callable[[], str]
-    ) -> None:
-        self._spec = spec
-        self._ask_once = ask_once
-        self._time_left = time_left
-        self._clock = clock
-        self._turn_of = asyncio.Lock()
-        self._asking: asyncio.Task[ModelAnswer] | None = None
-
-    async def ask(self, provider: Provider, model: ModelSpec, text: str, system: str | None, step: int) -> ModelAnswer:
-        """The model's answer to `text` in this step (from 1). Raises GoondanError."""
-        async with self._turn_of:
-            request = ModelRequest(
-                agent=self._spec.name,
-                model=model,
-                messages=[Message("aside", UserData(text), self._clock(), MessageSource("extension"))],
-                tools=[],
-                step=step,
-                system=system,
-                timeout_s=self._time_left(),
-            )
-            asking = self._asking = asyncio.ensure_future(self._ask_once(provider, request, hidden=True))
-            try:
-                await asyncio.wait([asking])
-            finally:
-                asking.cancel()  # nothing, once it has ended
-            if asking.cancelled():
-                raise fail("E_MODEL_FAILED", "the model was asked by an extension, and said nothing for too long")
-            return asking.result()
-
-    def stop(self) -> None:
-        """Give up the question that is open."""
-        if self._asking is not None:
-            self._asking.cancel()
 
 
 def out_of_answer(answer: ModelAnswer, redact: Callable[[str], str]) -> ModelAnswer:

@@ -68,8 +68,18 @@ class Call(NamedTuple):
 Start = Callable[[Call, Done], None]
 
 
+class MakesCalls(Protocol):
+    """Makes calls inside of all parts (calls/handlers.py)."""
+
+    def make(self, action: RunTool, args: Any, then: Done) -> None:
+        """Make a call with these arguments."""
+
+    def runs_here(self, name: str, args: Any) -> bool:
+        """Whether a call runs in this process."""
+
+
 class CallsOfTurn(Protocol):
-    """What a part may use of the calls of its turn (turn_calls.TurnCalls)."""
+    """What a part may use of the calls of its turn (calls/of_turn.py)."""
 
     #: The turn's event, epoch and deadline.
     context: CallContext
@@ -348,6 +358,25 @@ class TurnParts:
         for waits in self.hooks.waits:
             waits(tool_call_id, within, again)
 
+    def start_call(self, calls: MakesCalls, action: RunTool, step: int, args: Any, done: Done) -> None:
+        """Make one call with these arguments inside the parts that wrap calls. The first part is outermost."""
+
+        def start(call: Call, done: Done) -> None:
+            calls.make(call.action, call.args, done)
+
+        broken = action.broken is not None and args == action.part.args
+        here = not broken and calls.runs_here(action.part.tool_name, args)
+        outermost: Start = start
+        for part in reversed(self.hooks.call):
+            outermost = partial(part.call, start=outermost)
+        outermost(Call(action, args, step, here), done)
+
+    def ask_model(self, ask: Ask, request: ModelRequest, on_news: OnNews) -> Awaitable[ModelAnswer]:
+        """Make a request to a model inside the parts that wrap requests. The first part is outermost."""
+        for part in reversed(self.hooks.model):
+            ask = partial(part.model, ask=ask)
+        return ask(request, on_news)
+
     def _need(self, what: str) -> None:
         """Begin the parts that begin at this."""
         for place, feature in enumerate(self._features.of_turns):
@@ -372,20 +401,6 @@ def hooks_of(found: Sequence[TurnPart]) -> Hooks:
         parks=tuple(part.parks for part in found if type(part).parks is not TurnPart.parks),
         storing=tuple(part.storing for part in found if type(part).storing is not TurnPart.storing),
     )
-
-
-def asking(hooks: Hooks, ask: Ask) -> Ask:
-    """`ask` inside the parts that wrap requests to models. The first part is outermost."""
-    for part in reversed(hooks.model):
-        ask = partial(part.model, ask=ask)
-    return ask
-
-
-def starting(hooks: Hooks, start: Start) -> Start:
-    """`start` inside the parts that wrap calls. The first part is outermost."""
-    for part in reversed(hooks.call):
-        start = partial(part.call, start=start)
-    return start
 
 
 @cache

@@ -23,7 +23,6 @@ import msgspec
 from msgspec import structs
 
 from goondan.agentproc.calls.caller import CallContext
-from goondan.agentproc.calls.here import OwnCalls
 from goondan.agentproc.calls.of_turn import TurnCalls
 from goondan.agentproc.conversation.store import ConversationStore, TurnRow
 from goondan.agentproc.conversation.transcript import Transcript, resumption
@@ -31,6 +30,7 @@ from goondan.agentproc.extensions.points.contexts import Execution
 from goondan.agentproc.extensions.points.pipeline import Layer
 from goondan.agentproc.extensions.stages import Stages
 from goondan.agentproc.machine.answers import TurnUsage, answer_payload, done_frame, failed, told_event, turn_id
+from goondan.agentproc.machine.catalog import StepCatalog
 from goondan.agentproc.machine.messages import Append, Presented
 from goondan.agentproc.machine.questions import Ended, end_of
 from goondan.agentproc.machine.turn import (
@@ -133,48 +133,17 @@ class TurnRun:
         self.workdir = workdir
         deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
         self._epoch = frame.epoch or 0
-        self.live = live = LiveFeed(
-            instance.link, self._loop, frame, name, again=row is not None, redact=instance.redact_said
-        )
-        own = OwnCalls(
-            instance,
-            name,
-            workdir,
-            deadline,
-            stepped=self._stepped,
-            lost=self.abandon,
-            end_of=self._end_of,
-        )
-        self._own_calls = own
-        self._context = shown = TurnContext(instance.context, self._transcript)
+        self.live = LiveFeed(instance.link, self._loop, frame, name, again=row is not None, redact=instance.redact_said)
+        self._context = TurnContext(instance.context, self._transcript)
         self.parts = TurnParts(features, self)
         context = CallContext(name, self._event_id, frame.epoch, deadline)
         #: The calls of the turn.
         self.calls = calls = TurnCalls(
-            instance,
-            self.turn,
-            context,
-            self.notes,
-            own,
-            shown,
-            self.parts,
-            push=self.push,
-            lost=self.abandon,
-            noted=self._noted,
+            self, self.turn, context, self._context, self.parts, end_of=self._end_of, noted=self._noted
         )
-        self._models = ModelCalls(
-            instance,
-            self._event_id,
-            self.notes,
-            live,
-            shown,
-            self.parts,
-            push=self.push,
-            time_left=self.time_left,
-            lost=self.abandon,
-        )
-        self._stages: Stages | None = None
         self._config = TurnConfig(instance.config, instance.catalog, instance.store, name)
+        self._models = ModelCalls(self, self._context, self.parts)
+        self._stages: Stages | None = None
         self._followed: InForce | None = None  # the configuration that features were asked about last
         if self._wraps_steps or not instance.pipeline.empty:
             self._stages = Stages(
@@ -187,9 +156,9 @@ class TurnRun:
                 self._transcript,
                 Execution(instance.spec.name, instance.instance_key, name, self._trace_id),
                 told_event(frame),
-                own.asking,
+                calls.asking,
                 push=self.push,
-                use=calls.use,
+                use=self._use,
                 lost=self.abandon,
                 ask_aside=self._text_aside,
             )
@@ -222,7 +191,7 @@ class TurnRun:
 
     def ask_aside(self, text: str, system: str | None, step: int) -> Awaitable[ModelAnswer]:
         """Ask the agent's model outside of the conversation, in this step (from 1)."""
-        return self._models.aside.ask(self.instance.provider, self._config.in_force.model, text, system, step)
+        return self._models.ask_aside(text, system, step)
 
     async def _text_aside(self, text: str, system: str | None, step: int) -> str:
         return (await self.ask_aside(text, system, step)).text
@@ -349,7 +318,7 @@ class TurnRun:
             stored = store.turn_events(self.turn.turn_id)
             self._transcript.restore(stored)
             self._config.resume()
-            self.calls.use(instance.catalog.for_step())
+            self.calls.catalog = instance.catalog.for_step()
             asked = self.first if isinstance(self.first, BeginCall) else None
             resume = resumption(stored, asked is not None, asked)
             own = [message for _, message in resume.stored]
@@ -509,9 +478,9 @@ class TurnRun:
 
     # --- tool calls
 
-    def _stepped(self) -> None:
-        if self._own_calls.restarts:  # the next step is for after the restart
-            self.push(Pause())
+    def _use(self, catalog: StepCatalog) -> None:
+        """The tools of the step that begins."""
+        self.calls.catalog = catalog
 
     def _layer_told(self, layer: Layer, hangs_s: float | None) -> None:
         """A layer of an extension hangs; None: it does not any more."""
@@ -570,7 +539,7 @@ class TurnRun:
         """
         if not self._transcript.has_origin(ended.event_id) and not self.instance.store.has_message(ended.event_id):
             self._completed[ended.event_id] = ended
-            self._own_calls.heard()
+            self.calls.heard()
             self.turn.hear()
 
     def _end_of(self, handle: str) -> ToolResult:
@@ -594,7 +563,7 @@ class TurnRun:
             in_force = self._config.begin_step(action.step, again=False)
             if in_force is not self._followed:
                 self._follow(in_force)
-            self.calls.use(instance.catalog.for_step())
+            self.calls.catalog = instance.catalog.for_step()
         own = self._config.in_force.system
         provider = instance.provider
         messages = self._transcript.next_messages if provider.needs_history else self._transcript.own_messages
@@ -642,8 +611,7 @@ class TurnRun:
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
         self._deadline_timer = None if deadline is None else self._loop.call_at(deadline, self._out_of_time)
-        self.calls.context = msgspec.structs.replace(self.calls.context, deadline=deadline)
-        self._own_calls.move_deadline(deadline)
+        self.calls.set_deadline(deadline)
 
     def _out_of_time(self) -> None:
         late = error_payload("E_AGENT_TIMEOUT", "the turn did not finish within its deadline")

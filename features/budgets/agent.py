@@ -135,14 +135,14 @@ class TurnBudget(OpenCalls, TurnPart):
             try:
                 await self._post(self._frame("budget.reserve", BudgetReserve(call_id, "tool")))
             except GoondanError as error:
-                self._open.pop(tool_call_id, None)
+                self.open.pop(tool_call_id, None)
                 if error.info.code != "E_LEASE_LOST":  # else it is somebody else's call now
                     done(error_result(tool_error_of(error, "E_BUDGET_SPENT")))
             else:
-                self._open.pop(tool_call_id, None)
+                self.open.pop(tool_call_id, None)
                 start(call, done)
 
-        self._open[tool_call_id] = self._loop.create_task(counted())
+        self.open[tool_call_id] = self._loop.create_task(counted())
 
     # --- inside
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from goondan.agentproc.base.agents import agents
-from goondan.agentproc.calls.here import HANDLERS
+from goondan.agentproc.calls.handlers import HANDLERS
 from goondan.agentproc.calls.swarm import Swarm
 from goondan.agentproc.machine.questions import Asker
 from goondan.schemas.wire.codec import from_raw, to_raw
