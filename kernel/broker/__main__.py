@@ -82,19 +82,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _assemble(plan: KernelPlan, secret: bytes, store: Store, blobs: str, *, new_kernel: bool = True) -> Router:
     """See assemble; on a full disk with as much of the reserve as it needs."""
-    broker_id = os.urandom(4).hex()
+    who = {"boot_id": boot_id(), "broker_id": os.urandom(4).hex()}
     while True:
         try:
-            return assemble(
-                plan,
-                secret,
-                store,
-                boot_id=boot_id(),
-                broker_id=broker_id,
-                now=clock(),
-                blobs=blobs,
-                new_kernel=new_kernel,
-            )
+            return assemble(plan, secret, store, **who, now=clock(), blobs=blobs, new_kernel=new_kernel)
         except DiskFull:
             if not release_reserve(plan.state_dir):
                 raise

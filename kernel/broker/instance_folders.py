@@ -23,6 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
+from goondan.kernel.broker.journal.files import sync_folder
 from goondan.kernel.broker.routing.deletions import Moved
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.text.visible import visible_line
@@ -113,13 +114,13 @@ def move_away(state_dir: str, agent: str, key: str, *, keep_workdir: bool) -> No
         for name in os.listdir(folder):
             if name not in _WORKDIR:
                 os.rename(os.path.join(folder, name), os.path.join(target, name))
-        _sync(target)
-        _sync(folder)
+        sync_folder(target)
+        sync_folder(folder)
     else:
         _unmount(os.path.join(folder, _MOUNTED))
         os.rename(folder, target)
-        _sync(os.path.dirname(folder))
-    _sync(above)
+        sync_folder(os.path.dirname(folder))
+    sync_folder(above)
 
 
 def remove_deleted(state_dir: str) -> None:
@@ -176,11 +177,3 @@ def _unmount(path: str) -> None:
     if libc.umount2(os.fsencode(path), _UMOUNT_NOFOLLOW) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), path)
-
-
-def _sync(folder: str) -> None:
-    fd = os.open(folder, _FOLDER)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -196,8 +196,8 @@ class BrokerLoop:
             self._journal.append([staged.item for staged in batch])
             self._unsettled.append(batch)
         if self._unsettled:
-            for settled in self._journal.settled():
-                self._router.settle(self._unsettled.popleft(), now, settled.refused)
+            for refused in self._journal.settled():
+                self._router.settle(self._unsettled.popleft(), now, refused)
             self._flush(now)
 
     def _tidy(self, folder: BlobFolder, now: float) -> None:

@@ -22,14 +22,14 @@ from typing import Final
 
 from goondan.kernel.broker.journal.files import Reserve
 from goondan.kernel.broker.journal.store import JOURNAL_FILE, Durability, JournalStore
-from goondan.kernel.broker.state.records import DiskFull, Item, Journal, JournalFailed, Settled, Store, Write
+from goondan.kernel.broker.state.records import DiskFull, Item, Journal, JournalFailed, Store, Write
 from goondan.schemas.wire.errors import GoondanError
 
 #: How often a full disk is tried again (seconds).
 FULL_RETRY_S: Final = 1.0
 
-#: Batches with their numbers.
-Group = list[tuple[int, Sequence[Item]]]
+#: Batches in order.
+Group = list[Sequence[Item]]
 
 
 class GroupWriter:
@@ -43,7 +43,7 @@ class GroupWriter:
         self.full = not reserve.make()
         self._next_try = 0.0  # when a full disk is tried again (time.monotonic)
 
-    def write(self, group: Group) -> list[Settled]:
+    def write(self, group: Group) -> list[frozenset[int]]:
         """Write a group as one transaction. Raises DiskFull when there is no room for ends of old work either: nothing
         was written then, and the group is to be written again. Raises JournalFailed.
         """
@@ -53,7 +53,7 @@ class GroupWriter:
         if not self.full:
             try:
                 self._commit(_writes(group, refusable=True), self._wall_ms())
-                return [Settled(number) for number, _ in group]
+                return [frozenset() for _ in group]
             except DiskFull:
                 self.full = True
                 self._next_try = time.monotonic() + FULL_RETRY_S
@@ -63,7 +63,7 @@ class GroupWriter:
                 self._commit(ends, self._wall_ms())
         except DiskFull:
             self._commit_ends(ends)
-        return [Settled(number, frozenset(_refusable(batch))) for number, batch in group]
+        return [frozenset(at for at, item in enumerate(batch) if item.refusable) for batch in group]
 
     def _commit(self, writes: list[Write], now_ms: int) -> None:
         """Write as durably as promised."""
@@ -117,11 +117,7 @@ class GroupWriter:
 
 def _writes(group: Group, *, refusable: bool) -> list[Write]:
     """All writes of the group in order; without those that may be refused unless `refusable`."""
-    return [write for _, batch in group for item in batch if refusable or not item.refusable for write in item.writes]
-
-
-def _refusable(batch: Sequence[Item]) -> list[int]:
-    return [at for at, item in enumerate(batch) if item.refusable]
+    return [write for batch in group for item in batch if refusable or not item.refusable for write in item.writes]
 
 
 #: The most items of one transaction, so that the next batch waits only some milliseconds.
@@ -136,7 +132,7 @@ TIDY_ITEMS: Final = 1_000
 
 
 class _OverStore:
-    """The common part of both journals: reads go to the store at once, and batches are numbered as they come."""
+    """The common part of both journals: reads go to the store at once."""
 
     def __init__(self, store: Store, writer: GroupWriter) -> None:
         self._store = store
@@ -145,7 +141,6 @@ class _OverStore:
         self.find_answer = store.find_answer
         self.find_records = store.find_records
         self.files = store.files
-        self._numbers = 0
 
 
 class Committer(_OverStore):
@@ -153,8 +148,8 @@ class Committer(_OverStore):
 
     def __init__(self, store: Store, writer: GroupWriter) -> None:
         super().__init__(store, writer)
-        self._waiting: deque[tuple[int, Sequence[Item]]] = deque()
-        self._settled: deque[Settled] = deque()
+        self._waiting: deque[Sequence[Item]] = deque()
+        self._settled: deque[frozenset[int]] = deque()
         self._failure: str | None = None
         self._closing = False
         self._work = threading.Condition()
@@ -162,21 +157,17 @@ class Committer(_OverStore):
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
 
-    def append(self, batch: Sequence[Item]) -> int:
+    def append(self, batch: Sequence[Item]) -> None:
         """See Journal."""
-        self._numbers += 1
         with self._work:
-            self._waiting.append((self._numbers, batch))
+            self._waiting.append(batch)
             self._work.notify()
-        return self._numbers
 
-    def settled(self) -> list[Settled]:
+    def settled(self) -> list[frozenset[int]]:
         """See Journal."""
         with suppress(BlockingIOError):
             os.read(self._wake_r, 4096)
-        done: list[Settled] = []
-        while self._settled:
-            done.append(self._settled.popleft())
+        done = [self._settled.popleft() for _ in range(len(self._settled))]
         if self._failure is not None and not done:
             raise JournalFailed(self._failure)
         return done
@@ -217,7 +208,7 @@ class Committer(_OverStore):
                         return
                 if group:
                     self._write(group)
-                    items += sum(len(batch) for _, batch in group)
+                    items += sum(len(batch) for batch in group)
                 if quiet or items >= TIDY_ITEMS or time.monotonic() - last_tidy > TIDY_BUSY_S:
                     last_tidy = time.monotonic()
                     while self._writer.tidy() and not self._closing:
@@ -233,8 +224,8 @@ class Committer(_OverStore):
         """Take whole batches: at least one, and no more than MAX_ITEMS items."""
         group: Group = []
         size = 0
-        while self._waiting and (not group or size + len(self._waiting[0][1]) <= MAX_ITEMS):
-            size += len(self._waiting[0][1])
+        while self._waiting and (not group or size + len(self._waiting[0]) <= MAX_ITEMS):
+            size += len(self._waiting[0])
             group.append(self._waiting.popleft())
         return group
 
@@ -266,7 +257,7 @@ class InlineJournal(_OverStore):
     def __init__(self, store: Store, writer: GroupWriter) -> None:
         super().__init__(store, writer)
         self._waiting: Group = []
-        self._settled: list[Settled] = []
+        self._settled: list[frozenset[int]] = []
         self._since_checkpoint = self._since_tidy = self._unfolded = 0
         self._retry_at = 0.0
         self._next_tidy = time.monotonic() + TIDY_BUSY_S
@@ -275,15 +266,13 @@ class InlineJournal(_OverStore):
         self._thread = threading.Thread(target=self._copy, name="checkpoint", daemon=True)
         self._thread.start()
 
-    def append(self, batch: Sequence[Item]) -> int:
+    def append(self, batch: Sequence[Item]) -> None:
         """See Journal."""
-        self._numbers += 1
-        self._waiting.append((self._numbers, batch))
+        self._waiting.append(batch)
         if len(self._waiting) == 1 or time.monotonic() >= self._retry_at:
             self._write()
-        return self._numbers
 
-    def settled(self) -> list[Settled]:
+    def settled(self) -> list[frozenset[int]]:
         """See Journal."""
         if self._waiting and time.monotonic() >= self._retry_at:
             self._write()
@@ -319,7 +308,7 @@ class InlineJournal(_OverStore):
         except DiskFull:
             self._retry_at = time.monotonic() + FULL_RETRY_S
             return
-        items = sum(len(batch) for _, batch in self._waiting)
+        items = sum(len(batch) for batch in self._waiting)
         self._since_checkpoint += items
         self._since_tidy += items
         self._unfolded += items

@@ -86,7 +86,7 @@ def take_apart(path: str) -> None:
 
 def sync_folder(path: str) -> None:
     """Sync a folder, so that its names survive a loss of power. Raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 
-from goondan.kernel.broker.state.records import DropAnswer, Ended, Item, Put, Row, Settled
+from goondan.kernel.broker.state.records import DropAnswer, Ended, Item, Put, Row
 
 
 class MemoryJournal:
-    """See interface.Journal. `rows` gives what a restart would read."""
+    """See records.Journal. `rows` gives what a restart would read."""
 
     def __init__(self) -> None:
         self._records: dict[str, list[Row]] = {}
         self._ended: dict[str, Ended] = {}
         self._answers: dict[str, tuple[bytes, str | None]] = {}
         self._last = 0
-        self._batches = 0
-        self._settled: deque[Settled] = deque()
+        self._settled: list[frozenset[int]] = []
 
-    def append(self, batch: Sequence[Item]) -> int:
+    def append(self, batch: Sequence[Item]) -> None:
         """See Journal."""
         for item in batch:
             for write in item.writes:
@@ -35,14 +33,11 @@ class MemoryJournal:
                     self._ended[write.subject] = Ended(write.digest, write.state, 0)
                 if write.answer is not None:
                     self._answers[write.subject] = write.answer, None if write.large is None else write.large[0]
-        self._batches += 1
-        self._settled.append(Settled(self._batches))
-        return self._batches
+        self._settled.append(frozenset())
 
-    def settled(self) -> list[Settled]:
+    def settled(self) -> list[frozenset[int]]:
         """See Journal."""
-        done = list(self._settled)
-        self._settled.clear()
+        done, self._settled = self._settled, []
         return done
 
     def wake_fd(self) -> int | None:

@@ -18,12 +18,51 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 from urllib.parse import quote
 
+from goondan.kernel.broker.journal import redo, tables
+
 #: SQLite's header: the size of a page and the number of pages, both big-endian. A size of 1 stands for 65536 bytes.
 _PAGE_SIZE: Final = slice(16, 18)
 _PAGE_COUNT: Final = slice(28, 32)
 _HEADER_BYTES: Final = 100
 #: A file whose header says more than so many pages beyond its end is not filled up: the header is the damage.
 _MAX_MISSING_BYTES: Final = 16 << 30
+
+
+def copy_intact(damaged: str, db: sqlite3.Connection, promised: int) -> tables.Meta:
+    """Copy every row of the damaged file that is whole into `db`, which is new. Returns its row of `meta`, whose last
+    write is at least `promised`. Raises sqlite3.Error.
+    """
+    meta = tables.Meta(promised, 0, 0, 0, 0)
+    db.execute("BEGIN IMMEDIATE")
+    with suppress(sqlite3.Error, OSError), damaged_file(damaged) as old:
+        for row in readable_rows(old, "records", "seq, subject, data, crc"):
+            seq, subject, data, crc = row
+            if tables.is_key(seq) and tables.is_right(crc, redo.record_checksum, subject, data):
+                db.execute("INSERT OR IGNORE INTO records VALUES (?, ?, ?, ?)", row)
+                meta.last = max(meta.last, seq)
+        for row in readable_rows(old, "ended", "number, subject, digest, state, at_ms, crc"):
+            number, *what, crc = row
+            if tables.is_key(number) and tables.is_right(crc, tables.ended_checksum, *what):
+                meta.ended += db.execute(tables.INSERT_ENDED, row).rowcount
+                meta.last = max(meta.last, number)
+        for row in readable_rows(old, "answers", "number, subject, data, size, at_ms, crc, file"):
+            number, subject, data, size, at_ms, crc, file = row
+            typed = isinstance(size, int) and isinstance(at_ms, int) and isinstance(file, str | None)
+            if tables.is_key(number) and typed and tables.is_right(crc, redo.record_checksum, subject, data):
+                db.execute(tables.INSERT_ANSWER, row)
+                meta.answer_bytes += size
+                meta.large_bytes += size - len(data)
+                meta.last = max(meta.last, number)
+    last = meta.last
+    for entry in redo.RedoFile(damaged + redo.REDO_SUFFIX).read():
+        db.execute("DELETE FROM records WHERE seq BETWEEN ? AND ?", (entry.first, entry.last))
+        meta.last = entry.first - 1  # they keep their numbers
+        tables.NewRows([entry], meta).write(db)
+        last = max(last, meta.last)
+    meta.last = last
+    meta.put(db)
+    db.execute("COMMIT")
+    return meta
 
 
 @contextmanager

@@ -432,44 +432,12 @@ class JournalStore:
 
     def _salvage(self, damaged: str, promised: int) -> sqlite3.Connection:
         """A new file with every row of the damaged one that is whole. Numbers go on above all that were promised."""
-        from goondan.kernel.broker.journal.salvage import (  # what copies files takes milliseconds
-            damaged_file,
-            readable_rows,
-        )
+        from goondan.kernel.broker.journal.salvage import copy_intact  # what copies files takes milliseconds
 
         create_private(self.path)
         db = self._connect()
         self._create(db)
-        meta = tables.Meta(promised, 0, 0, 0, 0)
-        db.execute("BEGIN IMMEDIATE")
-        with suppress(sqlite3.Error, OSError), damaged_file(damaged) as old:
-            for row in readable_rows(old, "records", "seq, subject, data, crc"):
-                seq, subject, data, crc = row
-                if tables.is_key(seq) and tables.is_right(crc, redo.record_checksum, subject, data):
-                    db.execute("INSERT OR IGNORE INTO records VALUES (?, ?, ?, ?)", row)
-                    meta.last = max(meta.last, seq)
-            for row in readable_rows(old, "ended", "number, subject, digest, state, at_ms, crc"):
-                number, *what, crc = row
-                if tables.is_key(number) and tables.is_right(crc, tables.ended_checksum, *what):
-                    meta.ended += db.execute(tables.INSERT_ENDED, row).rowcount
-                    meta.last = max(meta.last, number)
-            for row in readable_rows(old, "answers", "number, subject, data, size, at_ms, crc, file"):
-                number, subject, data, size, at_ms, crc, file = row
-                typed = isinstance(size, int) and isinstance(at_ms, int) and isinstance(file, str | None)
-                if tables.is_key(number) and typed and tables.is_right(crc, redo.record_checksum, subject, data):
-                    db.execute(tables.INSERT_ANSWER, row)
-                    meta.answer_bytes += size
-                    meta.large_bytes += size - len(data)
-                    meta.last = max(meta.last, number)
-        last = meta.last
-        for entry in redo.RedoFile(damaged + redo.REDO_SUFFIX).read():
-            db.execute("DELETE FROM records WHERE seq BETWEEN ? AND ?", (entry.first, entry.last))
-            meta.last = entry.first - 1  # they keep their numbers
-            tables.NewRows([entry], meta).write(db)
-            last = max(last, meta.last)
-        meta.last = last
-        meta.put(db)
-        db.execute("COMMIT")
+        meta = copy_intact(damaged, db, promised)
         self._mark.write(Mark(self._boot_id, meta.last, meta.digest))
         return db
 

@@ -81,7 +81,9 @@ _LOST: Final = ""
 class ToolCalls(Part, OfHosts):
     """The part of the broker that passes on tool calls."""
 
-    def __init__(self, bus: Bus, call_ended: Callable[[Event, str], None], parts: Sequence[object]) -> None:
+    def __init__(
+        self, bus: Bus, clocks: Clocks, call_ended: Callable[[Event, str], None], parts: Sequence[object]
+    ) -> None:
         self._bus = bus
         self._admits = hooks_of(parts, OfCalls, OfCalls.admits)
         self._opens = hooks_of(parts, OfCalls, OfCalls.opens)
@@ -89,6 +91,7 @@ class ToolCalls(Part, OfHosts):
         self._overs = hooks_of(parts, OfCalls, OfCalls.over)
         self._keeps = hooks_of(parts, OfCalls, OfCalls.keeps)
         self._call_ended = call_ended
+        self._clocks = clocks
         self._calls = bus.calls
         self._get = bus.calls.get
         self._out = bus.out
@@ -100,7 +103,12 @@ class ToolCalls(Part, OfHosts):
             Take((TOOLS,), "tool.result", self.result),
             Take((TOOLS,), "tool.progress", self.progress),
             Take((TOOLS,), "tool.completed", self.completed),
+            Take((TOOLS,), "tool.ask", self.ask),
+            Take((AGENTS,), "tool.answer", self.answer),
         )
+        #: The tools whose calls may ask their agent.
+        self._may: frozenset[str] = frozenset()
+        self.revise(bus.plan)
         #: Cancelled calls that are not known here, for tool hosts that come back in this broker's first seconds.
         self._early: list[tuple[Instance, str]] = []
 
@@ -312,6 +320,53 @@ class ToolCalls(Part, OfHosts):
         if instance.host is not None and frame.calls:
             self._bus.send(instance.host, Frame("ack", stage="result", calls=frame.calls))
 
+    # --- what a running call asks of its agent
+
+    def revise(self, plan: KernelPlan) -> None:
+        """The tools are those of `plan` from now on."""
+        tools = plan.toolhost.tools
+        makers = frozenset(tool.name for tool in tools if "tools" in tool.sandbox.permissions)
+        self._bus.calls.makers = makers
+        self._may = makers.union(tool.name for tool in tools if tool.server is not None or tool.servers)
+
+    def ask(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`tool.ask` from a tool host."""
+        call = self._get(frame.call_id)
+        if call is None or call.host is None:
+            raise overloaded("no such call is open here")
+        if call.host is not connection:
+            raise fail("E_FORBIDDEN", "the call runs in another tool host")
+        if (call.tool or "").partition(SEPARATOR)[0] not in self._may:
+            raise fail("E_FORBIDDEN", f"{str(call.tool)[:100]!r} may ask nothing of the agent that calls it")
+        event = call.event
+        instance = event.instance
+        if instance.leased is not event or instance.conn is None:
+            raise overloaded("the agent of the call is away")
+        if not call.asks:
+            call.asks = True
+            self._out.append((TOOLS, connection.ident, encode_value(self._clocks.of_call(call))))
+        frame.from_ = connection.address
+        frame.to = instance.agent
+        frame.instance_key = instance.key
+        frame.event_id = event.id
+        frame.epoch = instance.epoch
+        frame.tool = call.tool
+        _without_claims(frame)
+        self._out.append((AGENTS, instance.conn.ident, encode_value(frame)))
+
+    def answer(self, connection: Connection, frame: Frame, now: float) -> None:
+        """`tool.answer` from an agent. An answer for a call that is not its own, or is over, goes nowhere."""
+        call, instance = self._get(frame.call_id), connection.instance
+        if call is None or call.host is None or instance is None or instance.leased is not call.event:
+            self._bus.counters["tool_answers_stray"] += 1
+            return
+        frame.from_ = instance.agent
+        frame.to = None
+        frame.instance_key = instance.key
+        frame.event_id = frame.epoch = frame.tool = None
+        _without_claims(frame)
+        self._out.append((TOOLS, call.host.ident, encode_value(frame)))
+
     # --- hosts
 
     def host_here(self, connection: Connection) -> None:
@@ -419,68 +474,6 @@ def _forbidden(instance: Instance, frame: Frame) -> GoondanError:
     return fail("E_FORBIDDEN", message)
 
 
-class ToolAsks(Part):
-    """Passes on `tool.ask` and `tool.answer`."""
-
-    def __init__(self, bus: Bus, clocks: Clocks) -> None:
-        self._bus = bus
-        self._clocks = clocks
-        self._may: frozenset[str] = frozenset()
-        self.revise(bus.plan)
-        self._get = bus.calls.get
-        self._out = bus.out
-        self.takes = (Take((TOOLS,), "tool.ask", self.ask), Take((AGENTS,), "tool.answer", self.answer))
-
-    def revise(self, plan: KernelPlan) -> None:
-        """The tools are those of `plan` from now on."""
-        tools = plan.toolhost.tools
-        makers = frozenset(tool.name for tool in tools if "tools" in tool.sandbox.permissions)
-        self._bus.calls.makers = makers
-        self._may = makers.union(tool.name for tool in tools if tool.server is not None or tool.servers)
-
-    def ask(self, connection: Connection, frame: Frame, now: float) -> None:
-        """`tool.ask` from a tool host."""
-        call = self._get(frame.call_id)
-        if call is None or call.host is None:
-            raise _later("no such call is open here")
-        if call.host is not connection:
-            raise fail("E_FORBIDDEN", "the call runs in another tool host")
-        if (call.tool or "").partition(SEPARATOR)[0] not in self._may:
-            raise fail("E_FORBIDDEN", f"{str(call.tool)[:100]!r} may ask nothing of the agent that calls it")
-        event = call.event
-        instance = event.instance
-        if instance.leased is not event or instance.conn is None:
-            raise _later("the agent of the call is away")
-        if not call.asks:
-            call.asks = True
-            self._out.append((TOOLS, connection.ident, encode_value(self._clocks.of_call(call))))
-        frame.from_ = connection.address
-        frame.to = instance.agent
-        frame.instance_key = instance.key
-        frame.event_id = event.id
-        frame.epoch = instance.epoch
-        frame.tool = call.tool
-        _without_claims(frame)
-        self._out.append((AGENTS, instance.conn.ident, encode_value(frame)))
-
-    def answer(self, connection: Connection, frame: Frame, now: float) -> None:
-        """`tool.answer` from an agent. An answer for a call that is not its own, or is over, goes nowhere."""
-        call, instance = self._get(frame.call_id), connection.instance
-        if call is None or call.host is None or instance is None or instance.leased is not call.event:
-            self._bus.counters["tool_answers_stray"] += 1
-            return
-        frame.from_ = instance.agent
-        frame.to = None
-        frame.instance_key = instance.key
-        frame.event_id = frame.epoch = frame.tool = None
-        _without_claims(frame)
-        self._out.append((TOOLS, call.host.ident, encode_value(frame)))
-
-
 def _without_claims(frame: Frame) -> None:
     """Remove what the sender may not say."""
     frame.workdir = frame.workdir_base = frame.chain = frame.source = frame.auth = frame.root_event = None
-
-
-def _later(message: str) -> GoondanError:
-    return overloaded(message)

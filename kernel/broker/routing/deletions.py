@@ -30,7 +30,7 @@ from goondan.kernel.broker.routing.directory import Directory
 from goondan.kernel.broker.routing.ends import Cancels
 from goondan.kernel.broker.routing.processes import Processes
 from goondan.kernel.broker.state import records
-from goondan.kernel.broker.state.bus import MAX_ID, RETURN_S, Bus, overloaded
+from goondan.kernel.broker.state.bus import MAX_ID, RETURN_S, Bus, join, overloaded
 from goondan.kernel.broker.state.entities import TOOLS, Connection, Event, Instance
 from goondan.kernel.broker.state.parts import OfHosts, OfInstances, Op, Part, Record, hooks_of
 from goondan.kernel.broker.state.records import Item
@@ -73,12 +73,10 @@ LEAVE_S: Final = 15.0
 JAILS_S: Final = 15.0
 #: How often a tool host that has not answered is asked again (seconds): the question may have been lost.
 ASK_AGAIN_S: Final = 2.0
-#: Questions that may wait for one deletion. More are refused with E_OVERLOADED.
-MAX_ASKERS: Final = 64
 #: A refusal names at most so many ids.
 MAX_NAMED: Final = 3
 
-Phase = Literal["work", "process", "jails", "tombstone", "folder", "end", "undo", "over"]
+Phase = Literal["work", "process", "jails", "tombstone", "folder", "end", "over"]
 
 
 class Deletion(Struct):
@@ -98,8 +96,6 @@ class Deletion(Struct):
     hosts: dict[str, tuple[str, float] | None] = {}
     #: True when others work in the instance's workdir, so that it stays.
     keep_workdir: bool = False
-    #: Why the deletion was given up; None when it was not.
-    error: ErrorPayload | None = None
 
 
 class Deletions(Part, OfHosts):
@@ -158,14 +154,8 @@ class Deletions(Part, OfHosts):
             if now - self._bus.started_ms / 1000 < RETURN_S:  # its process may not be back yet
                 raise overloaded("the broker has just started and may not know it yet")
             deletion = self._begin(agent, key, force, now)
-        elif len(deletion.askers) >= MAX_ASKERS:
-            raise overloaded("too many ask for the end of this instance")
+        join(deletion.askers, connection, frame, "instance")
         deletion.force = deletion.force or force
-        again = [at for at, (_, frame_id) in enumerate(deletion.askers) if frame_id == frame.id]
-        if again:  # its link came back over another connection
-            deletion.askers[again[0]] = connection, frame.id
-        else:
-            deletion.askers.append((connection, frame.id))
         self._advance(deletion, now)
 
     def _told_again(self, connection: Connection, frame: Frame, agent: str, key: str) -> bool:
@@ -332,7 +322,7 @@ class Deletions(Part, OfHosts):
             self._bus.mailbox.unwanted(event)
             writes += ledger.answer_unwanted(event).writes
         writes += self._directory.deleted(instance).writes
-        self._bus.stage(Item(tuple(writes)), partial(self._journaled, instance))
+        self._bus.stage(Item(tuple(writes)), partial(self._tombstone_written, deletion))
 
     def _is_shared(self, instance: Instance) -> bool:
         """Whether somebody else works in the workdir of this instance."""
@@ -343,41 +333,31 @@ class Deletions(Part, OfHosts):
         named = (one.leased.content.workdir for one in mailbox.holding if one.leased is not None)
         return any(path is not None and (path == own or path.startswith(f"{own}/")) for path in (*elsewhere, *named))
 
-    def _journaled(self, instance: Instance, kept: bool) -> None:
-        """The journal has the tombstone, or the end of the deletion."""
-        self._step(instance)
-        if instance.deleting:
-            self._forget_kept(instance.agent, instance.key)
+    def _tombstone_written(self, deletion: Deletion, kept: bool) -> None:
+        instance, deletion.phase = deletion.instance, "folder"
+        self._folders.move(instance.agent, instance.key, deletion.keep_workdir)
+        self._forget_kept(instance.agent, instance.key)
 
     def _forget_kept(self, agent: str, key: str) -> None:
         """Have parts forget what they keep of an instance."""
         for forget in self._forgets:
             forget(agent, key)
 
-    def _step(self, instance: Instance) -> None:
-        deletion = self._active.get((instance.agent, instance.key))
-        if deletion is None:
-            return
-        if deletion.phase == "tombstone":
-            deletion.phase = "folder"
-            self._folders.move(instance.agent, instance.key, deletion.keep_workdir)
-        elif deletion.phase == "end":
-            self._over(deletion)
-        elif deletion.phase == "undo" and deletion.error is not None:
-            self._give_up(deletion, deletion.error)
-
     def _moved(self, deletion: Deletion, moved: Moved) -> None:
-        instance = deletion.instance
+        """Stage the end of the deletion, or that it could not be carried out."""
+        instance, deletion.phase = deletion.instance, "end"
+        written = self._over
         if moved.problem:
-            message = f"the folder of {instance.address} cannot be moved away: {moved.problem}"
-            deletion.error, deletion.phase = error_payload("E_STATE", message), "undo"
+            error = error_payload("E_STATE", f"the folder of {instance.address} cannot be moved away: {moved.problem}")
             self._bus.counters["deletions_failed"] += 1
-        else:
-            deletion.phase = "end"
+            written = partial(self._not_moved, error)
         over = self._bus.ledger.buried(instance.agent, instance.key, gone=not moved.problem)
-        self._bus.stage(over, partial(self._journaled, instance))
+        self._bus.stage(over, partial(written, deletion))
 
-    def _over(self, deletion: Deletion) -> None:
+    def _not_moved(self, error: ErrorPayload, deletion: Deletion, kept: bool) -> None:
+        self._give_up(deletion, error)
+
+    def _over(self, deletion: Deletion, kept: bool) -> None:
         instance = deletion.instance
         self._forget(deletion)
         for connection, frame_id in deletion.askers:

@@ -34,7 +34,7 @@ from typing import Any, Final, Literal
 from msgspec import Raw
 
 from goondan.kernel.broker.state.blobs import Receiver, size_of
-from goondan.kernel.broker.state.bus import RETURN_S, Bus, overloaded
+from goondan.kernel.broker.state.bus import RETURN_S, Bus, join, overloaded
 from goondan.kernel.broker.state.entities import (
     AGENTS,
     CLIENTS,
@@ -337,8 +337,6 @@ class Answering(Part):
         return True
 
 
-#: Questions that may wait for the end of one event. More are refused with E_OVERLOADED.
-MAX_ASKERS: Final = 64
 #: At most so many events of an instance are in one answer, because it must fit in one frame.
 MAX_LISTED: Final = 1000
 
@@ -374,13 +372,8 @@ class Cancels(Part):
             self._reply(connection, frame.id, event.id, event.state)
             return
         waiting = self._asked.setdefault(event, [])
-        for at, (_, frame_id) in enumerate(waiting):
-            if frame_id == frame.id:  # its link came back over another connection
-                waiting[at] = connection, frame_id
-                return
-        if len(waiting) >= MAX_ASKERS:
-            raise overloaded("too many ask for the end of this event")
-        waiting.append((connection, frame.id))
+        if not join(waiting, connection, frame, "event"):
+            return
         self._bus.counters["cancels"] += 1
         self.cancel(event)
 

@@ -107,11 +107,9 @@ class Intake(Part):
         known = self._mailbox.events.get(event_id) or self._mailbox.dead.get(event_id)
         ended = None if known is not None else self._bus.archive.find_ended(event_subject(event_id))
         if known is not None or ended is not None:
-            # Earlier kernels have kept what a client's event says of itself, and nothing of its content.
-            same = (digest, event_digest(instance.agent, instance.key, actor.sender, frame.digest))
             if known is not None:
-                self._repeat(known, actor, connection, frame, same)
-            elif ended is not None and ended.digest in same:
+                self._repeat(known, actor, connection, frame, digest)
+            elif ended is not None and ended.digest == digest:
                 self._late_repeat(event_id, instance, actor, connection, frame)
             else:
                 raise _id_in_use()
@@ -262,12 +260,10 @@ class Intake(Part):
             return describe_shortage(shortage, root, what, amount, pool.capacity)
         return None
 
-    def _repeat(
-        self, event: Event, actor: Actor, connection: Connection, frame: Frame, same: tuple[bytes, ...]
-    ) -> None:
+    def _repeat(self, event: Event, actor: Actor, connection: Connection, frame: Frame, digest: bytes) -> None:
         self._mailbox.contents.recall(event)
         try:
-            if event.sender != actor.sender or event.content.digest not in same:
+            if event.sender != actor.sender or event.content.digest != digest:
                 raise _id_in_use()
             self._heard_again(event, actor, connection, frame)
         finally:

@@ -292,7 +292,8 @@ class Processes(Part):
         A tool host that ended meanwhile is noticed when its successor says hello.
         """
         running = {_address(item.principal): item.launch for item in message.running}
-        self._bus.presence.only_living(item.launch for item in message.running if item.principal.role == "agent")
+        agents = [item.launch for item in message.running if item.principal.role == "agent"]
+        self._bus.presence.agents_ended.all_but(agents)
         for connection in list(self._bus.presence.connections[AGENTS].values()):
             claims = connection.claims
             if claims.launch and running.get(connection.address, 0) != claims.launch:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from goondan.kernel.broker.routing.acting import Actors
-from goondan.kernel.broker.routing.calls import ToolAsks, ToolCalls
+from goondan.kernel.broker.routing.calls import ToolCalls
 from goondan.kernel.broker.routing.clients import Administration, Live
 from goondan.kernel.broker.routing.deletions import Deletions, Folders
 from goondan.kernel.broker.routing.directory import Directory
@@ -58,26 +58,6 @@ from goondan.schemas.wire.control import ForFeature, Revise, Revised, ToBroker
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import PROTOCOL_VERSION, Frame, Hello, Welcome
 
-
-class Pieces:
-    """The pieces of one plan. A first piece begins a new plan."""
-
-    def __init__(self) -> None:
-        self._have: list[bytes] = []
-
-    def take(self, message: Revise) -> KernelPlan | None:
-        """The plan when its last piece is here, else None. Raises msgspec.DecodeError and its kin for a bad plan."""
-        if message.piece == 0:
-            self._have = []
-        if message.piece != len(self._have):
-            return None  # of a plan whose beginning another broker got: the supervisor asks again
-        self._have.append(message.data)
-        if len(self._have) < message.pieces:
-            return None
-        data, self._have = b"".join(self._have), []
-        return msgspec.msgpack.decode(data, type=KernelPlan)
-
-
 _decode_control = msgspec.msgpack.Decoder(ToBroker).decode
 #: The key of the handlers of confined agents, in place of a class.
 CONFINED: Final = -1
@@ -90,15 +70,16 @@ class Router:
         """`folders` are the folders of instances. `features` make the parts of features."""
         self.bus = bus
         # Each part gets the parts that it needs when it is made, so the order shows who depends on whom.
-        self._clocks = clocks = Clocks(bus)
+        self.clocks = clocks = Clocks(bus)
         # What a part does at an end is done before what stands behind it does something.
         beside = [part for make in features for part in make(self)]
         actors = self._actors = Actors(bus)
         ends = self._ends = Ends(bus, self.finished, beside)
         cancels = self._cancels = Cancels(bus, ends)
         self._quiet = quiet = QuietPeers(bus)
-        self._pieces = Pieces()
-        self._tool_calls = ToolCalls(bus, cancels.call_ended, beside)
+        #: The pieces of a new plan that have come: it can be larger than a frame.
+        self._pieces: list[bytes] = []
+        self._tool_calls = ToolCalls(bus, clocks, cancels.call_ended, beside)
         self._processes = Processes(
             bus,
             give_up=ends.end,
@@ -129,7 +110,6 @@ class Router:
             self._processes,
             quiet,
             self._deletions,
-            ToolAsks(bus, clocks),
             Live(bus),
             answering,
             cancels,
@@ -274,23 +254,18 @@ class Router:
             self._deletions.advance(now)
         self._hand_over(now)
 
-    @property
-    def clocks(self) -> Clocks:
-        """See parts.Core."""
-        return self._clocks
-
     def waiting(self, now: float) -> Iterator[Waiting]:
-        """See parts.Core."""
+        """See Core."""
         for waiting in self._waitings:
             yield from waiting(now)
 
     def held(self, event: Event, since: float | None) -> None:
-        """See parts.Core."""
+        """See Core."""
         for held in self._held:
             held(event, since)
 
     def accepted(self, event: Event, kept: bool) -> None:
-        """See parts.Core."""
+        """See Core."""
         self._events.accepted(event, kept)
 
     def finished(self, finish: Finish, kept: bool) -> None:
@@ -298,7 +273,7 @@ class Router:
         self._events.finished(finish, kept)
 
     def call_goes_on(self, connection: Connection, frame: Frame) -> None:
-        """See parts.Core."""
+        """See Core."""
         try:
             self._tool_calls.call(connection, frame, self.bus.now)
         except GoondanError as error:
@@ -347,9 +322,7 @@ class Router:
             codec.check_depth(bytes(frame.payload))
             message = _decode_control(frame.payload)
             if isinstance(message, Revise):
-                plan = self._pieces.take(message)
-                if plan is not None:
-                    self._revise(plan)
+                self._take_piece(message)
                 return
         except DECODE_ERRORS as error:
             raise fail("E_FRAME_INVALID", f"no control message: {error}") from None
@@ -358,6 +331,16 @@ class Router:
             hear(message, now)
         if self._deletions.active:  # a deletion may have waited for this news
             self._deletions.advance(now)
+
+    def _take_piece(self, message: Revise) -> None:
+        """A first piece begins a new plan, the last one completes it. Raises msgspec.DecodeError for a bad plan."""
+        if message.piece == 0:
+            self._pieces = []
+        if message.piece != len(self._pieces):
+            return  # of a plan whose beginning another broker got: the supervisor asks again
+        self._pieces.append(message.data)
+        if len(self._pieces) == message.pieces:
+            self._revise(msgspec.msgpack.decode(b"".join(self._pieces), type=KernelPlan))
 
     def _prepare(self, plan: KernelPlan) -> None:
         """Prepare what agents and tool hosts are told, and the tools that agents may call."""

@@ -43,27 +43,18 @@ class HeldBlobs:
         #: Files to delete. The loop takes them from here.
         self.removable: list[str] = []
 
-    def hold(self, blob: Blob | None) -> None:
-        """One more thing refers to this payload."""
-        if blob is not None:
-            self._holders[blob.file] += 1
+    def hold(self, blob: Blob | None, files: Sequence[FilePart] | None = None) -> None:
+        """One more thing refers to this payload, and has these files."""
+        for one in (blob, *(file.blob for file in files or ())):
+            if one is not None:
+                self._holders[one.file] += 1
 
-    def release(self, blob: Blob | None) -> None:
-        """One thing less refers to this payload."""
-        if blob is None:
-            return
-        self._holders[blob.file] -= 1
-        self.discard(blob)
-
-    def hold_files(self, files: Sequence[FilePart] | None) -> None:
-        """One more event has these files."""
-        for file in files or ():
-            self.hold(file.blob)
-
-    def release_files(self, files: Sequence[FilePart] | None) -> None:
-        """One event less has these files."""
-        for file in files or ():
-            self.release(file.blob)
+    def release(self, blob: Blob | None, files: Sequence[FilePart] | None = None) -> None:
+        """One thing less refers to this payload, and has these files."""
+        for one in (blob, *(file.blob for file in files or ())):
+            if one is not None:
+                self._holders[one.file] -= 1
+                self.discard(one)
 
     def discard(self, blob: Blob | None) -> None:
         """A repeat brought a reference that is not used. Its file goes, unless the first frame named the same file."""

@@ -31,7 +31,7 @@ class Calls:
         self._waiting: dict[str, Call] = {}
         #: Until then, agents may be about to send calls again that are not open here (seconds on the broker's clock).
         self.back_by = 0.0
-        #: The names of the tools whose calls may make calls of other tools. Kept by ToolAsks.
+        #: The names of the tools whose calls may make calls of other tools. Kept by ToolCalls.
         self.makers: frozenset[str] = frozenset()
         #: Size of all arguments by reference of open calls (bytes).
         self.large = Pool(MAX_CALL_BYTES, kept_of(MAX_CALL_BYTES))
@@ -87,6 +87,8 @@ RETRY_AFTER_MS = 100
 #: For so long after its start, a broker expects peers, events and calls that it does not know (seconds). All of them
 #: are back within a second, unless they wait for a processor.
 RETURN_S = 3.0
+#: Frames that may wait for one answer. More are refused with E_OVERLOADED.
+MAX_ASKERS = 64
 #: At most so many different refusals are remembered until they are in the log.
 MAX_REFUSALS = 64
 #: Longer ids (characters) are refused where they enter, because the broker keeps ids.
@@ -100,6 +102,20 @@ REQUEUED_SUFFIX = "~requeued"
 def overloaded(message: str, retry_after_ms: int = RETRY_AFTER_MS) -> GoondanError:
     """The error E_OVERLOADED: the sender is to send the same again after that time (milliseconds)."""
     return GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=retry_after_ms))
+
+
+def join(askers: list[tuple[Connection, str]], connection: Connection, frame: Frame, what: str) -> bool:
+    """Let a frame wait with others for one answer. False: it waited already, and its link came back over another
+    connection. Raises GoondanError E_OVERLOADED when too many wait for `what`.
+    """
+    for at, (_, frame_id) in enumerate(askers):
+        if frame_id == frame.id:
+            askers[at] = connection, frame_id
+            return False
+    if len(askers) >= MAX_ASKERS:
+        raise overloaded(f"too many ask for the end of this {what}")
+    askers.append((connection, frame.id))
+    return True
 
 
 class Lossy(bytes):
@@ -345,13 +361,10 @@ class Clocks:
 class Core(Protocol):
     """What the core gives a part."""
 
-    @property
-    def bus(self) -> Bus:
-        """The state that all parts share."""
-
-    @property
-    def clocks(self) -> Clocks:
-        """The clocks of events, which stand still while a person is asked."""
+    #: The state that all parts share.
+    bus: Bus
+    #: The clocks of events, which stand still while a person is asked.
+    clocks: Clocks
 
     def accepted(self, event: Event, kept: bool) -> None:
         """Act on a new event that a part has staged: the journal has it, or no room for it."""

@@ -334,15 +334,13 @@ class Mailbox:
         """Hold the place of an event while the journal writes it."""
         self.events[event.id] = event
         self._opened(event)
-        self.blobs.hold(event.blob)
-        self.blobs.hold_files(event.files)
+        self.blobs.hold(event.blob, event.files)
 
     def unstage(self, event: Event) -> None:
         """Remove an event again, because the journal has no room for it."""
         del self.events[event.id]
         self._closed(event)
-        self.blobs.release(event.blob)
-        self.blobs.release_files(event.files)
+        self.blobs.release(event.blob, event.files)
 
     def _opened(self, event: Event) -> None:
         """Count an unfinished event."""
@@ -521,8 +519,7 @@ class Mailbox:
 
     def _release_payload(self, event: Event) -> None:
         """Nobody needs the event's files any more."""
-        self.blobs.release(event.blob)
-        self.blobs.release_files(event.files)
+        self.blobs.release(event.blob, event.files)
         event.blob = event.files = None
 
     def answer_read(self, answer_id: str) -> None:

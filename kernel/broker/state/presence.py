@@ -147,10 +147,6 @@ class Presence:
         self.drop(connection)
         return connection
 
-    def only_living(self, launches: Iterable[int]) -> None:
-        """These launches of agents live, and all earlier ones have ended."""
-        self.agents_ended.all_but(launches)
-
     def _has_ended(self, cls: int, address: str, launch: int) -> bool:
         return launch in self.agents_ended if cls == AGENTS else launch <= self._ended.get(address, 0)
 

@@ -63,15 +63,6 @@ class Item(NamedTuple):
     refusable: bool = False
 
 
-class Settled(NamedTuple):
-    """A batch that is as durable as promised."""
-
-    #: What `append` returned for it.
-    number: int
-    #: Items, by position, for which the disk had no room.
-    refused: frozenset[int] = frozenset()
-
-
 class Row(NamedTuple):
     """One record as replay reads it."""
 
@@ -118,11 +109,13 @@ class Archive(Protocol):
 class Journal(Archive, Protocol):
     """An append-only record of decisions, written in batches."""
 
-    def append(self, batch: Sequence[Item]) -> int:
-        """Take a batch; returns its number (1, 2, …). Does not wait for the disk."""
+    def append(self, batch: Sequence[Item]) -> None:
+        """Take a batch. Does not wait for the disk."""
 
-    def settled(self) -> list[Settled]:
-        """Batches that have become durable since the last question, in order. Raises JournalFailed after a failure."""
+    def settled(self) -> list[frozenset[int]]:
+        """For each batch that has become durable since the last question, in order: the items, by position, for which
+        the disk had no room. Raises JournalFailed after a failure.
+        """
 
     def wake_fd(self) -> int | None:
         """A descriptor that becomes readable when `settled` has news; None when that is so only after `append`."""

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.broker.routing.ends import MAX_ASKERS
-from goondan.kernel.broker.state.bus import RETURN_S
+from goondan.kernel.broker.state.bus import MAX_ASKERS, RETURN_S
 from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, Connection
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, Frame, Hello, ReplyTo

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from goondan.kernel.broker.routing.calls import ToolAsks
+from goondan.kernel.broker.routing.calls import ToolCalls
 from goondan.kernel.broker.state.entities import AGENTS, TOOLS
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.frames import Frame, Source
@@ -23,7 +23,7 @@ def working() -> World:
     world = plain()
     tools = world.router.bus.plan.toolhost.tools
     tools[0] = structs.replace(tools[0], sandbox=structs.replace(tools[0].sandbox, permissions=["agents", "tools"]))
-    part_of(world.router, ToolAsks).revise(world.router.bus.plan)
+    part_of(world.router, ToolCalls).revise(world.router.bus.plan)
     return world
 
 

@@ -250,8 +250,8 @@ except GoondanError as error:
     print(error.info.code)
     sys.exit()
 journal = start(store, sys.argv[1])
-number = journal.append([Item((Put("event:1", b"x"),), True)])
-print("refused" if journal.settled()[0].refused else "accepted")
+journal.append([Item((Put("event:1", b"x"),), True)])
+print("refused" if journal.settled()[0] else "accepted")
 """
 
 
@@ -329,8 +329,8 @@ def test_ends_take_of_the_reserve_what_they_need(tmp_path: Path) -> None:
         return commit(batch, now_ms)  # type: ignore[arg-type]
 
     journal.promise = narrow  # type: ignore[method-assign,assignment]
-    settled = writer.write([(1, [Item((Put("new", b""),), True), Item((Put("end", b""),))])])
-    assert settled[0].refused == {0}
+    settled = writer.write([[Item((Put("new", b""),), True), Item((Put("end", b""),))]])
+    assert settled == [{0}]
     assert subjects(journal) == {"end"}
     assert (tmp_path / "kernel.reserve").stat().st_size == RESERVE_BYTES - RELEASE_BYTES
 
