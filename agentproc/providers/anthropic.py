@@ -223,7 +223,7 @@ def blocks_of(said: Said) -> list[Block]:
     uses: list[Block] = [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": call.args} for call in said.calls
     ]
-    order = in_kept_order(said, "blocks")
+    order = in_kept_order(said, "blocks") if said.kept else None
     if order is None:
         return [*([_text(said.text)] if said.text.strip() else []), *uses]
     return [

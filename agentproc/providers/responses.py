@@ -151,7 +151,7 @@ def items_of(said: Said) -> list[dict[str, Any]]:
         {"type": "function_call", "call_id": call.id, "name": call.name, "arguments": encode_json(call.args).decode()}
         for call in said.calls
     ]
-    order = in_kept_order(said, "items")
+    order = in_kept_order(said, "items") if said.kept else None
     if order is None:
         return [*([_text_item(said.text)] if said.text.strip() else []), *calls]
     return [calls[item] if isinstance(item, int) else _kept_item(item) for item in order]

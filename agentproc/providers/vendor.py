@@ -76,14 +76,11 @@ class Vendor(Generic[W]):
         offer: Callable[[CatalogItem], object],
         has_own: Callable[[dict[str, Any]], bool] = lambda schema: True,
     ) -> None:
+        #: Base URL when the model names none.
+        self.server = BY_NAME[self.name].server
         self._written = Written(self.name, writer)
         self._tools = OfferedTools(offer)
         self._output = OutputWay(has_own)
-
-    @property
-    def server(self) -> str:
-        """Base URL when the model names none."""
-        return BY_NAME[self.name].server
 
     def request(self, request: ModelRequest) -> WireRequest:
         """The request to send. The written conversation is kept for the next request, until `forget`."""
