@@ -119,7 +119,7 @@ class CallHandlers:
             )
         elif self._is_bundled(name, args):
             self._run_bundled(name, part.tool_call_id, args, then)
-        elif not action.again and name in self.catalog and (gone := tools.served.refusal(name)) is not None:
+        elif not action.again and name in self.catalog and (gone := tools.refusal(name)) is not None:
             then(error_result(gone))  # its server has ended
         else:
             self._send(action, args, then)

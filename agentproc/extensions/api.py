@@ -111,7 +111,7 @@ class ServerApi:
 
     def gone(self, why: str | None) -> None:
         """From now on calls of the tools fail with this message, without being made. None: they are made."""
-        self._tools.served.gone(self._extension, why)
+        self._tools.server_gone(self._extension, why)
 
 
 class PipelineApi:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -92,83 +92,6 @@ class ServedTool(Struct, frozen=True):
     metadata: dict[str, Any] = {}
 
 
-class ServedTools:
-    """The tools of all servers of one agent."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, Sequence[ServedTool]] = {}
-        self._gone: dict[str, str] = {}
-        self._items: dict[str, CatalogItem] = {}
-        self._aliases: dict[str, str] = {}
-        self._whose: dict[str, str] = {}
-
-    @property
-    def items(self) -> list[CatalogItem]:
-        """All of them, in the order in which their servers were registered."""
-        return list(self._items.values())
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._items
-
-    def find(self, name: str) -> CatalogItem | None:
-        """The item of this name, or of this other name."""
-        return self._items.get(self._aliases.get(name, name))
-
-    def metadata(self, name: str) -> dict[str, Any]:
-        """What the registration says about the tool of this name (MCP-24)."""
-        return next((tool.metadata for tools in self._of.values() for tool in tools if tool.item.name == name), {})
-
-    def canonical(self, name: str) -> str:
-        """The name of a tool by its other name; any other name is given back."""
-        return self._aliases.get(name, name)
-
-    def replace(self, extension: str, tools: Sequence[ServedTool]) -> None:
-        """The tools of the extension's server are these now."""
-        if tools or extension in self._of:
-            self._of[extension] = tools
-            self._index()
-
-    def remove(self, extension: str) -> None:
-        """The extension has gone."""
-        self._gone.pop(extension, None)
-        if self._of.pop(extension, None) is not None:
-            self._index()
-
-    def gone(self, extension: str, why: str | None) -> None:
-        """The server of the extension has ended, or is there again (None)."""
-        if why is None:
-            self._gone.pop(extension, None)
-        else:
-            self._gone[extension] = why
-
-    def refusal(self, name: str) -> ToolError | None:
-        """Why a call of this tool need not be made; None when it is to be made."""
-        why = self._gone.get(self._whose.get(name, ""))
-        if why is None:
-            return None
-        return tool_error(servers.GONE, f"Tool '{name}': the MCP server has ended: {why}", name=servers.ERROR_NAME)
-
-    def _index(self) -> None:
-        every = [(extension, tool) for extension, tools in self._of.items() for tool in tools]
-        self._items = {tool.item.name: tool.item for _, tool in every}
-        self._whose = {tool.item.name: extension for extension, tool in every}
-        names = Counter(tool.own_name for _, tool in every)
-        aliases = {ALIAS + tool.own_name: tool.item.name for _, tool in every if names[tool.own_name] == 1}
-        self._aliases = {alias: name for alias, name in aliases.items() if alias not in self._items}
-
-
-def without_taken(tools: Iterable[ServedTool], taken: Iterable[str]) -> tuple[list[ServedTool], list[str]]:
-    """The tools whose names are free, and the names of the others."""
-    names = frozenset(taken)
-    kept, left = [], []
-    for tool in tools:
-        if tool.item.name in names:
-            left.append(tool.item.name)
-        else:
-            kept.append(tool)
-    return kept, left
-
-
 class DynamicTools:
     """The tools of one agent's extensions. `taken` is the agent's registry, whose names extensions cannot register."""
 
@@ -176,8 +99,10 @@ class DynamicTools:
         self._taken = taken
         self._tools: dict[str, DynamicTool] = {}
         self._brought: dict[str, BroughtTool] = {}
-        #: The tools of MCP servers.
-        self.served = ServedTools()
+        self._of_servers: dict[str, Sequence[ServedTool]] = {}  # by extension
+        self._gone: dict[str, str] = {}  # why the server of an extension has ended
+        self._served: dict[str, tuple[str, ServedTool]] = {}  # by name, each with its extension
+        self._aliases: dict[str, str] = {}
 
     @property
     def dotted(self) -> dict[str, str]:
@@ -188,7 +113,7 @@ class DynamicTools:
     @property
     def names(self) -> list[str]:
         """Every name by which a configuration may refer to a tool here."""
-        return [*self._tools, *self._brought, *(item.name for item in self.served.items), *self.dotted.values()]
+        return [*self._tools, *self._brought, *self._served, *self.dotted.values()]
 
     @property
     def exposed(self) -> list[CatalogItem]:
@@ -197,17 +122,18 @@ class DynamicTools:
         """
         brought = [self._taken[name] for name, tool in self._brought.items() if tool.exposed and name in self._taken]
         own = [tool.item for tool in self._tools.values() if tool.exposed]
-        return [*own, *brought, *self.served.items]
+        return [*own, *brought, *(tool.item for _, tool in self._served.values())]
 
     def spelt(self, call: AskedCall) -> AskedCall:
         """A call with the name that models are shown. A model may also write the name with its dot, which means the
         same tool.
         """
         shown = shown_tool_name(call.name)
-        known = shown in self._tools or shown in self._brought
-        if not known and self.served.find(shown) is not None:
-            known, shown = True, self.served.canonical(shown)
-        return msgspec.structs.replace(call, name=shown) if shown != call.name and known else call
+        if shown not in self._tools and shown not in self._brought:
+            shown = self._aliases.get(shown, shown)
+            if shown not in self._served:
+                return call
+        return msgspec.structs.replace(call, name=shown) if shown != call.name else call
 
     def get(self, name: str) -> DynamicTool | None:
         """The tool of this name, in the form that a model writes, whose handler runs here."""
@@ -218,21 +144,55 @@ class DynamicTools:
         tool = self._tools.get(name)
         if tool is not None:
             return tool.item
-        return self._taken.get(name) if name in self._brought else self.served.find(name)
+        if name in self._brought:
+            return self._taken.get(name)
+        served = self.served(name)
+        return None if served is None else served.item
+
+    def served(self, name: str) -> ServedTool | None:
+        """The tool of a server of this name, or of this other name."""
+        found = self._served.get(self._aliases.get(name, name))
+        return None if found is None else found[1]
 
     def canonical(self, name: str) -> str:
         """The name of a tool that has several; any other name is given back."""
-        return name if name in self._tools or name in self._brought else self.served.canonical(name)
+        return name if name in self._tools or name in self._brought else self._aliases.get(name, name)
 
     def serve(self, tools: Sequence[ServedTool], *, extension: str) -> None:
         """The MCP server of this extension has these tools now. A name that another extension has is left out."""
-        others = (name for name, tool in self._tools.items() if tool.extension != extension)
-        kept, left = without_taken(tools, [*self._taken, *others])
-        for name in left:
-            log.warning(
-                "extension %s: the tool name %s belongs to somebody else, so it is not offered", extension, name
-            )
-        self.served.replace(extension, kept)
+        others = {name for name, tool in self._tools.items() if tool.extension != extension}
+        kept: list[ServedTool] = []
+        for tool in tools:
+            if tool.item.name in self._taken or tool.item.name in others:
+                message = "extension %s: the tool name %s belongs to somebody else, so it is not offered"
+                log.warning(message, extension, tool.item.name)
+            else:
+                kept.append(tool)
+        if kept or extension in self._of_servers:
+            self._of_servers[extension] = kept
+            self._index_served()
+
+    def server_gone(self, extension: str, why: str | None) -> None:
+        """The server of the extension has ended, or is there again (None)."""
+        if why is None:
+            self._gone.pop(extension, None)
+        else:
+            self._gone[extension] = why
+
+    def refusal(self, name: str) -> ToolError | None:
+        """Why a call of this tool of a server need not be made; None when it is to be made."""
+        extension, _ = self._served.get(name, ("", None))
+        why = self._gone.get(extension)
+        if why is None:
+            return None
+        return tool_error(servers.GONE, f"Tool '{name}': the MCP server has ended: {why}", name=servers.ERROR_NAME)
+
+    def _index_served(self) -> None:
+        every = [(extension, tool) for extension, tools in self._of_servers.items() for tool in tools]
+        self._served = {tool.item.name: (extension, tool) for extension, tool in every}
+        names = Counter(tool.own_name for _, tool in every)
+        aliases = {ALIAS + tool.own_name: tool.item.name for _, tool in every if names[tool.own_name] == 1}
+        self._aliases = {alias: name for alias, name in aliases.items() if alias not in self._served}
 
     def reserve(self, taken: Mapping[str, CatalogItem]) -> None:
         """From now on this is the agent's registry."""
@@ -259,7 +219,7 @@ class DynamicTools:
             raise fail("E_USAGE", f"the handler of a tool of extension {extension} is no function")
         shown = _shown_name(fields.get("name"), extension)
         known = self._tools.get(shown)
-        if shown in self._taken or shown in self.served or (known is not None and known.extension != extension):
+        if shown in self._taken or shown in self._served or (known is not None and known.extension != extension):
             whose = "the bundle" if shown in self._taken else "an MCP server"
             whose = f"extension {known.extension}" if known is not None else whose
             raise fail("E_TOOL_NAME_CONFLICT", f"extension {extension}: the tool name {shown} belongs to {whose}")
@@ -311,7 +271,9 @@ class DynamicTools:
         """Remove all tools of an extension."""
         self._tools = {name: tool for name, tool in self._tools.items() if tool.extension != extension}
         self._brought = {name: tool for name, tool in self._brought.items() if tool.extension != extension}
-        self.served.remove(extension)
+        self._gone.pop(extension, None)
+        if self._of_servers.pop(extension, None) is not None:
+            self._index_served()
 
 
 _FIELDS: Final = (

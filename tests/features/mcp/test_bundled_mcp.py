@@ -121,8 +121,8 @@ async def test_a_stateful_server_is_attached_when_it_is_registered_and_its_tools
         source=ToolSource("mcp", "mcp-github", ServerSource("mcp-github", "GitHub")),
         call_s=600.0,
     )
-    served = runner.instance.tools.served
-    assert served.metadata("github__create_issue") == {"source": "mcp", "mcpServer": "mcp-github"}
+    served = runner.instance.tools.served("github__create_issue")
+    assert served is not None and served.metadata == {"source": "mcp", "mcpServer": "mcp-github"}
     (call,) = link.calls
     assert call.tool == "github__create_issue"
     assert call.deadline_ms == 600_000
