@@ -66,7 +66,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     ),
     Feature(
         "certify",
-        ("command",),
+        ("wire", "command"),
         commands={"certify": "Try whether a program keeps the rules of a client or of a worker."},
     ),
     Feature(

@@ -16,8 +16,26 @@ from msgspec import Struct
 from goondan.schemas.wire.errors import ASK, ErrorCode, add_codes
 from goondan.schemas.worker.logins import ServerOp
 
+_APP: Final = "Correct the OAuthApp document; docs/oauth.md has an example for each flow."
+_KEY: Final = "Put the right key back, or correct the owner and mode of the file and its folder."
+_LOGIN: Final = "Run `gdn auth login mcp:PREFIX` and log in; the next step of the agent connects."
+_REFUSED: Final = "Run `gdn auth login` again; if it stays so, compare the OAuthApp with the server's settings."
 _SCOPE: Final = "Ask for scopes that the OAuthApp names, or add the missing ones to its `scopes`."
-ERRORS: Final = add_codes({"E_OAUTH_SCOPE": ErrorCode(_SCOPE, ASK, refuser="grant")})
+_SERVER: Final = "Try again later; if it stays so, check the URLs of the OAuthApp and the network."
+_SUBJECT: Final = "Ask within a turn whose event says on whose behalf it is (`auth`), and for nobody else."
+_UNAVAILABLE: Final = "Ask again in a moment; `gdn logs` says what the process that holds tokens did."
+ERRORS: Final = add_codes(
+    {
+        "E_OAUTH_APP": ErrorCode(_APP, ASK, environment=True),
+        "E_OAUTH_KEY": ErrorCode(_KEY, ASK, environment=True),
+        "E_OAUTH_LOGIN": ErrorCode(_LOGIN, ASK, environment=True),
+        "E_OAUTH_REFUSED": ErrorCode(_REFUSED, ASK, environment=True),
+        "E_OAUTH_SCOPE": ErrorCode(_SCOPE, ASK, refuser="grant"),
+        "E_OAUTH_SERVER": ErrorCode(_SERVER, ASK, environment=True),
+        "E_OAUTH_SUBJECT": ErrorCode(_SUBJECT, ASK),
+        "E_OAUTH_UNAVAILABLE": ErrorCode(_UNAVAILABLE, ASK, environment=True),
+    }
+)
 
 Flow = Literal["authorizationCode", "deviceCode", "clientCredentials"]
 

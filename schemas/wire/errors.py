@@ -39,7 +39,7 @@ CODES: Final[dict[str, str]] = {
     "E_CALL_ENDED": "Wait for what you ask through ctx.runtime before the handler returns.",
     "E_CANCELLED": "It was cancelled; call or send it again if it is still wanted.",
     # sandbox
-    "E_SANDBOX_UNAVAILABLE": "Install bubblewrap 0.11 or newer and allow user namespaces; `gdn doctor` names the fix.",
+    "E_SANDBOX_UNAVAILABLE": "Install bubblewrap 0.11 or newer and allow user namespaces; docs/sandbox.md says more.",
     "E_SANDBOX_DENIED": "Grant what the message names in the Tool's spec.sandbox, or use a path in the workdir.",
     # bus
     "E_OVERLOADED": "Wait as long as retryAfterMs says, then send again with the same id.",
@@ -80,14 +80,6 @@ CODES: Final[dict[str, str]] = {
     "E_MODEL_CANNOT_SEE": "Ask a model that sees it, or describe it in words. Model.spec.sees says what a model sees.",
     "E_TURN_STALLED": "Send it again. For a model that is silent for longer, raise the Agent's policy.stallTimeoutS.",
     "E_MAX_STEPS": "Raise policy.maxStepsPerTurn, or make the task smaller.",
-    # access tokens
-    "E_OAUTH_APP": "Correct the OAuthApp document; docs/oauth.md has an example for each flow.",
-    "E_OAUTH_KEY": "Put the right key back, or correct the owner and mode of the file and its folder.",
-    "E_OAUTH_LOGIN": "Run `gdn auth login mcp:PREFIX` and log in; the next step of the agent connects.",
-    "E_OAUTH_REFUSED": "Run `gdn auth login` again; if it stays so, compare the OAuthApp with the server's settings.",
-    "E_OAUTH_SERVER": "Try again later; if it stays so, check the URLs of the OAuthApp and the network.",
-    "E_OAUTH_SUBJECT": "Ask within a turn whose event says on whose behalf it is (`auth`), and for nobody else.",
-    "E_OAUTH_UNAVAILABLE": "Ask again in a moment; `gdn logs` says what the process that holds tokens did.",
     # kernel
     "E_KERNEL_NOT_RUNNING": "Start it with `gdn run` or `gdn run --detach`.",
     "E_KERNEL_RUNNING": "Another kernel already runs this bundle; stop it with `gdn stop`.",
@@ -106,7 +98,6 @@ CODES: Final[dict[str, str]] = {
     "E_STATE": "Check that the state directory is on a working disk and belongs to you.",
     "E_TURN_NOT_FOUND": "`gdn trace` without an id shows the last turn; `gdn send --json` prints ids.",
     "E_INIT": "Name another directory, or give --force to replace what is there.",
-    "E_CERTIFY": "See docs/certify.md: how the program is started, and which lines it reads and writes.",
     "E_USAGE": "See --help.",
     "E_INTERNAL": "This is a bug in the kernel; please report it with the log.",
     # bundles
@@ -135,11 +126,10 @@ ENVIRONMENT: Final = set(
     """
     E_TOOL_CRASHED E_TOOL_OUTCOME_UNKNOWN E_TOOL_NAME_CONFLICT E_TOKEN_MISSING E_SANDBOX_UNAVAILABLE E_OVERLOADED
     E_TOKEN_INVALID E_PRINCIPAL_BUSY E_VERSION E_BLOB_UNAVAILABLE E_LEASE_LOST E_LINK_CLOSED E_AGENT_FAILED
-    E_AGENT_SPAWN_FAILED E_EXTENSION_FAILED E_MIDDLEWARE E_MODEL_FAILED E_MODEL_QUOTA E_TURN_STALLED E_OAUTH_APP
-    E_OAUTH_KEY E_OAUTH_LOGIN E_OAUTH_REFUSED E_OAUTH_SERVER E_OAUTH_UNAVAILABLE
+    E_AGENT_SPAWN_FAILED E_EXTENSION_FAILED E_MIDDLEWARE E_MODEL_FAILED E_MODEL_QUOTA E_TURN_STALLED
     E_KERNEL_NOT_RUNNING E_KERNEL_RUNNING E_KERNEL_SLOW E_KERNEL_LOST E_KERNEL_STOPPED E_RESTART_REFUSED
-    E_RESTART_FAILED E_DISK_FULL E_STORE_FULL E_JOURNAL_CORRUPT E_BROKER_UNTRUSTED E_RUN_DIR E_STATE
-    E_INTERNAL E_BUNDLE_UNTRUSTED E_CONFIG_NOT_FOUND E_CONFIG_SYNTAX E_CONFIG_UNKNOWN_KIND E_CONFIG_UNKNOWN_FIELD
+    E_RESTART_FAILED E_DISK_FULL E_STORE_FULL E_JOURNAL_CORRUPT E_BROKER_UNTRUSTED E_RUN_DIR E_STATE E_INTERNAL
+    E_BUNDLE_UNTRUSTED E_CONFIG_NOT_FOUND E_CONFIG_SYNTAX E_CONFIG_UNKNOWN_KIND E_CONFIG_UNKNOWN_FIELD
     E_CONFIG_MISSING_FIELD E_CONFIG_INVALID_VALUE E_CONFIG_INVALID_NAME E_CONFIG_DUPLICATE E_CONFIG_MISSING_REF
     E_CONFIG_MISSING_ENV E_CONFIG_ENTRY E_CONFIG_SCHEMA E_CONFIG_WIDENING E_CONFIG_DANGEROUS E_CONFIG_WRITTEN
     E_CONFIG_UNSUPPORTED E_FEATURE_MISSING
@@ -150,11 +140,9 @@ ENVIRONMENT: Final = set(
 #: model that knows how to widen its sandbox may talk a person into it. `gdn trace` and `gdn call` show the suggestion.
 ASK: Final = "Go on without it, or end your turn and say what the message says: a person has to change something."
 _ASK_CODES: Final = """
-E_TOKEN_MISSING E_SANDBOX_UNAVAILABLE E_EXTENSION_FAILED E_MIDDLEWARE E_MODEL_FAILED E_MODEL_QUOTA
-E_MODEL_CANNOT_SEE E_CONTEXT_OVERFLOW E_OUTPUT_INVALID E_TURN_STALLED E_MAX_STEPS E_AGENT_FAILED
-E_AGENT_SPAWN_FAILED E_INSTANCE_BUSY E_INSTANCE_NOT_FOUND E_EVENT_NOT_FOUND E_ANSWER_GONE
-E_OAUTH_APP E_OAUTH_KEY E_OAUTH_LOGIN E_OAUTH_REFUSED E_OAUTH_SERVER E_OAUTH_SUBJECT E_OAUTH_UNAVAILABLE
-E_DISK_FULL E_STORE_FULL E_STATE E_INTERNAL E_CONFIG_WIDENING
+E_TOKEN_MISSING E_SANDBOX_UNAVAILABLE E_EXTENSION_FAILED E_MIDDLEWARE E_MODEL_FAILED E_MODEL_QUOTA E_MODEL_CANNOT_SEE
+E_CONTEXT_OVERFLOW E_OUTPUT_INVALID E_TURN_STALLED E_MAX_STEPS E_AGENT_FAILED E_AGENT_SPAWN_FAILED E_INSTANCE_BUSY
+E_INSTANCE_NOT_FOUND E_EVENT_NOT_FOUND E_ANSWER_GONE E_DISK_FULL E_STORE_FULL E_STATE E_INTERNAL E_CONFIG_WIDENING
 E_RESTART_REFUSED E_RESTART_FAILED E_FEATURE_MISSING
 """
 #: How advice begins that names what was probably meant. It is for both readers.

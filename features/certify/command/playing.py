@@ -20,6 +20,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from goondan.features.certify.command.rules.scenarios import Kind, Names, Played, Scenario, Seen, Trace
+from goondan.features.certify.wire import CANNOT
 from goondan.schemas.wire.errors import fail
 
 #: What is read of its output at a time (bytes). A pipe holds less, so this takes several reads.
@@ -51,7 +52,7 @@ class Program:
                 start_new_session=True,
             )
         except OSError as error:
-            raise fail("E_CERTIFY", f"{argv[0]} cannot be started: {error.strerror}") from None
+            raise fail(CANNOT, f"{argv[0]} cannot be started: {error.strerror}") from None
         self.pid = self._process.pid
         self.out = self._process.stdout
         self.err = self._process.stderr
@@ -270,7 +271,7 @@ def probe(argv: Sequence[str], player: Callable[[threading.Event], Player]) -> N
     played = player(threading.Event()).play()
     odd = next((seen.what for seen in played.trace if seen.kind == "odd"), None)
     if odd is not None or played.fault is not None:
-        raise fail("E_CERTIFY", f"{argv[0]} cannot be certified: {odd or played.fault}")
+        raise fail(CANNOT, f"{argv[0]} cannot be certified: {odd or played.fault}")
 
 
 def play_all(scenarios: Sequence[Scenario], player: Callable[[Scenario, threading.Event], Player]) -> list[Played]:
