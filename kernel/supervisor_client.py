@@ -14,7 +14,7 @@ One JSON object a line in, one a line out, any number on a connection. Operation
 - `{"op":"restart","agent":NAME}` -> `{"ok":true,"restarted":N}` when the N processes of that agent are gone, each at
   the end of its step. Instances with work are started again. The bundle is not read.
 - `{"op":"feature","feature":NAME,"question":…}` -> `{"ok":true,"answer":…}`: what the feature's client of the conductor
-  answers (restarting/conductor.py).
+  answers (revisions/conductor.py).
 - `{"op":"news","after":N}` -> `{"ok":true,"news":[…],"told":M}`: the news of a watched bundle after the first N lines,
   as soon as there is any.
 

@@ -35,7 +35,7 @@ from goondan.kernel.broker.state.parts import LISTS_BYTES, OfEvents, Op, Part, R
 from goondan.kernel.broker.state.records import Item, Put, Retire, encode
 from goondan.schemas.bundle.address import is_name
 from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.control import BeginAnew, BegunAnew, RestartAsked, RestartChecked, RestartDue, RestartUndone
+from goondan.schemas.wire.control import BeginAnew, BegunAnew, BundleChecked, CheckBundle, RestartDue, RestartUndone
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import ErrorPayload, Frame, Hello, RestartAnswer, RestartRequest
 
@@ -139,7 +139,7 @@ class Restarts(Part, OfEvents):
         self._wishes: dict[str, Wish] = {}
         self.takes = (Take((AGENTS,), "restart", self.ask, LISTS_BYTES, confined="no"),)
         self.records = (Record(RestartWished, self._restore),)
-        self.hears = {RestartChecked: self.checked, RestartUndone: self.undone}
+        self.hears = {BundleChecked: self.checked, RestartUndone: self.undone}
         #: When the bundle was checked for a wish (milliseconds since 1970), the oldest first.
         self._looks: deque[int] = deque(maxlen=MAX_LOOKS)
 
@@ -175,13 +175,13 @@ class Restarts(Part, OfEvents):
         wish.askers = [(connection, frame.id)]
         self._wishes[subject] = wish
         self._looks.append(wish.at_ms)
-        bus.tell_supervisor(RestartAsked(subject))
+        bus.tell_supervisor(CheckBundle(subject))
 
     # --- the supervisor's word
 
-    def checked(self, message: RestartChecked, now: float) -> None:
+    def checked(self, message: BundleChecked, now: float) -> None:
         """The supervisor has checked the bundle: it may run, or it may not."""
-        wish = self._wishes.get(message.wish)
+        wish = self._wishes.get(message.name)
         if wish is None or wish.state != "checking":
             return
         if message.error is not None:
@@ -204,7 +204,7 @@ class Restarts(Part, OfEvents):
             return
         for wish in self._wishes.values():
             if wish.state == "checking":
-                self._bus.tell_supervisor(RestartAsked(wish.subject))
+                self._bus.tell_supervisor(CheckBundle(wish.subject))
             elif wish.state == "due":
                 self._bus.tell_supervisor(RestartDue(wish.reason))
 

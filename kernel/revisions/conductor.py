@@ -36,10 +36,10 @@ from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.wire.control import (
     AboutBundle,
     BeginAnew,
+    BundleChecked,
+    CheckBundle,
     ForFeature,
     RestartAgents,
-    RestartAsked,
-    RestartChecked,
     RestartDue,
     RestartUndone,
     Revise,
@@ -205,7 +205,7 @@ class Conductor:
         self._opened = opened
         self._bundle = bundle
         self._extra = extra
-        self._checked: Revision | None = None  # for the wish that is due next
+        self._checked: Revision | None = None  # for the restart that is due next
         self._tasks: set[asyncio.Task[None]] = set()
         self._answers: dict[str, asyncio.Future[None]] = {}  # what the broker is to say
         self._broker_came = asyncio.Event()
@@ -258,10 +258,10 @@ class Conductor:
             client = self._clients.get(message.feature)
             if client is not None:
                 client.heard(message.payload)
-        elif isinstance(message, RestartAsked):
-            self.asked(message)
+        elif isinstance(message, CheckBundle):
+            self._soon(self._check(message.name))
         elif isinstance(message, RestartDue):
-            self.due(message)
+            self._soon(self._carry_out(message.reason))
         else:
             said = f"revision {message.revision}" if isinstance(message, Revised) else f"anew {message.agent}"
             waiting = self._answers.get(said)
@@ -284,14 +284,6 @@ class Conductor:
             raise fail("E_USAGE", f"no feature {feature[:40]!r} answers commands here")
         return await client.ask(question)
 
-    def asked(self, message: RestartAsked) -> None:
-        """An agent asks for a restart: read the bundle, and report why it cannot be done."""
-        self._soon(self._check(message.wish))
-
-    def due(self, message: RestartDue) -> None:
-        """The step of the agent that wished has ended."""
-        self._soon(self._carry_out(message.reason))
-
     def close(self, *, for_good: bool) -> None:
         """No restart begins any more. `for_good`: the next program begins none either."""
         for client in self._clients.values():
@@ -302,21 +294,22 @@ class Conductor:
         for task in self._tasks:
             task.cancel()
 
-    async def _check(self, wish: str) -> None:
+    async def _check(self, name: str) -> None:
+        """Read the bundle for an agent that asks for a restart, and say why there can be none."""
         try:
             self._checked = await self._look()
         except GoondanError as error:
-            _log.warning("an agent wished a restart, and there is none: %s", visible_line(str(error)))
-            self._kernel.answer(RestartChecked(wish, error.info))
+            _log.warning("an agent asked for a restart, and there is none: %s", visible_line(str(error)))
+            self._kernel.answer(BundleChecked(name, error.info))
         else:
-            self._kernel.answer(RestartChecked(wish))
+            self._kernel.answer(BundleChecked(name))
 
     async def _carry_out(self, reason: str) -> None:
         if self._kernel.stopping:
             return  # it restarts, or ends, already
         revision, self._checked = self._checked, None
         try:
-            # A wish of before the broker was replaced was checked by a word that is lost.
+            # The answer to a request of before the broker was replaced is lost.
             self._begin(revision or await self._look(), f"an agent wishes it: {reason}")
         except GoondanError as error:
             _log.error("the restart that an agent wished is not done: %s", visible_line(str(error)))

@@ -77,15 +77,17 @@ class Kill(Struct, frozen=True, tag="kill", tag_field="kind", rename="camel"):
     reason: str
 
 
-class RestartAsked(Struct, frozen=True, tag="restart_asked", tag_field="kind", rename="camel"):
-    """An agent wishes a restart: see whether the bundle may run, and say so. `wish` names the wish."""
+class CheckBundle(Struct, frozen=True, tag="check_bundle", tag_field="kind", rename="camel"):
+    """See whether the bundle as it is now may run. One BundleChecked with the same name follows."""
 
-    #: The name of the wish.
-    wish: str
+    #: The name of the question.
+    name: str
 
 
 class RestartDue(Struct, frozen=True, tag="restart_due", tag_field="kind", rename="camel"):
-    """A wish is journaled, and the step of the turn that asked has ended: restart. Nothing is handed out any more."""
+    """Restart: the journal has the request, and the step of the turn that asked has ended. Nothing is handed out any
+    more.
+    """
 
     #: Why.
     reason: str
@@ -167,11 +169,11 @@ class Drain(Struct, frozen=True, tag="drain", tag_field="kind", rename="camel"):
     reason: ShutdownReason
 
 
-class RestartChecked(Struct, frozen=True, tag="restart_checked", tag_field="kind", rename="camel"):
-    """The bundle may run; with `error`: it may not, or nobody can say."""
+class BundleChecked(Struct, frozen=True, tag="bundle_checked", tag_field="kind", rename="camel"):
+    """The answer to CheckBundle: the bundle may run; with `error`: it may not, or nobody can say."""
 
-    #: The name of the wish.
-    wish: str
+    #: The name of the question.
+    name: str
     #: Why the bundle may not run; None: it may.
     error: ErrorPayload | None = None
 
@@ -219,7 +221,7 @@ class Revise(Struct, frozen=True, tag="revise", tag_field="kind", rename="camel"
 
 
 #: What is about the bundle: the conductor's of the supervisor.
-AboutBundle = RestartAsked | RestartDue | BegunAnew | Revised | ForFeature
+AboutBundle = CheckBundle | RestartDue | BegunAnew | Revised | ForFeature
 ToSupervisor = Wanted | Retire | Kill | AboutBundle | ProgramWanted
 ToBroker = (
     Inventory
@@ -227,7 +229,7 @@ ToBroker = (
     | Exited
     | SpawnFailed
     | Drain
-    | RestartChecked
+    | BundleChecked
     | RestartUndone
     | BeginAnew
     | RestartAgents

@@ -19,9 +19,9 @@ from goondan.kernel.broker.state.bus import RETURN_S
 from goondan.schemas.wire.codec import encode, from_raw, to_raw
 from goondan.schemas.wire.control import (
     BeginAnew,
+    BundleChecked,
+    CheckBundle,
     RestartAgents,
-    RestartAsked,
-    RestartChecked,
     RestartDue,
     RestartUndone,
     Retire,
@@ -48,8 +48,8 @@ def checked(world: World, error: ErrorPayload | None = None) -> list[Frame]:
         while world.pump_down(actor):
             pass
     asked = world.supervisor.restarts[-1]
-    assert isinstance(asked, RestartAsked)
-    return say(world, RestartChecked(asked.wish, error))
+    assert isinstance(asked, CheckBundle)
+    return say(world, BundleChecked(asked.name, error))
 
 
 def say(world: World, message: object) -> list[Frame]:
@@ -115,7 +115,7 @@ def test_asked_again_under_the_same_call_it_is_the_same_wish() -> None:
     frames = checked(world)
     assert [frame.in_reply_to for frame in frames] == ["f-t1/c1"], "the same frame, sent again"
     assert granted(ask(world))
-    assert sum(isinstance(message, RestartAsked) for message in world.supervisor.restarts) == 1
+    assert sum(isinstance(message, CheckBundle) for message in world.supervisor.restarts) == 1
     release(world)
     assert due(world) == 1
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, CONTROL, TOOLS
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.control import (
+    CheckBundle,
     Exited,
     ForFeature,
     Inventory,
     Principal,
     Ready,
-    RestartAsked,
     RestartDue,
     Retire,
     Running,
@@ -497,7 +497,7 @@ class Supervisor(Actor):
         #: Whether agents that start do not come to their end of it.
         self.loading = False
         #: What it heard about restarts, in order.
-        self.restarts: list[RestartAsked | RestartDue] = []
+        self.restarts: list[CheckBundle | RestartDue] = []
         #: Processes that it was told to follow to their ends, in order.
         self.retired: list[Retire] = []
         #: What its halves of features heard, in order.
@@ -514,7 +514,7 @@ class Supervisor(Actor):
         import msgspec
 
         message = msgspec.msgpack.decode(frame.payload, type=ToSupervisor)
-        if isinstance(message, RestartAsked | RestartDue):
+        if isinstance(message, CheckBundle | RestartDue):
             self.restarts.append(message)
         elif isinstance(message, ForFeature):
             self.for_features.append(message)
