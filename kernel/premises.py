@@ -8,14 +8,39 @@ clears it then. `leave` takes everything away that `enter` has made, but for the
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
 
 from goondan.kernel import lock, paths, rundir
-from goondan.kernel.revisions.held import Held
 from goondan.schemas.system.directories import Directory
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire.errors import GoondanError
+
+#: Signals that wait, at a restart in place, until the new program can handle them: their default would end it.
+SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+
+class Held(Struct, kw_only=True):
+    """The descriptors of what makes a process the kernel of a workspace and its record, as plain values: they stay open
+    across a restart in place (kernel/revisions/handover.py).
+    """
+
+    #: The folder of the locks and of the record.
+    folder_fd: int
+    #: The lock of the supervisor.
+    lock_fd: int
+    #: The lock that every trusted process of the kernel holds.
+    alive_fd: int
+    #: The runtime directory.
+    run_dir_fd: int
+    #: The path of the runtime directory, without links.
+    run_dir: str
+    #: The record of the kernel.
+    record: lock.KernelRecord
 
 
 class Premises:

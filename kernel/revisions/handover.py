@@ -20,8 +20,9 @@ from msgspec import Struct
 
 from goondan.kernel.bundle.loader import OpenedBundle
 from goondan.kernel.grants.powers import Power
-from goondan.kernel.revisions.held import SIGNALS, Held, Waiting
+from goondan.kernel.premises import SIGNALS, Held
 from goondan.kernel.spawn import command, memory_file
+from goondan.kernel.supervisor.command_socket import Waiting
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import ErrorPayload

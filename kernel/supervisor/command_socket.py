@@ -17,9 +17,9 @@ from contextlib import suppress
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from goondan.kernel import rundir
-from goondan.kernel.revisions.held import Waiting
 from goondan.kernel.supervisor_client import PEER, Reply, Request
 from goondan.schemas.wire.errors import error_payload
 
@@ -31,6 +31,19 @@ BACKLOG: Final = 100
 ACCEPT_RETRY_S: Final = 1.0
 #: How long the last answers may take to leave at the end (seconds).
 LINGER_S: Final = 0.5
+
+
+class Waiting(Struct, kw_only=True):
+    """A command that is connected."""
+
+    #: Its connection.
+    fd: int
+    #: The bytes after its last whole line.
+    rest: bytes = b""
+    #: The line that it waits for an answer to. Empty: it waits for none.
+    asked: bytes = b""
+    #: It uses the kernel.
+    holds: bool = False
 
 
 class Command:

@@ -17,8 +17,7 @@ import msgspec
 
 from goondan.kernel import lock, paths, rundir
 from goondan.kernel.bundle.loader import OpenedBundle
-from goondan.kernel.premises import Premises
-from goondan.kernel.revisions.held import SIGNALS
+from goondan.kernel.premises import SIGNALS, Premises
 from goondan.kernel.spawn import report_start_failure
 from goondan.kernel.state_root import open_state_root
 from goondan.kernel.supervisor.command_socket import Command, SupervisorSocket

@@ -12,10 +12,11 @@ import pytest
 
 from goondan.kernel.grants.powers import OwnModel
 from goondan.kernel.lock import KernelRecord
+from goondan.kernel.premises import Held
 from goondan.kernel.revisions import handover as handovers
 from goondan.kernel.revisions.handover import Handover
-from goondan.kernel.revisions.held import Held, Waiting
 from goondan.kernel.spawn import memory_file
+from goondan.kernel.supervisor.command_socket import Waiting
 from goondan.kernel.supervisor.options import Options, resuming
 from goondan.schemas.wire.errors import GoondanError
 
