@@ -1,7 +1,7 @@
 """Reads YAML text into nodes that know their positions.
 
-The C parser gives events, and this module builds the tree from them. So nothing recurses, every limit is checked while
-reading, and a file with several faults gets an error for each. Scalars follow the YAML 1.2 core schema: `yes`, `on`,
+The C parser gives events, and this module builds the tree from them. So every limit is checked while reading, the depth
+among them, and a file with several faults gets an error for each. Scalars follow the YAML 1.2 core schema: `yes`, `on`,
 `12:30` and dates are strings. Only values of JSON are accepted: no merge keys, no custom tags, no keys that are not
 strings, no infinities.
 
@@ -139,15 +139,16 @@ def compose(text: str, allowance: Allowance) -> Composed:
     complete = False
     try:
         loader = yaml.CSafeLoader(text)
-        while builder.going and loader.check_event():
-            builder.take(loader.get_event())
-        complete = builder.going
+        builder.read(loader)
+        complete = True
+    except _Enough:
+        pass
     except yaml.MarkedYAMLError as error:
         builder.fault(*_syntax(error, text))
     except yaml.reader.ReaderError as error:
         line, column = place_of(text, error.position)
         builder.fault("E_CONFIG_SYNTAX", f"not YAML: {error.reason}", line, column)
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError, UnicodeError) as error:
+    except (yaml.YAMLError, ValueError, OverflowError, UnicodeError) as error:
         builder.fault("E_CONFIG_SYNTAX", f"not YAML: {type(error).__name__}", 1, 1)
     finally:
         if loader is not None:
@@ -208,56 +209,58 @@ def node_at(root: Node, path: Path) -> tuple[Node, tuple[int, int]]:
 # --- building -------------------------------------------------------------------------------------------------------
 
 
-class _Open:
-    """A list or mapping whose end has not been read."""
-
-    __slots__ = ("anchor", "chars", "column", "items", "key", "line", "mapping", "nodes", "path", "skip")
-
-    def __init__(self, mapping: bool, anchor: str | None, line: int, column: int, path: Path) -> None:
-        self.mapping = mapping
-        self.anchor = anchor
-        self.line = line
-        self.column = column
-        self.path = path
-        self.items: Any = {} if mapping else []
-        self.key: Scalar | None = None  # a key whose value has not been read yet
-        self.skip = False  # that key is invalid: read its value, then drop it
-        self.nodes = 1
-        self.chars = 0
+class _Enough(Exception):
+    """Reading ends before the end of the file."""
 
 
 class _Builder:
+    """Builds nodes from the events of a file, recursively: no more than MAX_DEPTH levels are read."""
+
     def __init__(self, allowance: Allowance) -> None:
         self.documents: list[Node] = []
         self.faults: list[Fault] = []
-        self.going = True
         self._allowance = allowance
-        self._stack: list[_Open] = []
-        # anchor -> (node, nodes below it, characters below it); None while it is being read
+        self._next: Any = None  # gives the next event
+        self._path: list[str | int] = []  # where the next event stands
+        self._depth = 0
+        # anchor -> (node, nodes in it, characters in it); None while it is being read
         self._anchors: dict[str, tuple[Node, int, int] | None] = {}
 
     def fault(
         self, code: str, message: str, line: int, column: int, suggestion: str | None = None, key: str | None = None
     ) -> None:
-        path = self._path() if key is None else (*self._path(), key)
+        path = tuple(self._path) if key is None else (*self._path, key)
         self.faults.append(Fault(code, message, line, column, path, suggestion))
+
+    def read(self, loader: Any) -> None:
+        """Read all documents. Raises _Enough, and what the parser raises."""
+        self._next = loader.get_event
+        while loader.check_event():
+            event = loader.get_event()
+            if isinstance(event, yaml.DocumentStartEvent):
+                self._anchors = {}
+            elif isinstance(event, yaml.NodeEvent):
+                node = self._node(event)
+                if not (isinstance(node, Scalar) and node.value is None):
+                    self.documents.append(node)
+
+    def _node(self, event: Any) -> Node:
+        """The node that begins with this event."""
         if len(self.faults) >= MAX_FAULTS:
-            self.going = False
-
-    def take(self, event: Any) -> None:
+            raise _Enough
+        line, column = event.start_mark.line + 1, event.start_mark.column + 1
+        if isinstance(event, yaml.AliasEvent):
+            return self._alias(str(event.anchor), line, column)
+        nodes, chars = self._allowance.nodes, self._allowance.chars
         if isinstance(event, yaml.ScalarEvent):
-            self._scalar(event)
-        elif isinstance(event, yaml.MappingStartEvent | yaml.SequenceStartEvent):
-            self._start(event)
-        elif isinstance(event, yaml.MappingEndEvent | yaml.SequenceEndEvent):
-            self._end()
-        elif isinstance(event, yaml.AliasEvent):
-            self._alias(event)
-        elif isinstance(event, yaml.DocumentStartEvent):
-            self._anchors = {}
+            node: Node = self._scalar(event, line, column)
+        else:
+            node = self._collection(event, line, column)
+        if event.anchor is not None:
+            self._anchors[event.anchor] = (node, nodes - self._allowance.nodes, chars - self._allowance.chars)
+        return node
 
-    def _scalar(self, event: Any) -> None:
-        line, column = _at(event)
+    def _scalar(self, event: Any, line: int, column: int) -> Scalar:
         text: str = event.value
         value: Plain = text
         if event.tag is not None and event.tag != "!":
@@ -268,128 +271,107 @@ class _Builder:
             self.fault("E_CONFIG_INVALID_VALUE", f"{shown(text)} is not a finite number", line, column)
             value = 0
         self._spend(1, len(text), line, column)
-        node = Scalar(value, text, line, column)
-        if event.anchor is not None:
-            self._anchors[event.anchor] = (node, 1, len(text))
-        self._add(node, 1, len(text))
+        return Scalar(value, text, line, column)
 
     def _tagged(self, tag: str, text: str, line: int, column: int) -> Plain:
         name = tag.removeprefix("tag:yaml.org,2002:")
         value = resolve(text)
         if name == "str":
             return text
-        fits = (
-            (name == "null" and value is None)
-            or (name == "bool" and isinstance(value, bool))
-            or (name == "int" and isinstance(value, int) and not isinstance(value, bool))
-            or (name == "float" and isinstance(value, int | float) and not isinstance(value, bool))
-        )
-        if not fits:
-            what = f"{shown(text)} is no {name}" if name in _CORE_TAGS else f"the tag {shown(tag)} is not supported"
-            self.fault("E_CONFIG_SYNTAX", what, line, column, "Write a plain value without a tag.")
-            return text
-        return value
+        if type(value) in _CORE_TAGS.get(name, ()):
+            return value
+        what = f"{shown(text)} is no {name}" if name in _CORE_TAGS else f"the tag {shown(tag)} is not supported"
+        self.fault("E_CONFIG_SYNTAX", what, line, column, "Write a plain value without a tag.")
+        return text
 
-    def _start(self, event: Any) -> None:
-        line, column = _at(event)
+    def _collection(self, event: Any, line: int, column: int) -> Sequence | Mapping:
         mapping = isinstance(event, yaml.MappingStartEvent)
         if event.tag not in (None, "!", _MAP_TAG if mapping else _SEQ_TAG):
             message = f"the tag {shown(event.tag)} is not supported"
             self.fault("E_CONFIG_SYNTAX", message, line, column, "Write a plain value without a tag.")
-        if len(self._stack) >= MAX_DEPTH:
+        if self._depth >= MAX_DEPTH:
             self.fault("E_CONFIG_SYNTAX", f"nested deeper than {MAX_DEPTH} levels", line, column, "Make it flatter.")
-            self.going = False
-            return
+            raise _Enough
         self._spend(1, 0, line, column)
         if event.anchor is not None:
             self._anchors[event.anchor] = None
-        self._stack.append(_Open(mapping, event.anchor, line, column, self._path()))
+        self._depth += 1
+        node = self._mapping(line, column) if mapping else self._sequence(line, column)
+        self._depth -= 1
+        return node
 
-    def _end(self) -> None:
-        done = self._stack.pop()
-        make = Mapping if done.mapping else Sequence
-        node: Node = make(done.items, done.line, done.column)
-        if done.anchor is not None:
-            self._anchors[done.anchor] = (node, done.nodes, done.chars)
-        self._add(node, done.nodes, done.chars)
+    def _sequence(self, line: int, column: int) -> Sequence:
+        items: list[Node] = []
+        self._path.append(0)
+        while not isinstance(event := self._next(), yaml.SequenceEndEvent):
+            items.append(self._node(event))
+            self._path[-1] = len(items)
+        self._path.pop()
+        return Sequence(items, line, column)
 
-    def _alias(self, event: Any) -> None:
-        line, column = _at(event)
-        name = shown(event.anchor)
-        if event.anchor not in self._anchors:
-            self.fault("E_CONFIG_SYNTAX", f"the alias {name} has no anchor before it", line, column)
-            self._add(Scalar(None, "", line, column), 1, 0)
-            return
-        target = self._anchors[event.anchor]
+    def _mapping(self, line: int, column: int) -> Mapping:
+        entries: dict[str, MapEntry] = {}
+        while not isinstance(event := self._next(), yaml.MappingEndEvent):
+            key = self._node(event)
+            if self._depth == 1 and _begins_anew(key, entries):
+                message = "another document begins here, in the middle of the one before"
+                hint = f"Put a line `---` before line {key.line}."
+                self.fault("E_CONFIG_SYNTAX", message, key.line, key.column, hint)
+                self.documents.append(Mapping(entries, line, column))
+                entries, line, column = {}, key.line, key.column
+            name = self._key(key, entries)
+            if name is None:
+                self._node(self._next())
+                continue
+            self._path.append(name)
+            entries[name] = MapEntry(name, key.line, key.column, self._node(self._next()))
+            self._path.pop()
+        return Mapping(entries, line, column)
+
+    def _key(self, key: Node, entries: dict[str, MapEntry]) -> str | None:
+        """The text of a key. None: it is none, which is reported, and its value is dropped."""
+        if not isinstance(key, Scalar) or not isinstance(key.value, str):
+            what = shown(key.text) if isinstance(key, Scalar) else "a list or mapping"
+            message = f"{what} is no string, and keys are strings"
+            self.fault("E_CONFIG_SYNTAX", message, key.line, key.column, "Put the key in quotes.")
+        elif key.value == "<<":
+            message = "merge keys (<<) are not supported"
+            self.fault("E_CONFIG_SYNTAX", message, key.line, key.column, "Write the fields out.")
+        elif (first := entries.get(key.value)) is not None:
+            message = f"the key {shown(key.value)} stands twice, first in line {first.line}"
+            self.fault("E_CONFIG_DUPLICATE", message, key.line, key.column, "Remove one of the two.", key.value)
+        else:
+            return key.value
+        return None
+
+    def _alias(self, anchor: str, line: int, column: int) -> Node:
+        target = self._anchors.get(anchor)
         if target is None:
-            self.fault("E_CONFIG_SYNTAX", f"the alias {name} stands inside its own anchor", line, column)
-            self._add(Scalar(None, "", line, column), 1, 0)
-            return
+            why = "stands inside its own anchor" if anchor in self._anchors else "has no anchor before it"
+            self.fault("E_CONFIG_SYNTAX", f"the alias {shown(anchor)} {why}", line, column)
+            return Scalar(None, "", line, column)
         node, nodes, chars = target
         self._spend(nodes, chars, line, column)
-        self._add(node, nodes, chars)
+        return node
 
     def _spend(self, nodes: int, chars: int, line: int, column: int) -> None:
-        if self.going and not self._allowance.spend(nodes, chars):
+        if not self._allowance.spend(nodes, chars):
             message = f"more than {MAX_NODES} values or {MAX_CHARS} characters in one bundle, aliases written out"
             self.fault("E_CONFIG_SYNTAX", message, line, column, "Make the bundle smaller, or use fewer aliases.")
-            self.going = False
-
-    def _add(self, node: Node, nodes: int, chars: int) -> None:
-        if not self._stack:
-            if not (isinstance(node, Scalar) and node.value is None):
-                self.documents.append(node)
-            return
-        top = self._stack[-1]
-        top.nodes += nodes
-        top.chars += chars
-        if not top.mapping:
-            top.items.append(node)
-        elif top.key is None and not top.skip:
-            self._key(top, node)
-        else:
-            if not top.skip and top.key is not None:
-                top.items[top.key.value] = MapEntry(str(top.key.value), top.key.line, top.key.column, node)
-            top.key, top.skip = None, False
-
-    def _key(self, top: _Open, node: Node) -> None:
-        top.skip = True
-        if not isinstance(node, Scalar) or not isinstance(node.value, str):
-            what = shown(node.text) if isinstance(node, Scalar) else "a list or mapping"
-            message = f"{what} is no string, and keys are strings"
-            self.fault("E_CONFIG_SYNTAX", message, node.line, node.column, "Put the key in quotes.")
-        elif node.value == "<<":
-            message = "merge keys (<<) are not supported"
-            self.fault("E_CONFIG_SYNTAX", message, node.line, node.column, "Write the fields out.")
-        elif (
-            len(self._stack) == 1
-            and node.value in ("apiVersion", "kind")
-            and top.items.keys() & {"metadata", "spec"}
-            and node.value in top.items
-        ):
-            message = "another document begins here, in the middle of the one before"
-            hint = f"Put a line `---` before line {node.line}."
-            self.fault("E_CONFIG_SYNTAX", message, node.line, node.column, hint)
-            self.documents.append(Mapping(top.items, top.line, top.column))
-            top.items, top.line, top.column, top.key, top.skip = {}, node.line, node.column, node, False
-        elif node.value in top.items:
-            first = top.items[node.value]
-            message = f"the key {shown(node.value)} stands twice, first in line {first.line}"
-            self.fault("E_CONFIG_DUPLICATE", message, node.line, node.column, "Remove one of the two.", node.value)
-        else:
-            top.key, top.skip = node, False
-
-    def _path(self) -> Path:
-        steps: list[str | int] = []
-        for level in self._stack:
-            if not level.mapping:
-                steps.append(len(level.items))
-            elif level.key is not None:
-                steps.append(str(level.key.value))
-        return tuple(steps)
+            raise _Enough
 
 
-_CORE_TAGS: Final = frozenset({"str", "null", "bool", "int", "float"})
+def _begins_anew(key: Node, entries: dict[str, MapEntry]) -> bool:
+    """Whether a key begins another document, before which `---` is missing."""
+    if not isinstance(key, Scalar) or key.value not in ("apiVersion", "kind"):
+        return False
+    return key.value in entries and not entries.keys().isdisjoint(("metadata", "spec"))
+
+
+#: Tag -> the types of the values that may have it. `str` is none of them: every text may have it.
+_CORE_TAGS: Final[dict[str, tuple[type, ...]]] = {
+    "null": (type(None),), "bool": (bool,), "int": (int,), "float": (int, float),
+}  # fmt: skip
 _MAP_TAG: Final = "tag:yaml.org,2002:map"
 _SEQ_TAG: Final = "tag:yaml.org,2002:seq"
 _INT: Final = re.compile(r"[-+]?[0-9]+\Z")
@@ -435,10 +417,6 @@ def plain(node: Node) -> Any:
     if isinstance(node, Sequence):
         return [plain(item) for item in node.items]
     return {key: plain(entry.value) for key, entry in node.entries.items()}
-
-
-def _at(event: Any) -> tuple[int, int]:
-    return event.start_mark.line + 1, event.start_mark.column + 1
 
 
 def _syntax(error: yaml.MarkedYAMLError, text: str) -> tuple[str, str, int, int, str | None]:
