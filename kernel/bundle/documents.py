@@ -44,7 +44,7 @@ from goondan.kernel.bundle.rules.checked import Package
 from goondan.kernel.bundle.rules.extensions import CheckedExtension
 from goondan.kernel.bundle.rules.kinds import kind_names
 from goondan.kernel.bundle.rules.lookup import MAX_FILE_BYTES, Unreadable
-from goondan.kernel.bundle.rules.positions import Allowance, Composed, Fault, Mapping, Node, Scalar, compose, decode
+from goondan.kernel.bundle.rules.positions import Allowance, Mapping, Node, Scalar, compose_file
 from goondan.kernel.bundle.rules.problems import BundleError, Position, Report
 from goondan.kernel.bundle.rules.shape import Builder, Document, Environment
 from goondan.kernel.bundle.rules.tools import CheckedTool, check_tool
@@ -111,17 +111,15 @@ def _load_file(file: str, strict: bool, loaded: Loaded, allowance: Allowance, re
             report.warn("W_CONFIG_SKIPPED", f"skipped: {error}", Position(file))
         return
     strict = strict or any(group.encode() in data for group in _GROUPS)
-    text = decode(data)
     # A foreign file may have any size, because its content does not count for the bundle.
     allowed = allowance if strict else Allowance()
-    composed = Composed([], [text], complete=False) if isinstance(text, Fault) else compose(text, allowed)
+    composed = compose_file(data, allowed)
     if not strict and (composed.faults or not any(_is_ours(node) for node in composed.documents)):
         report.warn("W_CONFIG_SKIPPED", "skipped: there is no Goondan document in it", Position(file))
         return
     loaded.sources.append(Source(file, data))
     loaded.complete = loaded.complete and composed.complete
-    for fault in composed.faults:
-        report.error(fault.code, fault.message, Position(file, fault.line, fault.column, fault.path), fault.suggestion)
+    composed.report_faults(file, report)
     for index, node in enumerate(composed.documents):
         if isinstance(node, Mapping):
             loaded.documents.append(Document(file, node, index, from_file=True))
@@ -216,13 +214,8 @@ def read_manifest(path: str, allowance: Allowance, report: Report) -> list[Docum
     known = prepared_nodes(data)
     if known is not None:
         return [Document(path, known)]
-    text = decode(data)
-    if isinstance(text, Fault):
-        report.error(text.code, text.message, Position(path, text.line, text.column))
-        return []
-    composed = compose(text, allowance)
-    for fault in composed.faults:
-        report.error(fault.code, fault.message, Position(path, fault.line, fault.column, fault.path), fault.suggestion)
+    composed = compose_file(data, allowance)
+    composed.report_faults(path, report)
     return [Document(path, node) for node in composed.documents if isinstance(node, Mapping)]
 
 

@@ -264,11 +264,10 @@ def read_bundle(path: str, name: str, kind: str) -> bytes | None:
 
 def addition(path: str, before: bytes, document: bytes) -> bytes:
     """The text to append to a file in order to add a document. Raises GoondanError E_INIT."""
-    from goondan.kernel.bundle.rules.positions import Allowance, Composed, Fault, compose, decode
+    from goondan.kernel.bundle.rules.positions import Allowance, compose_file
 
     def documents(data: bytes) -> int:
-        text = decode(data)
-        composed = Composed([], [text], complete=False) if isinstance(text, Fault) else compose(text, Allowance())
+        composed = compose_file(data, Allowance())
         return len(composed.documents) if not composed.faults else -1
 
     added = (b"" if before.endswith(b"\n") else b"\n") + b"---\n" + document

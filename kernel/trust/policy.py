@@ -35,7 +35,7 @@ import goondan
 from goondan.kernel.bundle.files import read_file
 from goondan.kernel.bundle.rules.checked import Checked, Package
 from goondan.kernel.bundle.rules.lookup import MAX_FILE_BYTES, Unreadable
-from goondan.kernel.bundle.rules.positions import Allowance, Fault, Mapping, compose, decode
+from goondan.kernel.bundle.rules.positions import Allowance, Mapping, compose_file
 from goondan.kernel.bundle.rules.problems import Position, Report
 from goondan.kernel.bundle.rules.shape import Builder, Document, Environment
 from goondan.kernel.grants.granting import GrantContext, OpenedFolder, Pin, Rule, requested
@@ -159,17 +159,12 @@ def read_policies(paths: list[str], report: Report) -> Read:
 def _document(path: str, report: Report) -> Document | None:
     try:
         _check_owner(path)
-        text = decode(read_file(path, MAX_FILE_BYTES))
+        composed = compose_file(read_file(path, MAX_FILE_BYTES), Allowance())
     except (OSError, Unreadable) as error:
         why = error.strerror or "" if isinstance(error, OSError) else str(error)
         report.error("E_CONFIG_NOT_FOUND", f"the policy cannot be used: {why.lower()}", Position(path), _POLICY_HINT)
         return None
-    if isinstance(text, Fault):
-        report.error(text.code, text.message, Position(path, text.line, text.column))
-        return None
-    composed = compose(text, Allowance())
-    for fault in composed.faults:
-        report.error(fault.code, fault.message, Position(path, fault.line, fault.column, fault.path), fault.suggestion)
+    composed.report_faults(path, report)
     if not composed.documents:
         return None
     node = composed.documents[0]

@@ -18,7 +18,7 @@ import yaml
 from msgspec import Struct
 
 from goondan.kernel.bundle.rules.lookup import MAX_FILE_BYTES
-from goondan.kernel.bundle.rules.problems import Path, shown
+from goondan.kernel.bundle.rules.problems import Path, Position, Report, shown
 from goondan.schemas.wire.codec import MAX_DEPTH
 
 #: The most values in a whole bundle. An alias counts as often as it is used, so an exploding alias reaches the limit.
@@ -130,6 +130,19 @@ class Composed(Struct, frozen=True):
     faults: list[Fault]
     #: False: reading had to end before the end of the file.
     complete: bool
+
+    def report_faults(self, file: str, report: Report) -> None:
+        """Report what is wrong with the text of this file."""
+        for fault in self.faults:
+            report.error(
+                fault.code, fault.message, Position(file, fault.line, fault.column, fault.path), fault.suggestion
+            )
+
+
+def compose_file(data: bytes, allowance: Allowance) -> Composed:
+    """Read every document of a file. Never raises for anything in it."""
+    text = decode(data)
+    return Composed([], [text], complete=False) if isinstance(text, Fault) else compose(text, allowance)
 
 
 def compose(text: str, allowance: Allowance) -> Composed:

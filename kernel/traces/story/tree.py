@@ -15,13 +15,12 @@ level.
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
 
-from goondan.kernel.traces.story.turn import ToolCall, Total, Trace, Waits
+from goondan.kernel.traces.story.turn import ToolCall, Total, Trace, Waits, moment
 from goondan.schemas.wire.spans import step_span
 
 #: Turns that hang on each other in a row: agents that wait are 32 at most, messages that nobody waits for may be more.
@@ -136,15 +135,6 @@ def _deepest_first(roots: list[Trace]) -> list[Trace]:
 
 
 # --- times
-
-
-def moment(at: str | None) -> int | None:
-    """A time in milliseconds since 1970; None for what is none."""
-    try:
-        parsed = datetime.datetime.fromisoformat(at or "")
-    except ValueError:
-        return None
-    return None if parsed.tzinfo is None else round(parsed.timestamp() * 1000)
 
 
 def _interval(start: str | None, duration_ms: int | None, until: int) -> Intervals:

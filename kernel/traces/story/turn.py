@@ -478,10 +478,16 @@ def _read(note: Note, kind: type[_T]) -> _T | None:
         return None
 
 
-def between_ms(start: str, end: str) -> int | None:
-    """Milliseconds between two times, at least 0; None when one of them is none."""
+def moment(at: str | None) -> int | None:
+    """A time in milliseconds since 1970; None for what is none."""
     try:
-        seconds = (datetime.datetime.fromisoformat(end) - datetime.datetime.fromisoformat(start)).total_seconds()
+        parsed = datetime.datetime.fromisoformat(at or "")
     except (ValueError, TypeError):
         return None
-    return max(0, round(seconds * 1000))
+    return None if parsed.tzinfo is None else round(parsed.timestamp() * 1000)
+
+
+def between_ms(start: str, end: str) -> int | None:
+    """Milliseconds between two times, at least 0; None when one of them is none."""
+    before, after = moment(start), moment(end)
+    return None if before is None or after is None else max(0, after - before)
