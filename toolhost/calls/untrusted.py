@@ -5,7 +5,7 @@ Rules.
 - A frame's length is checked before its bytes are kept; at most one frame is kept per jail.
 - A frame that is not of the protocol, breaks a limit or comes at the wrong time is a Violation: the caller ends the
   jail. There is no second chance, because our own worker never sends such a frame.
-- Log, progress and ask frames have an allowance; a worker that keeps to WORKER.md stays far below it.
+- Log lines, progress, questions and news have an allowance; a worker that keeps to WORKER.md stays far below it.
 - `output` is not decoded: it is walked (untrusted.check_json) and forwarded as it came.
 
 Source: docs/design/sandbox.md section 5; schemas/WORKER.md; requirement HANDLER-07.
@@ -21,7 +21,7 @@ import msgspec
 
 from goondan.schemas.wire.blobs import MAX_OUTPUT_BYTES
 from goondan.schemas.wire.codec import DECODE_ERRORS, HEADS, MAP, OTHER, SCALAR, STRING
-from goondan.schemas.worker.worker_frames import Ask, Log, Progress, Result, WorkerFrame
+from goondan.schemas.worker.worker_frames import Ask, Log, LoginNeeded, News, Progress, Result, WorkerFrame
 
 #: The most levels of maps and arrays in one output. A payload may have 64; the frames around the output need the rest.
 MAX_OUTPUT_DEPTH: Final = 60
@@ -118,8 +118,8 @@ def output_limit(output_mb: int) -> int:
 
 #: Bytes of a frame beyond its output: names, ids, an error's texts.
 FRAME_SLACK: Final = 64 << 10
-#: Log, progress and ask frames that a worker may send at once, and per second after that. The Python worker drops its
-#: own frames much earlier: beyond 1,000 and 200 (and 20 a call).
+#: Log lines, progress, questions and news that a worker may send at once, and per second after that. The Python worker
+#: drops its own frames much earlier: beyond 1,000 and 200 (and 20 a call).
 NEWS_BURST: Final = 20_000
 NEWS_PER_S: Final = 2_000
 #: Bytes of such frames at once, and per second after that.
@@ -208,8 +208,10 @@ class Channel:
 
     def _spend(self, frame: WorkerFrame, size: int, now: float) -> None:
         """Take the frame from the allowance. Ready and LoadFailed come once; the caller checks that."""
-        if isinstance(frame, Log | Progress | Ask) and not (self._news.take(now) and self._news_bytes.take(now, size)):
-            raise Violation("the worker flooded its channel with log lines or questions", "E_TOOL_LIMIT")
+        if isinstance(frame, Log | Progress | Ask | News | LoginNeeded) and not (
+            self._news.take(now) and self._news_bytes.take(now, size)
+        ):
+            raise Violation("the worker flooded its channel with log lines, questions or news", "E_TOOL_LIMIT")
 
 
 def _reason(error: BaseException) -> str:

@@ -146,7 +146,8 @@ class Servers:
             self._pool.logged_in(session, now)
             self.report(live)
             return [] if live.jail.live else [Wait(session, CONNECT_S, "load")]
-        error = session.login = completed(told.error)
+        error = completed(told.error)
+        error = session.login = msgspec.structs.replace(error, message=error.message[:MAX_MESSAGE])
         self.report(live, last_error=error.message)
         actions: list[Action] = [] if live.jail.live else [Wait(session, LOGIN_S, "load")]
         for call in list(session.calls.values()):

@@ -10,7 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
-from goondan.schemas.worker.worker_frames import Log, Progress, Ready, Result, WorkerError, WorkerFrame
+from goondan.schemas.worker.worker_frames import (
+    Log,
+    LoginNeeded,
+    News,
+    Progress,
+    Ready,
+    Result,
+    WorkerError,
+    WorkerFrame,
+)
 from goondan.toolhost.calls.untrusted import (
     FRAME_SLACK,
     MAX_ELEMENTS,
@@ -110,9 +119,10 @@ def test_unknown_fields_are_skipped() -> None:
     assert Channel(1000, 0.0).feed(len(body).to_bytes(4, "little") + body, 0.0)
 
 
-def test_logs_have_a_budget_that_refills() -> None:
+@pytest.mark.parametrize("frame", [Log(level="info", message="x"), News(kind="tools"), LoginNeeded()])
+def test_what_nobody_asked_for_has_a_budget_that_refills(frame: WorkerFrame) -> None:
     channel = Channel(1000, 0.0)
-    line = framed(Log(level="info", message="x"))
+    line = framed(frame)
     for _ in range(NEWS_BURST):
         channel.feed(line, 0.0)
     for _ in range(NEWS_PER_S):
