@@ -26,6 +26,8 @@ from functools import lru_cache
 from inspect import isawaitable
 from typing import Any, Final
 
+from msgspec import Struct
+
 from goondan.agentproc.extensions.engine import is_ending
 from goondan.agentproc.extensions.points.results import output_of
 from goondan.schemas.text.visible import visible_line
@@ -49,17 +51,17 @@ MAX_DEPTH: Final = 32
 log = logging.getLogger("agentproc")
 
 
-class _Subscription:
-    """One handler. When `spent` is true, it gets no more events."""
-
-    __slots__ = ("extension", "handler", "once", "pattern", "spent")
-
-    def __init__(self, extension: str, pattern: re.Pattern[str], handler: Handler, once: bool) -> None:
-        self.extension = extension
-        self.pattern = pattern
-        self.handler = handler
-        self.once = once
-        self.spent = False
+class _Subscription(Struct, eq=False):
+    #: The name of the extension.
+    extension: str
+    #: Applied to a type with a dot put before it.
+    pattern: re.Pattern[str]
+    #: Gets the payload.
+    handler: Handler
+    #: It gets one event only.
+    once: bool
+    #: It gets no more events.
+    spent: bool = False
 
     def matches(self, kind: str) -> bool:
         """Whether the handler gets events of this type."""

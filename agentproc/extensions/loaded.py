@@ -93,8 +93,8 @@ class Extensions:
         self.brought: Mapping[str, Callable[[str], object]] = {}
         self._servers = servers
         self._workdir = workdir
-        self._pipeline = pipeline
-        self._tools = tools
+        self.pipeline = pipeline
+        self.tools = tools
         self._events = events
         self._place = place
         self._config = config
@@ -161,15 +161,15 @@ class Extensions:
             known = self._loaded.get(spec.name)
             if known is None:
                 await self._load(spec, ExtState())
-            elif _differs(known.spec, spec) or self._tools.clashes(spec.name):
+            elif _differs(known.spec, spec) or self.tools.clashes(spec.name):
                 await self._let_go(spec.name)
                 await self._load(spec, known.state, known.module)
         self._fitted = wanted
 
     async def _let_go(self, name: str) -> None:
         await self._events.clean_up(name)
-        self._pipeline.unregister(name)
-        self._tools.unregister_all(name)
+        self.pipeline.unregister(name)
+        self.tools.unregister_all(name)
         del self._loaded[name]
 
     async def _load(self, spec: ExtensionSpec, state: ExtState, module: ModuleType | None = None) -> None:
@@ -183,8 +183,8 @@ class Extensions:
             place = self._place
             api = ExtensionApi(
                 spec,
-                self._pipeline,
-                self._tools,
+                self.pipeline,
+                self.tools,
                 self._events,
                 state,
                 StoredState(spec.name, place.instance_dir, place.state_dir),
@@ -215,8 +215,8 @@ class Extensions:
 
     def _forget(self, name: str) -> None:
         """Remove everything of an extension that could not be loaded."""
-        self._pipeline.unregister(name)
-        self._tools.unregister_all(name)
+        self.pipeline.unregister(name)
+        self.tools.unregister_all(name)
         self._events.unsubscribe_all(name)
 
 

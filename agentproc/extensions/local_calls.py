@@ -123,15 +123,15 @@ class LocalCalls(OpenCalls):
             if unknown is not None:
                 self._loop.call_soon(done, failed_result(unknown, tool.item.error_message_limit))
                 return
-        ctx = call_context(
-            tool,
-            agent=self._agent,
+        ctx = LocalContext(
+            agent_name=self._agent,
             instance_key=self._instance_key,
             turn_id=context.turn_id,
-            call_id=tool_call_id,
+            tool_call_id=tool_call_id,
             message=message,
             workdir=self._workdir,
-            agents=self._ask(tool_call_id),
+            runtime=self._ask(tool_call_id) if iscoroutinefunction(tool.handler) else None,  # a thread cannot await
+            logger=ConsoleLogger(f"{tool.extension} {tool.item.name} {tool_call_id}"),
         )
         timeout_s = max(0.0, call_time_left(context, self._loop.time()))
 
@@ -210,27 +210,3 @@ def _failed(tool: DynamicTool, error: BaseException) -> ToolResult:
     lines = traceback.format_exception(type(error), error, error.__traceback__)
     log.warning("tool %s of extension %s failed\n%s", tool.item.name, tool.extension, "".join(lines).rstrip())
     return error_result(tool_error_of(error, "E_TOOL"))
-
-
-def call_context(
-    tool: DynamicTool,
-    *,
-    agent: str,
-    instance_key: str,
-    turn_id: str,
-    call_id: str,
-    message: Message,
-    workdir: str,
-    agents: Agents,
-) -> LocalContext:
-    """The `ctx` of one call. `agents` is for a handler that can await; a handler in a thread gets None."""
-    return LocalContext(
-        agent_name=agent,
-        instance_key=instance_key,
-        turn_id=turn_id,
-        tool_call_id=call_id,
-        message=message,
-        workdir=workdir,
-        runtime=agents if iscoroutinefunction(tool.handler) else None,
-        logger=ConsoleLogger(f"{tool.extension} {tool.item.name} {call_id}"),
-    )

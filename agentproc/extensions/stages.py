@@ -21,7 +21,6 @@ from typing import Any, Final, TypeVar
 from goondan.agentproc.context.estimate import NO_WISHES, Wishes
 from goondan.agentproc.conversation.transcript import Transcript, read_event
 from goondan.agentproc.extensions.api import Asking
-from goondan.agentproc.extensions.dynamic_tools import DynamicTools
 from goondan.agentproc.extensions.engine import LayerFailed, Watch, run
 from goondan.agentproc.extensions.loaded import Extensions
 from goondan.agentproc.extensions.points.contexts import (
@@ -35,7 +34,7 @@ from goondan.agentproc.extensions.points.contexts import (
     View,
     binding,
 )
-from goondan.agentproc.extensions.points.pipeline import Kind, Layer, MiddlewareError, Pipeline
+from goondan.agentproc.extensions.points.pipeline import Kind, Layer, MiddlewareError
 from goondan.agentproc.extensions.points.results import (
     StepResult,
     ToolCallResult,
@@ -91,8 +90,6 @@ class Stages:
 
     def __init__(
         self,
-        pipeline: Pipeline,
-        tools: DynamicTools,
         extensions: Extensions,
         watch: Watch,
         in_force: InForce,
@@ -107,9 +104,9 @@ class Stages:
         lost: Callable[[], None],
         ask_aside: Callable[[str, str | None, int], Awaitable[str]],
     ) -> None:
-        self._pipeline = pipeline
-        self._tools = tools
         self._extensions = extensions
+        self._pipeline = extensions.pipeline
+        self._tools = extensions.tools
         self._watch = watch
         self._in_force = in_force
         self._catalog = catalog
@@ -128,7 +125,7 @@ class Stages:
             asking.at,
             ask_aside,
             self._new_config,
-            lambda: tools.dotted,
+            lambda: extensions.tools.dotted,
             *_documents(in_force),
         )
         self._turn_end: asyncio.Future[End] | None = None

@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal
 
+from msgspec import Struct
+
 from goondan.agentproc.extensions.points.results import output_of
 from goondan.schemas.bundle.address import path_segment
 from goondan.schemas.wire.errors import GoondanError, fail
@@ -44,20 +46,12 @@ class ExtState(dict[str, Any]):
         self.pop(name, None)
 
 
-class InstanceApi:
-    """`api.instance`. `shared` is one object for all extensions of the agent instance. Begin your keys with the name of
-    your extension (`guard:data`), and check that another extension's key is there before you use it.
-    """
+class InstanceApi(Struct, frozen=True):
+    """`api.instance`."""
 
-    __slots__ = ("_shared",)
-
-    def __init__(self, shared: dict[str, Any]) -> None:
-        self._shared = shared
-
-    @property
-    def shared(self) -> dict[str, Any]:
-        """The object."""
-        return self._shared
+    #: One object for all extensions of the agent instance. Begin your keys with the name of your extension
+    #: (`guard:data`), and check that another extension's key is there before you use it.
+    shared: dict[str, Any]
 
 
 Scope = Literal["instance", "workspace"]

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
 
-from msgspec import Struct, msgpack
+from msgspec import msgpack
 
 from goondan.agentproc.machine.messages import Message, ToolData, ToolResultPart, UserData
 from goondan.agentproc.machine.turn import AskedCall
@@ -51,13 +51,6 @@ This is the embedded console. It runs commands; it is not a language model.
 
 To talk to a model, set it in goondan.yaml: a Model resource with spec.provider, spec.model and spec.apiKey
 (for example valueFrom: {env: NAME}), and the Agent's spec.modelConfig.modelRef."""
-
-
-class Reply(Struct, frozen=True):
-    """The input is answered with text; no tool is called."""
-
-    #: The text.
-    text: str
 
 
 class EmbeddedProvider:
@@ -94,8 +87,8 @@ def answer(messages: Sequence[Message], tools: Sequence[CatalogItem]) -> ModelAn
             break
         elif isinstance(message.data, UserData):
             parsed = parse(message.data.content, tools)
-            if isinstance(parsed, Reply):
-                return ModelAnswer(text=parsed.text, finish_reason="stop")
+            if isinstance(parsed, str):
+                return ModelAnswer(text=parsed, finish_reason="stop")
             return ModelAnswer(calls=parsed, finish_reason="tool-calls")
     shown = [show_results(results)] if results else []
     return ModelAnswer(text="\n".join([*shown, *told]) or HELP, finish_reason="stop")
@@ -104,7 +97,7 @@ def answer(messages: Sequence[Message], tools: Sequence[CatalogItem]) -> ModelAn
 # --- commands to calls ----------------------------------------------------------------------------------------------
 
 
-def parse(text: str, tools: Sequence[CatalogItem]) -> list[AskedCall] | Reply:
+def parse(text: str, tools: Sequence[CatalogItem]) -> list[AskedCall] | str:
     """The calls that an input asks for, or the text that answers it."""
     items = {item.name: item for item in tools}
     calls: list[AskedCall] = []
@@ -113,63 +106,63 @@ def parse(text: str, tools: Sequence[CatalogItem]) -> list[AskedCall] | Reply:
         while at < end and text[at].isspace():
             at += 1
         if at == end:
-            return calls or Reply(HELP)
+            return calls or HELP
         stop = text.find("\n", at)
         line = text[at : stop if stop >= 0 else end]
         if line[0] == "@":
-            parsed: AskedCall | Reply = _ask_agent(line[1:].strip(), items)
+            parsed: AskedCall | str = _ask_agent(line[1:].strip(), items)
         elif line[0] == "/":
             parsed, used = _command(text, at, line, items, len(calls))
             at += used - len(line)
         else:
-            parsed = Reply(HELP) if not calls else Reply(f"Nothing was called: this line is no command: {line}")
-        if isinstance(parsed, Reply):
+            parsed = HELP if not calls else f"Nothing was called: this line is no command: {line}"
+        if isinstance(parsed, str):
             return parsed
         calls.append(parsed)
         at += len(line)
 
 
-def _command(text: str, at: int, line: str, items: dict[str, CatalogItem], index: int) -> tuple[AskedCall | Reply, int]:
+def _command(text: str, at: int, line: str, items: dict[str, CatalogItem], index: int) -> tuple[AskedCall | str, int]:
     """One `/` command, and the number of characters of `text` that it took."""
     name = line[1:].split(maxsplit=1)[0] if line[1:].strip() and not line[1].isspace() else ""
     rest = line[1 + len(name) :].lstrip()
     if name == "tools" and not rest:
-        return Reply(list_tools(list(items.values()))), len(line)
+        return list_tools(list(items.values())), len(line)
     if name in ("", "help"):
-        return Reply(HELP), len(line)
+        return HELP, len(line)
     if "__" not in name:
-        return Reply(_unknown(name, items)), len(line)
+        return _unknown(name, items), len(line)
     call_id = f"call_{index + 1}"
     if not rest.startswith("{"):
         pairs = _pairs(name, rest, items.get(name))
-        return (pairs if isinstance(pairs, Reply) else asked_call(call_id, name, pairs)), len(line)
+        return (pairs if isinstance(pairs, str) else asked_call(call_id, name, pairs)), len(line)
     start = at + line.index("{", 1 + len(name))
     try:
         value, stop = scan_json(text, start)
     except (ValueError, RecursionError) as error:
-        return Reply(_broken_json(name, text[start:], error, items.get(name))), len(line)
+        return _broken_json(name, text[start:], error, items.get(name)), len(line)
     newline = text.find("\n", stop)
     behind = text[stop : newline if newline >= 0 else len(text)].strip()
     if behind:
-        return Reply(f"Nothing was called: there is text behind the arguments of /{name}: {behind[:80]}"), len(line)
+        return f"Nothing was called: there is text behind the arguments of /{name}: {behind[:80]}", len(line)
     return asked_call(call_id, name, value), stop - at
 
 
-def _pairs(name: str, rest: str, item: CatalogItem | None) -> dict[str, Any] | Reply:
+def _pairs(name: str, rest: str, item: CatalogItem | None) -> dict[str, Any] | str:
     """`key=value` words as arguments. A value is text when the schema says string; otherwise JSON if it can be read as
     JSON.
     """
     try:
         words = shlex.split(rest)
     except ValueError as error:
-        return Reply(f"Nothing was called: the arguments of /{name} have {str(error).lower()}.\n{_example(name, item)}")
+        return f"Nothing was called: the arguments of /{name} have {str(error).lower()}.\n{_example(name, item)}"
     declared = (item.parameters or {}).get("properties", {}) if item else {}
     args: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not key or not equals:
             problem = f"Nothing was called: {word!r} is no key=value."
-            return Reply(f"{problem}\n{_example(name, item)}")
+            return f"{problem}\n{_example(name, item)}"
         schema = declared.get(key) if isinstance(declared, dict) else None
         args[key] = value if isinstance(schema, dict) and schema.get("type") == "string" else _plain(value)
     return args
@@ -182,12 +175,12 @@ def _plain(value: str) -> Any:
         return value
 
 
-def _ask_agent(line: str, items: dict[str, CatalogItem]) -> AskedCall | Reply:
+def _ask_agent(line: str, items: dict[str, CatalogItem]) -> AskedCall | str:
     agent, _, text = line.partition(" ")
     if not agent or not text.strip():
-        return Reply("Write @AGENT and what to ask it, for example  @coder list the open files")
+        return "Write @AGENT and what to ask it, for example  @coder list the open files"
     if REQUEST_TOOL not in items:
-        return Reply(
+        return (
             f"Agent '{agent}' was not asked: this agent has no tool {REQUEST_TOOL}. [E_TOOL_NOT_IN_CATALOG]\n"
             "Suggestion: requests between agents are not available in this version; send to the agent from outside, "
             f"for example  gdn send {agent} TEXT"

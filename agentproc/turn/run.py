@@ -147,8 +147,6 @@ class TurnRun:
         self._followed: InForce | None = None  # the configuration that features were asked about last
         if self._wraps_steps or not instance.pipeline.empty:
             self._stages = Stages(
-                instance.pipeline,
-                instance.tools,
                 instance.extensions,
                 instance.watch,
                 self._config.in_force,

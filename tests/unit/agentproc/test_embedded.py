@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from goondan.agentproc.machine.messages import Message, MessageSource, ToolData, ToolResultPart, UserData
 from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import asked_call
-from goondan.agentproc.providers.embedded import HELP, MAX_SHOWN, Reply, answer, parse, show_results
+from goondan.agentproc.providers.embedded import HELP, MAX_SHOWN, answer, parse, show_results
 from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import tool_error
@@ -24,13 +24,13 @@ AT = "2026-01-01T00:00:00.000Z"
 
 def said(text: str, tools: list[CatalogItem] = TOOLS) -> str:
     parsed = parse(text, tools)
-    assert isinstance(parsed, Reply)
-    return parsed.text
+    assert isinstance(parsed, str)
+    return parsed
 
 
 def called(text: str, tools: list[CatalogItem] = TOOLS) -> list[tuple[str, Any]]:
     parsed = parse(text, tools)
-    assert not isinstance(parsed, Reply), parsed.text
+    assert not isinstance(parsed, str), parsed
     return [(call.name, call.args) for call in parsed]
 
 
@@ -60,7 +60,7 @@ def test_commands_become_calls(text: str, calls: list[tuple[str, Any]]) -> None:
 
 def test_parallel_calls_have_ids_of_their_own() -> None:
     parsed = parse("/notes__add\n/notes__add\n/notes__add", TOOLS)
-    assert not isinstance(parsed, Reply)
+    assert not isinstance(parsed, str)
     assert len({call.id for call in parsed}) == 3
 
 
@@ -157,8 +157,8 @@ def test_the_answer_follows_the_last_user_message() -> None:
 @given(st.text(st.characters(codec="utf-8"), max_size=60) | st.from_regex(r"/[a-z_]{0,9} ?[{a-z=\"'\[\]0-9 \n]*"))
 def test_any_input_is_calls_or_text(text: str) -> None:
     parsed = parse(text, TOOLS)
-    if isinstance(parsed, Reply):
-        assert parsed.text
+    if isinstance(parsed, str):
+        assert parsed
     else:
         assert parsed
         assert all("__" in call.name and isinstance(call.args, dict) for call in parsed)
