@@ -336,7 +336,9 @@ class JournalStore:
         for suffix in ("-wal", "-shm"):
             take_apart(self.path + suffix)
         mark = self._mark.read()
-        promised = mark.last if mark is not None and self._must_hold(mark) else 0
+        if mark is not None and self.durability == "process" and mark.boot_id != self._boot_id:
+            mark = None  # a loss of power may have taken what it promises
+        promised = 0 if mark is None else mark.last
         suspicion = self.path + SUSPICION_SUFFIX
         db, damage = self._examine(mark if promised else None, thorough=accept_loss or os.path.lexists(suspicion))
         if not damage:
@@ -446,10 +448,6 @@ class JournalStore:
         return self._witness is not None and self._witness.must_be_there(
             self._boot_id, power=self.durability == "power"
         )
-
-    def _must_hold(self, mark: Mark) -> bool:
-        """Whether the side file's promise covers the kind of loss that may have happened."""
-        return self.durability == "power" or mark.boot_id == self._boot_id
 
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self.path, timeout=_BUSY_MS / 1000, isolation_level=None, check_same_thread=False)

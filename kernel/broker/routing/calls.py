@@ -150,7 +150,7 @@ class ToolCalls(Part, OfHosts):
         frame.root_event = event.root
         frame.trace_id = event.content.trace_id
         frame.source = frame.auth = frame.within = frame.step = None
-        host = instance.host or self._host_for(instance)
+        host = instance.host or self._assigned.host_for(instance, self._hosts.values())
         if host is None:
             self._calls.wait(call, encode_value(frame))
             return
@@ -420,9 +420,6 @@ class ToolCalls(Part, OfHosts):
         """No tool host can be started: waiting calls have not run and will not run."""
         for call in self._calls.take_waiting():
             self.fail(call, "E_SANDBOX_UNAVAILABLE", f"no tool host could be started: {reason}")
-
-    def _host_for(self, instance: Instance) -> Connection | None:
-        return self._assigned.host_for(instance, self._hosts.values())
 
     # --- ends
 

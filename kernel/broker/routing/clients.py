@@ -32,7 +32,7 @@ MAX_LIVE_BYTES: Final = 16 << 10
 
 
 class Live(Part):
-    """Passes on live news."""
+    """Passes on live events."""
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus

@@ -91,7 +91,7 @@ def deleted_answer(event: Event) -> Raw:
 
 
 #: A turn is told of at most so many late answers when it begins. Later ones get turns of their own.
-MAX_NEWS: Final = 64
+MAX_LATE_FRAMES: Final = 64
 
 
 def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event | None:
@@ -132,7 +132,7 @@ def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event
     )
 
 
-def news(event: Event) -> Frame:
+def late_answer_frame(event: Event) -> Frame:
     """The frame that tells a running turn of a late answer. It has no epoch, because the event is not handed over."""
     content = event.content
     return Frame(
@@ -151,13 +151,13 @@ def news(event: Event) -> Frame:
     )
 
 
-def waiting_news(instance: Instance, contents: Contents) -> list[Frame]:
+def late_answer_frames(instance: Instance, contents: Contents) -> list[Frame]:
     """Frames about the late answers at the front of an instance's queue."""
     frames = []
-    for event in islice(instance.queue, MAX_NEWS):
+    for event in islice(instance.queue, MAX_LATE_FRAMES):
         if event.in_reply_to is not None:
             contents.recall(event)
-            frames.append(news(event))
+            frames.append(late_answer_frame(event))
             contents.rests(event)
     return frames
 
@@ -400,7 +400,7 @@ class Cancels(Part):
     def cancel(self, event: Event) -> None:
         """End this event, and the requests that its turn waits for."""
         if not event.ending and not event.cancelled:
-            self._bus.stage(self._bus.ledger.cancel_wished(event))
+            self._bus.stage(self._bus.ledger.cancel_requested(event))
         event.cancelled = True
         if event.instance.leased is event:
             self._tell_holder(event.instance)

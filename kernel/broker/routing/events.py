@@ -16,7 +16,15 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from goondan.kernel.broker.routing.calls import ToolCalls
-from goondan.kernel.broker.routing.ends import Answering, Cancels, Ends, QuietPeers, deleted_answer, news, waiting_news
+from goondan.kernel.broker.routing.ends import (
+    Answering,
+    Cancels,
+    Ends,
+    QuietPeers,
+    deleted_answer,
+    late_answer_frame,
+    late_answer_frames,
+)
 from goondan.kernel.broker.routing.processes import Processes
 from goondan.kernel.broker.state.bus import Bus, left_ms
 from goondan.kernel.broker.state.entities import AGENTS, Connection, Event, Finish, Instance, State
@@ -109,7 +117,7 @@ class Events(Part):
         """A late answer waits for its instance. A turn that runs there is told at once."""
         instance = answer.instance
         if instance.leased is not None and instance.conn is not None and not instance.leaving:
-            self._bus.send(instance.conn, news(answer))
+            self._bus.send(instance.conn, late_answer_frame(answer))
         self.dispatch(instance, now)
         if answer.state == "accepted":
             self._mailbox.contents.rests(answer)
@@ -206,7 +214,7 @@ class Events(Part):
         self._quiet.watch(connection)
         for handed in self._handed:
             handed(event)
-        for told in waiting_news(instance, self._mailbox.contents):
+        for told in late_answer_frames(instance, self._mailbox.contents):
             self._bus.send(connection, told)
 
     def adopt(self, instance: Instance, hello: Hello, now: float) -> None:

@@ -377,7 +377,7 @@ def _is_first(actor: Actor, event: Event) -> bool:
 
 
 def _wants_live(connection: Connection, frame: Frame) -> bool:
-    """Whether the asker gets live news of the turn: a client that wishes them and waits for the answer."""
+    """Whether the asker gets live events of the turn: a client that asks for them and waits for the answer."""
     return frame.live and connection.cls == CLIENTS and frame.reply_to is not None
 
 

@@ -93,14 +93,14 @@ class Processes(Part):
         """An instance has work and no process: get a place for it, then a process."""
         if instance.requested or instance.leaving or instance.conn is not None or self._bus.control is None:
             return  # without a supervisor nobody starts it; one that comes is told
-        self._stand_in_line(instance, now)
+        self._wait_for_place(instance, now)
         self.serve(now)
 
     def has_place(self, instance: Instance, now: float) -> bool:
         """Whether a connected instance may get its next event now. If not, it waits for a place here."""
         if not self._places.holds(instance) and not self._places.take(instance, instance.queue[0].claim):
             self._idle.setdefault(instance)
-            self._stand_in_line(instance, now)
+            self._wait_for_place(instance, now)
             self.serve(now)
             return False
         self._idle.pop(instance, None)
@@ -117,10 +117,10 @@ class Processes(Part):
             self._gone(instance, now)
         self.serve(now)
 
-    def _stand_in_line(self, instance: Instance, now: float) -> None:
+    def _wait_for_place(self, instance: Instance, now: float) -> None:
         """Wait for a place. It may be counted with any event that waits for this instance."""
         if not self._places.waits(instance):
-            instance.in_line_since = now
+            instance.waits_since = now
             self._places.wait(instance, self._claims(instance))
             return
         if 0 < len(instance.queue) <= LOOKED_AT:
@@ -152,13 +152,13 @@ class Processes(Part):
                     if len(self._starting) >= MAX_STARTING:
                         break
                     self._places.grant(grant)
-                    instance.place_s = now - instance.in_line_since
+                    instance.place_s = now - instance.waits_since
                     self._start(instance, now)
                 elif instance.leased is not None or not instance.queue or self._bus.closing:
                     self._places.withdraw(instance)
                 else:
                     self._places.grant(grant)
-                    instance.place_s = now - instance.in_line_since
+                    instance.place_s = now - instance.waits_since
                     self._bus.due[instance] = None
         finally:
             self._serving = False

@@ -144,7 +144,7 @@ def _apply_later(bus: Bus, event: Event, record: Any) -> None:
     match record:
         case records.Attempt(count, position):
             event.work.attempts, event.work.position = count, position
-        case records.CancelWish():
+        case records.CancelRequested():
             event.cancelled = True
         case records.DeadlineMoved(deadline):
             event.deadline = bus.ledger.on_clock(deadline)

@@ -114,9 +114,9 @@ class Router:
             answering,
             cancels,
         ]
-        rooms = [*own, *beside]
+        every = [*own, *beside]
         #: All parts, in the order in which their hooks are called.
-        self.parts: tuple[Part, ...] = (*rooms, Administration(bus, rooms))
+        self.parts: tuple[Part, ...] = (*every, Administration(bus, every))
         self._handlers = self._table()
         self._missing = Missing()
         self._waitings = hooks_of(self.parts, Part, Part.waiting)
@@ -329,7 +329,7 @@ class Router:
         of = message.feature if isinstance(message, ForFeature) else type(message)
         for hear in self._hears.get(of, ()):
             hear(message, now)
-        if self._deletions.active:  # a deletion may have waited for this news
+        if self._deletions.active:  # a deletion may have waited for this
             self._deletions.advance(now)
 
     def _take_piece(self, message: Revise) -> None:

@@ -164,7 +164,7 @@ class Connection(Struct, eq=False):
     allowed: frozenset[str] = frozenset()
     #: Agents only: the prefixes of the MCP servers whose tools it may call.
     servers: frozenset[str] = frozenset()
-    #: Clients only: how much live news it may get now; None before the first.
+    #: Clients only: how many live events it may get now; None before the first.
     allowance: Allowance | None = None
     #: Target -> the first event that was refused for overload. Later events for the target wait until it is back.
     refused: dict[tuple[str, str], RefusedEvent] = {}
@@ -311,7 +311,7 @@ class Event(Struct, eq=False):
     state: State = "staged"
     #: The connection that waits for the answer right now.
     asker: Connection | None = None
-    #: True when that connection wants news of the turn while it runs.
+    #: True when that connection wants live events of the turn while it runs.
     live: bool = False
     #: True when it was cancelled: it is not handed over any more.
     cancelled: bool = False
@@ -461,7 +461,7 @@ class Instance(Struct, eq=False):
     #: True when its process is about to end: nothing more is handed to it.
     leaving: bool = False
     #: When it began to wait for a place (seconds on the broker's clock).
-    in_line_since: float = 0.0
+    waits_since: float = 0.0
     #: How long it waited for the place of its next turn (seconds).
     place_s: float = 0.0
     #: True while it is being deleted: nothing new is accepted for it (deletions.py).

@@ -71,9 +71,9 @@ class Ledger:
         """A delivery has failed."""
         return _put(event, records.Attempt(event.work.attempts, event.work.position))
 
-    def cancel_wished(self, event: Event) -> records.Item:
+    def cancel_requested(self, event: Event) -> records.Item:
         """The event was cancelled."""
-        return _put(event, records.CancelWish())
+        return _put(event, records.CancelRequested())
 
     def finished(
         self,

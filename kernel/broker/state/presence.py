@@ -154,7 +154,7 @@ class Presence:
         if claims.cls == "agent":
             return agent_address(claims.agent or "", claims.instance_key or "")
         if claims.cls == "toolhost":
-            return toolhost_address(claims.agent or "1")
+            return f"toolhost/{claims.agent or 1}"
         if claims.cls == "control":
             return claims.agent or "supervisor"
         self._clients += 1
@@ -164,8 +164,3 @@ class Presence:
 def agent_address(agent: str, instance_key: str) -> str:
     """The principal of an agent instance. Agent names hold no slash; instance keys may."""
     return f"{_AGENT}{agent}/{instance_key}"
-
-
-def toolhost_address(name: str) -> str:
-    """The principal of a tool host."""
-    return f"toolhost/{name}"

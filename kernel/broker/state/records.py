@@ -269,7 +269,7 @@ class Attempt(Struct, frozen=True, array_like=True, tag="attempt"):
     position: int = 0
 
 
-class CancelWish(Struct, frozen=True, array_like=True, tag="cancel"):
+class CancelRequested(Struct, frozen=True, array_like=True, tag="cancel"):
     """The event was cancelled by somebody who may do so."""
 
 
@@ -344,7 +344,7 @@ class EpochsReserved(Struct, frozen=True, array_like=True, tag="epochs"):
 Record = (
     Accepted
     | Attempt
-    | CancelWish
+    | CancelRequested
     | Finished
     | InstanceSpawned
     | InstanceDeleted

@@ -293,7 +293,7 @@ def test_a_new_instance_has_nothing_and_wants_nothing() -> None:
     assert ([*made.queue], made.open, made.answers, made.spawns) == ([], 0, {}, {})
     assert (made.leased, made.conn, made.host, made.spawned) == (None, None, None, None)
     assert (made.requested, made.leaving, made.deleting) == (False, False, False)
-    assert (made.in_line_since, made.place_s) == (0.0, 0.0)
+    assert (made.waits_since, made.place_s) == (0.0, 0.0)
     assert (made.wanted, made.has_queued, made.address) == (False, False, "coder/k")
 
 
