@@ -12,8 +12,7 @@ import pytest
 from goondan.agentproc.machine.messages import ToolData
 from goondan.agentproc.turn.runner import TurnRunner
 from goondan.features.skills.base.skills import finding, skills
-from goondan.features.skills.base.skills.finding import SkillPlace, find_skills, repository_place
-from goondan.features.skills.base.skills.served import served_skills
+from goondan.features.skills.base.skills.finding import SkillPlace, find_skills, repository_place, served_skills
 from goondan.schemas.bundle.launch import CatalogItem, ToolSource
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.frames import ToolCallPayload, ToolResult

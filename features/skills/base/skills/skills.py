@@ -16,13 +16,14 @@ from typing import Any, Final
 
 from goondan.features.skills.base.skills.finding import (
     MAX_SKILLS,
+    ServedSkill,
     Skill,
     SkillPlace,
     find_skills,
     read_skill,
     repository_place,
+    served_skills,
 )
-from goondan.features.skills.base.skills.served import ServedSkill, served_skills
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.servers import SHARED_RESOURCES
 
