@@ -41,6 +41,8 @@ ONE_FORM: Final = ("OAuthApp",)
 #: The text about parts that validation still refuses.
 FIELD_REFUSED: Final = "Not there yet: it is refused."
 KIND_REFUSED: Final = "Not there yet: it is checked, and then refused as `E_CONFIG_UNSUPPORTED`."
+#: The text in place of the table of a struct that has the fields of another one, each of which may be left out.
+SAME_FIELDS: Final = "Its fields are those of {}."
 #: Parts that the structs have and that may still be refused: (struct, field) -> documents that use them.
 PROBES: Final = {
     ("AgentBody", "extensions"): "{agent, spec: {modelConfig: {modelRef: Model/local}, extensions: [Extension/notes]}}",
@@ -148,6 +150,11 @@ class Page:
     def structs(self, name: str, known: set[str]) -> Iterator[str]:
         """The section of a struct, and of those in it that are not on the page yet."""
         known.add(name)
+        whole = name.removesuffix("Part")
+        if whole != name and fields_of(whole) == fields_of(name):
+            same = self.say(SAME_FIELDS).replace("{}", f"[{whole}](#{whole.lower()})")
+            yield f"### {name}\n\n{self.described(name)} {same}\n"
+            return
         yield f"### {name}\n\n{self.described(name)}\n\n{self.table(name)}\n"
         for inner in references(name):
             if inner not in known:
@@ -248,6 +255,12 @@ class OldSpellings(Page):
     def page_of(self, struct: str) -> str:
         """The page that a link to a struct names; "" for this one."""
         return "" if struct in self._own else "bundle.md"
+
+
+def fields_of(struct: str) -> dict[str, str]:
+    """The fields of a struct with their descriptions; {} for none that there is."""
+    properties = DEFINITIONS.get(struct, {}).get("properties", {})
+    return {name: schema.get("description", "") for name, schema in properties.items()}
 
 
 def references(struct: str) -> list[str]:
