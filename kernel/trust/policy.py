@@ -106,31 +106,30 @@ class Policy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, om
 
 
 class Read(Struct, frozen=True):
-    """A policy that was read from a file."""
+    """The policies that were read from files, in their order."""
 
-    #: The policy.
-    policy: Policy = Policy()
-    #: Where each of its `widen` stands: the document, and the number there.
-    places: list[tuple[Document, int]] = []
-    #: Where each of its `spawn.workdirs` stands: the document, and the number there.
-    workdir_places: list[tuple[Document, int]] = []
-    #: Where each of its `pinned` stands: the document, and the number there.
-    pinned_places: list[tuple[Document, int]] = []
+    #: Each with its document.
+    policies: list[tuple[Document, Policy]]
+
+    @property
+    def policy(self) -> Policy:
+        """All of them together."""
+        every = [policy for _, policy in self.policies]
+        return Policy(
+            [item for policy in every for item in policy.widen],
+            [item for policy in every for item in policy.accepted],
+            [item for policy in every for item in policy.pinned],
+            SpawnPolicy([folder for policy in every for folder in policy.spawn.workdirs]),
+        )
 
 
 def read_policies(paths: list[str], report: Report) -> Read:
-    """The policies of several files, together. The first is the state root's: it need not exist, and is read only from
-    a root that is believed.
+    """The policies of several files. The first is the state root's: it need not exist, and is read only from a root
+    that is believed.
 
     Everything that is wrong goes into `report`, with its place.
     """
-    widen: list[Widening] = []
-    accepted: list[Accepted] = []
-    places: list[tuple[Document, int]] = []
-    workdirs: list[str] = []
-    workdir_places: list[tuple[Document, int]] = []
-    pinned: list[PinnedFolder] = []
-    pinned_places: list[tuple[Document, int]] = []
+    read = Read([])
     for index, path in enumerate(paths):
         if index == 0 and not os.path.lexists(path):
             continue
@@ -144,16 +143,8 @@ def read_policies(paths: list[str], report: Report) -> Read:
             message = "`disk` is gone: workdirs have no file systems of their own any more, and all are watched"
             place = Position(path, disk.line, disk.column, ("disk",))
             report.error("E_CONFIG_UNKNOWN_FIELD", message, place, _DISK_HINT)
-        found: Policy = Builder(document, Environment(None), report).build(Policy)
-        places += [(document, number) for number in range(len(found.widen))]
-        widen += found.widen
-        accepted += found.accepted
-        workdir_places += [(document, number) for number in range(len(found.spawn.workdirs))]
-        workdirs += found.spawn.workdirs
-        pinned_places += [(document, number) for number in range(len(found.pinned))]
-        pinned += found.pinned
-    policy = Policy(widen, accepted, pinned, SpawnPolicy(workdirs))
-    return Read(policy, places, workdir_places, pinned_places)
+        read.policies.append((document, Builder(document, Environment(None), report).build(Policy)))
+    return read
 
 
 def _document(path: str, report: Report) -> Document | None:
@@ -244,7 +235,8 @@ def gather(
     read = read_policies(policies, report)
     rules = [
         Rule(item.tool, item.sandbox, document, ("widen", number), _real(item.bundle))
-        for item, (document, number) in zip(read.policy.widen, read.places, strict=True)
+        for document, policy in read.policies
+        for number, item in enumerate(policy.widen)
     ]
     asking = {tool.package for tool in checked.tools.values() if tool.package and requested(tool.sandbox)}
     pins: dict[str, str] = {}
@@ -260,7 +252,8 @@ def gather(
         accepted={item.tool: item.digest for item in read.policy.accepted},
         pinned=[
             Pin(item.folder, item.digest, item.sandbox, document, ("pinned", number))
-            for item, (document, number) in zip(read.policy.pinned, read.pinned_places, strict=True)
+            for document, policy in read.policies
+            for number, item in enumerate(policy.pinned)
         ],
         pins=pins,
         kept=[*(os.path.realpath(path) for path in _ours()), *hidden],
@@ -269,7 +262,8 @@ def gather(
         bundle=_real(bundle) or "",
         opened=[
             OpenedFolder(os.path.normpath(os.path.expanduser(path)), document, ("spawn", "workdirs", number))
-            for path, (document, number) in zip(read.policy.spawn.workdirs, read.workdir_places, strict=True)
+            for document, policy in read.policies
+            for number, path in enumerate(policy.spawn.workdirs)
         ],
     )
 

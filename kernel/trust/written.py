@@ -102,11 +102,7 @@ def accept(files: Iterable[Written], state_root: str) -> None:
         if not file.digest:
             raise fail("E_USAGE", f"{file.path} cannot be read, or is too large")
         known[file.path] = file.digest
-    path = os.path.join(state_root, ACCEPTED_FILE)
-    try:
-        replace_file(path, msgspec.json.encode(known))
-    except OSError as error:
-        raise fail("E_STATE", f"{path}: {error.strerror}") from None
+    _keep(known, state_root, sync=False)
 
 
 def pin(digests: Mapping[str, str | None], state_root: str) -> None:
@@ -121,9 +117,13 @@ def pin(digests: Mapping[str, str | None], state_root: str) -> None:
             known.pop(path, None)
         else:
             known[path] = digest
+    _keep(known, state_root, sync=True)
+
+
+def _keep(accepted: Mapping[str, str], state_root: str, *, sync: bool) -> None:
     path = os.path.join(state_root, ACCEPTED_FILE)
     try:
-        replace_file(path, msgspec.json.encode(known), sync=True)
+        replace_file(path, msgspec.json.encode(accepted), sync=sync)
     except OSError as error:
         raise fail("E_STATE", f"{path}: {error.strerror}") from None
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from goondan.features import parts
 from goondan.kernel.bundle.rules.extensions import CheckedExtension
+from goondan.kernel.bundle.rules.kinds import brought
 from goondan.kernel.bundle.rules.lookup import Files
 from goondan.kernel.bundle.rules.problems import Path, Report
 from goondan.kernel.bundle.rules.shape import Document
@@ -211,7 +211,7 @@ class ServerRules(Protocol):
 @cache
 def server_rules() -> ServerRules | None:
     """`SERVERS` of the feature whose `bundle.py` has them; at most one has. None: there is no such feature."""
-    return next((module.SERVERS for module in parts("bundle") if hasattr(module, "SERVERS")), None)
+    return next(iter(brought("SERVERS")), None)
 
 
 def server_rules_of(entry: str, bundled: bool) -> ServerRules | None:

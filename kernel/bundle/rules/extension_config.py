@@ -20,9 +20,9 @@ from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from goondan.features import parts
 from goondan.kernel.bundle.rules.checked import CheckedAgent, server_rules_of
 from goondan.kernel.bundle.rules.extensions import CheckedExtension
+from goondan.kernel.bundle.rules.kinds import brought
 from goondan.kernel.bundle.rules.lookup import Files
 from goondan.kernel.bundle.rules.problems import Path, Report, did_you_mean
 from goondan.kernel.bundle.rules.shape import Document
@@ -81,14 +81,14 @@ def folder_rules_of(entry: str, bundled: bool) -> FolderRules | None:
     """The rules for the folders of an extension with this entry: `FOLDERS` of a feature's `bundle.py`. None: its config
     names none.
     """
-    found: list[FolderRules] = [module.FOLDERS for module in parts("bundle") if hasattr(module, "FOLDERS")]
+    found: list[FolderRules] = brought("FOLDERS")
     return next((rules for rules in found if is_bundled(rules.extension, entry, bundled)), None)
 
 
 @cache
 def feature_extensions() -> tuple[FeatureExtension, ...]:
     """`EXTENSION` of each feature's `bundle.py` that has one. Raises ImportError when a file is missing."""
-    return tuple(module.EXTENSION for module in parts("bundle") if hasattr(module, "EXTENSION"))
+    return tuple(brought("EXTENSION"))
 
 
 def is_bundled(name: str, entry: str, bundled: bool) -> bool:

@@ -102,16 +102,21 @@ class LocalModels:
         return lambda model: None
 
 
+def brought(name: str) -> list[Any]:
+    """What features have by this name in their `bundle.py`, in the order of the table. Raises ImportError."""
+    return [getattr(module, name) for module in parts("bundle") if hasattr(module, name)]
+
+
 def local_models() -> LocalModels:
     """`LOCAL_MODELS` of the one feature that has it. Two would choose two servers."""
-    found: list[LocalModels] = [module.LOCAL_MODELS for module in parts("bundle") if hasattr(module, "LOCAL_MODELS")]
+    found: list[LocalModels] = brought("LOCAL_MODELS")
     return found[0] if found else LocalModels()
 
 
 @cache
 def kinds() -> Mapping[str, Kind]:
     """All such kinds by their names: `KIND` of each feature's `bundle.py` that has one."""
-    found: list[Kind] = [module.KIND for module in parts("bundle") if hasattr(module, "KIND")]
+    found: list[Kind] = brought("KIND")
     return {kind.name: kind for kind in found}
 
 
@@ -137,7 +142,7 @@ def secret_use(kind: str, path: tuple[str, ...]) -> str | None:
 @cache
 def providers() -> Mapping[str, OwnProvider]:
     """All such providers by their names: `PROVIDER` of each feature's `bundle.py` that has one."""
-    found: list[OwnProvider] = [module.PROVIDER for module in parts("bundle") if hasattr(module, "PROVIDER")]
+    found: list[OwnProvider] = brought("PROVIDER")
     return {provider.name: provider for provider in found}
 
 
@@ -145,9 +150,8 @@ def before_reading(state_dir: str) -> None:
     """The files of a bundle are about to be read: `before_reading` of each feature's `bundle.py` that has one completes
     or undoes what it had begun with them. `state_dir` is the state of the workspace. Raises GoondanError.
     """
-    for module in parts("bundle"):
-        if hasattr(module, "before_reading"):
-            module.before_reading(state_dir)
+    for completes in brought("before_reading"):
+        completes(state_dir)
 
 
 class Begun(NamedTuple):
@@ -165,13 +169,11 @@ def begin(folder: str, names: Sequence[str]) -> Iterator[Begun]:
     """A new bundle was written to `folder` (absolute), these files: `begin` of each feature's `bundle.py` that has one
     does the rest.
     """
-    for module in parts("bundle"):
-        if hasattr(module, "begin"):
-            yield module.begin(folder, names)
+    for begins in brought("begin"):
+        yield begins(folder, names)
 
 
 @cache
 def api_members() -> Mapping[str, frozenset[str] | None]:
     """Members of the `api` of extensions: those of the core, and `API` of each feature's `bundle.py` that has it."""
-    brought: list[Mapping[str, frozenset[str]]] = [module.API for module in parts("bundle") if hasattr(module, "API")]
-    return {**API_MEMBERS, **{name: members for one in brought for name, members in one.items()}}
+    return {**API_MEMBERS, **{name: members for own in brought("API") for name, members in own.items()}}

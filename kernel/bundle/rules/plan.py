@@ -22,9 +22,9 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from goondan.features import parts
 from goondan.kernel.bundle.rules.checked import Checked, CheckedAgent, CheckedServer, server_rules, server_rules_of
 from goondan.kernel.bundle.rules.extension_config import feature_extensions
+from goondan.kernel.bundle.rules.kinds import brought
 from goondan.kernel.bundle.rules.tools import CheckedTool
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.launch import (
@@ -124,9 +124,8 @@ def with_parts(spec: AgentSpec, agent: CheckedAgent) -> AgentSpec:
     """The specification of an agent with the parts of features: `agent_spec` of each `bundle.py`. The last row of the
     table comes first, so a feature sees what those have that it wraps.
     """
-    for module in reversed(parts("bundle")):
-        if hasattr(module, "agent_spec"):
-            spec = module.agent_spec(spec, agent)
+    for adds in reversed(brought("agent_spec")):
+        spec = adds(spec, agent)
     return spec
 
 
@@ -134,9 +133,8 @@ def replanned(plan: KernelPlan, env: Mapping[str, str]) -> KernelPlan:
     """The plan as features change it by the environment of the kernel: `replan` of each `bundle.py`. Raises
     GoondanError.
     """
-    for module in reversed(parts("bundle")):
-        if hasattr(module, "replan"):
-            plan = module.replan(plan, env)
+    for changes in reversed(brought("replan")):
+        plan = changes(plan, env)
     return plan
 
 

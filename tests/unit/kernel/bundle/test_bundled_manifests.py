@@ -48,8 +48,8 @@ def manifests() -> list[Path]:
 
 
 def test_no_start_reads_the_yaml_of_a_bundled_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    monkeypatch.setattr(documents, "compose", lambda text, _: asked.append(text))
+    asked: list[bytes] = []
+    monkeypatch.setattr(documents, "compose_file", lambda data, _: asked.append(data))
     assert len(load_manifests(FOLDERS)) == len(manifests()) > 10
     assert asked == []
 
