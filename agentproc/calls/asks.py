@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from msgspec import Raw
 
+from goondan.agentproc.calls.caller import AgentLink
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import ErrorPayload, Frame
@@ -30,12 +31,6 @@ KEPT: Final = 4 * MAX_OPEN
 KEPT_BYTES: Final = 16 << 20
 
 log = logging.getLogger("agentproc")
-
-
-class AnswerLink(Protocol):
-    """The method of a link that is used here (goondan.schemas.transport.link.Link)."""
-
-    def send(self, frame: Frame) -> bool: ...
 
 
 class Asked:
@@ -102,7 +97,7 @@ class _Call:
 class ToolAsks:
     """The questions of the calls of one turn."""
 
-    def __init__(self, link: AnswerLink, is_open: Callable[[str], bool]) -> None:
+    def __init__(self, link: AgentLink, is_open: Callable[[str], bool]) -> None:
         """`is_open` tells whether a call, by its callId, waits for its result."""
         self._link = link
         self._is_open = is_open

@@ -38,10 +38,12 @@ MAX_UNHEARD: Final = 1000
 MAX_REPEATS: Final = 3
 
 
-class CallLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
+class AgentLink(Protocol):
+    """What an agent's process uses of its link (goondan.schemas.transport.link.Link)."""
 
     def start_call(self, frame: Frame, done: Callable[[Frame | None, GoondanError | None], None]) -> None: ...
+    def ask(self, frame: Frame, patience_s: float | None = None) -> asyncio.Future[Frame]: ...
+    def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
     def send(self, frame: Frame) -> bool: ...
     def forget(self, frame_id: str) -> None: ...
 
@@ -63,35 +65,24 @@ class CallContext(Struct, frozen=True):
     deadline: float | None = None
 
 
-class OpenCall:
+class OpenCall(Struct, eq=False):
     """A call that was sent and has no result yet."""
 
-    __slots__ = ("context", "crashed", "done", "frame", "item", "prepare", "repeats", "sent", "until", "waits")
-
-    def __init__(
-        self,
-        item: CatalogItem,
-        frame: Frame,
-        context: CallContext,
-        done: Done,
-        until: float,
-        waits: Callable[[str], None] | None,
-    ) -> None:
-        self.item = item
-        self.frame = frame
-        self.context = context
-        self.done = done
-        #: The end of its time, repeats included (the loop's time).
-        self.until = until
-        #: Gets the call's id when a person is asked first.
-        self.waits = waits
-        self.sent = False
-        #: How often it was made again. Each repeat has an id of its own.
-        self.repeats = 0
-        #: Its own process has ended once already.
-        self.crashed = False
-        #: What to do before it is made again, when its MCP server was lost before the server had begun with it.
-        self.prepare: Callable[[], Awaitable[object]] | None = None
+    item: CatalogItem
+    frame: Frame
+    context: CallContext
+    done: Done
+    #: The end of its time, repeats included (the loop's time).
+    until: float
+    #: Gets the call's id when a person is asked first.
+    waits: Callable[[str], None] | None
+    sent: bool = False
+    #: How often it was made again. Each repeat has an id of its own.
+    repeats: int = 0
+    #: Its own process has ended once already.
+    crashed: bool = False
+    #: What to do before it is made again, when its MCP server was lost before the server had begun with it.
+    prepare: Callable[[], Awaitable[object]] | None = None
 
 
 class ToolCaller:
@@ -103,7 +94,7 @@ class ToolCaller:
 
     def __init__(
         self,
-        link: CallLink,
+        link: AgentLink,
         loop: asyncio.AbstractEventLoop,
         folder_of: Callable[[str, dict[str, Any]], str | ToolError | None] = lambda name, args: None,
     ) -> None:
@@ -445,16 +436,10 @@ ACK_DELAY_S: Final = 0.05
 ACK_BATCH: Final = 1000
 
 
-class AckLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
-
-    def send(self, frame: Frame) -> bool: ...
-
-
 class ResultAcks:
     """Results that are stored, in batches."""
 
-    def __init__(self, link: AckLink, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, link: AgentLink, loop: asyncio.AbstractEventLoop) -> None:
         self._link = link
         self._loop = loop
         self._waiting: list[str] = []

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Final, Protocol
 
+from goondan.agentproc.calls.caller import AgentLink
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Frame
@@ -22,13 +23,6 @@ MARGIN_S: Final = 1.0
 DETACH_S: Final = 2.0
 
 log = logging.getLogger("agentproc")
-
-
-class PostingLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
-
-    def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
-    def forget(self, frame_id: str) -> None: ...
 
 
 class Around(Protocol):
@@ -45,7 +39,7 @@ class Around(Protocol):
 class Servers:
     """The MCP servers of one agent instance, by their prefixes."""
 
-    def __init__(self, link: PostingLink) -> None:
+    def __init__(self, link: AgentLink) -> None:
         self._link = link
         self._listeners: dict[str, Callable[[ServerNews], None]] = {}
         #: Attachments that were begun before their extensions are registered.

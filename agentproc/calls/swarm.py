@@ -11,11 +11,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
-from goondan.agentproc.calls.caller import TURN_MARGIN_S
+from goondan.agentproc.calls.caller import TURN_MARGIN_S, AgentLink
+from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.machine.questions import (
     Asker,
     Question,
@@ -38,21 +39,6 @@ from goondan.schemas.wire.questions import TIMEOUT_MS, answered, correlation
 Handler = Callable[["Swarm", str, dict[str, Any]], Awaitable[Any]]
 
 
-class AskingLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
-
-    def ask(self, frame: Frame, patience_s: float | None = None) -> asyncio.Future[Frame]: ...
-    def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
-    def forget(self, frame_id: str) -> None: ...
-
-
-class Notices(Protocol):
-    """Gets news of questions and answers (extensions/events.py)."""
-
-    def wants(self, kind: str) -> bool: ...
-    def emit(self, kind: str, payload: dict[str, Any], *, emitter: str) -> None: ...
-
-
 #: The types of news for extensions (EVENTS-10, EVENTS-11). They are not another way to ask.
 DELEGATE: Final = "agent.delegate"
 DELEGATION_RESULT: Final = "agent.delegationResult"
@@ -67,7 +53,7 @@ class Swarm:
     """
 
     def __init__(
-        self, link: AskingLink, asker: Asker, deadline: float | None, clock: Callable[[], str], notices: Notices
+        self, link: AgentLink, asker: Asker, deadline: float | None, clock: Callable[[], str], notices: EventBus
     ) -> None:
         self._notices = notices
         self._link = link

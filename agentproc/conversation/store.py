@@ -14,8 +14,6 @@ Source: docs/design/turns.md section 4; docs/design/delivery.md sections 2 and 6
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Final
 
 from msgspec import Struct, structs
@@ -82,7 +80,7 @@ class StoredEvent(Struct, frozen=True):
     origin: str | None = None
 
 
-class ConversationStore:
+class ConversationStore(ConversationFile):
     """The conversation file in `directory`. Not for use by several threads.
 
     `kept_messages` limits the base (None: everything is kept). It is for an instance whose messages no model reads.
@@ -105,54 +103,28 @@ class ConversationStore:
         large_notes: bool = False,
     ) -> None:
         self._large_notes = large_notes
-        self._file = ConversationFile(directory, durability, max_bytes, generation)
+        super().__init__(directory, durability, max_bytes, generation)
         self._kept_messages = kept_messages
         self._finished = 0
         self._stored = 0  # bytes since the last trim
-
-    @property
-    def path(self) -> Path:
-        """The conversation file."""
-        return self._file.path
-
-    def adopt(self, epoch: int) -> int:
-        """Work under `epoch` from now on, and return it. If the file has seen a later epoch, return that one and change
-        nothing.
-        """
-        return self._file.adopt(epoch)
-
-    def write(self, *, final: bool = False, reserve: bool = False) -> AbstractContextManager[None]:
-        """One transaction under the adopted epoch. With `final` its commit is as durable as the instance promises. With
-        `reserve` it may use the room that is kept for the end of a turn; it must be small.
-
-        Raises E_LEASE_LOST when a later epoch was adopted meanwhile, E_STORE_FULL, E_STATE, E_DISK_FULL. Then nothing
-        is written.
-        """
-        return self._file.write(final=final, reserve=reserve)
-
-    def close(self) -> None:
-        """Close the file. The next use opens it again."""
-        self._file.close()
 
     # --- turns
 
     def find_turn(self, event_key: str) -> TurnRow | None:
         """The stored turn of an event; None when it was never begun."""
-        rows = self._file.rows("SELECT turn_id, attempt, status, answer FROM turns WHERE event_key = ?", (event_key,))
+        rows = self.rows("SELECT turn_id, attempt, status, answer FROM turns WHERE event_key = ?", (event_key,))
         return TurnRow(event_key, *rows[0]) if rows else None
 
     def turn_number(self, event_key: str) -> int:
         """Which turn of the instance the begun turn of an event is, from 1."""
-        rows = self._file.rows(
+        rows = self.rows(
             "SELECT count(*) FROM turns WHERE seq <= (SELECT seq FROM turns WHERE event_key = ?)", (event_key,)
         )
         return int(rows[0][0])
 
     def running_turns(self) -> list[TurnRow]:
         """Turns that were begun and have no end. There is at most one, unless an event was taken out of the mailbox."""
-        rows = self._file.rows(
-            "SELECT event_key, turn_id, attempt, status FROM turns WHERE status = 'running' ORDER BY seq"
-        )
+        rows = self.rows("SELECT event_key, turn_id, attempt, status FROM turns WHERE status = 'running' ORDER BY seq")
         return [TurnRow(*row) for row in rows]
 
     def begin_turn(
@@ -169,7 +141,7 @@ class ConversationStore:
         """Record that a turn runs (inside `write`), before its first note. A later attempt replaces an
         abandoned one.
         """
-        self._file.execute(
+        self.execute(
             "INSERT INTO turns "
             "(event_key, turn_id, attempt, status, started_at, trace_id, parent_span_id, waited_ms, first_note) "
             "VALUES (?, ?, ?, 'running', ?, ?, ?, ?, (SELECT coalesce(max(seq), 0) + 1 FROM runtime_events)) "
@@ -198,10 +170,10 @@ class ConversationStore:
         for part, more in (used or {}).items():
             self._add_used(part, more)
         started = _started(turn_id)
-        self._file.execute(
+        self.execute(
             "DELETE FROM meta WHERE name > ? AND name < ?", (started, started[:-1] + chr(ord(started[-1]) + 1))
         )
-        self._file.execute(
+        self.execute(
             "UPDATE turns SET status = ?, ended_at = ?, steps = ?, answer = ? WHERE event_key = ?",
             (status, at, steps, answer, event_key),
         )
@@ -215,11 +187,11 @@ class ConversationStore:
 
     def record_start(self, turn_id: str, tool_call_id: str) -> None:
         """Record that this call of a running turn begins (inside `write`). The end of the turn forgets it."""
-        self._file.execute("INSERT OR REPLACE INTO meta VALUES (?, 1)", (_started(turn_id) + tool_call_id,))
+        self.execute("INSERT OR REPLACE INTO meta VALUES (?, 1)", (_started(turn_id) + tool_call_id,))
 
     def was_started(self, turn_id: str, tool_call_id: str) -> bool:
         """Whether the begin of this call was recorded."""
-        return bool(self._file.rows("SELECT 1 FROM meta WHERE name = ?", (_started(turn_id) + tool_call_id,)))
+        return bool(self.rows("SELECT 1 FROM meta WHERE name = ?", (_started(turn_id) + tool_call_id,)))
 
     # --- messages
 
@@ -238,7 +210,7 @@ class ConversationStore:
         else:
             kind = "truncate"
         self._stored += len(message or b"")
-        self._file.execute(
+        self.execute(
             "INSERT OR REPLACE INTO events (turn_id, position, type, target, message, stored_ms, origin) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
             (turn_id, position, kind, target, message, boottime_ms(), origin),
@@ -246,8 +218,8 @@ class ConversationStore:
 
     def turn_events(self, turn_id: str) -> list[StoredEvent]:
         """The message events of a running turn, in the order of their positions."""
-        with self._file.errors():
-            rows = self._file.rows(
+        with self.errors():
+            rows = self.rows(
                 "SELECT position, type, target, message, stored_ms, origin FROM events "
                 "WHERE turn_id = ? ORDER BY position",
                 (turn_id,),
@@ -259,33 +231,27 @@ class ConversationStore:
 
     def load_messages(self) -> list[Message]:
         """BaseMessages, in order. This is the only read whose cost grows with the conversation."""
-        with self._file.errors():
-            return [decode_message(row[0]) for row in self._file.rows("SELECT message FROM base ORDER BY seq")]
+        with self.errors():
+            return [decode_message(row[0]) for row in self.rows("SELECT message FROM base ORDER BY seq")]
 
     def file_names(self) -> set[str]:
         """The files to which a message refers, by `blob.file`. It reads the whole history."""
-        with self._file.errors():
-            rows = self._file.rows(
-                "SELECT message FROM base UNION ALL SELECT message FROM events WHERE message IS NOT NULL"
-            )
+        with self.errors():
+            rows = self.rows("SELECT message FROM base UNION ALL SELECT message FROM events WHERE message IS NOT NULL")
             return {file.blob.file for row in rows for file in files_of(decode_message(row[0]))}
 
     def remember(self, name: str, value: bytes) -> None:
         """Keep a value under a name (inside `write`). It replaces the earlier value."""
-        self._file.execute("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)", (name, value))
+        self.execute("INSERT OR REPLACE INTO meta (name, value) VALUES (?, ?)", (name, value))
 
     def remembered(self, name: str) -> bytes | None:
         """The value that is kept under a name."""
-        rows = self._file.rows("SELECT value FROM meta WHERE name = ?", (name,))
+        rows = self.rows("SELECT value FROM meta WHERE name = ?", (name,))
         return bytes(rows[0][0]) if rows else None
 
     def has_message(self, message_id: str) -> bool:
         """Whether a message with this id is in the conversation that finished turns left."""
-        return bool(self._file.rows("SELECT 1 FROM base WHERE id = ?", (message_id,)))
-
-    def forget_earlier(self) -> None:
-        """Remove the messages that were put aside when the conversation began again for a later generation."""
-        self._file.forget_earlier()
+        return bool(self.rows("SELECT 1 FROM base WHERE id = ?", (message_id,)))
 
     def note(
         self,
@@ -299,11 +265,11 @@ class ConversationStore:
         """Store a runtime event, which only traces use: inside `write`, or with the next one. `detail` has a form of
         schemas/traces/turn_notes.py.
         """
-        self._file.notes.append((turn_id, kind, at, detail, span_id, parent_span_id))
+        self.notes.append((turn_id, kind, at, detail, span_id, parent_span_id))
 
     def model_notes(self, turn_id: str) -> list[tuple[str, str | None]]:
         """Time and detail of the stored notes about ends of a turn's model calls, in their order."""
-        found: list[tuple[str, str | None]] = self._file.rows(
+        found: list[tuple[str, str | None]] = self.rows(
             "SELECT at, detail FROM runtime_events WHERE turn_id = ?1 AND type LIKE 'model.%' "
             "AND seq >= coalesce((SELECT first_note FROM turns WHERE turn_id = ?1), 0) ORDER BY seq",
             (turn_id,),
@@ -313,11 +279,11 @@ class ConversationStore:
     @property
     def has_notes(self) -> bool:
         """Whether runtime events wait for the next `write`."""
-        return bool(self._file.notes)
+        return bool(self.notes)
 
     def last_step_note(self, turn_id: str) -> tuple[str, str | None] | None:
         """Kind and detail of the last note about a step of a turn."""
-        rows: list[tuple[str, str | None]] = self._file.rows(
+        rows: list[tuple[str, str | None]] = self.rows(
             "SELECT type, detail FROM runtime_events WHERE turn_id = ? AND type LIKE 'step.%' "
             "ORDER BY seq DESC LIMIT 1",
             (turn_id,),
@@ -341,13 +307,13 @@ class ConversationStore:
     def _count_parts(self, day: str) -> int:
         start = f"{ROWS}{day}/"
         after = start[:-1] + chr(ord(start[-1]) + 1)
-        found = self._file.rows("SELECT count(*) FROM meta WHERE name >= ? AND name < ?", (start, after))
+        found = self.rows("SELECT count(*) FROM meta WHERE name >= ? AND name < ?", (start, after))
         return int(found[0][0])
 
     def _fold(self, turn_id: str) -> None:
-        kinds = self._file.rows("SELECT DISTINCT type FROM events WHERE turn_id = ?", (turn_id,))
+        kinds = self.rows("SELECT DISTINCT type FROM events WHERE turn_id = ?", (turn_id,))
         if kinds in ([], [("append",)]):
-            self._file.execute(
+            self.execute(
                 "INSERT INTO base (id, message) SELECT target, message FROM events WHERE turn_id = ? ORDER BY position "
                 "ON CONFLICT (id) DO UPDATE SET message = excluded.message",
                 (turn_id,),
@@ -355,48 +321,48 @@ class ConversationStore:
         else:
             for stored in self.turn_events(turn_id):
                 self._apply(stored.event)
-        self._file.execute("DELETE FROM events WHERE turn_id = ?", (turn_id,))
+        self.execute("DELETE FROM events WHERE turn_id = ?", (turn_id,))
 
     def _apply(self, event: MessageEvent) -> None:
         """Apply one event to the base table, with the same effect as conversation.fold."""
         if isinstance(event, Append):
-            self._file.execute(
+            self.execute(
                 "INSERT INTO base (id, message) VALUES (?, ?) "
                 "ON CONFLICT (id) DO UPDATE SET message = excluded.message",
                 (event.message.id, encode_message(event.message)),
             )
         elif isinstance(event, Replace):
             if event.message.id != event.target_id:
-                self._file.execute(
+                self.execute(
                     "DELETE FROM base WHERE id = ?1 AND EXISTS (SELECT 1 FROM base WHERE id = ?2)",
                     (event.message.id, event.target_id),
                 )
-            self._file.execute(
+            self.execute(
                 "UPDATE base SET id = ?, message = ? WHERE id = ?",
                 (event.message.id, encode_message(event.message), event.target_id),
             )
         elif isinstance(event, Remove):
-            self._file.execute("DELETE FROM base WHERE id = ?", (event.target_id,))
+            self.execute("DELETE FROM base WHERE id = ?", (event.target_id,))
         else:
-            self._file.execute("DELETE FROM base")
+            self.execute("DELETE FROM base")
 
     def _trim(self) -> None:
-        self._file.execute(
+        self.execute(
             "DELETE FROM turns WHERE status != 'running' AND seq <= (SELECT max(seq) FROM turns) - ?", (KEPT_ANSWERS,)
         )
-        self._file.execute(
+        self.execute(
             "DELETE FROM runtime_events WHERE seq <= (SELECT max(seq) FROM runtime_events) - ?", (KEPT_RUNTIME_EVENTS,)
         )
         self._trim_bytes("turns", "answer", "status != 'running'")
         if self._large_notes:
             self._trim_bytes("runtime_events", "detail", "true")
         if self._kept_messages is not None:
-            self._file.execute("DELETE FROM base WHERE seq <= (SELECT max(seq) FROM base) - ?", (self._kept_messages,))
+            self.execute("DELETE FROM base WHERE seq <= (SELECT max(seq) FROM base) - ?", (self._kept_messages,))
             self._trim_bytes("base", "message", "true")
 
     def _trim_bytes(self, table: str, column: str, among: str) -> None:
         """Delete the oldest rows beyond KEPT_BYTES in `column`. The newest row stays whatever its size."""
-        self._file.execute(
+        self.execute(
             f"DELETE FROM {table} WHERE {among} AND seq <= (SELECT max(seq) FROM (SELECT seq, "  # noqa: S608 - ours
             f"sum(length({column})) OVER (ORDER BY seq DESC) - length({column}) AS newer FROM {table} "
             f"WHERE {column} IS NOT NULL) WHERE newer >= ?)",

@@ -163,21 +163,6 @@ class _Begun(Struct, frozen=True):
     changes: list[Change]
 
 
-class _Said(Struct, frozen=True):
-    """The bundle's part of the agent's configuration when a step began."""
-
-    #: Identifies the bundle's part.
-    base: str
-    #: The names of the tools.
-    tools: list[str]
-    #: The names of the extensions.
-    extensions: list[str]
-    #: The configs of those extensions whose config may be stored.
-    configs: dict[str, dict[str, Any]]
-    #: The system prompt.
-    system: str | None
-
-
 class TurnConfig:
     """The configurations of the steps of one turn."""
 
@@ -203,7 +188,7 @@ class TurnConfig:
         now = self.in_force
         said = self._stored_said() if now.spec.extensions else None
         self._said = "" if said is None else said.base
-        earlier = None if said is None or said.base == now.base else Earlier(said.base, _applied(said, now.spec))
+        earlier = None if said is None or said.base == now.base else Earlier(said.base, _applied(said.said, now.spec))
         if begun.revision != now.revision or earlier is not None:
             self._enter(InForce(now.spec, begun.revision, begun.changes, earlier))
 
@@ -251,25 +236,25 @@ class TurnConfig:
         if self._unsaid:
             now = self.in_force
             self._said = now.base
-            applied = declared(now.spec)
             kept = {one.name: one.config for one in now.spec.extensions if not one.confidential}
-            said = _Said(now.base, applied.tools, applied.extensions, kept, applied.system)
+            said = Earlier(now.base, replace(declared(now.spec), configs=kept))
             self._store.remember(_BUNDLE_SAID, msgspec.msgpack.encode(said))
 
-    def _stored_said(self) -> _Said | None:
+    def _stored_said(self) -> Earlier | None:
         stored = self._store.remembered(_BUNDLE_SAID)
-        return None if stored is None else msgspec.msgpack.decode(stored, type=_Said)
+        return None if stored is None else msgspec.msgpack.decode(stored, type=Earlier)
 
 
-def _applied(said: _Said, spec: AgentSpec) -> Applied:
+def _applied(said: Applied, spec: AgentSpec) -> Applied:
     """The stored part of the bundle, for the extensions that still exist. The model is the one that can be
     asked now.
     """
-    configs = {one.name: said.configs.get(one.name, one.config) for one in spec.extensions}
+    own = declared(spec)
+    kept = {name: config for name, config in said.configs.items() if name in own.configs}
     return replace(
-        declared(spec),
+        own,
         tools=said.tools,
-        extensions=[name for name in said.extensions if name in configs],
-        configs=configs,
+        extensions=[name for name in said.extensions if name in own.configs],
+        configs={**own.configs, **kept},
         system=said.system,
     )

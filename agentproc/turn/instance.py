@@ -10,11 +10,10 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable
-from typing import Protocol
 
-from goondan.agentproc.calls.caller import AckLink, CallLink, ResultAcks, ToolCaller
+from goondan.agentproc.calls.caller import AgentLink, ResultAcks, ToolCaller
 from goondan.agentproc.calls.servers import Servers
-from goondan.agentproc.calls.swarm import DELEGATION_RESULT, AskingLink
+from goondan.agentproc.calls.swarm import DELEGATION_RESULT
 from goondan.agentproc.conversation.files import InstanceFiles
 from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
@@ -41,10 +40,6 @@ from goondan.schemas.text.times import rfc3339
 log = logging.getLogger("agentproc")
 
 
-class TurnLink(CallLink, AckLink, AskingLink, Protocol):
-    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
-
-
 def now_rfc3339() -> str:
     """The time, RFC 3339 in UTC with milliseconds."""
     return rfc3339(time.time())
@@ -57,7 +52,7 @@ class Instance:
         self,
         spec: AgentSpec,
         instance_key: str,
-        link: TurnLink,
+        link: AgentLink,
         store: ConversationStore,
         *,
         provider: Provider | None = None,

@@ -19,10 +19,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from msgspec import structs
 
+from goondan.agentproc.calls.caller import AgentLink
 from goondan.agentproc.machine.messages import ToolData
 from goondan.agentproc.machine.turn import Action, AskModel, End, RunTool, Store
 from goondan.agentproc.providers.base import TextDelta
@@ -64,12 +65,6 @@ class _Run:
         self.pieces = pieces or []
 
 
-class LiveLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
-
-    def send(self, frame: Frame) -> bool: ...
-
-
 class LiveFeed:
     """The news of the turn `turn_id`, for the event in `frame`. `again`: an earlier incarnation began the turn.
     `redact` removes secrets from a text.
@@ -77,7 +72,7 @@ class LiveFeed:
 
     def __init__(
         self,
-        link: LiveLink,
+        link: AgentLink,
         loop: asyncio.AbstractEventLoop,
         frame: Frame,
         turn_id: str,

@@ -8,14 +8,14 @@ Source: requirements BUNDLE-01 to BUNDLE-10, EVENTS-08.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 from uuid import uuid4
 
 import msgspec
 
+from goondan.agentproc.calls.caller import AgentLink
 from goondan.agentproc.extensions.local_calls import current_call
 from goondan.agentproc.turn.parts import AgentFeature
 from goondan.features.changesets.wire import (
@@ -41,12 +41,6 @@ _MAX_ID: Final = 100
 Mounted = Callable[[str, dict[str, Any]], Awaitable[None]]
 
 
-class PostingLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
-
-    def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
-
-
 class Changesets(AgentFeature):
     """`api.swarm_bundle` in the process of an agent instance. No turn has a part of it."""
 
@@ -66,7 +60,7 @@ FEATURE: Final = Changesets
 class BundleChanges:
     """The changesets of one agent instance. `mounted` tells its extensions about a new worktree."""
 
-    def __init__(self, link: PostingLink, mounted: Mounted) -> None:
+    def __init__(self, link: AgentLink, mounted: Mounted) -> None:
         self._link = link
         self._mounted = mounted
         self._asked: Counter[str] = Counter()

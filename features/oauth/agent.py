@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from goondan.agentproc.calls.caller import AgentLink
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.start.log import KnownSecrets
 from goondan.agentproc.turn.instance import Instance
@@ -26,13 +27,6 @@ from goondan.schemas.wire.frames import Frame
 #: comes first.
 ANSWER_S: Final = 70.0
 _FIELDS: Final = frozenset(("oauthAppRef", "scopes", "subject"))
-
-
-class PostingLink(Protocol):
-    """The methods of a link that are used here (goondan.schemas.transport.link.Link)."""
-
-    def post(self, frame: Frame) -> asyncio.Future[Frame]: ...
-    def forget(self, frame_id: str) -> None: ...
 
 
 class OAuth(AgentFeature):
@@ -62,7 +56,7 @@ FEATURE: Final = OAuth
 class AccessTokens:
     """The requests of one agent instance's extensions to the kernel."""
 
-    def __init__(self, link: PostingLink, events: EventBus, secrets: KnownSecrets) -> None:
+    def __init__(self, link: AgentLink, events: EventBus, secrets: KnownSecrets) -> None:
         self._link = link
         self._events = events
         self._secrets = secrets

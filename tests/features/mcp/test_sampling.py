@@ -35,7 +35,7 @@ class Turn:
         self.instance: Any = SimpleNamespace(spec=spec, caller=SimpleNamespace(tool_of=lambda call_id: tool))
         self.step = 1
         self.sampling = Sampling(cast("TurnCore", self))
-        self.asks = ToolAsks(self, {"t1/c1"}.__contains__)
+        self.asks = ToolAsks(cast("Any", self), {"t1/c1"}.__contains__)
         for kind, handler in self.sampling.asks.items():
             self.asks.handle(kind, handler)
 

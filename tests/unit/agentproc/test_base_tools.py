@@ -12,6 +12,7 @@ import pytest
 from goondan.agentproc.base.agents import agents
 from goondan.agentproc.calls.handlers import HANDLERS
 from goondan.agentproc.calls.swarm import Swarm
+from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.machine.questions import Asker
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
@@ -22,18 +23,8 @@ AGENTS = Path(agents.__file__).parent
 AT = "2026-01-01T00:00:00.000Z"
 
 
-class Nobody:
-    """No extension listens."""
-
-    def wants(self, kind: str) -> bool:
-        return False
-
-    def emit(self, kind: str, payload: dict[str, Any], *, emitter: str) -> None:
-        """Told to nobody."""
-
-
 def swarm(link: FakeLink, agent: str = "alpha") -> Swarm:
-    return Swarm(link, Asker(agent, "k", "t1"), None, lambda: AT, Nobody())
+    return Swarm(link, Asker(agent, "k", "t1"), None, lambda: AT, EventBus())
 
 
 @pytest.mark.requirement("AGENTS-12", "AGENTS-14")
@@ -56,7 +47,7 @@ async def test_a_request_has_the_defaults_of_the_specification_and_waits() -> No
 @pytest.mark.requirement("AGENTS-17")
 async def test_who_waits_no_more_is_told_that_the_work_goes_on_and_what_can_be_done() -> None:
     link, given = FakeLink(), {"target": "beta", "input": "hi"}
-    own = Swarm(link, Asker("alpha", "k", "t1"), asyncio.get_running_loop().time() + 600, lambda: AT, Nobody())
+    own = Swarm(link, Asker("alpha", "k", "t1"), asyncio.get_running_loop().time() + 600, lambda: AT, EventBus())
     own.patience_ms = 7000
     asking = asyncio.ensure_future(HANDLERS["agents__request"](own, "c1", given))
     await asyncio.sleep(0)

@@ -676,8 +676,8 @@ async def test_a_disk_that_fills_up_during_a_turn_fails_it_once(make: Make) -> N
     runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("fine")))
     task = asyncio.create_task(runner.run(event_frame("e1", "go")))
     await until(lambda: link.calls)
-    assert runner.instance.store._file._db is not None
-    runner.instance.store._file._db.execute("PRAGMA max_page_count = 1")
+    assert runner.instance.store._db is not None
+    runner.instance.store._db.execute("PRAGMA max_page_count = 1")
     link.finish(link.open_calls()[0], ok("x" * 100_000))
     await task
     assert code_of(the_answer(link)) == "E_DISK_FULL"

@@ -227,7 +227,7 @@ def test_a_full_disk_is_one_error_and_goes_away_with_its_cause(tmp_path: Path) -
     store = opened(tmp_path)
     with store.write():
         store.begin_turn("e1", "t1", 1, AT)
-    connection = store._file._db
+    connection = store._db
     assert connection is not None
     pages = connection.execute("PRAGMA page_count").fetchone()[0]
     connection.execute(f"PRAGMA max_page_count = {pages}")
@@ -311,7 +311,7 @@ def test_a_turn_reads_no_history_unless_asked(tmp_path: Path) -> None:
     store = opened(tmp_path)
     finish(store, "e0", "t0", [Append(user(str(n))) for n in range(50)])
     with store.write():
-        store._file.execute("UPDATE base SET message = x'c1'")
+        store.execute("UPDATE base SET message = x'c1'")
     finish(store, "e1", "t1", [Append(user("new"))])
     assert store.find_turn("e1") is not None
     with pytest.raises(GoondanError):
@@ -331,8 +331,8 @@ def test_old_answers_and_notes_are_dropped(tmp_path: Path, monkeypatch: pytest.M
     assert store.find_turn("e6") is None
     assert store.find_turn("e7") is not None
     assert [message.id for message in store.load_messages()] == ["8", "9"]
-    assert store._file._db is not None
-    assert store._file._db.execute("SELECT count(*) FROM runtime_events").fetchone() == (4,)
+    assert store._db is not None
+    assert store._db.execute("SELECT count(*) FROM runtime_events").fetchone() == (4,)
     store.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec import Raw
@@ -44,7 +44,7 @@ def asked(number: int = 1, kind: str = "elicit", value: Any = None, call_id: str
 
 def made(handler: Callable[[Asked], None] | None = None, wire: Wire | None = None) -> tuple[ToolAsks, Wire]:
     wire = wire or Wire()
-    asks = ToolAsks(wire, {CALL}.__contains__)
+    asks = ToolAsks(cast(Any, wire), {CALL}.__contains__)
     if handler is not None:
         asks.handle("elicit", handler)
     return asks, wire

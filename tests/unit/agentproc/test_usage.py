@@ -34,7 +34,7 @@ def kept(folder: Path) -> dict[Part, Used]:
     """What the instance keeps, whatever the day is."""
     store = ConversationStore(instance_dir(str(folder), "coder", "k"))
     try:
-        rows = store._file.rows("SELECT name, value FROM meta WHERE name LIKE 'usage/%'")
+        rows = store.rows("SELECT name, value FROM meta WHERE name LIKE 'usage/%'")
     finally:
         store.close()
     found: dict[Part, Used] = {}
