@@ -68,14 +68,19 @@ class CallContext(Struct, frozen=True):
 class OpenCall(Struct, eq=False):
     """A call that was sent and has no result yet."""
 
+    #: The tool.
     item: CatalogItem
+    #: The frame that was sent last.
     frame: Frame
+    #: The turn that it belongs to.
     context: CallContext
+    #: Gets its result.
     done: Done
     #: The end of its time, repeats included (the loop's time).
     until: float
     #: Gets the call's id when a person is asked first.
     waits: Callable[[str], None] | None
+    #: Whether the link has it. False while a person is asked, or its server is attached to again.
     sent: bool = False
     #: How often it was made again. Each repeat has an id of its own.
     repeats: int = 0
