@@ -80,10 +80,7 @@ def row(news: WorkerNews) -> dict[str, Any]:
     state = news.server
     if state is None:
         raise AssertionError("only news of servers has a row")
-    return {
-        "server": state.server,
-        "extension": state.extension,
-        "transport": state.transport,
+    return idle_row(state.server, state.extension, state.transport) | {
         "agent": state.agent,
         "instanceKey": news.instance_key,
         "state": state.state,

@@ -165,10 +165,7 @@ def restart(bundle: str | None, agent: str | None, fresh: bool) -> None:
     place = locate(bundle)
     client = SupervisorClient.connect(place.state_dir)
     if client is None:
-        record = lock.read_record(place.state_dir)
-        if record is not None and record.by_hand and lock.is_held(place.state_dir):
-            message = f"the kernel of {place.bundle} was started by hand, without a supervisor"
-            raise fail("E_RESTART_REFUSED", message, suggestion="Restart its processes as they were started.")
+        _check_by_hand(place, "E_RESTART_REFUSED", "Restart its processes as they were started.")
         raise fail("E_KERNEL_NOT_RUNNING", f"no kernel runs {place.bundle}")
     try:
         reply = client.ask("restart", RESTART_S, reason="gdn restart", agent=agent, fresh=fresh)
@@ -200,10 +197,7 @@ def stop(bundle: str | None) -> None:
     until = time.monotonic() + STOP_S
     client = SupervisorClient.connect(place.state_dir)
     if client is None:
-        record = lock.read_record(place.state_dir)
-        if record is not None and record.by_hand and lock.is_held(place.state_dir):
-            message = f"the kernel of {place.bundle} was started by hand, without a supervisor"
-            raise fail("E_KERNEL_RUNNING", message, suggestion="End its processes as they were started.")
+        _check_by_hand(place, "E_KERNEL_RUNNING", "End its processes as they were started.")
         if (pidfd := lock.holder(place.state_dir)) is not None:
             _end(pidfd, place, until)
             return
@@ -219,6 +213,14 @@ def stop(bundle: str | None) -> None:
     orderly = end_of(client.pidfd, place.state_dir, patience)
     client.close()
     _report(orderly)
+
+
+def _check_by_hand(place: BundleTarget, code: str, suggestion: str) -> None:
+    """Raise GoondanError when a kernel without a supervisor runs the bundle: nobody here can do that to it."""
+    record = lock.read_record(place.state_dir)
+    if record is not None and record.by_hand and lock.is_held(place.state_dir):
+        message = f"the kernel of {place.bundle} was started by hand, without a supervisor"
+        raise fail(code, message, suggestion=suggestion)
 
 
 def _end(pidfd: int, place: BundleTarget, until: float) -> None:
