@@ -26,9 +26,8 @@ from click.shell_completion import CompletionItem
 
 from goondan.kernel import paths
 from goondan.kernel.bundle.documents import IN_AGENTS, IN_JAILS, MANIFEST, load_documents, tool_folders
-from goondan.kernel.bundle.rules.positions import Mapping, Scalar, Sequence
+from goondan.kernel.bundle.rules.positions import plain
 from goondan.kernel.bundle.rules.problems import Report
-from goondan.kernel.bundle.rules.shape import Document
 from goondan.kernel.bundle.rules.tools import BUNDLED_EXPORTS
 from goondan.kernel.state_root import why_refused
 from goondan.schemas.bundle.address import build_tool_name, is_export_name, is_resource_name, segment_key
@@ -66,7 +65,7 @@ def agents(ctx: click.Context) -> Iterator[tuple[str, str]]:
 def resources(ctx: click.Context, kind: str) -> Iterator[tuple[str, str]]:
     """The resources of a kind that the bundle has."""
     for document in _documents(_bundle(ctx)):
-        if _text(document.node, "kind") == kind and is_resource_name(name := _text(document.node, "metadata", "name")):
+        if _text(document, "kind") == kind and is_resource_name(name := _text(document, "metadata", "name")):
             yield name, ""
 
 
@@ -88,11 +87,11 @@ def tools(ctx: click.Context) -> Iterator[tuple[str, str]]:
     """Every tool that `gdn call` can call: the bundle's and the bundled ones, each with its description."""
     own: set[str] = set()
     for document in _documents(_bundle(ctx)):
-        own.add(_text(document.node, "metadata", "name"))
+        own.add(_text(document, "metadata", "name"))
         yield from _exports(document)
     for folder in (*tool_folders(IN_JAILS), *tool_folders(IN_AGENTS)):
         for document in _documents(os.path.join(folder, MANIFEST)):
-            if _text(document.node, "metadata", "name") not in own:
+            if _text(document, "metadata", "name") not in own:
                 yield from _exports(document)
 
 
@@ -136,31 +135,27 @@ def _bundle(ctx: click.Context) -> str:
     return paths.find_bundle(given if isinstance(given, str) else None)
 
 
-def _documents(path: str) -> list[Document]:
-    return load_documents(path, Report()).documents
+def _documents(path: str) -> list[Any]:
+    return [plain(document.node) for document in load_documents(path, Report()).documents]
 
 
-def _exports(document: Document) -> Iterator[tuple[str, str]]:
-    node = document.node
-    tool = _text(node, "metadata", "name")
-    listed = _value(node, "spec", "exports")
-    if _text(node, "kind") != "Tool" or not is_resource_name(tool) or not isinstance(listed, Sequence):
+def _exports(document: Any) -> Iterator[tuple[str, str]]:
+    tool = _text(document, "metadata", "name")
+    if _text(document, "kind") != "Tool" or not is_resource_name(tool):
         return
-    for item in listed.items:
+    listed = _value(document, "spec", "exports")
+    for item in listed if isinstance(listed, list) else ():
         export = _text(item, "name")
         if is_export_name(export) or export in BUNDLED_EXPORTS:
             yield build_tool_name(tool, export), _text(item, "description").partition("\n")[0]
 
 
-def _value(node: Any, *path: str) -> Any:
+def _value(value: Any, *path: str) -> Any:
     for key in path:
-        entry = node.entries.get(key) if isinstance(node, Mapping) else None
-        if entry is None:
-            return None
-        node = entry.value
-    return node
+        value = value.get(key) if isinstance(value, dict) else None
+    return value
 
 
-def _text(node: Any, *path: str) -> str:
-    value = _value(node, *path)
-    return value.text if isinstance(value, Scalar) else ""
+def _text(value: Any, *path: str) -> str:
+    found = _value(value, *path)
+    return found if isinstance(found, str) else ""

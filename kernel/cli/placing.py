@@ -122,17 +122,8 @@ class Placing:
 
     def _stands(self, name: str, replace: bool) -> bool:
         """Whether a file or link of this name exists. Raises GoondanError E_INIT for a name that cannot be written."""
-        fd = self._open[""]
-        *folders, leaf = name.split("/")
-        for depth, folder in enumerate(folders, 1):
-            path = "/".join(folders[:depth])
-            if path not in self._open:
-                try:
-                    self._open[path] = self._enter(folder, fd, path)
-                except FileNotFoundError:
-                    return False  # it is made later, when everything was checked
-            fd = self._open[path]
         try:
+            fd, leaf = self._place_of(name, make=False)
             mode = os.stat(leaf, dir_fd=fd, follow_symlinks=False).st_mode
         except FileNotFoundError:
             return False
@@ -150,16 +141,23 @@ class Placing:
             message = f"{os.path.join(self.folder, path)} {what}"
             raise fail("E_INIT", message, suggestion="Remove it, or name another directory.") from None
 
-    def _place_of(self, name: str) -> tuple[int, str]:
-        """The directory of a file, and the file's name in it. A missing directory is made."""
+    def _place_of(self, name: str, *, make: bool = True) -> tuple[int, str]:
+        """The directory of a file, and the file's name in it. A missing directory is made. Raises FileNotFoundError for
+        it without `make`.
+        """
         fd = self._open[""]
         *folders, leaf = name.split("/")
         for depth, folder in enumerate(folders, 1):
             path = "/".join(folders[:depth])
             if path not in self._open:
-                os.mkdir(folder, dir_fd=fd)
-                self._made.append((fd, folder, True))
-                self._open[path] = os.open(folder, _FOLDER, dir_fd=fd)
+                try:
+                    self._open[path] = self._enter(folder, fd, path)
+                except FileNotFoundError:
+                    if not make:  # it is made when everything was checked
+                        raise
+                    os.mkdir(folder, dir_fd=fd)
+                    self._made.append((fd, folder, True))
+                    self._open[path] = os.open(folder, _FOLDER, dir_fd=fd)
             fd = self._open[path]
         return fd, leaf
 
