@@ -252,3 +252,14 @@ def _state_in(run_dir: str) -> list[str]:
     finally:
         client.close()
     return [] if state_dir is None else [state_dir]
+
+
+def ask_supervisor(state_dir: str, op: str, timeout_s: float | None = ANSWER_S, **more: Any) -> Reply | None:
+    """One question to the supervisor of a workspace. None: there is none. Raises the errors of `connect` and `ask`."""
+    client = SupervisorClient.connect(state_dir)
+    if client is None:
+        return None
+    try:
+        return client.ask(op, timeout_s, **more)
+    finally:
+        client.close()

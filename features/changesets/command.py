@@ -19,7 +19,7 @@ from goondan.kernel.cli.output import emit, printable
 from goondan.kernel.cli.state import locate
 from goondan.kernel.cli.texts.plain import one_line
 from goondan.kernel.supervisor.options import Options
-from goondan.kernel.supervisor_client import SupervisorClient
+from goondan.kernel.supervisor_client import ask_supervisor
 from goondan.schemas.wire.errors import GoondanError, fail
 
 #: How long a running kernel may take to revert a commit (seconds). Changesets of agents come first.
@@ -69,15 +69,10 @@ def revert(changeset_id: str, bundle: str | None) -> None:
 
 def _revert(bundle: str | None, changeset_id: str) -> CommittedChangeset:
     """Revert in the kernel, if one runs, so that its agents get the change. Otherwise revert here."""
-    client = SupervisorClient.connect(locate(bundle).state_dir)
-    if client is not None:
-        try:
-            answer = client.ask("feature", _PATIENCE_S, feature=FEATURE, question=changeset_id).answer
-        finally:
-            client.close()
-        if answer is None:
-            raise fail("E_KERNEL_LOST", "the supervisor gave no answer")
-        return msgspec.convert(answer, CommittedChangeset)
+    place = locate(bundle)
+    reply = ask_supervisor(place.state_dir, "feature", _PATIENCE_S, feature=FEATURE, question=changeset_id)
+    if reply is not None:
+        return msgspec.convert(reply.answer, CommittedChangeset)
     engine = _engine(bundle)
     with locked(engine.folder, wait=True):
         engine.recover()

@@ -328,14 +328,12 @@ def tell_servers(state_dir: str, told: set[str]) -> None:
     """Say which servers have ended by themselves, or never began, with their last words; each once. What was said
     is added to `told`.
     """
-    from goondan.kernel.supervisor_client import SupervisorClient
+    from goondan.kernel.supervisor_client import ask_supervisor
 
     servers: Sequence[WorkerNews] = ()
     with suppress(GoondanError, OSError):  # the kernel has ended, and that is said elsewhere
-        client = SupervisorClient.connect(state_dir)
-        if client is not None:
-            servers = client.ask("ps").servers or []
-            client.close()
+        reply = ask_supervisor(state_dir, "ps")
+        servers = () if reply is None else reply.servers or ()
     for news in servers:
         state = news.server
         if state is not None and state.state == "ended" and state.last_error and state.last_error not in told:

@@ -21,7 +21,7 @@ from goondan.kernel.cli.attach import attach_or_start
 from goondan.kernel.cli.commands.call import tool_result
 from goondan.kernel.cli.session import Message, Session, over_session
 from goondan.kernel.cli.state import locate
-from goondan.kernel.supervisor_client import SupervisorClient
+from goondan.kernel.supervisor_client import ask_supervisor
 from goondan.schemas.bundle.launch import ToolSpec
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall
@@ -170,10 +170,8 @@ def inspected(
                 offers |= over_session(kernel, _asked)
             except GoondanError as error:
                 offers["error"] = error.info.message
-            client = SupervisorClient.connect(place.state_dir)
-            states = [] if client is None else client.ask("ps").servers or []
-            if client is not None:
-                client.close()
+            reply = ask_supervisor(place.state_dir, "ps")
+            states = [] if reply is None else reply.servers or []
         lines = _log_lines(place.state_dir)
         for news in states:
             if news.server is not None:

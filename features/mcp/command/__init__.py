@@ -32,7 +32,7 @@ from goondan.kernel.cli.console.lines import FROM_STDIN, read_all
 from goondan.kernel.cli.output import columns, emit, printable, wants_json, write, write_json
 from goondan.kernel.cli.state import locate
 from goondan.kernel.cli.texts.batch import parse_json
-from goondan.kernel.supervisor_client import SupervisorClient
+from goondan.kernel.supervisor_client import ask_supervisor
 from goondan.schemas.wire.blobs import too_large
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.tool_host_reports import WorkerNews
@@ -56,11 +56,8 @@ _COLUMNS: Final = ("SERVER", "INSTANCE", "STATE", "ATTACHED", "CALLS", "MEMORY",
 def list_servers(bundle: str | None, policy: str | None) -> None:
     """Show the MCP servers of a bundle: state, calls, memory, last error."""
     place = locate(bundle, policy)
-    client = SupervisorClient.connect(place.state_dir)
-    running: list[WorkerNews] = []
-    if client is not None:
-        running = client.ask("ps").servers or []
-        client.close()
+    reply = ask_supervisor(place.state_dir, "ps")
+    running = [] if reply is None else reply.servers or []
     bundled = inspect_bundle(place.bundle, state_dir=place.state_dir, handlers=False, policy=place.policy)
     rows = [row(news) for news in running if news.server is not None]
     seen = {one["server"] for one in rows}

@@ -19,7 +19,7 @@ from goondan.kernel.cli.output import OPERATOR_NOTE, can_ask, columns, confirmed
 from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.kernel.cli.texts.batch import check_instance
 from goondan.kernel.cli.texts.plain import one_line
-from goondan.kernel.supervisor_client import SupervisorClient
+from goondan.kernel.supervisor_client import ask_supervisor
 from goondan.kernel.traces.conversations import Instance, Overview, instances, messages, overview
 from goondan.kernel.traces.search import Search
 from goondan.schemas.bundle.address import instance_workdir
@@ -183,13 +183,7 @@ def instance_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 def _processes(place: BundleTarget) -> dict[tuple[str, str], dict[str, Any]]:
     """The lines of `gdn ps` about agents, by agent and key; empty when no kernel runs."""
-    client = SupervisorClient.connect(place.state_dir)
-    if client is None:
-        return {}
-    try:
-        rows = client.ask("ps").processes or []
-    finally:
-        client.close()
+    reply = ask_supervisor(place.state_dir, "ps")
     return {
         (row.name, row.instance_key or ""): {
             "status": row.status,
@@ -197,7 +191,7 @@ def _processes(place: BundleTarget) -> dict[tuple[str, str], dict[str, Any]]:
             "restarts": row.restarts,
             "lastExit": row.last_exit,
         }
-        for row in rows
+        for row in (() if reply is None else reply.processes or ())
         if row.role == "agent"
     }
 

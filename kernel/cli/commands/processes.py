@@ -27,7 +27,7 @@ from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.kernel.cli.texts.plain import one_line
 from goondan.kernel.cli.texts.waits import render as render_waits
 from goondan.kernel.lock import KernelRecord
-from goondan.kernel.supervisor_client import ProcessInfo, SupervisorClient, kernels
+from goondan.kernel.supervisor_client import ProcessInfo, SupervisorClient, ask_supervisor, kernels
 from goondan.schemas.text.times import age, rfc3339
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import OPERATOR_AGENT
@@ -60,13 +60,11 @@ def ps(bundle: str | None, everywhere: bool, why: bool, forget_limits: bool) -> 
         emit(forgotten, [f"forgotten: {line}" for line in lines] or ["nothing was learned"])
         return
     place = locate(bundle)
-    client = SupervisorClient.connect(place.state_dir)
+    reply = ask_supervisor(place.state_dir, "ps")
     rows: list[ProcessInfo] = []
     copy: str | None = None
-    if client is not None:
-        reply = client.ask("ps")
+    if reply is not None:
         rows, copy = reply.processes or [], reply.private_copy
-        client.close()
     elif (broker := by_hand(place)) is not None:
         rows = external(broker)
     emit(rows, _shown_processes(rows, place.bundle, copy))
