@@ -243,9 +243,9 @@ def main(arguments: list[str], write: Callable[[str], None] = print) -> int:
     names = yaml.safe_load(text)
     found = named_in_core(names["words"])
     if "--update" in arguments:
-        head, mark, _ = text.partition("\ntoday:\n")
-        body = yaml.safe_dump({"today": shrunk(found, names)}, width=1000).removeprefix("today:\n")
-        NAMES.write_text(head + mark + body, encoding="utf-8")
+        head = text.partition("\ntoday:")[0]
+        body = yaml.safe_dump({"today": shrunk(found, names)}, width=1000)
+        NAMES.write_text(f"{head}\n{body}", encoding="utf-8")
         return 0
     faults = import_faults(graph_of(ROOT, PACKAGES)) + name_faults(found, names, [row.name for row in FEATURES])
     for line in faults:
