@@ -34,7 +34,7 @@ from goondan.agentproc.extensions.points.pipeline import Layer, MiddlewareError
 #: agent, which can be seen and cancelled.
 LAYER_S: Final = 60.0
 #: How often the layers are checked while any runs (seconds). A layer may exceed its time by as much.
-LOOK_S: Final = 1.0
+CHECK_S: Final = 1.0
 #: A layer whose clock runs for so long (seconds) is told as one that hangs.
 HANGS_S: Final = 2.0
 
@@ -88,7 +88,7 @@ class Patience:
         if self.stands == 0:
             self._since = monotonic()
             if self._watch.timer is None:
-                self._watch.look_later()
+                self._watch.check_later()
 
     @contextmanager
     def standing(self) -> Iterator[None]:
@@ -99,7 +99,7 @@ class Patience:
         finally:
             self.go_on()
 
-    def look(self, now: float) -> None:
+    def check(self, now: float) -> None:
         """Cancel the layer if its time is over."""
         if self.stands == 0 and not self.expired and now - self._since > self._left:
             self.expired = True
@@ -110,7 +110,7 @@ class Patience:
         return 0.0 if self.stands else now - self._since
 
     def is_late(self) -> bool:
-        """Whether a CancelledError of the layer came from `look`, and only from there. To be asked when it
+        """Whether a CancelledError of the layer came from `check`, and only from there. To be asked when it
         was caught.
         """
         return self.expired and self._task.uncancel() <= self._cancelling
@@ -137,7 +137,7 @@ class Watch:
         patience = Patience(self, task, layer)
         self.running[patience] = None
         if self.timer is None:
-            self.look_later()
+            self.check_later()
         return patience
 
     def leave(self, patience: Patience) -> None:
@@ -146,9 +146,9 @@ class Watch:
         if self.hanging is patience:
             self.go_on()
 
-    def look_later(self) -> None:
+    def check_later(self) -> None:
         """A clock runs, and no check is planned: plan one for all layers."""
-        self.timer = asyncio.get_running_loop().call_later(min(LOOK_S, LAYER_S / 4), self._look)
+        self.timer = asyncio.get_running_loop().call_later(min(CHECK_S, LAYER_S / 4), self._check)
 
     def close(self) -> None:
         """Stop checking layers."""
@@ -157,14 +157,14 @@ class Watch:
             self.timer.cancel()
             self.timer = None
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self.timer = None
         now = monotonic()
         for patience in list(self.running):
-            patience.look(now)
+            patience.check(now)
         self._tell(now)
         if any(patience.stands == 0 for patience in self.running):
-            self.look_later()
+            self.check_later()
 
     def _tell(self, now: float) -> None:
         """Tell of the layer that hangs longest, again and again: news may be lost."""
@@ -205,7 +205,7 @@ class Next(Struct, Generic[R], eq=False):
     kind calls it without one. A mutator is not given it.
     """
 
-    #: Runs the chain from the layer with this index on, and calls the `end` of the Next that it gets.
+    #: Runs the chain from the layer with this index on, and calls `inner_ended` of the Next that it gets.
     inner: Callable[[int, Next[R], Any], Coroutine[Any, Any, R]]
     #: See `inner`.
     index: int
@@ -230,12 +230,7 @@ class Next(Struct, Generic[R], eq=False):
         self.state = "called"
         return self.inner(self.index, self, given)
 
-    def begin(self) -> None:
-        """The inner part begins. It has a limit of its own, so the clock of the layer stands still."""
-        if self.patience is not None:
-            self.patience.stand()
-
-    def end(self, done: bool, raised: BaseException | None) -> None:
+    def inner_ended(self, done: bool, raised: BaseException | None) -> None:
         """The inner part has ended; `done`: with a result. A wrap may also go on behind what was raised."""
         if self.patience is not None:
             self.patience.go_on()
@@ -247,15 +242,11 @@ class Next(Struct, Generic[R], eq=False):
         """The layer waits for an operation that has a limit of its own."""
         return nullcontext() if self.patience is None else self.patience.standing()
 
-    def close(self) -> None:
-        """The layer has ended, however: next() cannot be called any more."""
-        self.state = "closed"
-
     def result(self, returned: Any, accept: Callable[[Any], R] | None) -> Any:
         """What the layer returned. Raises MiddlewareError when that is wrong, or next() was not called and awaited."""
         point = self.layer.of
         state = "done" if point is not None and point.form == "mutate" else self.state
-        self.close()
+        self.state = "closed"
         if state == "unused" and (point is None or point.keeps):
             raise MiddlewareError("next() was not called")
         if state == "called":
@@ -288,8 +279,8 @@ class _Chain(Struct, Generic[R], eq=False):
 
         One coroutine for each layer: another one would add to the cost of every layer.
         """
-        if outer is not None:
-            outer.begin()
+        if outer is not None and outer.patience is not None:
+            outer.patience.stand()  # the inner part has a limit of its own
         done, raised = False, None
         try:
             while index < len(self.layers):
@@ -311,7 +302,7 @@ class _Chain(Struct, Generic[R], eq=False):
                 except BaseException as error:
                     result = self._lost(running, error)
                 finally:
-                    running.close()
+                    running.state = "closed"  # next() cannot be called any more
                     if running.patience is not None:
                         self.watch.leave(running.patience)
                 done = True
@@ -324,7 +315,7 @@ class _Chain(Struct, Generic[R], eq=False):
             raise
         finally:
             if outer is not None:
-                outer.end(done, raised)
+                outer.inner_ended(done, raised)
             del raised  # it has this frame
 
     def _begin(self, index: int, layer: Layer, given: Any) -> tuple[Next[R], tuple[Any, ...]]:

@@ -413,7 +413,7 @@ def _from_folder(module: ModuleType | None, path: str) -> bool:
     return any(place.startswith(path + "/") for place in places)
 
 
-def _make_room(folder: _Folder) -> None:
+def _put_others_aside(folder: _Folder) -> None:
     """Put aside modules of other extensions whose names this folder also has. So each extension imports its own
     modules.
     """
@@ -452,7 +452,7 @@ def import_entry(spec: ExtensionSpec, name: str) -> ModuleType:
         sys.meta_path.insert(0, _Inner)
         sys.meta_path.append(_Outer)
     _folders.append(folder)
-    _make_room(folder)
+    _put_others_aside(folder)
     before = set(sys.modules)
     loader = folder.loader(name, entry)
     module_spec = spec_from_file_location(name, spec.entry, loader=loader)

@@ -176,7 +176,7 @@ class Connection(asyncio.Protocol):
         self._lost = False
         self._idle_since = 0.0
         #: Pending while the transport holds as much unsent data as it may.
-        self._room: asyncio.Future[None] | None = None
+        self._full: asyncio.Future[None] | None = None
 
     def usable(self) -> bool:
         """Whether the next request may use it."""
@@ -198,11 +198,11 @@ class Connection(asyncio.Protocol):
         else:
             self._transport.write(data)
 
-    async def room(self, limit_s: float) -> bool:
+    async def drained(self, limit_s: float) -> bool:
         """Wait until the server has taken most of what was sent, or is gone. False: it takes nothing for `limit_s`."""
-        if self._room is None:
+        if self._full is None:
             return True
-        waiting = self._room
+        waiting = self._full
         done, _ = await asyncio.wait([waiting], timeout=limit_s)
         return bool(done)
 
@@ -252,13 +252,13 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The transport holds enough unsent data."""
-        self._room = self._room or self.loop.create_future()
+        self._full = self._full or self.loop.create_future()
 
     def resume_writing(self) -> None:
         """The transport has sent most of it."""
-        room, self._room = self._room, None
-        if room is not None and not room.done():
-            room.set_result(None)
+        full, self._full = self._full, None
+        if full is not None and not full.done():
+            full.set_result(None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection is over."""
@@ -344,7 +344,7 @@ class Response:
             if self._has_head or self._fault is not None:
                 return
             self._connection.write(part)
-            if not await self._connection.room(self._patience.silence_s):
+            if not await self._connection.drained(self._patience.silence_s):
                 self._fail("silent", f"a server that reads nothing of the request for {self._patience.silence_s:g} s")
                 return
         self.unsent = None

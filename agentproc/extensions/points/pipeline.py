@@ -124,7 +124,7 @@ class Pipeline:
         """Remove every handler that an extension has registered."""
         for place, layers in self._layers.items():
             self._layers[place] = tuple(layer for layer in layers if layer.extension != extension)
-        self._look_over()
+        self._note_kinds()
 
     def at(self, place: str) -> Sequence[Layer]:
         """The layers of a kind, with the mutators that stand among them, or the handlers of another point: the
@@ -163,9 +163,9 @@ class Pipeline:
             raise fail("E_USAGE", f"the priority of a {what} is an integer, not {type(priority).__name__}")
         layers = self._layers.get(place, ())
         self._layers[place] = tuple(sorted((*layers, layer), key=lambda layer: layer.priority))  # stable
-        self._look_over()
+        self._note_kinds()
 
-    def _look_over(self) -> None:
+    def _note_kinds(self) -> None:
         """After a change, find out which kinds have handlers."""
         layers = [layer for found in self._layers.values() for layer in found]
         kinds = {layer.kind or POINTS[layer.point or ""].kind for layer in layers}

@@ -172,7 +172,7 @@ async def test_one_that_is_late_and_cancelled_at_once_is_cancelled() -> None:
     task = asyncio.create_task(layer())
     await settle()
     (patience,) = watch.running
-    patience.look(monotonic() + 100)
+    patience.check(monotonic() + 100)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -181,7 +181,7 @@ async def test_one_that_is_late_and_cancelled_at_once_is_cancelled() -> None:
 
 
 async def test_a_layer_that_hangs_is_told_with_its_point_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("LOOK_S", 0.02), ("HANGS_S", 0.06), ("LAYER_S", 60.0)):
+    for name, seconds in (("CHECK_S", 0.02), ("HANGS_S", 0.06), ("LAYER_S", 60.0)):
         monkeypatch.setattr(patience_module, name, seconds)
     watch, told = Watch(), list[tuple[str, str | None, float | None]]()
     watch.told = lambda layer, seconds: told.append((layer.extension, layer.point, seconds))
@@ -205,5 +205,5 @@ async def test_a_quick_layer_tells_nothing() -> None:
     watch.told = lambda *news: told.append(news)
     watch.leave(watch.enter(LAYER))
     await asyncio.sleep(0)
-    watch._look()
+    watch._check()
     assert told == []
