@@ -27,6 +27,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, Final, NamedTuple, Self
 
 import msgspec
@@ -124,26 +125,18 @@ def _lock(folder: str) -> int | None:
     return fd
 
 
-class PromiseFile:
-    """One such file. With `path` None nothing can be kept."""
+def read_promises(path: str | None) -> list[Promise]:
+    """The promises in such a file; none when there is none, or nothing can be kept (None)."""
+    return [] if path is None else read_list(path, Promise, _MAX_BYTES)
 
-    def __init__(self, path: str | None) -> None:
-        self._path = path
 
-    def read(self) -> list[Promise]:
-        """The promises in it; none when there is no file."""
-        return [] if self._path is None else read_list(self._path, Promise, _MAX_BYTES)
-
-    def write(self, promises: list[Promise]) -> None:
-        """Replace the promises in it by these."""
-        if self._path is None:
-            return
-        if not promises:
-            with suppress(OSError):
-                os.unlink(self._path)
-            return
-        with suppress(OSError):
-            replace_file(self._path, msgspec.json.encode(promises))
+def write_promises(path: str | None, promises: list[Promise]) -> None:
+    """Replace the promises in it by these."""
+    with suppress(OSError):
+        if path is not None and promises:
+            replace_file(path, msgspec.json.encode(promises))
+        elif path is not None:
+            os.unlink(path)
 
 
 # --- the process ------------------------------------------------------------------------------------------------------
@@ -231,7 +224,7 @@ class App:
         powers = self._powers
         spec = _spec(welcome)
         state = await StateFolder.claim(spec.state_dir, welcome.principal, powers)
-        promises = PromiseFile(state.file(PROMISES))
+        promises = state.file(PROMISES)
         exposures = WriteExposures(state.file(EXPOSURES), powers)
         host = self._host = Host(
             spec,
@@ -241,17 +234,17 @@ class App:
             on_worker=self._report,
             environment=self._settings.granted,
             announce=self._announce,
-            remember=promises.write,
+            remember=partial(write_promises, promises),
             speaker=self._link,
             exposures=exposures,
             copies=FolderCopies(state.file(_COPIES)),
             server_asks={op: make for part in parts("host") for op, make in part.ASKS.items()},
         )
-        host.answers.give_up(promises.read())
+        host.answers.give_up(read_promises(promises))
         for orphan in state.orphans():
-            left = PromiseFile(orphan.file(PROMISES))
-            host.answers.give_up(left.read())  # from here on they stand in our file
-            left.write([])
+            left = orphan.file(PROMISES)
+            host.answers.give_up(read_promises(left))  # from here on they stand in our file
+            write_promises(left, [])
             exposures.take_over(orphan.file(EXPOSURES))
             remove_tree(orphan.file(_COPIES) or "")
             orphan.release()

@@ -288,7 +288,7 @@ class Calls:
         again = running is not None
         running = running or self._of_whom()
         question = _question(params, again=again)
-        answer = await self.ask(running, "elicit", encode_value(question))
+        answer = await self._ask(running, "elicit", encode_value(question))
         elicited = _elicited(answer)
         content = elicited.content
         if elicited.action == "accept" and question.mode == "form":
@@ -302,7 +302,7 @@ class Calls:
         self._client.check_granted("sampling")
         running = running or self._of_whom()
         wanted = params.model_dump(by_alias=True, mode="json", exclude_none=True, exclude={"meta"})
-        answer = await self.ask(running, "sample", encode_value(wanted))
+        answer = await self._ask(running, "sample", encode_value(wanted))
         try:
             return types.CreateMessageResult.model_validate(_decode(answer), by_name=False)
         except ValidationError:
@@ -317,9 +317,8 @@ class Calls:
             raise Failure("E_MCP_INPUT", "calls of several agents are open, and the server does not say which one asks")
         return calls[-1]
 
-    async def ask(self, running: Running | None, op: Literal["elicit", "sample"], value: bytes) -> bytes:
+    async def _ask(self, running: Running, op: Literal["elicit", "sample"], value: bytes) -> bytes:
         """Ask the agent that made a call; the call's clocks stand still. Raises Failure."""
-        running = running or self._of_whom()
         running.asked += 1
         number = running.asked
         waiter = running.open[number] = self._loop.create_future()

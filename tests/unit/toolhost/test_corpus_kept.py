@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import replace
 
-from goondan.toolhost.app import _MAX_BYTES, PromiseFile
+from goondan.toolhost.app import _MAX_BYTES, read_promises, write_promises
 from goondan.toolhost.calls.call_registry import CallRegistry, FairStore, StoredResult
 from goondan.toolhost.calls.results import (
     KEPT_S,
@@ -77,12 +77,12 @@ def test_promises_of_one_agent_leave_room_for_those_of_the_others(tmp_path: Path
             if not isinstance(book.begin(made, 0.0), Work):
                 break
     assert isinstance(book.begin(promise("h", key="victim", call="theirs"), 0.0), Work)
-    file = PromiseFile(str(tmp_path / "pending.json"))
-    file.write(book.promised())
+    file = str(tmp_path / "pending.json")
+    write_promises(file, book.promised())
     assert (tmp_path / "pending.json").stat().st_size <= MAX_PROMISED_BYTES + (1 << 20) <= _MAX_BYTES
-    assert promise("h", key="victim", call="theirs") in file.read()
+    assert promise("h", key="victim", call="theirs") in read_promises(file)
     again = PendingRegistry()
-    for known in file.read():
+    for known in read_promises(file):
         assert isinstance(again.begin(known, 0.0, again=True), Work), "what was promised is told, whatever it holds"
 
 

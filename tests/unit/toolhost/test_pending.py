@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from msgspec import Raw
 from goondan.schemas.bundle.launch import ExportSpec, ToolSpec
 from goondan.schemas.wire.frames import Frame
 from goondan.schemas.wire.spans import call_span
-from goondan.toolhost.app import PromiseFile
+from goondan.toolhost.app import read_promises, write_promises
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.results import KEPT_S, MAX_RUNNING, PENDING_S, PendingRegistry, Promise, Work
 from goondan.toolhost.serving.answers import Answers, Asking
@@ -117,32 +118,34 @@ TestMachine.settings = settings(max_examples=60, deadline=None)
 
 def test_promises_survive_in_a_private_file_and_a_broken_one_costs_nothing(tmp_path: Path) -> None:
     path = tmp_path / "pending.json"
-    file = PromiseFile(str(path))
-    assert file.read() == []
-    file.write([promise("h"), promise("i")])
+    file = str(path)
+    assert read_promises(file) == []
+    write_promises(file, [promise("h"), promise("i")])
     assert path.stat().st_mode & 0o777 == 0o600
-    assert PromiseFile(str(path)).read() == [promise("h"), promise("i")]
+    assert read_promises(str(path)) == [promise("h"), promise("i")]
     for broken in (b"", b"[{}]", b"\xff", b"[" * 5000):
         path.write_bytes(broken)
-        assert file.read() == []
-    file.write([])
+        assert read_promises(file) == []
+    write_promises(file, [])
     assert not path.exists()
-    file.write([])
+    write_promises(file, [])
     path.symlink_to("/etc/passwd")
-    assert file.read() == []
-    for unusable in (PromiseFile("/proc/no/such/place"), PromiseFile(None)):
-        unusable.write([promise("h")])
-        assert unusable.read() == []
+    assert read_promises(file) == []
+    for unusable in ("/proc/no/such/place", None):
+        write_promises(unusable, [promise("h")])
+        assert read_promises(unusable) == []
 
 
 async def test_the_end_of_work_is_told_with_the_root_of_its_call_also_by_the_next_tool_host(tmp_path: Path) -> None:
     sent: list[Frame] = []
-    file = PromiseFile(str(tmp_path / "pending.json"))
+    file = str(tmp_path / "pending.json")
 
     def answers() -> Answers:
         loop = asyncio.get_running_loop()
         asking = Asking(loop, None, lambda line: None, {})
-        return Answers(loop, lambda frame: True, asking, lambda event, told: sent.append(event), file.write)
+        return Answers(
+            loop, lambda frame: True, asking, lambda event, told: sent.append(event), partial(write_promises, file)
+        )
 
     export = ExportSpec(name="f")
     tool = ToolSpec(name="t", entry="/t.py", root="/t.py", exports=[export])
@@ -153,7 +156,7 @@ async def test_the_end_of_work_is_told_with_the_root_of_its_call_also_by_the_nex
     first = answers()
     work = first.begin_work(call, "h")
     assert isinstance(work, Work)
-    promises = file.read()
+    promises = read_promises(file)
     first.end_work(work, Raw(b"\x80"))
     answers().give_up(promises)
     assert [(event.event_id, event.root_event) for event in sent] == [("t1/a~completed", "e-0")] * 2
