@@ -61,8 +61,6 @@ MAX_STATUS: Final = 4096
 #: The exit status of the boot stage when a place of the jail was replaced while it was made (inside/confine.py).
 REPLACED: Final = 124
 
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-
 
 class JailOwner(worker.WorkerOwner, Protocol):
     """The object that a jail reports to, in the loop."""
@@ -157,7 +155,7 @@ class Jail(worker.Worker):
             ticks = sum(map(int, process_stat(self.worker_pid)[11:15]))  # utime, stime, cutime, cstime
             kilobytes = int(process_status(self.worker_pid).get("VmHWM", "0 kB").removesuffix(" kB"))
         return Used(
-            int(max(ticks / _TICKS_PER_S, self.usage.cpu.total_s) * 1000) if cpu_s is None else int(cpu_s * 1000),
+            int(max(ticks / procfs.TICKS_PER_S, self.usage.cpu.total_s) * 1000) if cpu_s is None else int(cpu_s * 1000),
             max(kilobytes, self.usage.peak >> 10) if memory is None else memory >> 10,
         )
 

@@ -50,7 +50,7 @@ from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.traffic.rules import Layout
 from goondan.toolhost.watch.jail_usage import JailUsage
 from goondan.toolhost.watch.keeper import Keeper
-from goondan.toolhost.watch.procfs import children, members, process_stat, process_status, signal_all
+from goondan.toolhost.watch.procfs import TICKS_PER_S, children, members, process_stat, process_status, signal_all
 
 #: How long a worker may take to begin, a new template included (seconds). Importing the SDK takes half a second on an
 #: idle machine, and some seconds among many that compute.
@@ -197,7 +197,6 @@ def _ended() -> OSError:
     return OSError(0, "the template of the servers' workers has ended")
 
 
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 #: Servers that are remembered.
 MAX_KNOWN: Final = 1024
 
@@ -228,7 +227,7 @@ class WorkerProcess:
         with suppress(ValueError, IndexError):
             ticks = sum(map(int, process_stat(self.pid)[11:13]))
             memory = int(process_status(self.pid).get("RssAnon", "0 kB").removesuffix(" kB"))
-            return Used(int(ticks / _TICKS_PER_S * 1000), memory)
+            return Used(int(ticks / TICKS_PER_S * 1000), memory)
         return Used(0, 0)
 
     def _ended(self) -> None:

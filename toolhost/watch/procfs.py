@@ -131,7 +131,8 @@ _FEW_SOCKETS: Final = 8
 #: A table has 512 entries: in an address space of so many times the limit they come to a sixteenth of it.
 _FEW_TABLES: Final = 512 // 16
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
-_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+#: Ticks of the clock in which /proc counts processor time, in a second.
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 #: Looks in turn at what is in flight while the jail runs. A program that passes descriptors on seldom outlasts them.
 _LOOKS_IN_TURN: Final = 6
 #: How long the jail runs between them (seconds).
@@ -228,7 +229,7 @@ def _process(proc: str, pid: int) -> Process:
     ticks = sum(map(int, fields[11:15]))  # utime, stime, cutime, cstime
     resident, mapped = int(fields[21]) * _PAGE, int(fields[20])
     return Process(
-        pid, int(fields[1]), int(fields[17]), resident, ticks / _TICKS_PER_S, mapped, alive, fields[0] == b"R"
+        pid, int(fields[1]), int(fields[17]), resident, ticks / TICKS_PER_S, mapped, alive, fields[0] == b"R"
     )
 
 
