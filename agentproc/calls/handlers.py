@@ -12,7 +12,7 @@ Source: docs/design/delivery.md section 6; docs/decisions/051; requirements CALL
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any, Final
 
@@ -33,17 +33,14 @@ from goondan.agentproc.machine.questions import Asker
 from goondan.agentproc.machine.turn import Pause, RunTool, Turn
 from goondan.agentproc.model.context import TurnContext
 from goondan.agentproc.providers.history import KEPT
-from goondan.agentproc.turn.notes import results_of
 from goondan.agentproc.turn.parts import Done, TurnCore, TurnParts
 from goondan.features import parts as files_of_features
-from goondan.schemas.bundle.address import SEPARATOR, build_tool_name
+from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.arguments import invalid_arguments
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import ToolResult
 from goondan.schemas.wire.questions import HANDOFF_PREFIX
 from goondan.schemas.wire.spans import call_span, step_span
-from goondan.schemas.worker import servers
-from goondan.schemas.worker.servers import CONNECT_S
 
 #: The tool that asks for the end of pending work. The tool host answers it for every handle but those of handoffs.
 GET_RESULT: Final = "tool-result__get"
@@ -176,23 +173,6 @@ class CallHandlers:
             if encoded is not None:
                 self._shown_message = ""  # nobody has seen it yet
             then(refused)
-
-    def may_repeat(self, call_id: str) -> None:
-        """The server has not begun with this call: if it is lost, the agent attaches again and makes the call again."""
-        server = (self._instance.caller.tool_of(call_id) or "").partition(SEPARATOR)[0]
-        self._instance.caller.may_repeat(call_id, lambda: self._instance.servers.ask(servers.ATTACH, server, CONNECT_S))
-
-    def cancel_unseen(self, call_ids: Sequence[str]) -> None:
-        """Cancel calls that an earlier incarnation has made. Nobody waits for their results."""
-        self._instance.caller.cancel_unseen(call_ids, self.context.event_id)
-
-    def stored(self, message: Message) -> list[str]:
-        """callIds of the results in a stored message that came from the tool host."""
-        return [
-            call_id
-            for part in results_of(message)
-            if (call_id := self._answered.pop(part.tool_call_id, None)) is not None
-        ]
 
     # --- in this process
 

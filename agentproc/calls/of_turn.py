@@ -9,19 +9,23 @@ Source: docs/design/turns.md section 2; docs/design/delivery.md section 6; docs/
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from goondan.agentproc.calls.caller import CallContext
 from goondan.agentproc.calls.handlers import CallHandlers
 from goondan.agentproc.extensions.stages import Stages
-from goondan.agentproc.machine.messages import ToolCallPart
+from goondan.agentproc.machine.messages import Message, ToolCallPart
 from goondan.agentproc.machine.turn import DropCalls, Listed, ListTools, RunTool, ToolFinished, Turn
 from goondan.agentproc.model.context import TurnContext
+from goondan.agentproc.turn.notes import results_of
 from goondan.agentproc.turn.parts import Done, TurnCore, TurnParts
+from goondan.schemas.bundle.address import SEPARATOR
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import OperatorTool, ToolResult
+from goondan.schemas.worker import servers
+from goondan.schemas.worker.servers import CONNECT_S
 
 
 class TurnCalls(CallHandlers):
@@ -100,7 +104,24 @@ class TurnCalls(CallHandlers):
         if self.stages is not None:
             self.stages.drop_calls(tool_call_ids)
 
-    # --- inner calls
+    def stored(self, message: Message) -> list[str]:
+        """callIds of the results in a stored message that came from the tool host."""
+        return [
+            call_id
+            for part in results_of(message)
+            if (call_id := self._answered.pop(part.tool_call_id, None)) is not None
+        ]
+
+    # --- what parts of features ask for
+
+    def may_repeat(self, call_id: str) -> None:
+        """The server has not begun with this call: if it is lost, the agent attaches again and makes the call again."""
+        server = (self._instance.caller.tool_of(call_id) or "").partition(SEPARATOR)[0]
+        self._instance.caller.may_repeat(call_id, lambda: self._instance.servers.ask(servers.ATTACH, server, CONNECT_S))
+
+    def cancel_unseen(self, call_ids: Sequence[str]) -> None:
+        """Cancel calls that an earlier incarnation has made. Nobody waits for their results."""
+        self._instance.caller.cancel_unseen(call_ids, self.context.event_id)
 
     def inner_began(self, outer: str, part: ToolCallPart) -> None:
         """The call `outer` makes a call."""

@@ -201,10 +201,6 @@ class TurnContext:
         self._tools = ToolSizes()
         self._result_size = reading.USUAL_BYTES
 
-    def keep(self) -> None:
-        """Store what was learned (inside the store's `write`)."""
-        self._memory.keep()
-
     def read(self, args: Any) -> ToolResult:
         """The result of a call of the tool that reads a part of a result."""
         return reading.read(self._transcript.next_messages, args, self._result_size)

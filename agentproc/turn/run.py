@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -123,10 +124,6 @@ class TurnRun:
         )
         self._transcript = Transcript(instance.store, name, self.turn.take_position, instance.clock)
         self._presented = Presented()
-        self._parent_span = frame.parent_span_id
-        self._waited_ms = frame.waited_ms
-        self._place_ms = frame.place_ms or 0
-        self._awaited = bool(frame.chain)
         texts = instance.redact, lambda: instance.spec
         self.notes = TurnNotes(instance.store, name, self._trace_id, frame.parent_span_id, *texts)
         workdir = frame.workdir or instance_workdir(instance.spec.state_dir, instance.spec.name, instance.instance_key)
@@ -134,19 +131,27 @@ class TurnRun:
         deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
         self._epoch = frame.epoch or 0
         self.live = LiveFeed(instance.link, self._loop, frame, name, again=row is not None, redact=instance.redact_said)
-        self._context = TurnContext(instance.context, self._transcript)
+        shown = TurnContext(instance.context, self._transcript)
         self.parts = TurnParts(features, self)
         context = CallContext(name, self._event_id, frame.epoch, deadline)
         #: The calls of the turn.
         self.calls = calls = TurnCalls(
-            self, self.turn, context, self._context, self.parts, end_of=self._end_of, noted=self._noted
+            self, self.turn, context, shown, self.parts, end_of=self._end_of, noted=self._noted
         )
         self._config = TurnConfig(instance.config, instance.catalog, instance.store, name)
-        self._models = ModelCalls(self, self._context, self.parts)
+        self._models = ModelCalls(self, shown, self.parts)
+        instance.watch.told = self._layer_told
+        #: The function that performs each action, after the messages of the actions were stored.
+        self._performs: dict[type[Action], Callable[[Any], None]] = {
+            AskModel: self._ask_model,
+            RunTool: calls.run,
+            ListTools: calls.list_tools,
+            DropCalls: calls.drop,
+        }
         self._stages: Stages | None = None
         self._followed: InForce | None = None  # the configuration that features were asked about last
         if self._wraps_steps or not instance.pipeline.empty:
-            self._stages = Stages(
+            stages = self._stages = calls.stages = Stages(
                 instance.extensions,
                 instance.watch,
                 self._config.in_force,
@@ -160,19 +165,12 @@ class TurnRun:
                 lost=self.abandon,
                 ask_aside=self._text_aside,
             )
-        calls.stages = self._stages
-        instance.watch.told = self._layer_told
-        #: The function that performs each action, after the messages of the actions were stored.
-        self._performs: Mapping[type[Action], Callable[[Any], None]] = {
-            AskModel: self._ask_model,
-            RunTool: calls.run,
-            ListTools: calls.list_tools,
-            DropCalls: calls.drop,
-            EnterTurn: self._enter_turn,
-            LeaveTurn: self._leave_turn,
-            EnterStep: self._enter_step,
-            LeaveStep: self._leave_step,
-        }
+            self._performs |= {
+                EnterTurn: lambda _: stages.enter_turn(),
+                LeaveTurn: partial(self._leave_turn, stages),
+                EnterStep: partial(self._enter_step, stages),
+                LeaveStep: stages.leave_step,
+            }
         self._parked = False
         self._inputs: list[Input] = []
         self._wake: asyncio.Future[None] | None = None
@@ -231,7 +229,8 @@ class TurnRun:
                 return ended
             for parks in self.parts.hooks.parks:
                 if not self._inputs and parks(self.turn.open_calls):
-                    return self._park()
+                    self._parked = True
+                    return Frame("ack", stage="park", event_id=self._event_id, epoch=self._epoch)
             if not self._inputs:
                 self._wake = self._loop.create_future()
                 await self._wake
@@ -246,10 +245,6 @@ class TurnRun:
                     self._models.give_up(event.error.code)
             actions = [action for event in inputs for action in self.turn.handle(event, at)]
 
-    def _park(self) -> Frame:
-        self._parked = True
-        return Frame("ack", stage="park", event_id=self._event_id, epoch=self._epoch)
-
     def push(self, event: Input) -> None:
         """Give the turn an input. It is handled in the next round of the loop."""
         self._inputs.append(event)
@@ -259,10 +254,6 @@ class TurnRun:
         """Let the turn look again whether there is something to do, or whether it parks."""
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
-
-    def progress(self, frame: Frame) -> None:
-        """Pass on the progress of one of the turn's calls."""
-        self.live.progress(frame)
 
     def set_clock(self, frame: Frame) -> None:
         """Stop the turn's clock because a person is asked, or start it again with the time that the frame gives."""
@@ -310,7 +301,7 @@ class TurnRun:
         """The first actions: of a new turn, or of a turn that an earlier incarnation left. Raises GoondanError as the
         parts of features do.
         """
-        instance, store = self.instance, self.instance.store
+        instance, store, event = self.instance, self.instance.store, self.event
         at = instance.clock()
         if self._row is not None and self._row.status == "running":
             stored = store.turn_events(self.turn.turn_id)
@@ -340,11 +331,11 @@ class TurnRun:
                 self._attempt,
                 at,
                 trace_id=self._trace_id,
-                parent_span_id=self._parent_span,
-                waited_ms=self._waited_ms,
+                parent_span_id=event.parent_span_id,
+                waited_ms=event.waited_ms,
             )
             self._config.begin_turn()
-            self.notes.begun(at, self._waited_ms, self._place_ms, awaited=self._awaited)
+            self.notes.begun(at, event.waited_ms, event.place_ms or 0, awaited=bool(event.chain))
             actions = self.turn.handle(self.first, at)
             # The first messages go into the transaction that begins the turn.
             for action in actions:
@@ -448,7 +439,7 @@ class TurnRun:
                 self.notes.ended(end, at)
                 if self._by_operator and end.output is not None and end.output.status == "pending":
                     note_work(instance.store, name)
-                self._context.keep()
+                instance.context.keep()
                 instance.store.finish_turn(
                     self._event_id, name, end.status, at, steps=end.steps, answer=payload, used=used.parts
                 )
@@ -501,29 +492,16 @@ class TurnRun:
         """Whether an operator makes a call through an agent that has a model."""
         return isinstance(self.first, BeginCall) and self.instance.spec.name != OPERATOR_AGENT
 
-    @property
-    def _around(self) -> Stages:
-        """The middleware of a turn. To be called only when there is some."""
-        if self._stages is None:
-            raise AssertionError("only a turn with middleware enters it")
-        return self._stages
-
-    def _enter_turn(self, _: EnterTurn) -> None:
-        self._around.enter_turn()
-
-    def _leave_turn(self, action: LeaveTurn) -> None:
+    def _leave_turn(self, stages: Stages, action: LeaveTurn) -> None:
         self._models.stop()
-        self._around.leave_turn(action.end)
+        stages.leave_turn(action.end)
 
-    def _enter_step(self, action: EnterStep) -> None:
+    def _enter_step(self, stages: Stages, action: EnterStep) -> None:
         self._tell_completed()
         in_force = self._config.begin_step(action.step, again=action.again)
         if in_force is not self._followed:
             self._follow(in_force)
-        self._around.enter_step(action.step, in_force)
-
-    def _leave_step(self, action: LeaveStep) -> None:
-        self._around.leave_step(action)
+        stages.enter_step(action.step, in_force)
 
     # --- the model
 

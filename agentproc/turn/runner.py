@@ -157,7 +157,7 @@ class TurnRunner:
     def progress(self, frame: Frame) -> None:
         """Handle a tool host's progress of a running call. Raises GoondanError E_FRAME_INVALID."""
         if self._run is not None:
-            self._run.progress(frame)
+            self._run.live.progress(frame)
 
     async def run(self, frame: Frame) -> None:
         """Work on one delivered event until it is answered, given back or abandoned. Raises only cancellation."""
