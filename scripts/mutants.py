@@ -76,7 +76,7 @@ GROUPS = {
     ),
     "mailbox": Group(
         ["kernel/broker/state/mailbox.py", "kernel/broker/state/entities.py"],
-        [f"tests/unit/kernel/broker/test_{name}.py" for name in ("mailbox", "entities")],
+        [f"tests/unit/kernel/broker/test_{name}.py" for name in ("mailbox", "entities", "contents", "due")],
     ),
     "lifecycle": Group(
         ["kernel/supervisor/lifecycle.py"],

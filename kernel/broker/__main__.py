@@ -13,7 +13,7 @@ import sys
 
 import msgspec
 
-from goondan.kernel.broker.assemble import assemble
+from goondan.kernel.broker.assemble import assemble, prepare
 from goondan.kernel.broker.journal.committer import boot_id, open_store, release_reserve, start
 from goondan.kernel.broker.loop import BrokerLoop, clock
 from goondan.kernel.broker.routing.router import Router
@@ -42,8 +42,6 @@ def main(arguments: list[str] | None = None) -> int:
         startup.die_with_parent(options.parent_pid)
         startup.raise_descriptor_limit(_WANTED_DESCRIPTORS)
         if options.bundle is not None:
-            from goondan.kernel.broker.standalone import prepare
-
             plan, secret, premises = prepare(options.bundle, options.run_dir)
             run_dir = premises.run_dir
         else:

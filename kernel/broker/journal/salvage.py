@@ -57,7 +57,7 @@ def copy_intact(damaged: str, db: sqlite3.Connection, promised: int) -> tables.M
     for entry in redo.RedoFile(damaged + redo.REDO_SUFFIX).read():
         db.execute("DELETE FROM records WHERE seq BETWEEN ? AND ?", (entry.first, entry.last))
         meta.last = entry.first - 1  # they keep their numbers
-        tables.NewRows([entry], meta).write(db)
+        tables.write_rows(db, [entry], meta)
         last = max(last, meta.last)
     meta.last = last
     meta.put(db)

@@ -248,7 +248,7 @@ class JournalStore:
         db, meta = self._db, copy(self._meta)
         try:
             db.execute("BEGIN IMMEDIATE")
-            tables.NewRows(entries, meta).write(db)
+            tables.write_rows(db, entries, meta)
             meta.put(db)
             db.execute("COMMIT")
         except sqlite3.Error:

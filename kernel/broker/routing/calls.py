@@ -46,7 +46,7 @@ from goondan.schemas.bundle.address import SEPARATOR, is_name
 from goondan.schemas.bundle.effective_config import server_of
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import encode_value, to_raw
-from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import Blob, ErrorPayload, Frame, Source
 
 
@@ -121,9 +121,10 @@ class ToolCalls(Part, OfHosts):
         if event is None or instance is None or event.id != frame.event_id or instance.epoch != frame.epoch:
             raise fail("E_LEASE_LOST", "a call needs the lease of its event")
         if frame.tool not in connection.allowed and server_of(frame.tool, connection.servers) is None:
-            raise _forbidden(instance, frame)
+            message = f"the declaration of {instance.agent!r} does not allow {str(frame.tool)[:100]!r}"
+            raise fail("E_FORBIDDEN", message)
         if frame.workdir is not None:
-            raise _forbidden(instance, frame)
+            raise fail("E_FORBIDDEN", "an agent may not name a workdir")
         named = event.content.workdir
         place = instance.workdir if named is None else Workdir(named)
         check_opened(place, self._bus.plan.spawn_workdirs)
@@ -168,7 +169,8 @@ class ToolCalls(Part, OfHosts):
         if not call_id or not is_name(call_id, MAX_ID):
             raise fail("E_FRAME_INVALID", f"a call needs a callId of 1 to {MAX_ID} visible characters")
         if event.work.open_calls > _MAX_OPEN:
-            raise self._not_now()
+            self._bus.counters["overloaded"] += 1
+            raise overloaded("too many calls are open")
         call = Call(call_id, event, frame.id, frame.tool, frame.deadline_ms, now)
         for opens in self._opens:
             opens(call, frame, now)
@@ -219,10 +221,6 @@ class ToolCalls(Part, OfHosts):
             raise overloaded(message)
         call.large = blob.size
         pool.take(event.session, event.root, blob.size)
-
-    def _not_now(self) -> GoondanError:
-        self._bus.counters["overloaded"] += 1
-        return overloaded("too many calls are open")
 
     def _may_have_run(self, call: Call, had: str | None, host: Connection) -> bool:
         """Whether a host other than `host` could have had the call. `had` is the host that is known to have had it."""
@@ -462,13 +460,6 @@ class ToolCalls(Part, OfHosts):
 def _cancel(instance: Instance, call_id: str) -> Frame:
     """A cancel for a tool host. The host ends the call only if it belongs to this instance."""
     return Frame("tool.cancel", call_id=call_id, from_=instance.agent, instance_key=instance.key)
-
-
-def _forbidden(instance: Instance, frame: Frame) -> GoondanError:
-    if frame.workdir is not None:
-        return fail("E_FORBIDDEN", "an agent may not name a workdir")
-    message = f"the declaration of {instance.agent!r} does not allow {str(frame.tool)[:100]!r}"
-    return fail("E_FORBIDDEN", message)
 
 
 def _without_claims(frame: Frame) -> None:

@@ -20,13 +20,12 @@ Source: docs/design/delivery.md section 9.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
-from goondan.kernel.broker.routing.directory import Directory
 from goondan.kernel.broker.routing.ends import Cancels
 from goondan.kernel.broker.routing.processes import Processes
 from goondan.kernel.broker.state import records
@@ -36,7 +35,7 @@ from goondan.kernel.broker.state.parts import OfHosts, OfInstances, Op, Part, Re
 from goondan.kernel.broker.state.records import Item
 from goondan.schemas.bundle.address import instance_workdir, is_instance_key, is_resource_name
 from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import OPERATOR_AGENT, ORCHESTRATOR, ErrorPayload, Frame, InstanceEnd, InstanceEnded
 
 
@@ -106,17 +105,23 @@ class Deletions(Part, OfHosts):
         bus: Bus,
         cancels: Cancels,
         processes: Processes,
-        directory: Directory,
+        spawns_fail: Callable[[Instance, str, str], None],
+        forget_spawns: Callable[[Instance], Item],
         folders: Folders,
         parts: Sequence[object],
     ) -> None:
+        """`spawns_fail` tells those who wait for an instance's process that it does not come. `forget_spawns` forgets
+        who has spawned whom (Directory).
+        """
         self._bus = bus
         self._cancels = cancels
         self._processes = processes
-        self._directory = directory
+        self._spawns_fail = spawns_fail
+        self._forget_spawns = forget_spawns
         self._folders = folders
         self._forgets = hooks_of(parts, OfInstances, OfInstances.forget)
-        self._active: dict[tuple[str, str], Deletion] = {}
+        #: Deletions by agent and instance key.
+        self.active: dict[tuple[str, str], Deletion] = {}
         self.ops = (Op("instance.delete", self.ask),)
         #: Records of an earlier broker, until the whole journal was read.
         self._restored: list[records.InstanceDeleted] = []
@@ -132,7 +137,7 @@ class Deletions(Part, OfHosts):
             agent, key = tombstone.agent, tombstone.key
             instance = self._bus.instance(agent, key, now)
             instance.deleting = True
-            self._active[agent, key] = Deletion(instance, True, now, "folder")
+            self.active[agent, key] = Deletion(instance, True, now, "folder")
             self._folders.move(agent, key, tombstone.keep_workdir)
             self._forget_kept(agent, key)
 
@@ -145,7 +150,7 @@ class Deletions(Part, OfHosts):
             raise fail("E_AGENT_NOT_FOUND", f"{str(agent)[:100]!r} is no agent's name")
         if not isinstance(key, str) or not is_instance_key(key):
             raise fail("E_FRAME_INVALID", f"instanceKey must be 1 to {MAX_ID} visible characters")
-        deletion = self._active.get((agent, key))
+        deletion = self.active.get((agent, key))
         if deletion is None:
             if self._bus.closing:
                 raise fail("E_KERNEL_NOT_RUNNING", "the kernel is stopping; the instance was not deleted")
@@ -171,11 +176,11 @@ class Deletions(Part, OfHosts):
         known = self._bus.mailbox.instances.get((agent, key))
         work = [] if force or known is None else self._work(known)
         if work:
-            raise self._busy(agent, key, "; ".join(work))
+            raise fail("E_INSTANCE_BUSY", f"{agent}/{key[:100]} has work: {'; '.join(work)}")
         instance = known or self._bus.instance(agent, key, now)
         instance.deleting = True
         self._bus.counters["deletions"] += 1
-        deletion = self._active[agent, key] = Deletion(instance, force, now + CANCEL_S)
+        deletion = self.active[agent, key] = Deletion(instance, force, now + CANCEL_S)
         return deletion
 
     def _work(self, instance: Instance) -> list[str]:
@@ -208,22 +213,19 @@ class Deletions(Part, OfHosts):
             == ("agent", instance.agent, instance.key)
         ]
 
-    def _busy(self, agent: str, key: str, work: str) -> GoondanError:
-        return fail("E_INSTANCE_BUSY", f"{agent}/{key[:100]} has work: {work}")
-
     # --- going on
 
     def advance(self, now: float) -> None:
         """Take all steps that are possible now: something has happened, or time has passed."""
-        for deletion in list(self._active.values()):
+        for deletion in list(self.active.values()):
             self._advance(deletion, now)
 
     def tick(self, now: float) -> None:
         """Handle folders that were moved, and everything else that is due."""
-        if not self._active:
+        if not self.active:
             return
         for moved in self._folders.moved():
-            deletion = self._active.get((moved.agent, moved.key))
+            deletion = self.active.get((moved.agent, moved.key))
             if deletion is not None and deletion.phase == "folder":
                 self._moved(deletion, moved)
         self.advance(now)
@@ -239,7 +241,7 @@ class Deletions(Part, OfHosts):
     def _work_is_over(self, deletion: Deletion, now: float) -> bool:
         instance = deletion.instance
         if deletion.force:
-            self._directory.failed(instance, "E_INSTANCE_DELETED", f"{instance.address} is being deleted")
+            self._spawns_fail(instance, "E_INSTANCE_DELETED", f"{instance.address} is being deleted")
             for answer_id in instance.answers:  # the turn that wanted them is cancelled
                 self._bus.mailbox.blobs.arrived(answer_id, at="agent")
             instance.answers.clear()
@@ -284,7 +286,7 @@ class Deletions(Part, OfHosts):
 
     def answered(self, host: Connection, frame: Frame, now: float) -> bool:
         """`reply` from a tool host: the jails of an instance have ended, or what they still do."""
-        for deletion in self._active.values() if frame.type == "reply" else ():
+        for deletion in self.active.values() if frame.type == "reply" else ():
             asked = deletion.hosts.get(host.incarnation)
             if deletion.phase != "jails" or asked is None or asked[0] != frame.in_reply_to:
                 continue
@@ -301,11 +303,6 @@ class Deletions(Part, OfHosts):
             return True
         return False
 
-    @property
-    def active(self) -> bool:
-        """Whether a deletion is under way."""
-        return bool(self._active)
-
     # --- the end
 
     def _bury(self, deletion: Deletion, now: float) -> None:
@@ -321,7 +318,7 @@ class Deletions(Part, OfHosts):
         for event in self._asked_by(instance):
             self._bus.mailbox.unwanted(event)
             writes += ledger.answer_unwanted(event).writes
-        writes += self._directory.deleted(instance).writes
+        writes += self._forget_spawns(instance).writes
         self._bus.stage(Item(tuple(writes)), partial(self._tombstone_written, deletion))
 
     def _is_shared(self, instance: Instance) -> bool:
@@ -370,7 +367,7 @@ class Deletions(Part, OfHosts):
 
     def _forget(self, deletion: Deletion) -> None:
         instance, deletion.phase = deletion.instance, "over"
-        del self._active[instance.agent, instance.key]
+        del self.active[instance.agent, instance.key]
         instance.deleting = False
         self._bus.mailbox.forget_idle(instance)
 

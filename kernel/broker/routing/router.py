@@ -88,7 +88,7 @@ class Router:
             hosts=[self._tool_calls, *beside],
         )
         self._directory = directory = Directory(bus, actors, self._processes.want)
-        self._deletions = Deletions(bus, cancels, self._processes, directory, folders, beside)
+        self._deletions = Deletions(bus, cancels, self._processes, directory.failed, directory.deleted, folders, beside)
         self._answering = answering = Answering(bus, quiet)
         self._events = Events(
             bus,
@@ -196,7 +196,10 @@ class Router:
             if (without := codec.without_nil(data)) is not None:
                 self.receive(connection, without, now)
                 return
-            self._bad(connection.cls, connection.ident, data, error)
+            if data:  # an empty part is the probe of a new connection
+                self.bus.counters["frames_bad"] += 1
+                info = error_payload("E_FRAME_INVALID", f"not a frame: {codec.describe_decode_error(error)}")
+                self.bus.error(connection.cls, connection.ident, info, None)
             return
         if handler is None:
             self._unexpected(connection, frame, now)
@@ -501,13 +504,6 @@ class Router:
             **more,
         )
         self.bus.send(connection, Frame("welcome", in_reply_to=hello.id, payload=codec.to_raw(body)))
-
-    def _bad(self, cls: int, ident: bytes, data: bytes, error: Exception) -> None:
-        """Answer a part that is not a frame with an error, unless it is empty (the probe of a new connection)."""
-        if data:
-            self.bus.counters["frames_bad"] += 1
-            message = f"not a frame: {codec.describe_decode_error(error)}"
-            self.bus.error(cls, ident, error_payload("E_FRAME_INVALID", message), None)
 
     def _unexpected(self, connection: Connection, frame: Frame, now: float) -> None:
         if frame.type == "hello":  # its welcome was lost, or two hellos crossed: greet it again
