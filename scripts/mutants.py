@@ -82,7 +82,9 @@ GROUPS = {
         ["kernel/supervisor/lifecycle.py"],
         [f"tests/unit/kernel/supervisor/test_{name}.py" for name in ("lifecycle", "roster")],
     ),
-    "policy": Group(pure("goondan.toolhost.policy."), ["tests/unit/toolhost"]),
+    "policy": Group(
+        [f"toolhost/policy/{name}.py" for name in ("launch_plan", "plan", "subject")], ["tests/unit/toolhost"]
+    ),
     "codec": Group(["schemas/wire/codec.py"], ["tests/unit/schemas/test_codec.py", "tests/contract/test_vectors.py"]),
 }
 
