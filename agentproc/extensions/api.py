@@ -21,6 +21,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Literal, NoReturn
 
@@ -371,29 +372,27 @@ class Asking:
         """The `ctx.agents` of one layer. `place` is `turn`, or `step1` and so on. While the layer is within `standing`,
         its clock stands still, because a question has a time limit of its own.
         """
-
-        async def ask(op: Literal["request", "send"], fields: dict[str, Any]) -> dict[str, Any]:
-            with standing():
-                return await self._ask(f"@{place}.{extension}", op, fields)
-
-        return Agents(ask)
+        return Agents(partial(self._ask, f"@{place}.{extension}", standing))
 
     def in_call(self, tool_call_id: str) -> Agents:
         """The `ctx.runtime` of the handler of one tool call. Its time is the time of the call."""
+        return Agents(partial(self._ask, call_place(tool_call_id), nullcontext))
 
-        async def ask(op: Literal["request", "send"], fields: dict[str, Any]) -> dict[str, Any]:
-            return await self._ask(call_place(tool_call_id), op, fields)
-
-        return Agents(ask)
-
-    async def _ask(self, layer: str, op: Literal["request", "send"], fields: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(
+        self,
+        layer: str,
+        standing: Callable[[], AbstractContextManager[None]],
+        op: Literal["request", "send"],
+        fields: dict[str, Any],
+    ) -> dict[str, Any]:
         if self._over:
             raise MiddlewareError("the turn has ended, and nothing can be asked any more")
         question = Question(op=op, name=self._name(layer, op, fields), **fields)
         task = asyncio.get_running_loop().create_task(self._put(question))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
-        return await task
+        with standing():
+            return await task
 
     def _put(self, question: Question) -> Coroutine[Any, Any, dict[str, Any]]:
         if question.op == "send":

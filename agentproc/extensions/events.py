@@ -19,7 +19,6 @@ import asyncio
 import logging
 import re
 import threading
-import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import lru_cache
@@ -29,7 +28,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from goondan.agentproc.extensions.engine import is_ending
-from goondan.agentproc.extensions.points.results import output_of
+from goondan.agentproc.extensions.points.results import output_of, trace_of
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import fail
@@ -188,8 +187,7 @@ async def _watched(extension: str, kind: str, returned: Awaitable[Any]) -> None:
 
 
 def _tell(extension: str, kind: str, error: BaseException) -> None:
-    lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
-    log.warning("the %s handler of extension %s failed\n%s", visible_line(kind), extension, lines)
+    log.warning("the %s handler of extension %s failed\n%s", visible_line(kind), extension, trace_of(error))
 
 
 def _encoded(kind: str, payload: Any) -> Any:

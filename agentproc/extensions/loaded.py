@@ -22,7 +22,6 @@ import inspect
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec, SourceFileLoader
@@ -38,6 +37,7 @@ from goondan.agentproc.extensions.dynamic_tools import DynamicTools
 from goondan.agentproc.extensions.engine import is_ending
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.extensions.points.pipeline import Pipeline
+from goondan.agentproc.extensions.points.results import trace_of
 from goondan.agentproc.extensions.state import ExtState, StoredState
 from goondan.agentproc.turn.configuration import Configuration
 from goondan.schemas.bundle.address import path_segment
@@ -207,8 +207,7 @@ class Extensions:
             self._forget(spec.name)
             if isinstance(error, asyncio.CancelledError | GeneratorExit) and is_ending():
                 raise
-            lines = "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()
-            log.error("extension %s (%s) could not be loaded\n%s", spec.name, spec.entry, lines)
+            log.error("extension %s (%s) could not be loaded\n%s", spec.name, spec.entry, trace_of(error))
             message = f"extension {spec.name} could not be loaded: {type(error).__name__}: {error}"
             raise fail("E_EXTENSION_FAILED", message[:1000]) from None
         self._loaded[spec.name] = _Loaded(spec, module, state)

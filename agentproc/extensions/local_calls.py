@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-import traceback
 from collections.abc import Callable
 from contextvars import ContextVar
 from inspect import isawaitable, iscoroutinefunction
@@ -31,7 +30,7 @@ from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.extensions.api import Agents, ConsoleLogger
 from goondan.agentproc.extensions.dynamic_tools import DynamicTool, Handler
 from goondan.agentproc.extensions.engine import is_ending
-from goondan.agentproc.extensions.points.results import bad_output, output_of, tool_error_of
+from goondan.agentproc.extensions.points.results import bad_output, output_of, tool_error_of, trace_of
 from goondan.agentproc.machine.catalog import Allowed, StepCatalog
 from goondan.agentproc.machine.denied_calls import REFUSED
 from goondan.agentproc.machine.messages import Message, error_result
@@ -207,6 +206,5 @@ def _in_thread(handler: Handler, context: LocalContext, args: dict[str, Any]) ->
 def _failed(tool: DynamicTool, error: BaseException) -> ToolResult:
     if isinstance(error, GoondanError) and error.code == REFUSED:
         return error_result(tool_error_of(error, REFUSED))
-    lines = traceback.format_exception(type(error), error, error.__traceback__)
-    log.warning("tool %s of extension %s failed\n%s", tool.item.name, tool.extension, "".join(lines).rstrip())
+    log.warning("tool %s of extension %s failed\n%s", tool.item.name, tool.extension, trace_of(error))
     return error_result(tool_error_of(error, "E_TOOL"))

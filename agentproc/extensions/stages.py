@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -49,6 +48,7 @@ from goondan.agentproc.extensions.points.results import (
     step_result,
     told_answer,
     tool_error_of,
+    trace_of,
     turn_result,
     wanted_extensions,
     wanted_system,
@@ -531,8 +531,7 @@ def _log(layer: Layer, kind: str, error: BaseException) -> None:
     if isinstance(error, GoondanError) and error.code == REFUSED:
         log.warning("%s", error.info.message)
         return
-    lines = traceback.format_exception(type(error), error, error.__traceback__)
-    log.warning("%s", f"{_whose(layer, kind)} failed\n{''.join(lines)}".rstrip())
+    log.warning("%s failed\n%s", _whose(layer, kind), trace_of(error))
 
 
 def _whose(layer: Layer, kind: str) -> str:

@@ -14,7 +14,6 @@ import logging
 import os
 import re
 import stat
-import traceback
 from contextlib import suppress
 from typing import Any, Final
 from urllib.parse import urlsplit, urlunsplit
@@ -25,6 +24,7 @@ from goondan.agentproc.extensions.engine import Watch, run
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.extensions.points.contexts import WorkspaceScope, binding
 from goondan.agentproc.extensions.points.pipeline import Layer, Pipeline
+from goondan.agentproc.extensions.points.results import trace_of
 from goondan.schemas.text.visible import visible_line
 
 #: The largest `config` or `HEAD` (bytes). A larger one is not read, and the repository then has no metadata.
@@ -184,8 +184,7 @@ class Workspaces:
             return changed
 
         def failed(layer: Layer, error: BaseException) -> WorkspaceScope:
-            lines = "".join(traceback.format_exception(error)).rstrip()
-            log.warning("the %s handler of extension %s failed\n%s", point, layer.extension, lines)
+            log.warning("the %s handler of extension %s failed\n%s", point, layer.extension, trace_of(error))
             return given
 
         changed = copy.copy(given)

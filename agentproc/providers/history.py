@@ -205,7 +205,7 @@ class Entries:
             data = message.data
             if isinstance(data, UserData | SystemData):
                 if isinstance(data, UserData) and data.files:
-                    found.append(Told(*self._beside(data.content, data.files)))
+                    found.append(self._beside(data.content, data.files))
                 else:
                     found.append(Told(data.content, system=isinstance(data, SystemData)))
             elif isinstance(data, AssistantData):
@@ -217,10 +217,10 @@ class Entries:
                     found.append(Said(text, calls, kept, reasoning if isinstance(reasoning, str) else ""))
         return found
 
-    def _beside(self, text: str, files: list[FilePart]) -> tuple[str, bool, list[SentFile]]:
-        """The fields of a `Told` with files: the words of those that are not sent stand behind the text."""
+    def _beside(self, text: str, files: list[FilePart]) -> Told:
+        """A message of the user with files: the words of those that are not sent stand behind the text."""
         words, shown = self._split(files)
-        return "\n".join([*([text] if text.strip() or not words else []), *words]), False, shown
+        return Told("\n".join([*([text] if text.strip() or not words else []), *words]), files=shown)
 
     def _split(self, files: list[FilePart]) -> tuple[list[str], list[SentFile]]:
         """The words of the files that are not sent, and the files that are."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import copy
 import re
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeVar
 
@@ -313,6 +314,11 @@ def tool_error_of(error: BaseException, code: str) -> ToolError:
         suggestion=_text(error, "suggestion") or CODES.get(own),
         help_url=_text(error, "help_url") or help_url(own),
     )
+
+
+def trace_of(error: BaseException) -> str:
+    """The traceback of an exception, as it is logged."""
+    return "".join(traceback.format_exception(error)).rstrip()
 
 
 def given_error(value: Any) -> ErrorPayload | None:
