@@ -24,7 +24,7 @@ from msgspec import Struct
 from goondan.kernel.broker.state import records
 from goondan.kernel.broker.state.bus import MAX_ID, REQUEUED_SUFFIX, RETRY_AFTER_MS, Bus, Core
 from goondan.kernel.broker.state.entities import Connection, Event
-from goondan.kernel.broker.state.mailbox import content_of
+from goondan.kernel.broker.state.ledger import content_of
 from goondan.kernel.broker.state.parts import Op, Part, fitting
 from goondan.kernel.broker.state.records import Accepted, Finished, Item
 from goondan.schemas.wire.codec import to_raw

@@ -26,7 +26,7 @@ import msgspec
 from goondan.kernel.broker.state import records
 from goondan.kernel.broker.state.bus import Bus
 from goondan.kernel.broker.state.entities import Event
-from goondan.kernel.broker.state.mailbox import content_of
+from goondan.kernel.broker.state.ledger import content_of
 from goondan.kernel.broker.state.parts import Record
 from goondan.kernel.broker.state.workdirs import Workdir
 from goondan.schemas.wire.codec import DECODE_ERRORS

@@ -1,4 +1,4 @@
-"""Turns decisions of the broker into writes of the journal. Pure.
+"""Turns decisions of the broker into writes of the journal, and an event's record back into its content. Pure.
 
 Rules.
 - An accepted event is one record. Its end removes the record, unless the answer must still be delivered.
@@ -19,8 +19,8 @@ from typing import Final
 from msgspec import Raw
 
 from goondan.kernel.broker.state import records
-from goondan.kernel.broker.state.entities import Event, Instance, Spawned, State
-from goondan.schemas.wire.frames import Blob
+from goondan.kernel.broker.state.entities import Content, Event, Instance, Spawned, State
+from goondan.schemas.wire.frames import NO_PAYLOAD, Blob
 
 #: How many epochs are reserved with one write, so that a new epoch seldom needs a write.
 EPOCH_BLOCK: Final = 1_000_000
@@ -180,3 +180,18 @@ def _end(state: State) -> records.End:
     if state in ("done", "failed", "expired", "dead", "cancelled"):
         return state
     raise AssertionError(f"{state} is no end")
+
+
+def content_of(record: records.Accepted) -> Content:
+    """The content of the event, from its record in the journal."""
+    return Content(
+        from_=record.from_,
+        payload=record.payload.copy(),  # else it would keep the whole record in memory
+        reply_to=record.reply_to,
+        chain=record.chain,
+        auth=None if record.auth is None or record.auth == NO_PAYLOAD else record.auth,  # nil means None
+        workdir=record.workdir,
+        trace_id=record.trace_id,
+        parent_span_id=record.parent_span_id,
+        digest=record.digest,
+    )

@@ -32,6 +32,7 @@ from goondan.kernel.broker.state.entities import (
     State,
     unknown_session,
 )
+from goondan.kernel.broker.state.ledger import content_of
 from goondan.kernel.broker.state.records import Accepted, Archive, JournalFailed
 from goondan.kernel.broker.state.shares import Places, Pool, kept_of
 from goondan.kernel.broker.state.workdirs import Workdir
@@ -219,26 +220,6 @@ class Contents:
         except DECODE_ERRORS as error:
             raise JournalFailed(f"a record of event {event.id[:100]!r} cannot be read: {error}") from None
         raise JournalFailed(f"the record of event {event.id[:100]!r} is gone")
-
-
-def content_of(record: Accepted) -> Content:
-    """The content of the event, from its record in the journal."""
-    return Content(
-        from_=record.from_,
-        payload=record.payload.copy(),  # else it would keep the whole record in memory
-        reply_to=record.reply_to,
-        chain=record.chain,
-        auth=optional(record.auth),
-        workdir=record.workdir,
-        trace_id=record.trace_id,
-        parent_span_id=record.parent_span_id,
-        digest=record.digest,
-    )
-
-
-def optional(value: Raw | None) -> Raw | None:
-    """An optional payload as it was before it was written: nil means None."""
-    return None if value is None or value == NO_PAYLOAD else value
 
 
 #: Deliveries without progress after which an event is a dead letter (docs/design/delivery.md section 4).
