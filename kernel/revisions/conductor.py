@@ -87,7 +87,7 @@ class BundleReader:
         except DECODE_ERRORS:
             raise GoondanError(start_failure("the reader of the bundle", seen.cause, self.log_path)) from None
         if isinstance(found, RevisionRefused):
-            raise found.exception()
+            raise GoondanError(found.error)
         return found
 
     def close(self) -> None:

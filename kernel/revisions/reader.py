@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -43,24 +42,11 @@ class RevisionRefused(Struct, frozen=True, tag="refused", kw_only=True):
 
     #: Why it may not run.
     error: ErrorPayload
-    #: Every problem, as `gdn validate --json` has it.
-    problems: list[Any] = []
-    #: How many problems more there are.
-    dropped: int = 0
-
-    def exception(self) -> GoondanError:
-        """As a program raises it."""
-        return GoondanError(self.error)
 
 
 Found = Revision | RevisionRefused
 
 _decoder: msgspec.msgpack.Decoder[Found] = msgspec.msgpack.Decoder(Found)
-
-
-def encode(found: Found) -> bytes:
-    """For the program that asked."""
-    return msgspec.msgpack.encode(found)
 
 
 def decode(data: bytes) -> Found:
@@ -82,8 +68,7 @@ def read(task: Task) -> Found:
     try:
         opened = load_bundle(task.options, task.running)
     except GoondanError as error:
-        problems = msgspec.to_builtins(getattr(error, "problems", []))
-        return RevisionRefused(error=error.info, problems=problems, dropped=getattr(error, "dropped", 0))
+        return RevisionRefused(error=error.info)
     plan = opened.plan
     return Revision(
         revision=plan.revision,
@@ -109,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
     with open(given.task_fd, "rb") as source:
         task = msgspec.msgpack.decode(source.read(), type=Task)
     with open(given.result_fd, "wb") as out:
-        out.write(encode(read(task)))
+        out.write(msgspec.msgpack.encode(read(task)))
     return 0
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import ast
 import posixpath
 from collections.abc import Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -337,32 +338,21 @@ def _imported(path: str, files: Files) -> set[str]:
 
 
 def circles(dependencies: Mapping[str, Sequence[str]]) -> Iterator[list[str]]:
-    """Each circle once, as the names along it. It begins with the name that comes first in `dependencies`."""
+    """Circles that have no name in common, as the names along them, until what is left has none. Each begins with the
+    name that comes first in `dependencies`.
+    """
     order = {name: place for place, name in enumerate(dependencies)}
-    done: set[str] = set()
-    for start in dependencies:
-        if start not in done:
-            yield from _circles_from(start, dependencies, order, done)
-
-
-def _circles_from(
-    start: str, dependencies: Mapping[str, Sequence[str]], order: Mapping[str, int], done: set[str]
-) -> Iterator[list[str]]:
-    """The circles below `start`, found without recursion. Extensions in `done` need no second visit."""
-    path = [start]
-    waiting = [iter(dependencies[start])]
-    while waiting:
-        following = next((name for name in waiting[-1] if name in dependencies and name not in done), None)
-        if following is None:
-            waiting.pop()
-            done.add(path.pop())
-        elif following in path:
-            circle = path[path.index(following) :]
-            first = min(range(len(circle)), key=lambda place: order[circle[place]])
-            yield [*circle[first:], *circle[:first]]
+    left = {name: [wanted for wanted in needs if wanted in order] for name, needs in dependencies.items()}
+    while True:
+        try:
+            TopologicalSorter(left).prepare()
+        except CycleError as error:
+            circle: list[str] = error.args[1][:0:-1]  # there, each name is wanted by the next one
         else:
-            path.append(following)
-            waiting.append(iter(dependencies[following]))
+            return
+        first = min(range(len(circle)), key=lambda place: order[circle[place]])
+        yield [*circle[first:], *circle[:first]]
+        left = {name: [wanted for wanted in needs if wanted not in circle] for name, needs in left.items()}
 
 
 def misplaced(loaded: Sequence[str], dependencies: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, str, bool]]:
