@@ -62,7 +62,7 @@ class Swarm:
         self.deadline = deadline
         self._clock = clock
         self._loop = asyncio.get_running_loop()
-        #: Says what became of handed-over work, by its handle (completions.py).
+        #: Says what became of handed-over work, by its handle (machine/questions.py).
         self.end_of: Callable[[str], ToolResult] = partial(end_of, news=(), messages=())
         #: Set when work that was handed over has ended.
         self.news = asyncio.Event()

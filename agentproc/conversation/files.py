@@ -3,10 +3,15 @@
 Rules.
 - The file of an event is linked here before its turn begins, so it is here as long as the conversation refers to it.
   The broker deletes its own name of it with the event. The folder goes with the instance.
-- What a tool returns as base64 is written here before its result is stored. The result then has the file's number.
+- What a tool returns as base64 is written here before its result is stored. The result then has the file's number. The
+  forms that are known:
+  - `{"type": "file", "data": BASE64, "mediaType"?, "name"?}`, as the bundled tools return a file;
+  - `{"type": "image", "data": BASE64, "mimeType"}`, a block of MCP;
+  - `{"blob": BASE64, "mimeType"?, "uri"}`, the contents of an MCP resource.
+  In the place of `data` and `blob` stands `file`: the number of the file in the result, from 1. The rest stays.
 - A file to which no message refers goes when a process takes up the conversation.
 
-Source: docs/design/files.md sections 1 and 2.
+Source: docs/design/files.md sections 1 to 3; requirement MCP-16.
 """
 
 from __future__ import annotations
@@ -176,7 +181,7 @@ def _errors(path: str) -> Iterator[None]:
 
 
 def _may_have_files(output: OptionalRaw) -> bool:
-    """Whether an output has a key under which a file may lie (lifted.py)."""
+    """Whether an output has a key under which a file may lie (lift_files)."""
     return output is not None and (b"\xa4data" in (data := bytes(output)) or b"\xa4blob" in data)
 
 

@@ -2,7 +2,7 @@
 
 Rules.
 - The file is opened at the first turn, never when the process starts. How it is written, and what a failure does, is
-  in conversation_file.py.
+  in file.py.
 - A turn appends message events at positions of its own; `finish_turn` folds them into the base and stores the answer
   under the event's key, in the same transaction. An event key has at most one row, so a finished event is answered
   again from its row and never run again.
@@ -86,7 +86,7 @@ class ConversationStore(ConversationFile):
     `kept_messages` limits the base (None: everything is kept). It is for an instance whose messages no model reads.
     `durability` says what the end of a turn survives: `power` a loss of power, `process` the end of the process.
     `max_bytes` limits the file and its log together (None: only the disk limits them). A file of an earlier
-    `generation` begins again: its history is moved to EARLIER_FILE (conversation_format.py), which nothing reads.
+    `generation` begins again: its history is moved to EARLIER_FILE (file.py), which nothing reads.
     `large_notes`: runtime events are limited by their bytes, too.
 
     Every method raises GoondanError E_STATE when the file cannot be read.

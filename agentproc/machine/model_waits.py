@@ -1,4 +1,4 @@
-"""Whether a turn makes progress: how long its model was asked without sending anything. Pure; the time is an argument.
+"""How long the model of a turn works and waits, and whether the turn makes progress. Pure; the time is an argument.
 
 A turn may last as long as it likes. It is ended when a model is asked and sends nothing: no text, no arguments, no
 thinking. Data that a server sends only to keep a connection alive does not count.

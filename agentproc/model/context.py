@@ -1,7 +1,7 @@
 """The context of one turn: makes each request of its model fit, and asks again with less when a server refuses it.
 
-Beside turn_run.py. What is shown is decided in agentproc/context/. Here it is stored, the server is asked for its
-window, and refusals are learned from.
+What is shown is decided in agentproc/context/. Here it is stored, the server is asked for its window, and refusals are
+learned from. What one instance remembers of its context from turn to turn is in its conversation's file.
 
 Rules.
 - What is left out is stored before a request without it goes out. Another process shows the same.

@@ -64,7 +64,7 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     agent: str
     #: The model to ask.
     model: ModelSpec
-    #: The conversation. It keeps the invariant of conversation.py.
+    #: The conversation. It keeps the invariant of machine/messages.py.
     messages: list[Message]
     #: The catalog of the step, in order.
     tools: list[CatalogItem]

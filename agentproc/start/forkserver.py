@@ -5,7 +5,7 @@ server must stay fork-safe: no thread, no event loop, no ZeroMQ context, no
 bundle code.
 
 It is ready after the first step of the warm-up (warmup.py). The other steps follow when the whole kernel is ready, and
-each waits until the machine has time to spare (spare_time.py): the first turns need the processors. Requests that come
+each waits until the machine has time to spare (SpareTime): the first turns need the processors. Requests that come
 meanwhile are answered between two steps; those agents share less.
 
 One agent is always forked ahead and waits for its request, so a request costs no fork. Two forks and the end of the
@@ -83,7 +83,12 @@ def idle_time() -> float | None:
 
 
 class SpareTime:
-    """Looks at the time from its making on."""
+    """Whether the machine has processors to spare, for work that nobody waits for, since this was made.
+
+    The system adds up for how long its processors had nothing to do. What is done at the same time as a turn slows the
+    turn down, because two processors rarely are worth two. So such work waits until a turn could begin and still find
+    one free.
+    """
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """One agent instance: the state that it keeps from turn to turn, and the parts that a turn works with.
 
-It is made once for each process. loop.py knows which event is worked on, and turn_run.py runs a turn.
+It is made once for each process. runner.py knows which event is worked on, and run.py runs a turn.
 """
 
 from __future__ import annotations

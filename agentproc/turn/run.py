@@ -620,6 +620,10 @@ _NAME: Final = "operators.work"
 MAX_KNOWN: Final = 256
 
 
+# Pending work that an operator's calls have begun in an ordinary agent. Its end is told to nobody by itself: the model
+# of the agent has not asked for it, and an operator polls.
+
+
 def note_work(store: ConversationStore, turn_id: str) -> None:
     """An operator's call in this turn has begun pending work (inside `write`)."""
     known = [one for one in operators_work(store) if one != turn_id]

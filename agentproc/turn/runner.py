@@ -1,7 +1,7 @@
 """The events of one agent instance, each to its turn and its one answer.
 
 Rules.
-- One turn at a time (turn_run.py).
+- One turn at a time (run.py).
 - The answer is stored under the event's key before it is sent; a finished event is answered from there again.
 - A failure of the file, the model or our own code ends that turn with one error. The process goes on serving.
 
