@@ -1,4 +1,4 @@
-"""Every attempt of attempts.py in real jails: none may get through. docs/sandbox.md shows the table.
+"""Every attempt of attempts.py in real jails: none may get through. docs/sandbox.md has the numbers.
 
 They are made as whoever runs the tests; when that is root, as an ordinary user besides.
 """
