@@ -45,16 +45,18 @@ class HeldBlobs:
 
     def hold(self, blob: Blob | None, files: Sequence[FilePart] | None = None) -> None:
         """One more thing refers to this payload, and has these files."""
-        for one in (blob, *(file.blob for file in files or ())):
-            if one is not None:
-                self._holders[one.file] += 1
+        if blob is not None:
+            self._holders[blob.file] += 1
+        for file in files or ():
+            self._holders[file.blob.file] += 1
 
     def release(self, blob: Blob | None, files: Sequence[FilePart] | None = None) -> None:
         """One thing less refers to this payload, and has these files."""
-        for one in (blob, *(file.blob for file in files or ())):
-            if one is not None:
-                self._holders[one.file] -= 1
-                self.discard(one)
+        if blob is not None:
+            self._holders[blob.file] -= 1
+            self.discard(blob)
+        for file in files or ():
+            self.release(file.blob)
 
     def discard(self, blob: Blob | None) -> None:
         """A repeat brought a reference that is not used. Its file goes, unless the first frame named the same file."""
