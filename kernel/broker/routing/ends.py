@@ -173,21 +173,21 @@ class Ends:
         self._ledger = bus.ledger
         self._finished = finished
 
-    def end(self, event: Event, state: Literal["expired", "dead"], code: str, message: str) -> None:
+    def give_up(self, event: Event, state: Literal["expired", "dead"], code: str, message: str) -> None:
         """End an event instead of its agent. The sender gets an answer, too."""
         if not event.ending:
             self._mailbox.contents.recall(event)
             answer = failure_answer(event, error_payload(code, message))
-            self.stage(event, state, answer, None, cause=f"{code}: {message}")
+            self.stage_end(event, state, answer, None, cause=f"{code}: {message}")
 
     def without_agent(self) -> None:
         """After a restart: events for agents that are no longer in the bundle become dead letters."""
         for event in list(self._mailbox.events.values()):
             if not event.ending and event.instance.agent not in self._bus.plan.agents:
                 message = f"the bundle has no agent {event.instance.agent!r} any more"
-                self.end(event, "dead", "E_AGENT_NOT_FOUND", message)
+                self.give_up(event, "dead", "E_AGENT_NOT_FOUND", message)
 
-    def stage(
+    def stage_end(
         self,
         event: Event,
         state: State,
@@ -217,7 +217,7 @@ class Ends:
 
     def expire(self, event: Event) -> None:
         """End an event whose deadline has passed while it waited."""
-        self.end(event, "expired", "E_AGENT_TIMEOUT", "the deadline passed before the agent could take the event")
+        self.give_up(event, "expired", "E_AGENT_TIMEOUT", "the deadline passed before the agent could take the event")
 
 
 #: A peer that was silent this long is pinged; an unreachable one is dropped then (seconds).
@@ -266,7 +266,7 @@ class Answering(Part):
         self._ledger = bus.ledger
         self.takes = (Take((TOOLS, CLIENTS), "ack", self.acknowledged),)
 
-    def send(self, event: Event) -> None:
+    def send_answer(self, event: Event) -> None:
         """Send the answer of an ended event to whoever waits for it. Does nothing when nobody waits."""
         asker = event.asker
         if not event.wants_answer or asker is None or not event.finished or event.asynchronous:
@@ -312,7 +312,7 @@ class Answering(Part):
             error_payload("E_ANSWER_GONE", f"the answer of event {event_id[:100]!r} is not in the journal")
         )
 
-    def repeat(self, instance: Instance, connection: Connection) -> None:
+    def repeat_answers(self, instance: Instance, connection: Connection) -> None:
         """An agent is back: send all answers that its lane still holds."""
         for data in instance.answers.values():
             self._bus.out.append((AGENTS, connection.ident, data))
@@ -414,7 +414,7 @@ class Cancels(Part):
             self._mailbox.contents.recall(event)
             error = error_payload("E_CANCELLED", "the event was cancelled before its turn began or was over")
             answer = deleted_answer(event) if event.instance.deleting else failure_answer(event, error)
-            self._ends.stage(event, "cancelled", answer, None)
+            self._ends.stage_end(event, "cancelled", answer, None)
 
     def holder_here(self, instance: Instance, connection: Connection, leases: list[Lease]) -> None:
         """An agent said hello with its leases: tell it of cancels that it may not have heard of."""

@@ -129,7 +129,7 @@ class Events(Part):
         self._bus.counters["answers"] += 1
         if finish.state in ("expired", "dead"):
             self._bus.counters[f"events_{finish.state}"] += 1
-        self._answering.send(event)
+        self._answering.send_answer(event)
         self._cancels.ended(event)
         self._left(event)
 
@@ -276,7 +276,7 @@ class Events(Part):
         cause = (frame.cause or "")[:MAX_CAUSE]
         if cause and state == "failed" and event.asking is None and blob is None and self._mailbox.may_die(event):
             state = "dead"  # it can be sent again; a turn that waits for it is told, and decides itself
-        self._ends.stage(event, state, answer, blob, cause=cause, conn=connection, frame_id=frame.id)
+        self._ends.stage_end(event, state, answer, blob, cause=cause, conn=connection, frame_id=frame.id)
 
     def _released(self, connection: Connection, event: Event, frame: Frame, now: float) -> None:
         """The holder gives the event back: it leaves, or its epoch is too old, or the event waits (`park`)."""

@@ -288,7 +288,7 @@ class Intake(Part):
             return
         self._bus.ack(connection, frame.id, event)
         if event.finished:
-            self._answering.send(event)
+            self._answering.send_answer(event)
         elif event.held:
             self._clocks.tell_asker(event)
 
@@ -310,7 +310,7 @@ class Intake(Part):
                 raise fail("E_ANSWER_GONE", f"event {event_id[:100]!r} was answered, and its answer is no longer kept")
             event.work.answer, event.work.answer_blob = record.answer, record.blob
         self._bus.ack(connection, frame.id, event)
-        self._answering.send(event)
+        self._answering.send_answer(event)
 
     def _discard(self, frame: Frame) -> None:
         """A repeat brought files that are not used."""

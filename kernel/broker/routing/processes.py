@@ -51,7 +51,7 @@ class Processes(Part):
         host_unreachable: Callable[[Connection], None],
         hosts: Sequence[object],
     ) -> None:
-        """`give_up` ends an event that cannot be worked on (Ends.end), `end_queued` a cancelled one (Cancels).
+        """`give_up` ends an event that cannot be worked on (Ends), `end_queued` a cancelled one (Cancels).
         `host_unreachable` is told of a tool host whose connection broke. `hosts` are parts.
         """
         self._bus = bus

@@ -82,7 +82,7 @@ class Router:
         self._tool_calls = ToolCalls(bus, clocks, cancels.call_ended, beside)
         self._processes = Processes(
             bus,
-            give_up=ends.end,
+            give_up=ends.give_up,
             end_queued=cancels.end_queued,
             host_unreachable=self._tool_calls.host_unreachable,
             hosts=[self._tool_calls, *beside],
@@ -180,7 +180,7 @@ class Router:
             missing = None if event.ending else self._missing.of(event)
             if missing is not None:
                 message = f"the journal has records for it of the feature {missing!r}, which this kernel does not have"
-                self._ends.end(event, "dead", "E_FEATURE_MISSING", message)
+                self._ends.give_up(event, "dead", "E_FEATURE_MISSING", message)
 
     # --- entry points of the loop
 
@@ -478,7 +478,7 @@ class Router:
         if self.bus.draining is not None:
             reason, until = self.bus.draining
             self.bus.shutdown(connection, max(0, round((until - now) * 1000)), reason)
-        self._answering.repeat(instance, connection)
+        self._answering.repeat_answers(instance, connection)
         self._cancels.holder_here(instance, connection, hello.leases)
         self._events.dispatch(instance, now)
         self._processes.serve(now)

@@ -280,7 +280,7 @@ def test_a_flood_of_refused_events_is_told_to_come_back_slowly_and_keeps_its_ord
     events = world.router.bus.mailbox.events
     for name in [name for name, one in events.items() if one.state == "accepted"]:
         assert world.router._events is not None
-        world.router._ends.end(events[name], "dead", "E_AGENT_FAILED", "no")
+        world.router._ends.give_up(events[name], "dead", "E_AGENT_FAILED", "no")
     later = event("later", key="flood319")
     held = error(tell(world, flood, later))
     assert held is not None and "has to come first" in held.message
@@ -297,7 +297,7 @@ def test_an_event_whose_sender_has_given_it_up_holds_up_no_other(waits: float) -
         tell(world, flood, event(f"flood{number}"))
     events = world.router.bus.mailbox.events
     for name in [name for name, one in events.items() if one.state == "accepted"]:
-        world.router._ends.end(events[name], "dead", "E_AGENT_FAILED", "no")
+        world.router._ends.give_up(events[name], "dead", "E_AGENT_FAILED", "no")
     world.commit()
     world.now += waits
     held = error(tell(world, flood, event("later", key="flood319")))
