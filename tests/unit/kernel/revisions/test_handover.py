@@ -111,5 +111,5 @@ def test_the_next_command_line_has_what_was_granted_and_nothing_that_was_agreed_
         policy="/p", trust=True, agreed_fd=7, accept_loss=True,
     )  # fmt: skip
     assert resuming(options) == [
-        *("--bundle", "/b", "--run-dir", "/r", "--parent-fd", "6", "--shared", "--allow-net", "a:1", "--policy", "/p")
+        *("--bundle", "/b", "--run-dir", "/r", "--parent-fd", "6", "--policy", "/p", "--shared", "--allow-net", "a:1")
     ]
