@@ -30,8 +30,21 @@ SURVIVORS = ROOT / "tests" / "survivors.txt"
 KILLED_AT_LEAST = 85.0
 #: The time limit of a group (seconds). All groups together have an hour on two processors.
 GROUP_S = 1800.0
-#: The files that the copy needs besides the four packages and the tests.
-ALSO_COPIED = ("scripts", "examples", "docs", "bench", "README.md", "README.ko.md", "CHANGELOG.md", "CONTRIBUTING.md")
+#: Our packages, which tests import from `goondan`: in the repository, links to the folders at the top.
+PACKAGES = ("schemas", "kernel", "agentproc", "toolhost", "features")
+#: The files that the copy needs besides the modules of `goondan` and the tests.
+ALSO_COPIED = (
+    *PACKAGES,
+    "goondan/__init__.py",
+    "scripts",
+    "examples",
+    "docs",
+    "bench",
+    "README.md",
+    "README.ko.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+)
 HEAD = """\
 # Changes of pure modules that no test of theirs notices. `make mutants UPDATE=1` writes this file.
 """
@@ -128,8 +141,8 @@ def configuration(group: Group) -> str:
     return "\n".join(
         [
             "\n[tool.mutmut]",
-            'source_paths = ["schemas", "kernel", "agentproc", "toolhost", "features"]',
-            f"only_mutate = {json.dumps(list(group.modules))}",
+            f"source_paths = {json.dumps([f'goondan/{name}' for name in PACKAGES])}",
+            f"only_mutate = {json.dumps([f'goondan/{module}' for module in group.modules])}",
             f"also_copy = {json.dumps(ALSO_COPIED)}",
             f"pytest_add_cli_args_test_selection = {json.dumps(list(group.tests))}",
             "use_setproctitle = false",

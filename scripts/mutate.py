@@ -67,7 +67,7 @@ def results() -> dict[str, Any]:
                 continue
             before, after = difference(name, path)
             function = name.rpartition("__mutmut_")[0].rpartition(".")[2].removeprefix("x").lstrip("_ǁ")
-            where = f"{path}: {function.replace('ǁ', '.')}"
+            where = f"{path.relative_to('goondan')}: {function.replace('ǁ', '.')}"
             survivors.append({"where": where, "before": before, "after": after})
     return {"killed": killed, "survivors": survivors}
 

@@ -12,6 +12,7 @@ from goondan.kernel.supervisor.lifecycle import (
     KILL_WAIT_S,
     MAX_BACKOFF_S,
     MAX_FIRST_DEATHS,
+    START_LIMIT_S,
     STOP_ORDER,
     Begin,
     Down,
@@ -56,6 +57,7 @@ def test_first_restart_is_at_once_and_later_ones_back_off_to_a_second() -> None:
     for _ in range(9):
         service, actions = drive(service, Down(service.run, "signal SIGKILL"))
         retries = [a for a in actions if isinstance(a, Later) and isinstance(a.event, RetryDue)]
+        assert all(retry.role == "broker" for retry in retries)
         waits.append(retries[0].seconds if retries else 0.0)
         if retries:
             service, _ = drive(service, retries[0].event)
@@ -96,7 +98,8 @@ def test_a_final_death_gives_up_at_once_but_only_before_the_first_ready() -> Non
 
 def test_a_start_that_hangs_is_killed_and_counts() -> None:
     service, actions = drive(Service("broker"), Begin(), StartOverdue(1))
-    assert actions[-1] == KillProcess("broker")
+    overdue = Later("broker", START_LIMIT_S, StartOverdue(1))
+    assert actions == [StartProcess("broker", 1), overdue, KillProcess("broker")]
     service, _ = drive(service, Down(1, "signal SIGKILL"))
     assert service.deaths == 1
 
@@ -106,13 +109,18 @@ def test_an_ordered_end_restarts_nothing(before: tuple[ServiceEvent, ...]) -> No
     service, actions = drive(Service("broker"), *before, End())
     assert actions[-1] == TerminateProcess("broker")
     service, actions = drive(service, Down(1, "exit 0"))
-    assert (service.phase, actions) == ("stopped", [])
+    assert (service.phase, service.last_exit, actions) == ("stopped", "exit 0", [])
 
 
 def test_an_end_during_the_backoff_stops_the_retry() -> None:
     service, _ = drive(Service("b"), Begin(), Up(1), Down(1, "x"), Up(2), Down(2, "x"), End())
     assert service.phase == "stopped"
     assert drive(service, RetryDue(2)) == (service, [])
+
+
+def test_a_service_that_is_ready_has_no_start_that_hangs() -> None:
+    service, _ = drive(Service("b"), Begin(), Up(1))
+    assert drive(service, StartOverdue(1)) == (service, [])
 
 
 @given(st.integers(min_value=0, max_value=10_000))

@@ -8,12 +8,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from goondan.kernel.supervisor.lifecycle import (
+    FIRST_BACKOFF_S,
+    HEALTHY_S,
     LEAVE_LIMIT_S,
     MAX_START_FAILURES,
     MAX_STARTING,
     START_LIMIT_S,
     STARTING_S,
     AgentAction,
+    History,
     KillAgent,
     Roster,
     Spawn,
@@ -210,6 +213,111 @@ def test_a_fork_server_that_does_not_answer_is_noticed() -> None:
     assert made.overdue(START_LIMIT_S)
     made.spawned(1, START_LIMIT_S)
     assert not made.overdue(START_LIMIT_S)
+
+
+def test_a_start_that_the_fork_server_refuses_counts_and_is_tried_again() -> None:
+    made = roster(A)
+    refused = Tell(Exited(A, 1, "no memory", ordered=False, started=False))
+    assert made.refused(1, "no memory", 1.0) == [refused, Spawn(A, 2)]
+    assert made.histories[A] == History(failures=1, restarts=1, last_exit="no memory")
+    assert made.refused(2, "no memory", 2.0)[1:] == []
+    assert made.next_due() == 2.0 + FIRST_BACKOFF_S
+    assert made.waits(A) and not made.waits(B)
+    assert made.refused(2, "no memory", 3.0) == [], "its launch is over"
+
+
+def test_crashes_back_off_until_the_agent_was_healthy() -> None:
+    made = roster(A)
+    run(made, 1)
+    assert made.exited(1, "signal SIGSEGV", 20.0)[1:] == [Spawn(A, 2)]
+    run(made, 2)
+    assert made.exited(2, "exit 1", 21.0)[1:] == []
+    assert made.histories[A] == History(crashes=2, restarts=2, last_exit="exit 1")
+    assert made.next_due() == 21.0 + FIRST_BACKOFF_S
+    assert made.tick(22.0) == [Spawn(A, 3)]
+    made.spawned(3, 23.0)
+    assert made.tick(24.0 + HEALTHY_S) == [], "it is not ready"
+    assert made.ready(3, 40.0) == [Tell(Ready(A, 3))]
+    made.tick(39.9 + HEALTHY_S)
+    assert made.histories[A].crashes == 2
+    made.tick(40.0 + HEALTHY_S)
+    assert made.histories[A].crashes == 0
+
+
+def test_a_clean_exit_waits_for_the_order_that_may_follow_it() -> None:
+    made = roster(A)
+    run(made, 1)
+    made.exited(1, "exit 0", 7.0, clean=True)
+    assert made.next_due() == 7.0 + FIRST_BACKOFF_S
+    assert made.waits(A)
+
+
+def test_ready_is_told_once_and_forgets_failures() -> None:
+    made = roster(A)
+    made.refused(1, "no memory", 0.0)
+    made.spawned(2, 1.0)
+    assert made.ready(2, 1.0) == [Tell(Ready(A, 2))]
+    assert made.ready(2, 1.0) == made.ready(9, 1.0) == []
+    assert made.histories[A] == History(restarts=1, last_exit="no memory")
+
+
+def test_each_phase_has_its_time_from_its_own_beginning() -> None:
+    made = roster(A, B)
+    made.spawned(1, 50.0)
+    made.spawned(2, 50.0)
+    assert made.tick(49.9 + START_LIMIT_S) == []
+    made.ready(1, 60.0)
+    made.retire(A, 1, 70.0)
+    assert made.tick(69.9 + LEAVE_LIMIT_S) == [KillAgent(2)]
+    assert made.tick(70.0 + LEAVE_LIMIT_S) == [KillAgent(1)]
+    assert made.exited(1, "signal SIGKILL", 81.0) == [Tell(Exited(A, 1, "signal SIGKILL", ordered=True))]
+
+
+def test_who_is_not_wanted_any_more_waits_no_longer() -> None:
+    made = Roster()
+    made.want([A, B], full=True, now=0.0)
+    assert made.waits(A) and made.waits(B)
+    made.want([B], full=True, now=0.0)
+    assert not made.waits(A)
+    assert made.fork_server(up=True, now=1.0) == [Spawn(B, 1)]
+
+
+def test_a_principal_that_was_forgotten_is_found_and_started() -> None:
+    made = roster(A)
+    made.wanted.add(B)
+    assert made.audit(1.0) == ([B], [Spawn(B, 2)])
+    found = made.find(2)
+    assert found is not None and (found.principal, found.since) == (B, 1.0)
+    assert made.find(3) is None
+
+
+def test_the_broker_asks_those_that_are_ready_to_leave_and_the_supervisor_the_others() -> None:
+    made = roster(A, B)
+    run(made, 1)
+    made.spawned(2, 0.0)
+    assert made.stop(1.0, told=True) == [TerminateAgent(2)]
+    assert made.wanted == set()
+    assert made.tick(1.0 + LEAVE_LIMIT_S * 2) == [], "a stop has times of its own"
+    assert made.terminate_all() == [TerminateAgent(1), TerminateAgent(2)]
+    assert made.kill_all(30.0) == [KillAgent(1), KillAgent(2)]
+    assert made.terminate_all() == []
+
+
+def test_what_has_no_pid_is_sent_no_signal() -> None:
+    assert roster(A).terminate_all() == []
+
+
+def test_restarts_that_are_due_are_waited_for_beside_starts_that_take_long() -> None:
+    everyone = [Principal("agent", "coder", str(n)) for n in range(MAX_STARTING + 2)]
+    made = Roster()
+    made.fork_server(up=True, now=5.0)
+    made.want(everyone[:1], full=False, now=5.0)
+    made.refused(1, "no memory", 5.0)
+    made.refused(2, "no memory", 5.0)
+    made.want(everyone[1:], full=False, now=5.0)
+    assert made.next_due() == 5.0 + FIRST_BACKOFF_S
+    assert made.tick(5.0 + FIRST_BACKOFF_S) == []
+    assert made.next_due() == 5.0 + STARTING_S
 
 
 def test_the_inventory_names_every_launch() -> None:
