@@ -419,6 +419,7 @@ class Response:
 
     def _fail(self, kind: FaultKind, message: str, advice: str | None = None) -> None:
         self._fault = self._fault or Fault(kind, message, suggestion=ADVICE["silent"] if kind == "silent" else advice)
+        self._connection.resume_writing()
         self._tell()
 
     def _tell(self) -> None:
@@ -502,6 +503,7 @@ class Response:
             return
         self.status, self._has_head = status, True
         self._keeps = self._parser.should_keep_alive()
+        self._connection.resume_writing()  # `sent` need not wait: the server may read no more of the request
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""

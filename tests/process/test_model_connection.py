@@ -8,6 +8,7 @@ import os
 import socket
 import ssl
 import sys
+import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -467,7 +468,7 @@ async def test_a_server_that_answers_before_it_has_read_a_file_is_heard(tmp_path
     with (tmp_path / "f").open("wb") as file:
         file.truncate(16 << 20)
     body = Body([FileText(str(tmp_path / "f"), 16 << 20)])
-    asked = 0
+    asked, began = 0, time.monotonic()
 
     async def serve(reader: Reader, writer: Writer) -> None:
         nonlocal asked
@@ -485,6 +486,7 @@ async def test_a_server_that_answers_before_it_has_read_a_file_is_heard(tmp_path
             answered.close()
             assert asked == count  # the connection was not kept
         client.close()
+    assert time.monotonic() - began < PATIENCE.silence_s, "it does not wait for the server to read on"
 
 
 async def test_a_server_that_reads_nothing_of_a_file_is_silent(tmp_path: Path) -> None:

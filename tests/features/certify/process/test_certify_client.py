@@ -22,6 +22,7 @@ from goondan.features.certify.command.client import scenarios
 from goondan.features.certify.command.rules.scenarios import Report
 from goondan.kernel.cli import execute
 from goondan.schemas.wire.errors import GoondanError
+from tests.forked_programs import forked
 from tests.kernel_fixture import ROOT
 
 CLIENT = [sys.executable, "-I", str(Path(__file__).parent / "adapter_client.py")]
@@ -49,16 +50,16 @@ FAULTS: dict[str, tuple[tuple[str, ...], str]] = {
 }
 
 
-def _tried(fault: str) -> Report:
-    words = FAULTS[fault][0] if fault else tuple({word for some, _ in FAULTS.values() for word in some})
-    return certify([*CLIENT, *([fault] if fault else [])], os.environ, words, PATIENCE_S if fault else 30.0)
-
-
 @pytest.fixture(scope="module")
 def tried() -> dict[str, Report]:
     """What comes of the client as it is, and of each fault: most of the time each waits."""
-    with ThreadPoolExecutor(len(FAULTS) + 1) as pool:
-        return dict(zip(["", *FAULTS], pool.map(_tried, ["", *FAULTS]), strict=True))
+
+    def certified(fault: str) -> Report:
+        words = FAULTS[fault][0] if fault else tuple({word for some, _ in FAULTS.values() for word in some})
+        return certify([*client, *([fault] if fault else [])], os.environ, words, PATIENCE_S if fault else 30.0)
+
+    with forked(Path(CLIENT[-1])) as client, ThreadPoolExecutor(len(FAULTS) + 1) as pool:
+        return dict(zip(["", *FAULTS], pool.map(certified, ["", *FAULTS]), strict=True))
 
 
 def test_a_client_that_is_right_is_certified(tried: dict[str, Report]) -> None:
