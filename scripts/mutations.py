@@ -113,6 +113,18 @@ def missing(mutations: Iterable[Mutation], covered: Iterable[str]) -> list[str]:
 def copy_tree(target: Path, kind: str = "dev") -> None:
     """Copy what git knows, and new files, without what is ignored; then make its environment of `kind` ready."""
     copy_files(target)
+    make_environment(target, kind)
+
+
+def make_environment(target: Path, kind: str = "dev") -> None:
+    """Make the environment of a copy from the one of this tree. What `kind` has beyond that one is installed."""
+    ours, theirs = ROOT / ".venv", target / ".venv"
+    if not theirs.exists():
+        shutil.copytree(ours, theirs, symlinks=True, ignore=shutil.ignore_patterns(".ready-*"))
+        places = [*theirs.glob("bin/*"), *theirs.glob("lib/*/site-packages/_goondan_*_source.py")]
+        for path in (*places, theirs / "pyvenv.cfg", theirs / ".made-for"):  # files that name their environment
+            if path.is_file() and not path.is_symlink():
+                path.write_bytes(path.read_bytes().replace(os.fsencode(ROOT), os.fsencode(target)))
     subprocess.run([str(target / "scripts" / "setup"), kind], check=True, stdout=subprocess.DEVNULL)
 
 

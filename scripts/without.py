@@ -27,6 +27,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Final
@@ -34,7 +36,7 @@ from typing import Final
 from goondan.features import FEATURES
 from scripts import without_edits as edits
 from scripts.check import PACKAGES
-from scripts.mutations import ROOT, copy_tree
+from scripts.mutations import ROOT, copy_files, make_environment
 
 #: Tests that start programs, for `--short`: a swarm, its console, its tools in jails, what walls hold, an extension.
 SAMPLE: Final = (
@@ -48,6 +50,8 @@ SAMPLE: Final = (
 PROGRAMS: Final = ("tests/chaos/", "tests/process/", "tests/containment/")
 #: Folders whose tests a whole run has (scripts/test).
 RUN: Final = ("tests/unit/", "tests/contract/", "tests/features/", "clients/python/tests/", *PROGRAMS)
+#: So many processes share the tests that start no programs, or the marked ones.
+PARTS: Final = 2
 #: So many files of tests at least are left when all features are gone: what is proved of the core alone.
 LEAST_FILES: Final = 240
 #: Prints the files of tests that cannot be imported.
@@ -143,6 +147,10 @@ def _change(path: Path, change: Callable[[str], str]) -> None:
         path.write_text(after, encoding="utf-8")
 
 
+#: A step, and what does it: it gives what is wrong, or "".
+Step = tuple[str, Callable[[], str]]
+
+
 class Trial:
     """One copy without some features, and what is tried in it."""
 
@@ -155,25 +163,46 @@ class Trial:
 
     def run(self) -> None:
         """All of it. What fails stands in `failed`; the rest is tried all the same."""
-        copy_tree(self._tree)
+        copy_files(self._tree)
         if CACHE.is_dir():  # what the type checker knows of the modules that stay
             shutil.copytree(CACHE, self._tree / CACHE.relative_to(ROOT))
         take_out(self._tree, self._gone)
-        self._step("marks", self._marks)
+        make_environment(self._tree)  # after pyproject.toml has changed, so that `make run` has nothing to do
+        marked = self._marked()
+        self._steps(*((f"marks, part {part + 1}", partial(self._marks, marked[part::PARTS])) for part in range(PARTS)))
         take_tests_out(self._tree, self._gone)
-        self._step("generated files", self._generate)
-        self._step("checks", lambda: self._said(self._python("-m", "scripts.check")))
-        self._step("quickstart", self._quickstart)
-        self._step("tests", self._tests)
+        self._steps(("generated files", self._generate))
+        checks: list[Step] = [("checks", partial(self._ended, "-m", "scripts.check")), ("quickstart", self._quickstart)]
+        names = [path.relative_to(self._tree).as_posix() for path in files_of_tests(self._tree)]
+        if self._short:
+            pure = [name for name in names if not starts_programs(name)]
+            sample = [name for name in names if name in SAMPLE]
+            self._steps(
+                *checks,
+                *((f"tests, part {part + 1}", partial(self._tests, pure[part::PARTS])) for part in range(PARTS)),
+                ("tests that start programs", partial(self._tests, sample)),
+            )
+            names = [*pure, *sample]
+        else:
+            self._steps(*checks)
+            self._steps(("tests", self._all_tests))
+        if len(names) < LEAST_FILES:
+            self.failed.append(f"only {len(names)} files of tests, where {LEAST_FILES} are left without any feature")
+        print(f"{len(names)} files of tests", flush=True)
+
+    def _steps(self, *steps: Step) -> None:
+        """Do these steps, two at a time."""
+        with ThreadPoolExecutor(max_workers=2) as pool:
+            list(pool.map(self._step, *zip(*steps, strict=True)))
 
     def _step(self, name: str, step: Callable[[], str]) -> None:
         began = time.monotonic()
-        print(f"{name} …", flush=True)
         wrong = step()
-        print(f"{name}: {'FAILED' if wrong else 'ok'}, {time.monotonic() - began:.0f} s", flush=True)
+        line = f"{name}: {'FAILED' if wrong else 'ok'}, {time.monotonic() - began:.0f} s"
         if wrong:
             self.failed.append(name)
-            print("    " + wrong.strip().replace("\n", "\n    "), flush=True)
+            line += "\n    " + wrong.strip().replace("\n", "\n    ")
+        print(line, flush=True)
 
     def _python(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -186,39 +215,35 @@ class Trial:
             check=False,
         )
 
+    def _ended(self, *arguments: str) -> str:
+        return self._said(self._python(*arguments))
+
     @staticmethod
     def _said(done: subprocess.CompletedProcess[str]) -> str:
         return "" if done.returncode == 0 else done.stdout or f"exit status {done.returncode}"
 
-    def _marks(self) -> str:
-        """Each marked test fails. A whole file may be marked because it cannot even be imported."""
-        #: name -> whether all of it is marked.
-        chosen: dict[str, bool] = {}
+    def _marked(self) -> list[str]:
+        """The files with marked tests."""
+        marked = []
         for path in files_of_tests(self._tree):
             name = path.relative_to(self._tree).as_posix()
-            source = path.read_text(encoding="utf-8")
-            if not edits.marked(source, self._gone) or (self._short and starts_programs(name)):
-                continue
-            chosen[name] = edits.whole(source, self._gone)
-        failed = self._python("-c", IMPORT_EACH, *chosen).stdout.splitlines()
+            if not (self._short and starts_programs(name)) and edits.marked(
+                path.read_text(encoding="utf-8"), self._gone
+            ):
+                marked.append(name)
+        return marked
+
+    def _marks(self, names: list[str]) -> str:
+        """Each marked test of these files fails. A whole file may be marked because it cannot even be imported."""
+        failed = self._python("-c", IMPORT_EACH, *names).stdout.splitlines()
         faults = [
             f"{name} cannot be imported without the feature: mark all of it, or import it in the tests"
             for name in failed
-            if not chosen[name]
+            if not edits.whole((self._tree / name).read_text(encoding="utf-8"), self._gone)
         ]
-        chosen = {name: True for name in chosen if name not in failed}
-        if chosen:
-            done = self._python(
-                "-m",
-                "pytest",
-                "-q",
-                "-rfE",
-                "--tb=short",
-                "-p",
-                "scripts.marked_tests",
-                *chosen,
-                GOONDAN_WITHOUT=" ".join(self._gone),
-            )
+        if there := [name for name in names if name not in failed]:
+            options = ("-q", "-rfE", "--tb=short", "-p", "scripts.marked_tests")
+            done = self._python("-m", "pytest", *options, *there, GOONDAN_WITHOUT=" ".join(self._gone))
             if done.returncode:
                 faults.append(done.stdout)
         return "\n".join(faults)
@@ -256,17 +281,14 @@ class Trial:
             counted = None
         return "" if counted == lines else f"README.md has {lines} lines; make run said:\n{done.stdout}{done.stderr}"
 
-    def _tests(self) -> str:
-        """All tests that are left, or a part of them."""
-        names = [path.relative_to(self._tree).as_posix() for path in files_of_tests(self._tree)]
-        if self._short:
-            names = [name for name in names if name in SAMPLE or not starts_programs(name)]
-        print(f"{len(names)} files of tests", flush=True)
-        if len(names) < LEAST_FILES:
-            return f"at least {LEAST_FILES} are left when all features are gone"
-        command = ["scripts/test", *(["-q", *names] if self._short else ())]
-        done = subprocess.run(command, cwd=self._tree, check=False)
-        return "" if done.returncode == 0 else f"{' '.join(command)[:100]} ended with {done.returncode}"
+    def _tests(self, names: list[str]) -> str:
+        """The tests of these files."""
+        return self._ended("-m", "pytest", "-q", *names)
+
+    def _all_tests(self) -> str:
+        """All tests that are left; what they say is shown meanwhile."""
+        done = subprocess.run(["scripts/test"], cwd=self._tree, check=False)
+        return "" if done.returncode == 0 else f"scripts/test ended with {done.returncode}"
 
 
 def main(arguments: list[str]) -> int:

@@ -16,8 +16,7 @@ import pytest
 
 from goondan.agentproc.http.route import tls_context as of_agents
 from goondan.schemas.bundle.launch import ServerSpec, ToolSpec
-from tests.containment.test_server_secrets import Web
-from tests.mcp_fixture import Asker
+from tests.mcp_fixture import Asker, Web
 from tests.toolhost_fixture import bench
 
 PEM = Path(__file__).parent.parent / "servers" / "model.test.pem"

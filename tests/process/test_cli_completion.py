@@ -63,7 +63,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
 
 def test_commands_and_options(shell: Shell) -> None:
     assert shell.offers("gdn ") == [f"plain,{name}" for name in helps()]
-    assert shell.offers("gdn do") == ["plain,doctor"]
+    assert shell.offers("gdn val") == ["plain,validate"]
     assert "plain,--detach" in shell.offers("gdn run --d")
     assert shell.offers("gdn init --template t") == ["plain,two-agents", "plain,team", "plain,tool"]
     assert shell.offers("gdn completion ") == ["plain,bash", "plain,zsh", "plain,fish"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 
+import pytest
 from msgspec import Raw, structs
 
 from goondan.schemas.bundle.launch import KernelPlan
@@ -47,6 +48,7 @@ def own_frame(broker: Broker) -> tuple[bare.Raw, Frame]:
     return agent, Frame("budget.settle", event_id="e1", epoch=delivered.epoch)
 
 
+@pytest.mark.feature("approvals", "budgets", "live_config", "oauth")
 def test_hostile_payloads_get_one_answer_each() -> None:
     dice = random.Random("a real broker")
     with bare_broker(plan) as broker:

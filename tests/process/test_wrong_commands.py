@@ -53,7 +53,21 @@ def test_there_are_twenty_and_the_venv() -> None:
     assert len(CASES) == 20
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case["command"] for case in CASES])
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(pytest.param(case, id=case["command"]) for case in CASES),
+        pytest.param(
+            {
+                "command": "usage --since yesterday",
+                "says": "'yesterday' is no day",
+                "step": "Write for example 2026-11-23, 7d or today.",
+                "taken": "usage --since today",
+            },
+            marks=pytest.mark.feature("usage"),
+        ),
+    ],
+)
 def test_the_place_the_cause_and_a_next_step_that_works(swarm: Sandbox, case: dict[str, str]) -> None:
     refused = run(swarm, case["command"])
     assert refused.status in (1, 2)

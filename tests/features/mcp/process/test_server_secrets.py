@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from msgspec.structs import replace
 
 from goondan.schemas.bundle.launch import SandboxSpec, ServerSpec, ToolSpec
 from goondan.schemas.worker.hosts import network, parse_rule, write_network
-from tests.mcp_fixture import Asker, make_server
+from tests.mcp_fixture import Asker, Web, make_server
 from tests.toolhost_fixture import Bench, bench
 
 SECRET = "tok-4711-Grüße-kept9"
@@ -45,46 +43,6 @@ def answer(ask, honest=answer):
     return {"tools": [{"name": name, "description": token, "inputSchema": {"type": "object"}} for name in tools]}
 """
 NEVER = "sys.exit(f\"cannot begin with {os.environ['TOKEN']}\")"
-
-
-class Web:
-    """A server at a URL that answers with the headers that it was sent."""
-
-    def __init__(self) -> None:
-        self.tasks: set[asyncio.Task[Any]] = set()
-
-    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if (task := asyncio.current_task()) is not None:
-            self.tasks.add(task)
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-                headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:])}
-                body = await reader.readexactly(int(headers.get("content-length", 0)))
-                writer.write(self.answer(head[0].split(" ")[1], json.loads(body) if body else {}, headers))
-                await writer.drain()
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
-
-    def answer(self, path: str, message: dict[str, Any], headers: dict[str, str]) -> bytes:
-        key = headers["authorization"].partition(" ")[2]
-        if path == "/refuses":
-            body = json.dumps({"error": f"{key} is no key"}).encode()
-            return b"HTTP/1.1 403 %s\r\ncontent-length: %d\r\n\r\n%s" % (key.encode(), len(body), body)
-        if "id" not in message:
-            return b"HTTP/1.1 202 Ok\r\ncontent-length: 0\r\n\r\n"
-        told: dict[str, Any] = {"jsonrpc": "2.0", "id": message["id"]}
-        tool = {"name": "echo", "description": f"for {key}", "inputSchema": {"type": "object"}}
-        if message["method"] == "initialize":
-            who = {"name": key, "version": "1"}
-            told["result"] = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": who}
-        elif message["method"] == "tools/list":
-            told["result"] = {"tools": [tool]}
-        else:
-            told["error"] = {"code": -32000, "message": f"{key} may not", "data": {"headers": headers}}
-        body = json.dumps(told).encode()
-        return b"HTTP/1.1 200 Ok\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body) + body
 
 
 def servers(folder: Path, port: int) -> list[ToolSpec]:

@@ -1,6 +1,6 @@
 """MCP servers that want out, or want to be in the way: what each did, as one JSON document. Run as a program.
 
-    python -m tests.containment.hostile_servers FOLDER
+    python -m tests.features.mcp.process.hostile_servers FOLDER
 
 `FOLDER` is empty, and has no secret that a server may read.
 """

@@ -13,7 +13,7 @@ import pytest
 
 from tests.containment.ordinary_user import ROOT, run_as_user
 
-PROGRAM = "import runpy, sys; runpy.run_module('tests.containment.hostile_servers', run_name='__main__')"
+PROGRAM = "import runpy, sys; runpy.run_module('tests.features.mcp.process.hostile_servers', run_name='__main__')"
 
 
 def check(found: dict[str, Any], folder: Path) -> None:
