@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel.cli.commands import helps
-from tests.kernel_fixture import BUNDLE, ROOT
+from tests.kernel_fixture import BUNDLE, ROOT, Sandbox
 
 TOOL = """\
 ---
@@ -38,18 +38,25 @@ class Shell:
         program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -P -m goondan.kernel.cli "$@"\n')
         program.chmod(0o755)
         self.env = {"PATH": f"{home}/bin:{os.environ['PATH']}", "GOONDAN_STATE_ROOT": str(home / "state")}
+        if "LANG" in os.environ:  # as every `gdn` that is forked has it (tests/ready_gdn.py)
+            self.env["LANG"] = os.environ["LANG"]
 
-    def run(self, *command: str, **env: str) -> str:
+    def run(self, *command: str) -> str:
         done = subprocess.run(
-            command, cwd=self.home, env={**self.env, **env}, capture_output=True, text=True, timeout=20, check=True
+            command, cwd=self.home, env=self.env, capture_output=True, text=True, timeout=20, check=True
         )
         assert done.stderr == ""
         return done.stdout
 
+    def gdn(self, *arguments: str, **env: str) -> str:
+        done = Sandbox(self.home, {**self.env, **env}, self.home / "goondan.yaml").gdn(*arguments)
+        assert (done.status, done.err) == (0, "")
+        return done.out
+
     def offers(self, line: str) -> list[str]:
         """What is offered for the last word of `line`, as `type,value`."""
         words = line.split(" ")
-        answer = self.run("gdn", _GDN_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
+        answer = self.gdn(_GDN_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD=str(len(words) - 1))
         return answer.split()
 
 
@@ -82,7 +89,7 @@ def test_names_of_the_bundle_without_running_anything_of_it(shell: Shell) -> Non
     assert offered[0] == "plain,notes__add"
     assert "plain,bash__exec" in offered
     assert not [word for word in offered if "touch" in word]
-    helped = shell.run("gdn", _GDN_COMPLETE="zsh_complete", COMP_WORDS="gdn call notes", COMP_CWORD="2")
+    helped = shell.gdn(_GDN_COMPLETE="zsh_complete", COMP_WORDS="gdn call notes", COMP_CWORD="2")
     assert helped.splitlines() == ["plain", "notes__add", "Keep a note."]
 
 
@@ -146,7 +153,7 @@ def test_a_real_bash_completes(shell: Shell) -> None:
 
 @pytest.mark.parametrize("name", ["bash", "zsh", "fish"])
 def test_every_script_is_one_that_its_shell_understands(shell: Shell, name: str) -> None:
-    script = shell.run("gdn", "completion", name)
+    script = shell.gdn("completion", name)
     assert f"_GDN_COMPLETE={name}_complete" in script
     program = shutil.which(name)
     if program is not None:

@@ -123,8 +123,13 @@ def test_it_can_still_see_what_it_needs_of_itself(short_tmp: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT])
-@pytest.mark.parametrize("program", ["supervisor", "broker", "toolhost", "agent", "forksrv", "gdn"])
+@pytest.mark.parametrize(
+    ("program", "number"),
+    [
+        ("supervisor", signal.SIGSEGV), ("broker", signal.SIGABRT), ("toolhost", signal.SIGSEGV),
+        ("agent", signal.SIGABRT), ("forksrv", signal.SIGSEGV), ("gdn", signal.SIGABRT),
+    ],
+)  # fmt: skip
 def test_a_crash_leaves_no_core(short_tmp: Path, kernel: Sandbox, program: str, number: signal.Signals) -> None:
     """Each by hand, as our child: so the system tells whether it has left one."""
     (short_tmp / "token").write_text(KEY)

@@ -489,6 +489,7 @@ def test_a_status_descriptor_that_nobody_reads_stops_nothing(broker: PlayedBroke
         broker.welcome()
         host.wait_ready()
         fcntl.fcntl(host.status, fcntl.F_SETPIPE_SZ, 4096)
-        for number in range(45):
-            broker.call("echo", {}, f"t/{number}", workdir, instance_key=f"k{number}")
-            assert broker.result(f"t/{number}", instance_key=f"k{number}")["status"] == "ok"
+        for number in range(16):  # the start of each is a line of more than 256 bytes
+            key = f"{number}" + "k" * 250
+            broker.call("echo", {}, f"t/{number}", workdir, instance_key=key)
+            assert broker.result(f"t/{number}", instance_key=key)["status"] == "ok"
