@@ -262,6 +262,12 @@ def _pauses() -> Iterator[float]:
         pause = min(1.2 * pause, 0.05)
 
 
+def environment(state: Path, **more: str) -> dict[str, str]:
+    """Of a command line whose state root is `state`."""
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "GOONDAN_TRUST") if name in os.environ}
+    return kept | {"GOONDAN_STATE_ROOT": str(state), **more}
+
+
 @contextmanager
 def sandbox(bundle: str = BUNDLE, extra_env: Mapping[str, str] | None = None) -> Iterator[Sandbox]:
     """A fresh directory with a bundle; at the end everything is stopped, and must be gone."""
@@ -274,9 +280,7 @@ def sandbox(bundle: str = BUNDLE, extra_env: Mapping[str, str] | None = None) ->
     runtime = home / "r"
     runtime.mkdir(mode=0o700)
     (home / "goondan.yaml").write_text(bundle)
-    env = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "GOONDAN_TRUST") if name in os.environ}
-    env |= {"GOONDAN_STATE_ROOT": str(state), "XDG_RUNTIME_DIR": str(runtime), **(extra_env or {})}
-    made = Sandbox(home, env, home / "goondan.yaml")
+    made = Sandbox(home, environment(state, XDG_RUNTIME_DIR=str(runtime), **(extra_env or {})), home / "goondan.yaml")
     passed = False
     try:
         yield made

@@ -159,49 +159,65 @@ def fields(event: dict[str, Any], *names: str) -> Any:
 # --- refused calls
 
 
+#: Calls that ask nobody: what is wrong with the arguments, and whom nobody is called.
+INVALID: Final[list[tuple[str, dict[str, Any]]]] = [
+    ("agents__request", {"input": "x"}),
+    ("agents__request", {"target": "worker"}),
+    ("agents__request", {"target": "worker", "input": 7}),
+    ("agents__request", {"target": "worker", "input": "x", "timeoutMs": "soon"}),
+    ("agents__request", {"target": "worker", "input": "x", "timeoutMs": 0}),
+    ("agents__request", {"target": "worker", "input": "x", "timeoutMs": -5}),
+    ("agents__request", {"target": "worker", "input": "x", "async": "yes"}),
+    ("agents__request", {"target": "worker", "input": "x", "metadata": "m"}),
+    ("agents__request", {"target": "worker", "input": "x", "instanceKey": ""}),
+    ("agents__request", {"target": "worker", "input": "x", "instanceKey": "a\u0000b"}),
+    ("agents__send", {"input": "x"}),
+    ("agents__send", {"target": "worker"}),
+    ("agents__spawn", {}),
+    ("agents__list", {"includeAll": "yes"}),
+    ("handoff__request", {"payload": "x"}),
+    ("handoff__request", {"target": "worker"}),
+    *([("self-restart__request", {"reason": 5})] if RESTARTS else []),
+]
+NOBODY: Final[list[tuple[str, dict[str, Any]]]] = [
+    ("agents__request", {"target": "nobody", "input": "x"}),
+    ("agents__send", {"target": "nobody", "input": "x"}),
+    ("agents__spawn", {"target": "nobody"}),
+    ("handoff__request", {"target": "nobody", "payload": "x"}),
+]
+
+
 @pytest.mark.parametrize(
-    ("tool", "arguments", "code"),
+    ("calls", "code"), [(INVALID, "E_TOOL_INVALID_ARGS"), (NOBODY, "E_AGENT_NOT_FOUND")], ids=["invalid", "nobody"]
+)
+def test_what_asks_nobody_is_an_error_result(swarm: Swarm, calls: list[tuple[str, dict[str, Any]]], code: str) -> None:
+    key = swarm.key()
+    said = "\n".join(f"/{tool} {json.dumps(arguments)}" for tool, arguments in calls)
+    assert swarm.kernel.gdn("send", said, "--instance", key).status == 0
+    results = swarm.notes("result", key=key)
+    assert sorted(result["tool"] for result in results) == sorted(tool for tool, _ in calls)
+    assert {(result["status"], result["error"]["code"]) for result in results} == {("error", code)}
+    for message in (result["error"]["message"] for result in results):
+        assert len(message) <= 1500
+        assert code != "E_AGENT_NOT_FOUND" or all(name in message for name in AGENTS)
+    assert not swarm.notes("event", agent="worker", key=key), "it was asked all the same"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
     [
-        ("agents__request", {"input": "x"}, "E_TOOL_INVALID_ARGS"),
-        ("agents__request", {"target": "worker"}, "E_TOOL_INVALID_ARGS"),
-        ("agents__request", {"target": "worker", "input": 7}, "E_TOOL_INVALID_ARGS"),
-        ("agents__request", {"target": "worker", "input": "x", "timeoutMs": "soon"}, "E_TOOL_INVALID_ARGS"),
-        ("agents__request", {"target": "worker", "input": "x", "timeoutMs": 0}, "E_TOOL_INVALID_ARGS"),
-        ("agents__request", {"target": "worker", "input": "x", "timeoutMs": -5}, "E_TOOL_INVALID_ARGS"),
-        ("agents__request", {"target": "worker", "input": "x", "async": "yes"}, "E_TOOL_INVALID_ARGS"),
-        ("agents__request", {"target": "worker", "input": "x", "metadata": "m"}, "E_TOOL_INVALID_ARGS"),
-        ("agents__request", {"target": "worker", "input": "x", "instanceKey": ""}, "E_TOOL_INVALID_ARGS"),
-        ("agents__request", {"target": "worker", "input": "x", "instanceKey": "a\u0000b"}, "E_TOOL_INVALID_ARGS"),
-        ("agents__request", {"target": "nobody", "input": "x"}, "E_AGENT_NOT_FOUND"),
-        ("agents__request", {"target": "broken", "input": "x"}, "E_AGENT_SPAWN_FAILED"),
-        ("agents__request", {"target": "worker", "input": "crash"}, "E_AGENT_FAILED"),
-        ("agents__request", {"target": "worker", "input": "fail"}, "E_AGENT_FAILED"),
-        ("agents__request", {"target": "worker", "input": "sleep", "timeoutMs": 300}, "E_AGENT_TIMEOUT"),
-        ("agents__send", {"input": "x"}, "E_TOOL_INVALID_ARGS"),
-        ("agents__send", {"target": "worker"}, "E_TOOL_INVALID_ARGS"),
-        ("agents__send", {"target": "nobody", "input": "x"}, "E_AGENT_NOT_FOUND"),
-        ("agents__spawn", {}, "E_TOOL_INVALID_ARGS"),
-        ("agents__spawn", {"target": "nobody"}, "E_AGENT_NOT_FOUND"),
-        ("agents__list", {"includeAll": "yes"}, "E_TOOL_INVALID_ARGS"),
-        ("handoff__request", {"payload": "x"}, "E_TOOL_INVALID_ARGS"),
-        ("handoff__request", {"target": "worker"}, "E_TOOL_INVALID_ARGS"),
-        ("handoff__request", {"target": "nobody", "payload": "x"}, "E_AGENT_NOT_FOUND"),
-        pytest.param(
-            "self-restart__request", {"reason": 5}, "E_TOOL_INVALID_ARGS", marks=pytest.mark.feature("restart")
-        ),
+        ({"target": "broken", "input": "x"}, "E_AGENT_SPAWN_FAILED"),
+        ({"target": "worker", "input": "crash"}, "E_AGENT_FAILED"),
+        ({"target": "worker", "input": "fail"}, "E_AGENT_FAILED"),
+        ({"target": "worker", "input": "sleep", "timeoutMs": 300}, "E_AGENT_TIMEOUT"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_done_is_an_error_result(swarm: Swarm, tool: str, arguments: dict[str, Any], code: str) -> None:
-    key, began = swarm.key(), time.monotonic()
-    result = swarm.call(tool, key, **arguments)
-    assert result["status"] == "error"
-    assert result["error"]["code"] == code
+)
+def test_a_request_that_fails_is_an_error_result(swarm: Swarm, arguments: dict[str, Any], code: str) -> None:
+    began = time.monotonic()
+    result = swarm.call("agents__request", swarm.key(), **arguments)
+    assert (result["status"], result["error"]["code"]) == ("error", code)
     assert len(result["error"]["message"]) <= 1500
     assert time.monotonic() - began < 15
-    if code == "E_TOOL_INVALID_ARGS":
-        assert not swarm.notes("event", agent="worker", key=key), "it was asked all the same"
-    if code == "E_AGENT_NOT_FOUND":
-        assert all(name in result["error"]["message"] for name in AGENTS)
 
 
 def test_an_agent_that_ends_while_it_loads_is_not_spawned_and_fails_what_it_is_asked(swarm: Swarm) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel.cli.commands import helps
-from tests.kernel_fixture import BUNDLE, ROOT, Sandbox
+from tests.kernel_fixture import BUNDLE, ROOT, Sandbox, environment
 
 TOOL = """\
 ---
@@ -37,9 +37,7 @@ class Shell:
         program = home / "bin" / "gdn"
         program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -P -m goondan.kernel.cli "$@"\n')
         program.chmod(0o755)
-        self.env = {"PATH": f"{home}/bin:{os.environ['PATH']}", "GOONDAN_STATE_ROOT": str(home / "state")}
-        if "LANG" in os.environ:  # as every `gdn` that is forked has it (tests/ready_gdn.py)
-            self.env["LANG"] = os.environ["LANG"]
+        self.env = environment(home / "state", PATH=f"{home}/bin:{os.environ['PATH']}")
 
     def run(self, *command: str) -> str:
         done = subprocess.run(

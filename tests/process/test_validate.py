@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.javascript_runtimes import RUNTIMES, runtime
+from tests.kernel_fixture import Result, Sandbox, environment
 
 ROOT = Path(__file__).parent.parent.parent
 START = ROOT / "goondan" / "kernel" / "start.py"
@@ -52,35 +52,28 @@ def bundle(folder: Path, modules: Mapping[str, str]) -> Path:
     return path
 
 
-def gdn(*arguments: str | Path, state: Path, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "goondan.kernel.cli", "validate", *map(str, arguments)],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "GOONDAN_STATE_ROOT": str(state), **env},
-        capture_output=True,
-        text=True,
-        timeout=50,
-        check=False,
-    )
+def gdn(*arguments: str | Path, state: Path, cwd: Path, **env: str) -> Result:
+    made = Sandbox(cwd, environment(state, **env), cwd / "goondan.yaml")
+    return made.gdn("validate", *map(str, arguments), timeout=50)
 
 
-def errors(result: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+def errors(result: Result) -> dict[str, Any]:
     """resource -> its only error"""
-    found = json.loads(result.stdout)["errors"]
+    found = result.json["errors"]
     assert len({error["resource"] for error in found}) == len(found), found
     return {error["resource"]: error for error in found}
 
 
 def test_the_quickstart_is_valid_from_anywhere(tmp_path: Path) -> None:
     named = gdn(ROOT / "examples" / "quickstart", state=tmp_path / "s", cwd=tmp_path)
-    assert (named.returncode, named.stderr) == (0, "")
-    assert "valid" in named.stdout
-    assert "assistant (entry)" in named.stdout
+    assert (named.status, named.err) == (0, "")
+    assert "valid" in named.out
+    assert "assistant (entry)" in named.out
     option = gdn("--bundle", ROOT / "examples" / "quickstart", state=tmp_path / "s", cwd=tmp_path)
-    assert (option.returncode, option.stdout) == (0, named.stdout)
+    assert (option.status, option.out) == (0, named.out)
     default = gdn("--json", state=tmp_path / "s", cwd=tmp_path)
-    report = json.loads(default.stdout)
-    assert (default.returncode, report["valid"], report["errors"]) == (0, True, [])
+    report = default.json
+    assert (default.status, report["valid"], report["errors"]) == (0, True, [])
     assert {"name": "text-file__count", "source": "bundle"} in report["tools"]
     assert {"name": "bash__exec", "source": "@goondan/base"} in report["tools"]
     tools = ["bash", "file-system", "json-query", "text-transform", "wait", "text-file"]
@@ -113,7 +106,7 @@ def test_every_module_is_loaded_and_every_failure_reported(tmp_path: Path) -> No
         with path.open("a") as out:
             out.write(TOOL.format(name=name).replace("tool.py", "tool"))
     result = gdn(path, "--json", state=tmp_path / "s", cwd=tmp_path)
-    assert (result.returncode, result.stderr) == (2, "")
+    assert (result.status, result.err) == (2, "")
     found = errors(result)
     assert found.keys() == {f"Tool/{name}" for name in [*modules, *programs]} - {
         "Tool/good",
@@ -151,7 +144,7 @@ def test_modules_in_typescript_are_loaded_too(tmp_path: Path, name: str) -> None
     for tool in modules:
         (tmp_path / tool / "tool.py").rename(tmp_path / tool / "tool.ts")
     found = gdn("--json", tmp_path, state=tmp_path / "s", cwd=tmp_path, **{f"GOONDAN_{name.upper()}": runtime(name)})
-    said = {problem["resource"]: problem for problem in json.loads(found.stdout)["errors"]}
+    said = {problem["resource"]: problem for problem in found.json["errors"]}
     assert {resource: problem["code"] for resource, problem in said.items()} == dict.fromkeys(
         ("Tool/other", "Tool/none", "Tool/text", "Tool/broken"), "E_CONFIG_ENTRY"
     )
@@ -171,8 +164,8 @@ def test_without_a_runtime_a_bundle_is_valid_with_a_warning_that_helps(tmp_path:
     (tmp_path / "one" / "tool.py").rename(tmp_path / "one" / "tool.ts")
     path.write_text(path.read_text().replace("tool.py", "tool.ts").replace("env: [GRANTED]", "javascript: node"))
     found = gdn("--json", tmp_path, state=tmp_path / "s", cwd=tmp_path, GOONDAN_NODE="/nonexistent/node")
-    assert found.returncode == 0
-    (said,) = [one for one in json.loads(found.stdout)["warnings"] if one["resource"] == "Tool/one"]
+    assert found.status == 0
+    (said,) = [one for one in found.json["warnings"] if one["resource"] == "Tool/one"]
     assert said["code"] == "W_CONFIG_UNCHECKED"
     assert "/nonexistent/node (GOONDAN_NODE)" in said["message"]
     assert "goondan-kernel[node]" in said["suggestion"]
@@ -194,7 +187,7 @@ else:
     path = bundle(tmp_path, {"probe": probe + GOOD})
     (tmp_path / "secret.txt").write_text("key")
     result = gdn(path, "--json", state=tmp_path / "s", cwd=tmp_path, GRANTED="yes", PRIVATE="no")
-    assert (result.returncode, json.loads(result.stdout)["errors"]) == (0, [])
+    assert (result.status, result.json["errors"]) == (0, [])
     assert not (tmp_path / "probe" / "written").exists()
     assert not list(tmp_path.rglob("__pycache__"))
 
@@ -202,7 +195,7 @@ else:
 def test_a_second_look_starts_no_program(tmp_path: Path) -> None:
     path = bundle(tmp_path, {"good": GOOD})
     path.write_text(path.read_text().replace("  sandbox: {env: [GRANTED]}\n", ""))
-    assert gdn(path, state=tmp_path / "s", cwd=tmp_path).returncode == 0
+    assert gdn(path, state=tmp_path / "s", cwd=tmp_path).status == 0
     (memory,) = (tmp_path / "s").rglob("handlers.json")
     assert memory.stat().st_mode & 0o777 == 0o600
     # Whoever is asked again would hear of this instead.
@@ -210,14 +203,14 @@ def test_a_second_look_starts_no_program(tmp_path: Path) -> None:
     again = gdn(path, "--json", state=tmp_path / "s", cwd=tmp_path)
     assert errors(again)["Tool/good"]["suggestion"] == "The module has: 'walk'."
     (tmp_path / "good" / "tool.py").write_text(GOOD + "# changed\n")
-    assert gdn(path, state=tmp_path / "s", cwd=tmp_path).returncode == 0
+    assert gdn(path, state=tmp_path / "s", cwd=tmp_path).status == 0
 
 
 def test_a_state_root_that_cannot_be_used_is_one_error_with_the_line_to_use(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     result = gdn(bundle(tmp_path, {"good": GOOD}), "--json", state=tmp_path / "file", cwd=tmp_path)
-    assert (result.returncode, result.stderr) == (2, "")
-    (error,) = json.loads(result.stdout)["errors"]
+    assert (result.status, result.err) == (2, "")
+    (error,) = result.json["errors"]
     assert error["code"] == "E_STATE"
     assert "is not a directory" in error["message"]
     assert "export GOONDAN_STATE_ROOT=" in error["suggestion"]
@@ -227,8 +220,8 @@ def test_text_for_a_person(tmp_path: Path) -> None:
     path = bundle(tmp_path, {"good": GOOD})
     path.write_text(path.read_text().replace("embedded", "embeded").replace("kind: Agent", "kind: Agnet"))
     result = gdn(state=tmp_path / "s", cwd=tmp_path)
-    assert (result.returncode, result.stderr) == (2, "")
-    assert result.stdout.splitlines() == [
+    assert (result.status, result.err) == (2, "")
+    assert result.out.splitlines() == [
         "goondan.yaml:4:18: E_CONFIG_INVALID_VALUE Model/main: "
         "'embeded' is not one of anthropic, auto, embedded, openai, replay, responses (spec.provider)",
         "    Did you mean 'embedded'?",
@@ -243,8 +236,8 @@ def test_text_for_a_person(tmp_path: Path) -> None:
 @pytest.mark.parametrize("named", ["nope", "", "/dev/zero"])
 def test_what_is_no_bundle(tmp_path: Path, named: str) -> None:
     result = gdn(named, "--json", state=tmp_path / "s", cwd=tmp_path)
-    report = json.loads(result.stdout)
-    assert (result.returncode, result.stderr, report["valid"]) == (2, "", False)
+    report = result.json
+    assert (result.status, result.err, report["valid"]) == (2, "", False)
     assert [error["code"] for error in report["errors"]] == ["E_CONFIG_NOT_FOUND"]
 
 
