@@ -34,18 +34,21 @@ settings.load_profile("house")
 os.environ["GOONDAN_TRUST"] = "1"
 
 REQUIREMENTS = Path(__file__).parent / "requirements.yaml"
-#: Files that take long (15 s and more) run first, so that all workers of a whole run end at about the same time. At its
-#: end such a run names the longest: tests/time_spent.py.
+#: Files that take long (20 s and more on a busy machine) run first, so that all workers of a whole run end at about the
+#: same time. At its end such a run names the longest: tests/time_spent.py.
 LONG = (
-    *("chaos/", "containment/test_totals", "process/test_setup", "process/test_trust", "process/test_agent_processes"),
+    "chaos/",
+    *("containment/test_totals", "containment/test_no_user_namespaces", "features/certify/process/"),
+    *("features/changesets/process/test_changeset_engine", "features/try_out/process/test_cli_tool"),
+    *(f"features/mcp/process/test_mcp_{name}" for name in ("add", "agents", "host", "serve")),
     *(
-        "process/test_kernel_run",
-        "features/changesets/process/test_changeset_engine",
-        "process/test_restart",
-        "process/test_walkthrough",
+        f"process/test_{name}"
+        for name in (
+            *("broker", "cli_harmless", "cli_init", "grants", "kernel_run", "live", "pending"),
+            *("quickstart", "restart", "rust_client", "secrecy", "setup", "shutdown", "toolhost_app"),
+            *("toolhost_javascript", "trust", "walkthrough"),
+        )
     ),
-    *("process/test_agents_tool", "process/test_cli_tool", "process/test_kernel_commands", "process/test_live"),
-    *("features/mcp/process/test_mcp_serve", "features/code_mode/process/test_code_mode"),
 )
 #: What scripts/test sets for a run of all tests, which is two runs beside each other.
 WHOLE_RUN = "GOONDAN_WHOLE_RUN" in os.environ
