@@ -132,8 +132,14 @@ def hops(ctx, input):
     return "left"
 def alive(ctx, input):
     time.sleep(0.05)
-    states = {n: open(f"/proc/{n}/stat").read().rpartition(") ")[2][0] for n in os.listdir("/proc") if n.isdigit()}
-    return sorted(int(n) for n, state in states.items() if state != "Z")
+    found = []
+    for n in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            state = open(f"/proc/{n}/stat").read().rpartition(") ")[2][0]
+        except OSError:  # a zombie that is reaped just now
+            continue
+        if state != "Z": found.append(int(n))
+    return sorted(found)
 def processes(ctx, input):
     time.sleep(0.05)
     return sorted(int(n) for n in os.listdir("/proc") if n.isdigit())
