@@ -43,7 +43,7 @@ def test_the_numbers() -> None:
         f"up to {session.MAX_CALLS_PER_JAIL}",
         f"more than {untrusted.MAX_OUTPUT_DEPTH} levels",
         f"more than {untrusted.MAX_ELEMENTS:,} values",
-        f"more than {untrusted.NEWS_BURST:,} `log`, `progress` and `ask` frames, or "
+        f"more than {untrusted.NEWS_BURST:,} `log`, `progress`, `ask`, `news` and `login` frames, or "
         f"{untrusted.NEWS_BYTES_BURST >> 20} MiB",
         f"{untrusted.NEWS_PER_S:,} and {untrusted.NEWS_BYTES_PER_S >> 20} MiB refill",
         f"{worker.LOG_BURST:,} lines at once and\n  {worker.LOG_PER_S} a second",
