@@ -27,8 +27,8 @@ from goondan.schemas.wire.codec import encode, from_raw, to_raw
 from goondan.schemas.wire.control import ForFeature
 from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import ErrorPayload, Frame, Hello
-from tests.unit.kernel.broker.test_acting import tell, working
-from tests.unit.kernel.broker.world import World, part_of
+from tests.unit.kernel.broker.test_acting import tell
+from tests.unit.kernel.broker.world import World, part_of, working
 
 OPENED = OpenedChangeset("0123456789abcdef", "git:1", "/work")
 

@@ -7,8 +7,8 @@ import pytest
 from goondan.features.dead_letters.broker import new_id
 from goondan.schemas.wire.codec import encode, to_raw
 from goondan.schemas.wire.frames import Frame
-from tests.unit.kernel.broker.test_durability import admin, dead, operator, run, subjects, without_sender
-from tests.unit.kernel.broker.world import World
+from tests.unit.kernel.broker.test_durability import admin, dead, operator, subjects, without_sender
+from tests.unit.kernel.broker.world import World, run
 
 
 def test_a_dead_letter_is_listed_and_shown_by_every_later_broker() -> None:

@@ -26,8 +26,8 @@ from tests.contract.twists.notes import NOTES
 from tests.contract.twists.stage import Actor, Model, Stage, Written, calls, new
 from tests.unit.agentproc.fakes import FakeLink
 from tests.unit.kernel.broker.actors import Agent
-from tests.unit.kernel.broker.test_acting import run, tell
-from tests.unit.kernel.broker.world import World, part_of
+from tests.unit.kernel.broker.test_acting import tell
+from tests.unit.kernel.broker.world import World, part_of, run
 
 #: Proposes what the message says, one after the other, and notes what came of each.
 PROPOSER = """

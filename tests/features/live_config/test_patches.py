@@ -19,8 +19,8 @@ from goondan.schemas.wire.codec import encode, from_raw, to_raw
 from goondan.schemas.wire.frames import ErrorPayload, Frame
 from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.swarm import EXTENSIONS, TOOLS
-from tests.unit.kernel.broker.test_acting import out, run, tell
-from tests.unit.kernel.broker.world import World, part_of
+from tests.unit.kernel.broker.test_acting import out, tell
+from tests.unit.kernel.broker.world import World, part_of, run
 
 
 def with_extensions(plan: KernelPlan) -> KernelPlan:

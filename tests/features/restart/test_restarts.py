@@ -28,8 +28,8 @@ from goondan.schemas.wire.control import (
 )
 from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import ErrorPayload, Frame, RestartAnswer, RestartRequest, Shutdown
-from tests.unit.kernel.broker.test_acting import answer, code, run, tell, working
-from tests.unit.kernel.broker.world import World, part_of
+from tests.unit.kernel.broker.test_acting import answer, code, tell
+from tests.unit.kernel.broker.world import World, part_of, run, working
 
 
 def ask(world: World, call_id: str = "t1/c1") -> list[Frame]:

@@ -23,27 +23,7 @@ from goondan.schemas.wire.frames import (
     Source,
 )
 from tests.unit.kernel.broker.actors import Agent
-from tests.unit.kernel.broker.world import World, waited_for_by
-
-CALL = "coder/k/c0e0/0"
-
-
-def run(world: World, rounds: int = 8) -> None:
-    """Let frames flow, without the tool host doing any work."""
-    for _ in range(rounds):
-        for actor in world.actors():
-            while world.pump_up(actor) or world.pump_down(actor):
-                pass
-        world.supervisor.reconcile()
-
-
-def working(agent: str = "coder", *, max_live_agents: int = 256) -> World:
-    """An agent in the middle of its first tool call."""
-    world = World(max_live_agents=max_live_agents)
-    world.clients[0].ask("c0e0", agent)
-    run(world)
-    assert list(world.host.running) == [f"{agent}/k/c0e0/0"]
-    return world
+from tests.unit.kernel.broker.world import CALL, World, host, run, waited_for_by, working
 
 
 def out(world: World, cls: int) -> list[Frame]:
@@ -54,11 +34,6 @@ def out(world: World, cls: int) -> list[Frame]:
     bus.out[:] = [item for item in bus.out if item[0] != cls]
     world.after_round()
     return [frame for frame in found if frame.type != "ping"]
-
-
-def host(world: World) -> Connection:
-    (connection,) = world.router.bus.presence.connections[TOOLS].values()
-    return connection
 
 
 def tell(world: World, frame: Frame, connection: Connection | None = None) -> list[Frame]:

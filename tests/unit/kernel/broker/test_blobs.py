@@ -14,7 +14,7 @@ from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, MAX_REQUEST_BYTES
 from goondan.schemas.wire.codec import decode, encode, from_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Blob, ErrorPayload, Frame, ReplyTo
-from tests.unit.kernel.broker.world import World
+from tests.unit.kernel.broker.world import World, run
 
 
 def blob(number: int, size: int = 1 << 20) -> Blob:
@@ -99,11 +99,7 @@ def working() -> tuple[World, Router, Bus]:
     """An agent holds an event, its first call is out."""
     world = World()
     world.clients[0].ask("c0e0")
-    for _ in range(8):
-        for actor in world.actors():
-            while world.pump_up(actor) or world.pump_down(actor):
-                pass
-        world.supervisor.reconcile()
+    run(world)
     return world, world.router, world.router.bus
 
 

@@ -12,15 +12,7 @@ from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, Frame, Hello, ReplyTo
 from goondan.schemas.wire.tokens import Claims, mint
 from tests.unit.kernel.broker.actors import SECRET, Agent
-from tests.unit.kernel.broker.world import World
-
-
-def run(world: World, rounds: int = 8) -> None:
-    for _ in range(rounds):
-        for actor in world.actors():
-            while world.pump_up(actor) or world.pump_down(actor):
-                pass
-        world.supervisor.reconcile()
+from tests.unit.kernel.broker.world import World, run
 
 
 def working() -> tuple[World, Agent]:

@@ -8,18 +8,14 @@ from goondan.kernel.broker.state.entities import AGENTS, TOOLS
 from goondan.schemas.wire.codec import decode, encode, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame, Source
 from tests.unit.kernel.broker.actors import Agent
-from tests.unit.kernel.broker.world import World
+from tests.unit.kernel.broker.world import World, run
 
 
 def working() -> tuple[World, Agent]:
     """An agent in the middle of its first tool call."""
     world = World()
     world.clients[0].ask("c0e0")
-    for _ in range(8):
-        for actor in world.actors():
-            while world.pump_up(actor) or world.pump_down(actor):
-                pass
-        world.supervisor.reconcile()
+    run(world)
     (agent,) = world.agents.values()
     assert world.host.running, "the call is out"
     return world, agent

@@ -15,9 +15,9 @@ from goondan.schemas.wire.control import Principal, SpawnFailed
 from goondan.schemas.wire.frames import AgentEvent, Answer, Blob, ErrorPayload, Frame, Hello, Lease, ReplyTo, Source
 from goondan.schemas.wire.tokens import Claims, TokenClass, mint
 from tests.unit.kernel.broker.actors import SECRET
-from tests.unit.kernel.broker.test_durability import run, said
-from tests.unit.kernel.broker.test_quotas import CALL, client, error, event, host, tell, working
-from tests.unit.kernel.broker.world import World
+from tests.unit.kernel.broker.test_durability import said
+from tests.unit.kernel.broker.test_quotas import client, error, event, tell
+from tests.unit.kernel.broker.world import CALL, World, host, run, working
 
 MIB = 1 << 20
 LONG = "x" * 900_000

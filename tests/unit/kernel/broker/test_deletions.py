@@ -14,16 +14,7 @@ from goondan.schemas.wire.codec import decode as decode_frame
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, AgentsSpawn, ErrorPayload, Frame, ReplyTo
 from tests.unit.kernel.broker.actors import Agent, Client
-from tests.unit.kernel.broker.world import World
-
-
-def moves(world: World, rounds: int = 6) -> None:
-    """Frames come and go; nothing is worked on."""
-    for _ in range(rounds):
-        for actor in world.actors():
-            while world.pump_up(actor) or world.pump_down(actor):
-                pass
-        world.supervisor.reconcile()
+from tests.unit.kernel.broker.world import World, run
 
 
 def used() -> tuple[World, Client]:
@@ -88,7 +79,7 @@ def test_work_is_named_and_the_instance_stays(work: str) -> None:
     world, client = used()
     if work == "starts":
         world.kill_agent(world.agents["coder", "k"])
-        moves(world)
+        run(world)
         spawn(world, client)
     elif work == "background":
         world.background["coder/k"] = ["bash/build"]
@@ -96,7 +87,7 @@ def test_work_is_named_and_the_instance_stays(work: str) -> None:
         client.ask("e1", calls=1)
         client.ask("e2", calls=1)
         if work == "works":
-            moves(world)
+            run(world)
         else:
             while world.pump_up(client):
                 pass
@@ -104,7 +95,7 @@ def test_work_is_named_and_the_instance_stays(work: str) -> None:
     while world.pump_up(client):
         pass
     if work == "background":
-        moves(world)
+        run(world)
     else:
         while world.pump_down(client):
             pass
@@ -125,7 +116,7 @@ def test_work_is_named_and_the_instance_stays(work: str) -> None:
 def spawn(world: World, client: Client) -> None:
     """`reviewer/r` spawns `coder/k`; its process is not started before `reconcile`."""
     client.ask("of-the-reviewer", agent="reviewer", key="r", calls=1)
-    moves(world)
+    run(world)
     reviewer = world.agents["reviewer", "r"]
     reviewer.send(Frame("agents.spawn", id="s1", to="coder", instance_key="k", payload=to_raw(AgentsSpawn())))
     while world.pump_up(reviewer):
@@ -136,10 +127,10 @@ def test_by_force_its_work_ends_and_whoever_waits_is_told_so() -> None:
     world, client = used()
     client.ask("e1", calls=1)
     client.ask("e2", calls=1)
-    moves(world)
+    run(world)
     assert world.host.running
     asked = client.delete("k", force=True)
-    moves(world)
+    run(world)
     world.settle()
     assert client.deleted[asked] == "deleted"
     assert [error_of(client, name) for name in ("e1", "e2")] == ["E_INSTANCE_DELETED"] * 2
@@ -151,15 +142,15 @@ def test_by_force_its_work_ends_and_whoever_waits_is_told_so() -> None:
 def test_a_turn_that_does_not_end_is_killed() -> None:
     world, client = used()
     client.ask("e1", calls=1)
-    moves(world)
+    run(world)
     agent = world.agents["coder", "k"]
     agent.on_frame = lambda frame: None  # type: ignore[method-assign]
     asked = client.delete("k", force=True)
-    moves(world)
+    run(world)
     assert asked not in client.deleted
     for _ in range(3):
         world.advance(CANCEL_S)
-        moves(world)
+        run(world)
     world.settle()
     assert client.deleted[asked] == "deleted"
     assert error_of(client, "e1") == "E_INSTANCE_DELETED"
@@ -168,10 +159,10 @@ def test_a_turn_that_does_not_end_is_killed() -> None:
 def test_two_deletions_at_once_are_one() -> None:
     world, client = used()
     client.ask("e1", calls=1)
-    moves(world)
+    run(world)
     by_force = client.delete("k", force=True)
     joined = world.clients[1].delete("k")
-    moves(world)
+    run(world)
     world.settle()
     assert client.deleted[by_force] == world.clients[1].deleted[joined] == "deleted"
     assert len(world.disk.gone) == 1
@@ -184,7 +175,7 @@ def test_two_deletions_at_once_are_one() -> None:
 def test_a_deletion_while_the_process_is_being_started() -> None:
     world, client = used()
     world.kill_agent(world.agents["coder", "k"])
-    moves(world)
+    run(world)
     spawn(world, client)
     reviewer = world.agents["reviewer", "r"]
     asked = client.delete("k", force=True)
@@ -202,7 +193,7 @@ def test_a_deletion_while_the_process_is_being_started() -> None:
 def test_what_comes_for_it_meanwhile_begins_a_new_one_after_it() -> None:
     world, client = used()
     client.ask("e1", calls=1)
-    moves(world)
+    run(world)
     asked = client.delete("k", force=True)
     world.clients[1].ask("meanwhile", calls=0)
     while world.pump_up(client):
@@ -228,16 +219,16 @@ def asks_late(world: World, asker: Agent, event_id: str) -> None:
 def test_an_answer_that_it_expected_starts_no_new_instance(restarts: bool) -> None:
     world, client = used()
     client.ask("e1", calls=1)
-    moves(world)
+    run(world)
     asks_late(world, world.agents["coder", "k"], "late")
-    moves(world)
+    run(world)
     assert world.state("late") == "leased"
     refused = client.delete("k")
-    moves(world)
+    run(world)
     assert client.deleted[refused].endswith("has work: it works on 'e1'; it expects 1 answer ('late')")
     forced = client.delete("k", force=True)
     for _ in range(4):
-        moves(world)
+        run(world)
         world.advance(0.2)
     assert client.deleted[forced] == "deleted"
     assert world.state("late") not in ("done", "cancelled"), "what was asked goes on"
@@ -251,10 +242,10 @@ def test_an_answer_that_it_expected_starts_no_new_instance(restarts: bool) -> No
 def test_a_workdir_that_somebody_else_works_in_stays() -> None:
     world, client = used()
     client.ask("e1", calls=1)
-    moves(world)
+    run(world)
     agent = world.agents["coder", "k"]
     agent.send(Frame("agents.spawn", id="s1", to="reviewer", instance_key="r", payload=to_raw(AgentsSpawn("."))))
-    moves(world)
+    run(world)
     world.settle()
     asked = client.delete("k")
     world.settle()
@@ -297,11 +288,11 @@ def test_jails_that_do_not_end_keep_the_instance() -> None:
     world, client = used()
     world.jails_hang = True
     asked = client.delete("k")
-    moves(world)
+    run(world)
     world.advance(JAILS_S)
-    moves(world)
+    run(world)
     world.advance(0.2)
-    moves(world)
+    run(world)
     assert client.deleted[asked].startswith("E_INSTANCE_BUSY: the jails of coder/k do not end")
     assert not world.disk.gone
 
@@ -318,7 +309,7 @@ def test_a_refusal_that_comes_late_is_one_answer() -> None:
     world.now += JAILS_S
     while world.pump_up(world.host):
         pass
-    moves(world)
+    run(world)
     assert "goes on in the background" in client.deleted[asked]
     assert not world.disk.gone
 
@@ -328,9 +319,9 @@ def test_a_tool_host_that_is_away_is_waited_for() -> None:
     world.host.wire.cut(reconnect=False)
     world.router.unreachable(TOOLS, world.host.wire.ident, world.now)
     asked = client.delete("k")
-    moves(world)
+    run(world)
     world.advance(1.0)
-    moves(world)
+    run(world)
     assert asked not in client.deleted
     world.host.wire.connect()
     world.settle()
@@ -341,7 +332,7 @@ def test_a_tool_host_that_ends_meanwhile_took_its_jails_with_it() -> None:
     world, client = used()
     world.jails_hang = True
     asked = client.delete("k")
-    moves(world)
+    run(world)
     world.kill_host()
     world.jails_hang = False
     world.settle()
@@ -354,11 +345,11 @@ def test_a_broker_that_dies_in_any_write_of_it(moment: Literal["before", "after"
     world, client = used()
     client.ask("e1", calls=1)
     client.ask("e2", calls=1)
-    moves(world)
+    run(world)
     asked = client.delete("k", force=True)
     world.dies, world.dies_in = moment, write
     for _ in range(8):
-        moves(world)
+        run(world)
         world.advance(0.2)
     world.settle()
     world.advance(RETURN_S)
@@ -381,7 +372,7 @@ def test_a_deletion_that_was_decided_is_finished_without_whoever_asked() -> None
     world, client = used()
     client.delete("k")
     for _ in range(8):
-        moves(world)
+        run(world)
         if world.journal.find_records(deleted_subject("coder", "k")):
             break
         world.now += 0.2

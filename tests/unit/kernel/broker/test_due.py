@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.kernel.broker.state.mailbox import Due
-from tests.unit.kernel.broker.world import World
+from tests.unit.kernel.broker.world import World, run
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=60), st.lists(st.integers(0, 50), max_size=8))
@@ -61,11 +61,7 @@ def test_a_tick_does_not_walk_the_instances() -> None:
 def test_an_event_that_comes_back_ends_at_its_deadline() -> None:
     world = World()
     world.clients[0].ask("e1", calls=1)
-    for _ in range(6):
-        for actor in world.actors():
-            while world.pump_up(actor) or world.pump_down(actor):
-                pass
-        world.supervisor.reconcile()
+    run(world, 6)
     mailbox = world.router.bus.mailbox
     event = mailbox.events["e1"]
     assert event.state == "leased"

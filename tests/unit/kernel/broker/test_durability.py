@@ -17,15 +17,7 @@ from goondan.schemas.wire.control import Drain, Principal, SpawnFailed
 from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, FilePart, Frame, ReplyTo
 from goondan.schemas.wire.tokens import Claims
 from tests.unit.kernel.broker.actors import Actor, Agent, Client
-from tests.unit.kernel.broker.world import World
-
-
-def run(world: World, rounds: int = 6) -> None:
-    for _ in range(rounds):
-        for actor in world.actors():
-            while world.pump_up(actor) or world.pump_down(actor):
-                pass
-        world.supervisor.reconcile()
+from tests.unit.kernel.broker.world import World, run
 
 
 def without_sender(world: World) -> Client:

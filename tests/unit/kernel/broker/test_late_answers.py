@@ -13,8 +13,8 @@ from goondan.kernel.broker.state.records import event_subject
 from goondan.schemas.wire.codec import decode, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame, ReplyTo
 from tests.unit.kernel.broker.histories import KILLS, NAMES, SETTLED, check, perform
-from tests.unit.kernel.broker.test_durability import run, said, subjects
-from tests.unit.kernel.broker.world import World
+from tests.unit.kernel.broker.test_durability import said, subjects
+from tests.unit.kernel.broker.world import World, run
 
 
 def ask(world: World, name: str = "r1", target: str = "reviewer", deadline_ms: int | None = None) -> list[Frame]:

@@ -13,18 +13,14 @@ from goondan.schemas.wire.codec import decode, encode, to_raw
 from goondan.schemas.wire.frames import Frame
 from goondan.schemas.wire.runtime_events import RuntimeEvent
 from tests.unit.kernel.broker.actors import Agent
-from tests.unit.kernel.broker.world import World
+from tests.unit.kernel.broker.world import World, run
 
 
 def working(*, live: bool = True, client: int = 0) -> tuple[World, Agent]:
     """An agent in the middle of its first tool call, its news so far heard."""
     world = World()
     world.clients[client].ask(f"c{client}e0", live=live)
-    for _ in range(8):
-        for actor in world.actors():
-            while world.pump_up(actor) or world.pump_down(actor):
-                pass
-        world.supervisor.reconcile()
+    run(world)
     (agent,) = world.agents.values()
     assert world.host.running, "the call is out"
     return world, agent

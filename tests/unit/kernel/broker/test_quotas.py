@@ -9,38 +9,14 @@ import pytest
 from goondan.kernel.broker.routing.intake import MAX_NESTED_BYTES
 from goondan.kernel.broker.routing.processes import MAX_STARTING, STARTING_S
 from goondan.kernel.broker.state.bus import RETRY_AFTER_MS
-from goondan.kernel.broker.state.entities import CLIENTS, REFUSED_AT_ONCE, REFUSED_S, TOOLS, Connection
+from goondan.kernel.broker.state.entities import CLIENTS, REFUSED_AT_ONCE, REFUSED_S, Connection
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, Frame, Hello, ReplyTo
 from goondan.schemas.wire.tokens import Claims, mint
 from tests.unit.kernel.broker.actors import SECRET
-from tests.unit.kernel.broker.world import World, waited_for_by
+from tests.unit.kernel.broker.world import CALL, World, host, run, waited_for_by, working
 
-CALL = "coder/k/c0e0/0"
 MIB = 1 << 20
-
-
-def run(world: World, rounds: int = 8) -> None:
-    """Let frames flow, without the tool host doing any work."""
-    for _ in range(rounds):
-        for actor in world.actors():
-            while world.pump_up(actor) or world.pump_down(actor):
-                pass
-        world.supervisor.reconcile()
-
-
-def working(*, max_live_agents: int = 256) -> World:
-    """`coder` is in a tool call, and what it asks and is asked is in calls, too, that do not end."""
-    world = World(max_live_agents=max_live_agents)
-    world.clients[0].ask("c0e0")
-    run(world)
-    assert list(world.host.running) == [CALL]
-    return world
-
-
-def host(world: World) -> Connection:
-    (connection,) = world.router.bus.presence.connections[TOOLS].values()
-    return connection
 
 
 def tell(world: World, connection: Connection, frame: Frame) -> list[Frame]:

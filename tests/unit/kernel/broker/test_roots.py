@@ -8,27 +8,7 @@ from goondan.kernel.broker.state.entities import Connection
 from goondan.schemas.wire.codec import decode, encode, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, ReplyTo
 from tests.unit.kernel.broker.actors import Actor, Agent
-from tests.unit.kernel.broker.world import World
-
-CALL = "coder/k/c0e0/0"
-
-
-def run(world: World, rounds: int = 8) -> None:
-    """Let frames flow, without the tool host doing any work."""
-    for _ in range(rounds):
-        for actor in world.actors():
-            while world.pump_up(actor) or world.pump_down(actor):
-                pass
-        world.supervisor.reconcile()
-
-
-def working() -> World:
-    """`coder` is in a tool call for the client's event."""
-    world = World()
-    world.clients[0].ask("c0e0")
-    run(world)
-    assert list(world.host.running) == [CALL]
-    return world
+from tests.unit.kernel.broker.world import CALL, World, run, working
 
 
 def connection(world: World, actor: Actor) -> Connection:

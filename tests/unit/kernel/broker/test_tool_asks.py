@@ -13,9 +13,9 @@ from goondan.kernel.broker.state.entities import AGENTS, TOOLS
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.frames import Frame, Source
 from goondan.schemas.wire.questions import ToolAnswer, ToolAsk
-from tests.unit.kernel.broker.test_acting import CALL, code, host, tell
-from tests.unit.kernel.broker.test_acting import working as plain
-from tests.unit.kernel.broker.world import World, part_of
+from tests.unit.kernel.broker.test_acting import code, tell
+from tests.unit.kernel.broker.world import CALL, World, host, part_of, run
+from tests.unit.kernel.broker.world import working as plain
 
 
 def working() -> World:
@@ -96,11 +96,7 @@ def test_a_question_for_a_call_that_is_not_here_is_asked_again_and_a_foreign_one
 def test_an_answer_goes_to_the_host_of_the_call_and_another_agents_goes_nowhere() -> None:
     world = working()
     world.clients[0].ask("c0e1", "reviewer")
-    for _ in range(8):
-        for actor in world.actors():
-            while world.pump_up(actor) or world.pump_down(actor):
-                pass
-        world.supervisor.reconcile()
+    run(world)
     (told,) = sent(world, TOOLS, answer(**LIES), agent(world))
     assert (told.type, told.call_id, told.in_reply_to, told.from_) == ("tool.answer", CALL, "h.1", "coder")
     assert from_raw(told.payload, ToolAnswer).value is not None

@@ -19,7 +19,7 @@ from goondan.kernel.broker.routing.deletions import Moved
 from goondan.kernel.broker.routing.recovery import BadRow, reserved_epochs
 from goondan.kernel.broker.routing.router import Router
 from goondan.kernel.broker.state.bus import Bus, Staged
-from goondan.kernel.broker.state.entities import Content, Event, Instance
+from goondan.kernel.broker.state.entities import TOOLS, Connection, Content, Event, Instance
 from goondan.kernel.broker.state.ledger import EPOCH_BLOCK, Ledger
 from goondan.kernel.broker.state.mailbox import Epochs
 from goondan.kernel.broker.state.parts import Part
@@ -66,6 +66,8 @@ class Disk:
         return done
 
 
+#: The call that an agent of `working` is in.
+CALL = "coder/k/c0e0/0"
 APart = TypeVar("APart", bound=Part)
 
 
@@ -324,6 +326,30 @@ class World:
             if quiet > 6:
                 return
         raise AssertionError("it does not come to rest")
+
+
+def run(world: World, rounds: int = 8) -> None:
+    """Let frames flow, without the tool host doing any work."""
+    for _ in range(rounds):
+        for actor in world.actors():
+            while world.pump_up(actor) or world.pump_down(actor):
+                pass
+        world.supervisor.reconcile()
+
+
+def working(agent: str = "coder", *, max_live_agents: int = 256) -> World:
+    """An agent in the middle of its first tool call, which does not end."""
+    world = World(max_live_agents=max_live_agents)
+    world.clients[0].ask("c0e0", agent)
+    run(world)
+    assert list(world.host.running) == [f"{agent}/k/c0e0/0"]
+    return world
+
+
+def host(world: World) -> Connection:
+    """The connection of the tool host."""
+    (connection,) = world.router.bus.presence.connections[TOOLS].values()
+    return connection
 
 
 def part_of(router: Router, cls: type[APart]) -> APart:
