@@ -11,10 +11,7 @@ from goondan.kernel.broker.state.entities import (
     ANSWER_ROOM,
     CLIENTS,
     CONTROL,
-    FINISHED,
     MAX_REFUSED,
-    MAX_RETRY_MS,
-    REFUSED_AT_ONCE,
     REFUSED_S,
     SESSION_CHARS,
     TOOLS,
@@ -24,7 +21,6 @@ from goondan.kernel.broker.state.entities import (
     Instance,
     Spawned,
     Standing,
-    State,
     Work,
     size_in_memory,
     unknown_session,
@@ -100,16 +96,6 @@ def test_a_refused_event_that_its_sender_has_given_up_is_replaced() -> None:
     assert made.refused["coder", "k"].event_id == "e2"
 
 
-def test_the_more_targets_wait_the_later_they_come_back() -> None:
-    made = connection()
-    waits = [made.refuse(("coder", str(number)), "e", 100.0, 100) for number in range(3 * REFUSED_AT_ONCE)]
-    assert waits[: REFUSED_AT_ONCE - 1] == [100] * (REFUSED_AT_ONCE - 1)
-    assert waits[REFUSED_AT_ONCE - 1 : 2 * REFUSED_AT_ONCE - 1] == [200] * REFUSED_AT_ONCE
-    assert waits[-1] == 400
-    assert made.refused["coder", "47"].until == 100.4 + REFUSED_S
-    assert made.refuse(("coder", "new"), "e", 100.0, MAX_RETRY_MS) == MAX_RETRY_MS
-
-
 def test_so_many_targets_are_remembered_and_the_oldest_forgotten() -> None:
     made = connection()
     for number in range(MAX_REFUSED):
@@ -122,18 +108,6 @@ def test_so_many_targets_are_remembered_and_the_oldest_forgotten() -> None:
 
 
 # --- events
-
-
-def test_a_new_event_is_its_own_root_and_nobody_waits_for_it() -> None:
-    made = event()
-    assert (made.id, made.root, made.session, made.sender, made.state) == ("e", "e", "root/e", "client", "staged")
-    assert (made.inline, made.size, made.depth, made.since) == (size_in_memory(NO_PAYLOAD, None), made.inline, 0, 0.0)
-    assert (made.wants_answer, made.live, made.cancelled, made.asynchronous) == (False, False, False, False)
-    for name in ("blob", "source", "deadline", "call_id", "asking", "in_reply_to", "standing", "asker", "end"):
-        assert getattr(made, name) is None, name
-    assert (made.parent, made.late_for, made.by_operator) == (None, None, False)
-    assert (made.held, made.waits, made.finished, made.ending, made.keeps_answer) == (False,) * 5
-    assert made.answer_id == "e:answer"
 
 
 def test_an_event_keeps_what_it_is_given() -> None:
@@ -187,12 +161,6 @@ def test_content_that_is_in_the_journal_only_has_to_be_recalled() -> None:
     assert made.content is content
 
 
-def test_work_is_made_once_and_when_it_is_used() -> None:
-    made = event()
-    assert made.work is made.work
-    assert made.waiting_acks == ()
-
-
 def test_new_work_has_come_to_nothing() -> None:
     work = Work()
     assert (work.requests, work.answered, work.calls, work.open_calls, work.attempts) == ({}, {}, {}, 0, 0)
@@ -214,16 +182,6 @@ def test_only_a_position_beyond_the_last_is_progress() -> None:
         assert (made.work.position, made.work.progressed) == (2, False)
 
 
-@pytest.mark.parametrize("state", ["staged", "accepted", "leased", "done", "failed", "expired", "dead", "cancelled"])
-def test_which_states_are_ends(state: State) -> None:
-    made = event()
-    made.state = state
-    assert made.finished is (state in FINISHED) is (state not in ("staged", "accepted", "leased"))
-    assert not made.ending
-    made.end = state
-    assert made.ending
-
-
 def test_while_a_person_is_asked_the_clock_stands_still_and_nobody_is_handed_it() -> None:
     made = event()
     made.standing = Standing()
@@ -237,22 +195,6 @@ def test_while_a_person_is_asked_the_clock_stands_still_and_nobody_is_handed_it(
 
 
 CLIENT, AGENT = Source("client", "operator"), Source("agent", "boss", "b")
-
-
-@pytest.mark.parametrize(
-    ("content", "options", "kept"),
-    [
-        (Content(), {}, False),
-        (Content(reply_to=CORR), {}, True),
-        (Content(), {"source": CLIENT}, True),
-        (Content(), {"source": AGENT}, False),
-        (Content(reply_to=CORR), {"source": AGENT}, True),
-        (Content(reply_to=CORR), {"asking": event("a")}, False),
-        (Content(reply_to=CORR), {"asynchronous": True}, False),
-    ],
-)
-def test_whose_answer_the_journal_keeps(content: Content, options: dict[str, Any], kept: bool) -> None:
-    assert event(content_here=content, **options).keeps_answer is kept
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ from goondan.kernel.broker.state.mailbox import (
     Quotas,
 )
 from goondan.kernel.broker.state.shares import KEPT_PART, Claim, Pool
-from goondan.kernel.broker.state.workdirs import Workdir
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import NO_PAYLOAD, Blob, FilePart, ReplyTo, Source
 from goondan.schemas.wire.tokens import Claims
@@ -114,15 +113,6 @@ def box() -> Box:
 # --- instances
 
 
-def test_an_instance_is_made_once_with_the_working_directory_and_an_epoch_of_its_own(box: Box) -> None:
-    made = box.mailbox.instance("coder", "k", "/a", 3.0)
-    assert box.mailbox.instance("coder", "k", "/b", 4.0) is made
-    assert (made.agent, made.key, made.workdir, made.epoch, made.since) == ("coder", "k", Workdir("/a"), 11, 3.0)
-    other = box.mailbox.instance("coder", "l", "/b", 4.0)
-    assert (other.epoch, other.since) == (12, 4.0)
-    assert [*box.mailbox.instances] == [("coder", "k"), ("coder", "l")]
-
-
 def host() -> Connection:
     return Connection(TOOLS, b"1", "toolhost/main", Claims("toolhost"), 0.0, "i")
 
@@ -159,25 +149,6 @@ def test_an_idle_instance_is_forgotten_and_its_tool_host_serves_one_less(box: Bo
 
 
 # --- what is counted
-
-
-def test_pools_are_as_large_as_the_quotas_say(box: Box) -> None:
-    made = box.mailbox
-    assert [(pool.capacity, pool.kept) for pool in (made.open, made.held)] == [(160, 10), (1 << 20, 1 << 16)]
-    assert (made.answers.capacity, made.answers.kept) == (MAX_TURN_ANSWERS, MAX_TURN_ANSWERS // KEPT_PART)
-    assert (made.dead_events.capacity, made.dead_events.kept) == (MAX_DEAD, MAX_DEAD // KEPT_PART)
-    assert (made.dead_bytes.capacity, made.dead_bytes.kept) == (MAX_DEAD_BYTES, MAX_DEAD_BYTES // KEPT_PART)
-    assert (made.places.pool.capacity, made.places.pool.kept) == (6, 2)
-
-
-def test_an_event_that_is_staged_takes_its_place_and_holds_its_file(box: Box) -> None:
-    event = box.staged(box.event("e", large=blob(1)))
-    assert box.mailbox.events == {"e": event}
-    assert box.counted() == (1, event.size)
-    assert event.size > 1000
-    assert event.instance.open == 1
-    assert (box.mailbox.open.of_session("client/1"), box.mailbox.held.of_root("e")) == (1, event.size)
-    assert box.mailbox.blobs.referenced() == {blob(1).file}
 
 
 def test_an_event_that_the_journal_has_no_room_for_leaves_nothing(box: Box) -> None:
@@ -278,24 +249,6 @@ def test_who_is_handed_an_event_has_a_place_and_half_a_minute(box: Box) -> None:
     assert [*box.mailbox.deadlines.take(9.0)] == [], "it is handed over: its deadline is its turn's affair"
 
 
-def test_an_event_that_comes_back_is_the_first_again_and_due_again(box: Box) -> None:
-    event = box.leased(box.event("e", deadline=9.0))
-    later = box.queued(box.event("later"))
-    assert [*box.mailbox.deadlines.take(9.0)] == []
-    box.mailbox.give_back(event.instance)
-    instance = event.instance
-    assert (event.state, instance.leased, [*instance.queue]) == ("accepted", None, [event, later])
-    assert (event.work.attempts, [*box.mailbox.holding]) == (0, [])
-    assert not box.mailbox.places.holds(instance)
-    assert [*box.mailbox.deadlines.take(9.0)] == [event]
-
-
-def test_an_instance_that_holds_nothing_gives_nothing_back(box: Box) -> None:
-    event = box.queued(box.event("e"))
-    box.mailbox.give_back(event.instance)
-    assert [*event.instance.queue] == [event]
-
-
 def test_whoever_listens_is_told_of_an_event_that_loses_its_holder(box: Box) -> None:
     left: list[tuple[str, bool]] = []
     box.mailbox.on_left = [lambda event, *, ended: left.append((event.id, ended))]
@@ -312,18 +265,6 @@ def test_whoever_listens_is_told_of_an_event_that_loses_its_holder(box: Box) -> 
 # --- lost holders
 
 
-def test_a_holder_that_is_lost_without_progress_was_an_attempt(box: Box) -> None:
-    event = box.leased(box.event("e"))
-    epoch = event.instance.epoch
-    assert box.mailbox.lose_holder(event.instance, counts=True) is event
-    assert (event.work.attempts, event.state) == (1, "accepted")
-    assert event.instance.epoch > epoch
-    assert box.mailbox.epochs.last == event.instance.epoch
-    box.mailbox.lease(event, 0.0)
-    assert box.mailbox.lose_holder(event.instance, counts=True) is event
-    assert event.work.attempts == 2
-
-
 def test_a_holder_that_has_got_on_costs_no_attempt_and_the_journal_hears_of_it(box: Box) -> None:
     event = box.leased(box.event("e"))
     event.moved(3)
@@ -335,15 +276,6 @@ def test_a_holder_whose_loss_does_not_count_costs_nothing(box: Box) -> None:
     event = box.leased(box.event("e"))
     assert box.mailbox.lose_holder(event.instance, counts=False) is None
     assert (event.work.attempts, event.state) == (0, "accepted")
-
-
-@pytest.mark.parametrize("change", [("cancelled", True), ("end", "done")])
-def test_of_an_event_that_ends_anyway_the_journal_need_not_hear(box: Box, change: tuple[str, object]) -> None:
-    event = box.leased(box.event("e"))
-    event.moved(3)
-    setattr(event, *change)
-    assert box.mailbox.lose_holder(event.instance, counts=True) is None
-    assert event.work.attempts == 0
 
 
 def test_an_instance_that_held_nothing_gets_a_new_epoch_all_the_same(box: Box) -> None:
@@ -387,12 +319,6 @@ def test_a_finished_lease_frees_the_holder_and_its_place(box: Box) -> None:
     assert (instance.leased, [*instance.queue], instance.open) == (None, [other], 1)
     assert not box.mailbox.places.holds(instance)
     assert event.work.calls == {}
-
-
-def test_an_event_that_is_not_in_the_journal_yet_may_end(box: Box) -> None:
-    event = box.staged(box.event("e"))
-    box.mailbox.finish(event, "cancelled", ANSWER)
-    assert (event.state, box.mailbox.events, box.counted()) == ("cancelled", {}, (0, 0))
 
 
 def test_a_turn_that_has_ended_lends_its_place_to_nobody(box: Box) -> None:
@@ -551,20 +477,6 @@ def test_a_session_and_a_root_with_many_dead_letters_get_no_more(box: Box, pool:
     counted.take("own" if name == "session" else "another", "r" if name == "root" else "x", 3 * counted.capacity // 4)
     assert not box.mailbox.may_die(box.event("e", root="r", session="own"))
     assert box.mailbox.may_die(box.event("e", root="other", session="third"))
-
-
-def test_the_bytes_of_a_letter_that_would_be_too_many_are_counted(box: Box) -> None:
-    buried(box, box.event("first", session="another"))
-    left = MAX_DEAD_BYTES - MAX_DEAD_BYTES // KEPT_PART - box.mailbox.dead_bytes.held
-    assert box.mailbox.may_die(box.event("e", session="own", large=blob(1, left - 1000)))
-    assert not box.mailbox.may_die(box.event("e", session="own", large=blob(1, left)))
-
-
-@pytest.mark.parametrize("state", ["done", "failed", "expired", "cancelled"])
-def test_nothing_but_a_dead_letter_is_kept_for_a_person(box: Box, state: State) -> None:
-    event = box.queued(box.event("e"))
-    box.mailbox.finish(event, state, ANSWER)
-    assert (box.mailbox.dead, box.mailbox.dead_events.held, event.work.dead_bytes) == ({}, 0, 0)
 
 
 @pytest.mark.parametrize("state", ["done", "dead"])
