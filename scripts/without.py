@@ -64,8 +64,8 @@ for name in sys.argv[1:]:
     except Exception:
         print(name)
 """
-#: What the type checker keeps between two runs.
-CACHE: Final = ROOT / ".cache" / "mypy"
+#: Folders of `.cache` that the copy gets: what the type checker has kept, and packages of the Node client.
+CACHES: Final = ("mypy", "node-client")
 #: What writes generated files.
 WRITERS: Final = (
     ("scripts.feature_walls", "--update"),
@@ -164,8 +164,9 @@ class Trial:
     def run(self) -> None:
         """All of it. What fails stands in `failed`; the rest is tried all the same."""
         copy_files(self._tree)
-        if CACHE.is_dir():  # what the type checker knows of the modules that stay
-            shutil.copytree(CACHE, self._tree / CACHE.relative_to(ROOT))
+        for name in CACHES:
+            if (cache := ROOT / ".cache" / name).is_dir():
+                shutil.copytree(cache, self._tree / ".cache" / name, symlinks=True)
         take_out(self._tree, self._gone)
         make_environment(self._tree)  # after pyproject.toml has changed, so that `make run` has nothing to do
         marked = self._marked()

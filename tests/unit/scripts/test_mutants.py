@@ -24,7 +24,7 @@ def test_the_modules_are_pure() -> None:
 
 def test_what_the_tool_reads_is_toml() -> None:
     made = tomllib.loads(configuration(Group(["a/b.py"], ["tests/t.py"])))["tool"]["mutmut"]
-    assert (made["only_mutate"], made["pytest_add_cli_args_test_selection"]) == (["a/b.py"], ["tests/t.py"])
+    assert (made["only_mutate"], made["pytest_add_cli_args_test_selection"]) == (["goondan/a/b.py"], ["tests/t.py"])
 
 
 def test_what_nobody_noticed_is_listed_by_its_place() -> None:
