@@ -12,7 +12,6 @@ import pytest
 
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES
 from tests.kernel_fixture import BUNDLE, Sandbox, wait_until
-from tests.process.terminal import Terminal
 
 
 def exec_line(command: str) -> str:
@@ -181,18 +180,4 @@ def test_nobody_reads_the_answers(kernel: Sandbox) -> None:
 def test_closed_standard_streams_do_no_harm(kernel: Sandbox) -> None:
     process = kernel.popen("run", preexec_fn=lambda: os.closerange(0, 3))
     assert process.wait(timeout=20) == 0
-    kernel.assert_clean()
-
-
-@pytest.mark.parametrize("term", ["xterm", "dumb"])
-def test_a_person_gets_a_prompt_and_the_answer(kernel: Sandbox, term: str) -> None:
-    with Terminal(kernel, "run", term=term) as terminal:
-        terminal.read_until("> ")
-        terminal.type(exec_line("sleep 0.8; echo $((6*7))"))
-        if term != "dumb":
-            terminal.read_until("working, bash__exec, 1 s")
-        terminal.read_until("42")
-        terminal.read_until("> ")
-        terminal.type("\x04")
-        assert terminal.wait() == 0
     kernel.assert_clean()

@@ -85,16 +85,48 @@ def test_send_shows_the_text_before_the_turn_ends(running: Sandbox, model: Model
         assert terminal.rest() == "three\n"
 
 
-def test_run_shows_steps_tools_and_text_as_they_come(stopped: Sandbox, model: Model) -> None:
-    with Terminal(stopped, "run") as terminal:
+SLOW = """\
+---
+apiVersion: goondan.ai/v1
+kind: Tool
+metadata: {name: slow}
+spec:
+  entry: ./slow.py
+  exports: [{name: walk, description: Walk., parameters: {type: object}}]
+"""
+SLOW_MODULE = """\
+import os, time
+
+def walk(ctx, input):
+    ctx.progress(1, 4, "a quarter")
+    while not os.path.exists("go"):
+        time.sleep(0.02)
+    return "there"
+
+handlers = {"walk": walk}
+"""
+
+
+def test_run_shows_steps_tools_their_progress_and_text_as_they_come(
+    stopped: Sandbox, model: Model, tmp_path: Path
+) -> None:
+    text = stopped.bundle.read_text().replace("tools: [Tool/bash]", "tools: [Tool/bash, Tool/slow]")
+    stopped.bundle.write_text(text + SLOW)
+    (stopped.home / "slow.py").write_text(SLOW_MODULE)
+    with Terminal(stopped, "run", "--workdir", str(tmp_path)) as terminal:
         terminal.read_until("> ")
         call = 'call bash__exec {"command":"sleep 0.9"}'
         terminal.type(f"let me |see|{call}|found |wait|it\r")
         terminal.read_until("let me see\n")
-        assert "step" not in terminal.read_until("working, bash__exec")
+        assert "step" not in terminal.read_until("working, bash__exec, 1 s")
         terminal.read_until("found ")
         model.go()
         assert terminal.read_until("> ") == "it\n> "
+        terminal.type("call slow__walk {}|arrived\r")
+        terminal.read_until("working, slow__walk, 25% a quarter, ")
+        (tmp_path / "go").touch()
+        terminal.read_until("arrived\n")
+        terminal.read_until("> ")
         terminal.type("\x04")
         assert terminal.wait() == 0
     stopped.assert_clean()
@@ -152,43 +184,6 @@ def test_a_line_typed_ahead_is_queued_and_never_mixes_into_the_answer(
         terminal.type("\x04")
         assert terminal.wait() == 0
         assert "never" not in terminal.rest()
-
-
-SLOW = """\
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: slow}
-spec:
-  entry: ./slow.py
-  exports: [{name: walk, description: Walk., parameters: {type: object}}]
-"""
-SLOW_MODULE = """\
-import os, time
-
-def walk(ctx, input):
-    ctx.progress(1, 4, "a quarter")
-    while not os.path.exists("go"):
-        time.sleep(0.02)
-    return "there"
-
-handlers = {"walk": walk}
-"""
-
-
-def test_what_a_tool_says_of_its_work_is_seen_while_it_works(stopped: Sandbox, tmp_path: Path) -> None:
-    text = stopped.bundle.read_text().replace("tools: [Tool/bash]", "tools: [Tool/slow]")
-    stopped.bundle.write_text(text + SLOW)
-    (stopped.home / "slow.py").write_text(SLOW_MODULE)
-    with Terminal(stopped, "run", "--workdir", str(tmp_path)) as terminal:
-        terminal.read_until("> ")
-        terminal.type("call slow__walk {}|arrived\r")
-        terminal.read_until("working, slow__walk, 25% a quarter, ")
-        (tmp_path / "go").touch()
-        terminal.read_until("arrived\n")
-        terminal.read_until("> ")
-        terminal.type("\x04")
-        assert terminal.wait() == 0
 
 
 def test_what_is_streamed_is_the_answer_and_pipes_get_it_once(running: Sandbox, model: Model) -> None:
