@@ -13,7 +13,6 @@ import msgspec
 from goondan.kernel.broker.assemble import features
 from goondan.kernel.broker.instance_folders import InstanceFolders
 from goondan.kernel.broker.journal.committer import boot_id, wall_ms
-from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.loop import BrokerLoop, clock
 from goondan.kernel.broker.routing.router import Router
 from goondan.kernel.broker.state.bus import Bus
@@ -21,6 +20,7 @@ from goondan.kernel.broker.state.ledger import Ledger
 from goondan.kernel.broker.state.mailbox import Epochs
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.system.startup import report_ready
+from tests.unit.kernel.broker.memory_journal import MemoryJournal
 
 
 def main() -> None:

@@ -142,7 +142,7 @@ class Changesets(Part):
         body = done.opened or done.committed
         for connection, frame in question.askers:
             if body is not None:
-                self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+                self._bus.reply(connection, frame.id, body)
             else:
                 info = done.error or error_payload("E_CHANGESET_IO", "the kernel gave no answer")
                 self._bus.error(connection.cls, connection.ident, info, frame)

@@ -27,7 +27,6 @@ from goondan.kernel.broker.state.entities import Connection, Event
 from goondan.kernel.broker.state.ledger import content_of
 from goondan.kernel.broker.state.parts import Op, Part, fitting
 from goondan.kernel.broker.state.records import Accepted, Finished, Item
-from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import Frame
 
@@ -74,7 +73,7 @@ class DeadLetters(Part):
         """`dead.list`: the dead letters, the oldest first."""
         known = self._bus.mailbox.dead
         listed = fitting(_line(event) for event in [*known.values()][:MAX_LISTED])
-        self._reply(connection, frame, {"events": listed, "more": len(known) - len(listed)})
+        self._bus.reply(connection, frame.id, {"events": listed, "more": len(known) - len(listed)})
 
     def show(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`dead.show`: one dead letter with its payload; `large` instead when the payload lies in a file."""
@@ -83,7 +82,7 @@ class DeadLetters(Part):
         body = {**_line(event), "from": accepted.from_, "acceptedMs": accepted.at_ms, "answer": finished.answer}
         body["event"] = accepted.payload
         body["large"] = None if accepted.blob is None else accepted.blob.size
-        self._reply(connection, frame, body)
+        self._bus.reply(connection, frame.id, body)
 
     def drop(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`dead.drop`: forget a dead letter."""
@@ -163,7 +162,7 @@ class DeadLetters(Part):
         body = {"eventId": event_id, "state": state}
         if state == REQUEUED:
             body["newEventId"] = new_id(event_id)
-        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
+        self._bus.reply(connection, frame_id, body)
 
     def _dead(self, event_id: Any) -> Event:
         event = self._bus.mailbox.dead.get(event_id) if isinstance(event_id, str) else None
@@ -178,9 +177,6 @@ class DeadLetters(Part):
         if accepted is None or finished is None:
             raise fail("E_JOURNAL_CORRUPT", f"the journal lacks records of {event.id[:100]!r}")
         return accepted, finished
-
-    def _reply(self, connection: Connection, frame: Frame, body: dict[str, Any]) -> None:
-        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
 
 
 def new_id(event_id: str) -> str:

@@ -34,7 +34,7 @@ from goondan.kernel.broker.state.entities import AGENTS, Connection, Event
 from goondan.kernel.broker.state.parts import LISTS_BYTES, OfEvents, Op, Part, Record, Take
 from goondan.kernel.broker.state.records import Item, Put, Retire, encode
 from goondan.schemas.bundle.address import is_name
-from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.control import BeginAnew, BegunAnew, BundleChecked, CheckBundle, RestartDue, RestartUndone
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import ErrorPayload, Frame, Hello, RestartAnswer, RestartRequest
@@ -272,7 +272,7 @@ class Restarts(Part, OfEvents):
         return 0 <= self._wall_ms(now) - at_ms < WINDOW_S * 1000  # a clock that was set back forgets it
 
     def _granted(self, connection: Connection, frame_id: str, *, comes: bool) -> None:
-        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(RestartAnswer(comes))))
+        self._bus.reply(connection, frame_id, RestartAnswer(comes))
 
     def _refuse(self, wish: Wish, error: ErrorPayload) -> None:
         del self._wishes[wish.subject]
@@ -319,7 +319,7 @@ class FreshStarts(Part):
         if not isinstance(agent, str):
             raise fail("E_FRAME_INVALID", "admin generation needs an agent")
         body = {"generation": self.of(agent)}
-        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+        self._bus.reply(connection, frame.id, body)
 
     def _restore(self, subject: str, record: FreshStart) -> None:
         self._generations[record.agent] = record.generation

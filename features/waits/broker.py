@@ -29,7 +29,7 @@ from goondan.kernel.broker.state.bus import Core
 from goondan.kernel.broker.state.entities import Call, Connection, Event, Instance
 from goondan.kernel.broker.state.mailbox import LEASE_S
 from goondan.kernel.broker.state.parts import LIST_BYTES, Op, Part, fitting
-from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Frame
 from goondan.schemas.wire.runtime_events import RuntimeEvent, Wait
@@ -86,7 +86,7 @@ class Waits(Part):
             "cycles": fitting(circles(edges)[:MAX_LISTED], LIST_BYTES // 4),
             "stuck": fitting(stuck[:MAX_LISTED], LIST_BYTES // 4),
         }
-        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+        self._bus.reply(connection, frame.id, body)
 
     def _of(self, instance: Instance, events: Collection[Event] | None, now: float) -> Iterator[dict[str, Any]]:
         """What an instance waits for; `events`: what only these do."""

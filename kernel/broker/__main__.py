@@ -15,9 +15,10 @@ import msgspec
 
 from goondan.kernel.broker.assemble import assemble, prepare
 from goondan.kernel.broker.journal.committer import boot_id, open_store, release_reserve, start
+from goondan.kernel.broker.journal.store import JournalStore
 from goondan.kernel.broker.loop import BrokerLoop, clock
 from goondan.kernel.broker.routing.router import Router
-from goondan.kernel.broker.state.records import DiskFull, JournalFailed, Store
+from goondan.kernel.broker.state.records import DiskFull, JournalFailed
 from goondan.schemas.bundle.address import blobs_dir
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.system import startup
@@ -78,7 +79,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _assemble(plan: KernelPlan, secret: bytes, store: Store, blobs: str, *, new_kernel: bool = True) -> Router:
+def _assemble(plan: KernelPlan, secret: bytes, store: JournalStore, blobs: str, *, new_kernel: bool = True) -> Router:
     """See assemble; on a full disk with as much of the reserve as it needs."""
     who = {"boot_id": boot_id(), "broker_id": os.urandom(4).hex()}
     while True:

@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING
 from goondan.features import FEATURES, parts
 from goondan.kernel.broker.instance_folders import InstanceFolders
 from goondan.kernel.broker.journal.committer import wall_ms
+from goondan.kernel.broker.journal.store import JournalStore
 from goondan.kernel.broker.routing.recovery import BadRow, reserved_epochs
 from goondan.kernel.broker.routing.router import Router
 from goondan.kernel.broker.state.bus import Bus, MakeParts
 from goondan.kernel.broker.state.ledger import EPOCH_BLOCK, Ledger
 from goondan.kernel.broker.state.mailbox import Epochs
-from goondan.kernel.broker.state.records import EPOCHS, Store
+from goondan.kernel.broker.state.records import EPOCHS
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import fail
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 def assemble(
     plan: KernelPlan,
     secret: bytes,
-    store: Store,
+    store: JournalStore,
     *,
     boot_id: str,
     broker_id: str,
@@ -59,7 +60,6 @@ def assemble(
         epochs=epochs,
         archive=store,
         ledger=ledger,
-        booted_at=wall_s - now,
         blobs=blobs,
     )
     bus.new_kernel = new_kernel
@@ -93,7 +93,7 @@ def features() -> list[MakeParts]:
     return [module.parts for module in parts("broker")]
 
 
-def _give_up(store: Store, bad: list[BadRow]) -> None:
+def _give_up(store: JournalStore, bad: list[BadRow]) -> None:
     """End the start when a row fails for the first time, because the machine may be the cause. From the second failure
     on, the row is put aside. All bad rows are counted in one start: many of them cause at most two failed starts.
     """

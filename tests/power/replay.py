@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Final
 
 from goondan.agentproc.conversation.store import ConversationStore
-from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.journal.store import JOURNAL_FILE, JournalStore
 from goondan.kernel.broker.state.records import Item, Write
 from tests.power import workloads
 from tests.power.disk import LUCK, Call, Disk, Luck, record
+from tests.unit.kernel.broker.memory_journal import MemoryJournal
 
 LATER_BOOT: Final = "99999999-2222-3333-4444-555555555555"
 #: Looks at what is left in a folder after so many promises. Raises what it finds wrong.

@@ -38,7 +38,7 @@ from goondan.kernel.broker.state.bus import Bus, Core, Lossy
 from goondan.kernel.broker.state.entities import CLIENTS, Connection, Event, Standing
 from goondan.kernel.broker.state.parts import OfCalls, OfEvents, Part, Record
 from goondan.kernel.broker.state.shares import Pool, kept_of
-from goondan.schemas.wire.codec import encode_value, to_raw
+from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import Frame, Hello
 
@@ -53,7 +53,7 @@ MAX_BYTES_OF_EVENT: Final = 32 << 20
 
 def reply(bus: Bus, connection: Connection, frame_id: str, body: Any) -> None:
     """Answer a frame."""
-    bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
+    bus.reply(connection, frame_id, body)
 
 
 class Items(Part, OfEvents, OfCalls):

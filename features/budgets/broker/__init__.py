@@ -328,7 +328,7 @@ class Budgets(Part, OfEvents, OfCalls):
             for tree in trees[:MAX_LISTED]
         )
         body = {"trees": listed, "more": len(trees) - len(listed)}
-        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+        self._bus.reply(connection, frame.id, body)
 
     # --- what becomes of it
 
@@ -472,7 +472,7 @@ class Budgets(Part, OfEvents, OfCalls):
             output = None if hold is None else hold.amount.output_tokens
             lasted_ms = self.accounts.lasted_ms(chain.tree, now_ms)
             granted = BudgetGranted(output, self._wall_left(chain, now_ms), left_of(chain, lasted_ms))
-        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(granted)))
+        self._bus.reply(connection, frame_id, granted)
 
     def _wall_left(self, chain: AccountChain, now_ms: int) -> int | None:
         """How long a call that starts now may take (milliseconds, at least 1); None: any time."""

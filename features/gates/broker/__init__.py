@@ -412,7 +412,7 @@ class Gates(Part):
         return len(self._of.get(address, ()))
 
     def _reply(self, connection: Connection, frame_id: str, granted: PermitGranted) -> None:
-        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(granted)))
+        self._bus.reply(connection, frame_id, granted)
 
     def _tell_all(self, way: _Way) -> None:
         """Tell every agent of a gate whether its requests have to ask, if that has changed."""

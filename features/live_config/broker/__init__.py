@@ -428,7 +428,7 @@ class LiveConfigs(Part, OfInstances):
         outcome = ConfigOutcome(
             status="accepted" if accepted else "rejected", patch_id=patch.id, revision=revision, error=patch.error
         )
-        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(outcome)))
+        self._bus.reply(connection, frame_id, outcome)
 
     def _base(self, agent: str) -> _Base:
         base = self._bases.get(agent)
@@ -506,7 +506,7 @@ class LiveConfigs(Part, OfInstances):
         )
         listed = newest[::-1]
         body = {"patches": listed, "more": len(every) - len(listed)}
-        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+        self._bus.reply(connection, frame.id, body)
 
     def _show(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """The configuration that is in force. Of the `config` of extensions, only what patches have changed."""
@@ -525,4 +525,4 @@ class LiveConfigs(Part, OfInstances):
             "patches": [patch.id for patch in self._patches.in_force(agent, key)],
             "config": config,
         }
-        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+        self._bus.reply(connection, frame.id, body)

@@ -22,7 +22,7 @@ from typing import Final
 
 from goondan.kernel.broker.journal.files import Reserve
 from goondan.kernel.broker.journal.store import JOURNAL_FILE, Durability, JournalStore
-from goondan.kernel.broker.state.records import DiskFull, Item, Journal, JournalFailed, Store, Write
+from goondan.kernel.broker.state.records import DiskFull, Item, Journal, JournalFailed, Write
 from goondan.schemas.wire.errors import GoondanError
 
 #: How often a full disk is tried again (seconds).
@@ -35,7 +35,7 @@ Group = list[Sequence[Item]]
 class GroupWriter:
     """Writes to one store. For one thread."""
 
-    def __init__(self, store: Store, reserve: Reserve, wall_ms: Callable[[], int]) -> None:
+    def __init__(self, store: JournalStore, reserve: Reserve, wall_ms: Callable[[], int]) -> None:
         self._store = store
         self._reserve = reserve
         self._wall_ms = wall_ms
@@ -134,7 +134,7 @@ TIDY_ITEMS: Final = 1_000
 class _OverStore:
     """The common part of both journals: reads go to the store at once."""
 
-    def __init__(self, store: Store, writer: GroupWriter) -> None:
+    def __init__(self, store: JournalStore, writer: GroupWriter) -> None:
         self._store = store
         self._writer = writer
         self.find_ended = store.find_ended
@@ -146,7 +146,7 @@ class _OverStore:
 class Committer(_OverStore):
     """Writes batches in the order in which they come. All methods are for the loop's thread."""
 
-    def __init__(self, store: Store, writer: GroupWriter) -> None:
+    def __init__(self, store: JournalStore, writer: GroupWriter) -> None:
         super().__init__(store, writer)
         self._waiting: deque[Sequence[Item]] = deque()
         self._settled: deque[frozenset[int]] = deque()
@@ -254,7 +254,7 @@ class InlineJournal(_OverStore):
     does that.
     """
 
-    def __init__(self, store: Store, writer: GroupWriter) -> None:
+    def __init__(self, store: JournalStore, writer: GroupWriter) -> None:
         super().__init__(store, writer)
         self._waiting: Group = []
         self._settled: list[frozenset[int]] = []
@@ -355,7 +355,7 @@ def boot_id() -> str:
         return file.read().strip()
 
 
-def open_store(state_dir: str, durability: Durability, *, accept_loss: bool = False) -> Store:
+def open_store(state_dir: str, durability: Durability, *, accept_loss: bool = False) -> JournalStore:
     """The journal's store of `state_dir`: which kind it is, is decided here and nowhere else. Raises GoondanError: see
     JournalStore.
     """
@@ -375,7 +375,7 @@ def release_reserve(state_dir: str) -> bool:
     return Reserve(os.path.join(state_dir, RESERVE_FILE)).release()
 
 
-def start(store: Store, state_dir: str) -> Journal:
+def start(store: JournalStore, state_dir: str) -> Journal:
     """Begin to write. The store belongs to the journal from now on."""
     writer = GroupWriter(store, Reserve(os.path.join(state_dir, RESERVE_FILE)), wall_ms)
     return Committer(store, writer) if store.durability == "power" else InlineJournal(store, writer)

@@ -24,7 +24,7 @@ import zlib
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from goondan.kernel.broker.journal.redo import REDO_SUFFIX
+from goondan.kernel.broker.journal.redo import REDO_SUFFIX, open_own
 from goondan.schemas.system.directories import replace_file
 
 
@@ -125,7 +125,8 @@ class MarkFile:
         except FileNotFoundError:
             return None
         with open(fd, "rb") as file:
-            _check_regular(file.fileno(), self._path)
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise OSError(errno.EINVAL, "is no regular file", self._path)
             data = file.read(_BODY.size + _CHECKSUM.size)
         if len(data) < _BODY.size + _CHECKSUM.size:
             return None
@@ -140,7 +141,7 @@ class MarkFile:
         body = _BODY.pack(_MAGIC, mark.boot_id.encode("ascii", "replace"), mark.last, mark.digest)
         try:
             if self._fd is None:
-                self._fd = _open(self._path)
+                self._fd = open_own(self._path)
             os.pwrite(self._fd, body + _CHECKSUM.pack(zlib.crc32(body)), 0)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
@@ -152,26 +153,6 @@ class MarkFile:
         if fd is not None:
             with suppress(OSError):
                 os.close(fd)
-
-
-def _open(path: str) -> int:
-    """Open the file for writing. A file that is not ours is replaced: it may be another user's file under a second
-    name.
-    """
-    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-    fd = os.open(path, flags, 0o600)
-    state = os.fstat(fd)
-    ours = stat.S_ISREG(state.st_mode) and state.st_uid == os.geteuid()
-    if ours and (os.pread(fd, len(_MAGIC), 0) == _MAGIC if state.st_size else state.st_nlink == 1):
-        return fd
-    os.close(fd)
-    os.unlink(path)
-    return os.open(path, flags | os.O_EXCL, 0o600)
-
-
-def _check_regular(fd: int, path: str) -> None:
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        raise OSError(errno.EINVAL, "is no regular file", path)
 
 
 #: Its content when the journal was found on the disk. Otherwise it has the boot (UUID) in which the journal was made.

@@ -74,7 +74,7 @@ class RedoFile:
         data = _HEAD.pack(_MAGIC, len(body), zlib.crc32(body)) + body
         try:
             if self._fd is None:
-                self._fd = _open(self._path)
+                self._fd = open_own(self._path)
             written = os.pwrite(self._fd, data, self._at)
             while written < len(data):  # the next try says why
                 written += os.pwrite(self._fd, data[written:], self._at + written)
@@ -218,8 +218,8 @@ def _write(kind: int, *values: Any) -> Write:
     return Retire(subject, digest, state, answer, None if large is None else (large[0], large[1]))
 
 
-def _open(path: str) -> int:
-    """The file for writing. A file that is not ours is replaced: it may be somebody's file under a second name."""
+def open_own(path: str) -> int:
+    """A file for writing. A file that is not ours is replaced: it may be somebody's file under a second name."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     with suppress(OSError):
         fd = os.open(path, flags, 0o600)

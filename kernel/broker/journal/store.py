@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from typing import Any, Final, Literal
@@ -123,13 +123,11 @@ class JournalStore:
         owed = self._told(subject)
         if owed is not None and owed.ended is not None:
             return owed.ended
-        row = self._find("SELECT digest, state, at_ms, crc FROM ended WHERE subject = ?", subject)
-        if row is None:
+        rows = self._find("SELECT digest, state, at_ms, crc FROM ended WHERE subject = ?", subject)
+        if not rows:
             return None
-        digest, state, at_ms, crc = row
-        self._check(
-            tables.is_right(crc, tables.ended_checksum, subject, digest, state, at_ms), f"the end of {subject!r}"
-        )
+        digest, state, at_ms, crc = rows[0]
+        _check(f"the end of {subject!r}", crc, tables.ended_checksum, subject, digest, state, at_ms)
         return Ended(digest, state, at_ms)
 
     def find_answer(self, subject: str) -> bytes | None:
@@ -137,38 +135,27 @@ class JournalStore:
         owed = self._told(subject)
         if owed is not None and (owed.dropped or owed.answer is not None):
             return owed.answer
-        row = self._find("SELECT data, crc FROM answers WHERE subject = ?", subject)
-        if row is None:
+        rows = self._find("SELECT data, crc FROM answers WHERE subject = ?", subject)
+        if not rows:
             return None
-        data, crc = row
-        self._check(tables.is_right(crc, redo.record_checksum, subject, data), f"the answer of {subject!r}")
+        data, crc = rows[0]
+        _check(f"the answer of {subject!r}", crc, redo.record_checksum, subject, data)
         return bytes(data)
 
-    def _find(self, query: str, subject: str) -> tuple[Any, ...] | None:
+    def _find(self, query: str, *values: str) -> list[tuple[Any, ...]]:
         try:
-            found: tuple[Any, ...] | None = self._reader.execute(query, (subject,)).fetchone()
-            return found
+            return self._reader.execute(query, values).fetchall()
         except sqlite3.Error as error:
             raise self._failed(error) from None
-
-    @staticmethod
-    def _check(right: bool, what: str) -> None:
-        if not right:
-            raise fail("E_JOURNAL_CORRUPT", f"the journal's checksum of {what} is wrong")
 
     def find_records(self, subject: str) -> list[bytes]:
         """See interface.Archive. Raises JournalFailed when the file cannot be read at all."""
         owed = self._told(subject)
         if owed is not None and owed.alone:
             return owed.records
-        try:
-            rows = self._reader.execute(
-                "SELECT data, crc FROM records WHERE subject = ? ORDER BY seq", (subject,)
-            ).fetchall()
-        except sqlite3.Error as error:
-            raise self._failed(error) from None
+        rows = self._find("SELECT data, crc FROM records WHERE subject = ? ORDER BY seq", subject)
         for data, crc in rows:
-            self._check(tables.is_right(crc, redo.record_checksum, subject, data), f"a record of {subject!r}")
+            _check(f"a record of {subject!r}", crc, redo.record_checksum, subject, data)
         return [*(bytes(data) for data, _ in rows), *(owed.records if owed is not None else ())]
 
     def files(self) -> frozenset[str]:
@@ -176,10 +163,7 @@ class JournalStore:
         with suppress(DiskFull):  # then some that were dropped meanwhile are named as well
             self.fold()
         owed = (write.large for entry in self._owed for write in entry.writes if isinstance(write, Retire))
-        try:
-            rows = self._reader.execute("SELECT file FROM answers WHERE file IS NOT NULL").fetchall()
-        except sqlite3.Error as error:
-            raise self._failed(error) from None
+        rows = self._find("SELECT file FROM answers WHERE file IS NOT NULL")
         return frozenset([*(row[0] for row in rows), *(large[0] for large in owed if large is not None)])
 
     def _failed(self, error: sqlite3.Error) -> Exception:
@@ -378,7 +362,7 @@ class JournalStore:
         """The damage of a file without tables. A file without damage gets its tables."""
         if promised is not None:
             return [f"the journal is empty, but {promised.last} writes were promised"]
-        if self._is_missed():
+        if self._witness is not None and self._witness.must_be_there(self._boot_id, power=self.durability == "power"):
             return ["the journal is gone, and its side file too: one was kept here before"]
         self._create(db)
         return []
@@ -443,12 +427,6 @@ class JournalStore:
         self._mark.write(Mark(self._boot_id, meta.last, meta.digest))
         return db
 
-    def _is_missed(self) -> bool:
-        """Whether there was a journal here, which an empty file is not."""
-        return self._witness is not None and self._witness.must_be_there(
-            self._boot_id, power=self.durability == "power"
-        )
-
     def _connect(self) -> sqlite3.Connection:
         return sqlite3.connect(self.path, timeout=_BUSY_MS / 1000, isolation_level=None, check_same_thread=False)
 
@@ -469,3 +447,8 @@ class JournalStore:
             sync_folder(os.path.dirname(self.path))
         if self._witness is not None:
             self._witness.made(self._boot_id)
+
+
+def _check(what: str, stored: object, checksum: Callable[..., int], *values: object) -> None:
+    if not tables.is_right(stored, checksum, *values):
+        raise fail("E_JOURNAL_CORRUPT", f"the journal's checksum of {what} is wrong")

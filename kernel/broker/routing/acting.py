@@ -24,7 +24,7 @@ from goondan.kernel.broker.state.entities import TOOLS, Actor, Connection, Event
 from goondan.kernel.broker.state.presence import agent_address
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.launch import KernelPlan, ToolSpec
-from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import OPERATOR, Frame, Source
 from goondan.schemas.wire.spans import call_span, is_span_id, is_trace_id, trace_id_of
 
@@ -76,7 +76,8 @@ class Actors:
         if call.host is not connection:
             raise fail("E_FORBIDDEN", "the call runs in another tool host")
         instance = call.event.instance
-        if not _may_ask(self._tools.get(call.tool or ""), instance.agent):
+        tool = self._tools.get(call.tool or "")
+        if tool is None or "agents" not in tool.narrowed.get(instance.agent, tool.sandbox).permissions:
             raise fail("E_FORBIDDEN", f"{str(call.tool)[:100]!r} was not granted the permission 'agents'")
         return _of_turn(agent_address(instance.agent, instance.key), instance, call.event, call_id)
 
@@ -88,11 +89,6 @@ def _of_turn(sender: str, instance: Instance, turn: Event | None, call_id: str |
     return Actor(sender, instance.agent, source, session, root, instance, turn, call_id)
 
 
-def _may_ask(tool: ToolSpec | None, agent: str) -> bool:
-    """Whether `agent` may call this tool with `ctx.runtime`."""
-    return tool is not None and "agents" in tool.narrowed.get(agent, tool.sandbox).permissions
-
-
 def trace_of(actor: Actor, frame: Frame, born: float) -> tuple[str, str | None]:
     """The trace of the new event in `frame`, and the span that it comes from. `born`: seconds since 1970.
 
@@ -100,7 +96,7 @@ def trace_of(actor: Actor, frame: Frame, born: float) -> tuple[str, str | None]:
     """
     parent = frame.parent_span_id
     if parent is not None and not is_span_id(parent):
-        raise _invalid("parentSpanId is 16 hexadecimal digits in lower case, not all of them zero")
+        raise fail("E_FRAME_INVALID", "parentSpanId is 16 hexadecimal digits in lower case, not all of them zero")
     if actor.call_id is not None:
         parent = call_span(actor.call_id)
     turn = actor.turn
@@ -110,9 +106,5 @@ def trace_of(actor: Actor, frame: Frame, born: float) -> tuple[str, str | None]:
     if named is None:
         return trace_id_of(frame.event_id or "", actor.sender, f"{born:.3f}"), parent
     if not is_trace_id(named):
-        raise _invalid("traceId is 32 hexadecimal digits in lower case, not all of them zero")
+        raise fail("E_FRAME_INVALID", "traceId is 32 hexadecimal digits in lower case, not all of them zero")
     return named, parent
-
-
-def _invalid(message: str) -> GoondanError:
-    return fail("E_FRAME_INVALID", message)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -40,8 +40,7 @@ from goondan.kernel.broker.state.bus import (
 )
 from goondan.kernel.broker.state.entities import AGENTS, TOOLS, Call, Connection, Event, Instance
 from goondan.kernel.broker.state.parts import OfCalls, OfHosts, Part, Take, hooks_of
-from goondan.kernel.broker.state.shares import describe_shortage
-from goondan.kernel.broker.state.workdirs import Workdir, check_opened
+from goondan.kernel.broker.state.workdirs import check_opened
 from goondan.schemas.bundle.address import SEPARATOR, is_name
 from goondan.schemas.bundle.effective_config import server_of
 from goondan.schemas.bundle.launch import KernelPlan
@@ -52,16 +51,16 @@ from goondan.schemas.wire.frames import Blob, ErrorPayload, Frame, Source
 
 def refuse_call(bus: Bus, connection: Connection, frame: Frame, info: ErrorPayload) -> None:
     """Answer a call that is not made with an error result."""
-    refused = Frame("tool.result", call_id=frame.call_id, in_reply_to=frame.id, to=connection.claims.agent)
-    refused.payload = to_raw({"status": "error", "error": tool_error(info)})
+    refused = _failed(frame.call_id, connection.claims.agent, info)
+    refused.in_reply_to = frame.id
     bus.send(connection, refused)
 
 
-def tool_error(info: ErrorPayload) -> dict[str, Any]:
-    """An error as a tool's result has it."""
-    fields: dict[str, Any] = msgspec.to_builtins(info)
-    fields.pop("retryAfterMs", None)
-    return {"name": "ToolHostError", **fields}
+def _failed(call_id: str | None, agent: str | None, info: ErrorPayload) -> Frame:
+    """The result of a call that is not made, or has failed outside of its tool host."""
+    error = {"name": "ToolHostError", **msgspec.to_builtins(info)}
+    error.pop("retryAfterMs", None)
+    return Frame("tool.result", call_id=call_id, to=agent, payload=to_raw({"status": "error", "error": error}))
 
 
 #: Calls of one event that may be open: the agent's credit, and frames that may have crossed a change of it.
@@ -125,8 +124,7 @@ class ToolCalls(Part, OfHosts):
             raise fail("E_FORBIDDEN", message)
         if frame.workdir is not None:
             raise fail("E_FORBIDDEN", "an agent may not name a workdir")
-        named = event.content.workdir
-        place = instance.workdir if named is None else Workdir(named)
+        place = instance.place
         check_opened(place, self._bus.plan.spawn_workdirs)
         frame.attach = False
         if frame.within is not None:
@@ -212,15 +210,13 @@ class ToolCalls(Part, OfHosts):
 
     def _take_large(self, call: Call, blob: Blob) -> None:
         """Count arguments by reference. Their sum is bounded, because a tool host reads them into its memory."""
-        pool, what, event = self._calls.large, "bytes of large arguments", call.event
-        shortage = pool.shortage(event.session, event.root, blob.size, operator=event.by_operator)
-        if shortage is not None:
-            self._bus.note_refusal(event.root, shortage.quota, what)
+        event = call.event
+        refusal = self._bus.shortage(self._calls.large, event, blob.size, "bytes of large arguments")
+        if refusal is not None:
             self._bus.counters["overloaded"] += 1
-            message = describe_shortage(shortage, event.root, what, blob.size, pool.capacity)
-            raise overloaded(message)
+            raise overloaded(refusal)
         call.large = blob.size
-        pool.take(event.session, event.root, blob.size)
+        self._calls.large.take(event.session, event.root, blob.size)
 
     def _may_have_run(self, call: Call, had: str | None, host: Connection) -> bool:
         """Whether a host other than `host` could have had the call. `had` is the host that is known to have had it."""
@@ -434,10 +430,8 @@ class ToolCalls(Part, OfHosts):
             self._over(call.event, call.id)
         target = call.event.instance.conn
         if target is not None:
-            error = tool_error(error_payload(code, f"{call.tool}: {message}"))
-            frame = Frame("tool.result", call_id=call.id, to=call.event.instance.agent)
-            frame.payload = to_raw({"status": "error", "error": error})
-            self._bus.send(target, frame)
+            info = error_payload(code, f"{call.tool}: {message}")
+            self._bus.send(target, _failed(call.id, call.event.instance.agent, info))
 
     def drop(self, event: Event) -> None:
         """The event has ended: cancel its open calls."""

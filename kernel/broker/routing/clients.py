@@ -22,7 +22,7 @@ from typing import Any, Final
 from goondan.kernel.broker.state.bus import Bus, Lossy
 from goondan.kernel.broker.state.entities import AGENTS, CLASSES, CLIENTS, TOOLS, Allowance, Connection
 from goondan.kernel.broker.state.parts import Op, Part, Take
-from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
+from goondan.schemas.wire.codec import encode_value, from_raw
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import Frame
 from goondan.schemas.wire.spans import is_span_id
@@ -125,7 +125,7 @@ class Administration(Part):
             "connections": {name: len(connections[cls]) for cls, name in enumerate(CLASSES)},
             "instances": len(mailbox.instances),
             "events": len(mailbox.events),
-            "mailboxBytes": mailbox.bytes,
+            "mailboxBytes": mailbox.held.held,
             "openCalls": len(self._bus.calls),
             "openEvents": mailbox.open.held,
             "places": {
@@ -135,7 +135,7 @@ class Administration(Part):
                 "waiting": places.waiting,
             },
         }
-        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+        self._bus.reply(connection, frame.id, body)
 
     def _peers(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`{op: "peers"}`: agents and tool hosts. `gdn ps` shows them for a kernel without a supervisor."""
@@ -151,7 +151,7 @@ class Administration(Part):
             for cls in (AGENTS, TOOLS)
             for peer in list(connections[cls].values())[:MAX_PEERS]
         ]
-        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw({"peers": peers})))
+        self._bus.reply(connection, frame.id, {"peers": peers})
 
 
 def _named(ops: Iterable[Op]) -> str:

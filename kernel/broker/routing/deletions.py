@@ -20,12 +20,13 @@ Source: docs/design/delivery.md section 9.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from msgspec import Struct
 
+from goondan.kernel.broker.routing.directory import Directory
 from goondan.kernel.broker.routing.ends import Cancels
 from goondan.kernel.broker.routing.processes import Processes
 from goondan.kernel.broker.state import records
@@ -105,19 +106,14 @@ class Deletions(Part, OfHosts):
         bus: Bus,
         cancels: Cancels,
         processes: Processes,
-        spawns_fail: Callable[[Instance, str, str], None],
-        forget_spawns: Callable[[Instance], Item],
+        directory: Directory,
         folders: Folders,
         parts: Sequence[object],
     ) -> None:
-        """`spawns_fail` tells those who wait for an instance's process that it does not come. `forget_spawns` forgets
-        who has spawned whom (Directory).
-        """
         self._bus = bus
         self._cancels = cancels
         self._processes = processes
-        self._spawns_fail = spawns_fail
-        self._forget_spawns = forget_spawns
+        self._directory = directory
         self._folders = folders
         self._forgets = hooks_of(parts, OfInstances, OfInstances.forget)
         #: Deletions by agent and instance key.
@@ -138,8 +134,7 @@ class Deletions(Part, OfHosts):
             instance = self._bus.instance(agent, key, now)
             instance.deleting = True
             self.active[agent, key] = Deletion(instance, True, now, "folder")
-            self._folders.move(agent, key, tombstone.keep_workdir)
-            self._forget_kept(agent, key)
+            self._remove(agent, key, tombstone.keep_workdir)
 
     # --- questions
 
@@ -206,11 +201,7 @@ class Deletions(Part, OfHosts):
         return [
             event
             for event in self._bus.mailbox.events.values()
-            if event.asynchronous
-            and not event.finished
-            and event.source is not None
-            and (event.source.kind, event.source.name, event.source.instance_key)
-            == ("agent", instance.agent, instance.key)
+            if event.asynchronous and not event.finished and event.late_for == (instance.agent, instance.key)
         ]
 
     # --- going on
@@ -241,7 +232,7 @@ class Deletions(Part, OfHosts):
     def _work_is_over(self, deletion: Deletion, now: float) -> bool:
         instance = deletion.instance
         if deletion.force:
-            self._spawns_fail(instance, "E_INSTANCE_DELETED", f"{instance.address} is being deleted")
+            self._directory.failed(instance, "E_INSTANCE_DELETED", f"{instance.address} is being deleted")
             for answer_id in instance.answers:  # the turn that wanted them is cancelled
                 self._bus.mailbox.blobs.arrived(answer_id, at="agent")
             instance.answers.clear()
@@ -260,7 +251,7 @@ class Deletions(Part, OfHosts):
         gone = self._processes.dismissed(deletion.instance, now)
         if not gone and now >= deletion.until:
             message = f"the process of {deletion.instance.address} does not end; it was waited for {LEAVE_S:g} s"
-            self._give_up(deletion, error_payload("E_INSTANCE_BUSY", message))
+            self._over(deletion, error_payload("E_INSTANCE_BUSY", message))
         return gone
 
     def _jails_are_gone(self, deletion: Deletion, now: float) -> bool:
@@ -281,7 +272,7 @@ class Deletions(Part, OfHosts):
             return True
         if now >= deletion.until:
             message = f"the jails of {instance.address} do not end; they were waited for {JAILS_S:g} s"
-            self._give_up(deletion, error_payload("E_INSTANCE_BUSY", message))
+            self._over(deletion, error_payload("E_INSTANCE_BUSY", message))
         return False
 
     def answered(self, host: Connection, frame: Frame, now: float) -> bool:
@@ -296,7 +287,7 @@ class Deletions(Part, OfHosts):
             elif not deletion.force:
                 address = deletion.instance.address
                 message = f"{address} has work: some of it goes on in the background{_named(work, len(work))}"
-                self._give_up(deletion, error_payload("E_INSTANCE_BUSY", message))
+                self._over(deletion, error_payload("E_INSTANCE_BUSY", message))
             else:  # it was asked before somebody wanted it by force
                 deletion.hosts[host.incarnation] = ("", 0.0)
             self._advance(deletion, now)
@@ -318,7 +309,7 @@ class Deletions(Part, OfHosts):
         for event in self._asked_by(instance):
             self._bus.mailbox.unwanted(event)
             writes += ledger.answer_unwanted(event).writes
-        writes += self._forget_spawns(instance).writes
+        writes += self._directory.deleted(instance).writes
         self._bus.stage(Item(tuple(writes)), partial(self._tombstone_written, deletion))
 
     def _is_shared(self, instance: Instance) -> bool:
@@ -332,48 +323,39 @@ class Deletions(Part, OfHosts):
 
     def _tombstone_written(self, deletion: Deletion, kept: bool) -> None:
         instance, deletion.phase = deletion.instance, "folder"
-        self._folders.move(instance.agent, instance.key, deletion.keep_workdir)
-        self._forget_kept(instance.agent, instance.key)
+        self._remove(instance.agent, instance.key, deletion.keep_workdir)
 
-    def _forget_kept(self, agent: str, key: str) -> None:
-        """Have parts forget what they keep of an instance."""
+    def _remove(self, agent: str, key: str, keep_workdir: bool) -> None:
+        """Move the folder of an instance away, and have parts forget what they keep of it."""
+        self._folders.move(agent, key, keep_workdir)
         for forget in self._forgets:
             forget(agent, key)
 
     def _moved(self, deletion: Deletion, moved: Moved) -> None:
         """Stage the end of the deletion, or that it could not be carried out."""
         instance, deletion.phase = deletion.instance, "end"
-        written = self._over
+        error = None
         if moved.problem:
             error = error_payload("E_STATE", f"the folder of {instance.address} cannot be moved away: {moved.problem}")
             self._bus.counters["deletions_failed"] += 1
-            written = partial(self._not_moved, error)
-        over = self._bus.ledger.buried(instance.agent, instance.key, gone=not moved.problem)
-        self._bus.stage(over, partial(written, deletion))
+        over = self._bus.ledger.buried(instance.agent, instance.key, gone=error is None)
+        self._bus.stage(over, partial(self._over, deletion, error))
 
-    def _not_moved(self, error: ErrorPayload, deletion: Deletion, kept: bool) -> None:
-        self._give_up(deletion, error)
-
-    def _over(self, deletion: Deletion, kept: bool) -> None:
-        instance = deletion.instance
-        self._forget(deletion)
-        for connection, frame_id in deletion.askers:
-            self._tell(connection, frame_id, instance.agent, instance.key)
-
-    def _give_up(self, deletion: Deletion, error: ErrorPayload) -> None:
-        self._forget(deletion)
-        for connection, frame_id in deletion.askers:
-            self._bus.error(connection.cls, connection.ident, error, Frame("admin", id=frame_id))
-
-    def _forget(self, deletion: Deletion) -> None:
+    def _over(self, deletion: Deletion, error: ErrorPayload | None, kept: bool = True) -> None:
+        """Tell everybody who asked that the instance is deleted, or why it is not."""
         instance, deletion.phase = deletion.instance, "over"
         del self.active[instance.agent, instance.key]
         instance.deleting = False
         self._bus.mailbox.forget_idle(instance)
+        for connection, frame_id in deletion.askers:
+            if error is None:
+                self._tell(connection, frame_id, instance.agent, instance.key)
+            else:
+                self._bus.error(connection.cls, connection.ident, error, Frame("admin", id=frame_id))
 
     def _tell(self, connection: Connection, frame_id: str, agent: str, key: str) -> None:
         body = {"agent": agent, "instanceKey": key, "state": "deleted"}
-        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
+        self._bus.reply(connection, frame_id, body)
 
 
 def _counted(count: int, what: str) -> str:

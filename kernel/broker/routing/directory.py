@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from goondan.kernel.broker.routing.acting import Actors
 from goondan.kernel.broker.routing.processes import spawn_failure
-from goondan.kernel.broker.state.bus import MAX_ID, Bus, overloaded
+from goondan.kernel.broker.state.bus import Bus, overloaded
 from goondan.kernel.broker.state.entities import (
     AGENTS,
     TOOLS,
@@ -40,7 +40,7 @@ from goondan.kernel.broker.state.workdirs import Beneath, Workdir, shared
 from goondan.schemas.bundle.address import is_instance_key
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire import frames
-from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.control import Exited, Inventory, Ready, SpawnFailed
 from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import NO_PAYLOAD, OPERATOR_AGENT, Frame
@@ -73,8 +73,6 @@ class Directory(Part):
             Take((AGENTS, TOOLS), "agents.list", self.list, LISTS_BYTES),
             Take((AGENTS, TOOLS), "agents.catalog", self.catalog),
         )
-        #: Records of an earlier broker, until the whole journal was read.
-        self._restored: list[InstanceSpawned] = []
         self.records = (Record(InstanceSpawned, self._restore),)
         self.hears = {
             SpawnFailed: self.spawn_failed,
@@ -84,19 +82,14 @@ class Directory(Part):
         }
 
     def _restore(self, subject: str, record: InstanceSpawned) -> None:
-        self._restored.append(record)
-
-    def resumed(self, now: float) -> None:
-        """Take over the records of an earlier broker, the oldest first."""
-        restored, self._restored = self._restored, []
-        for record in restored[-MAX_SPAWNED:]:
-            if record.agent in self._bus.plan.agents and is_instance_key(record.key):
-                created = record.created - self._bus.booted_at
-                instance = self._bus.instance(record.agent, record.key, created)
-                cwd = None if record.cwd is None else Workdir(record.cwd, record.beneath or Beneath(record.cwd))
-                instance.workdir = cwd or instance.workdir
-                instance.spawned = Spawned(record.owner_agent, record.owner_key, created, cwd, ("", ""))
-                self._spawned[instance] = None
+        """Take over a record of an earlier broker."""
+        if record.agent in self._bus.plan.agents and is_instance_key(record.key):
+            created = record.created - self._bus.booted_at
+            instance = self._bus.instance(record.agent, record.key, created)
+            cwd = None if record.cwd is None else Workdir(record.cwd, record.beneath or Beneath(record.cwd))
+            instance.workdir = cwd or instance.workdir
+            instance.spawned = Spawned(record.owner_agent, record.owner_key, created, cwd, ("", ""))
+            self._spawned[instance] = None
 
     # --- frames
 
@@ -114,7 +107,7 @@ class Directory(Part):
             available_agents=available,
             callable_agents=others,
         )
-        self._reply(connection, frame.id, body)
+        self._bus.reply(connection, frame.id, body)
 
     def list(self, connection: Connection, frame: Frame, now: float) -> None:
         """`agents.list`: the instances that the asker has spawned, or all of them."""
@@ -130,18 +123,14 @@ class Directory(Part):
                     yield self._entry(instance, record)
 
         agents = fitting(entries())
-        self._reply(connection, frame.id, frames.AgentsListed(len(agents), agents))
+        self._bus.reply(connection, frame.id, frames.AgentsListed(len(agents), agents))
 
     def spawn(self, connection: Connection, frame: Frame, now: float) -> None:
         """`agents.spawn`: start the process of an instance; answered when the process is there."""
         actor = self._actors.of(connection, frame)
         me = _instance(actor)
         target, key = frame.to or "", frame.instance_key or me.key
-        if target == OPERATOR_AGENT or target not in self._bus.plan.agents:
-            known = ", ".join(sorted(name for name in self._bus.plan.agents if name != OPERATOR_AGENT))[:500]
-            raise fail("E_AGENT_NOT_FOUND", f"no agent {target[:100]!r}; there are: {known}")
-        if not is_instance_key(key):
-            raise fail("E_FRAME_INVALID", f"instanceKey must be 1 to {MAX_ID} visible characters")
+        self._bus.check_target(target, key)
         if self._bus.closing:
             raise overloaded("the kernel is stopping", 1000)
         cwd = _workdir(actor, me, frame, self._bus.plan.spawn_workdirs)
@@ -193,7 +182,9 @@ class Directory(Part):
     def welcomed(self, instance: Instance) -> None:
         """The process of an instance has said hello. It may still fail while it loads its extensions."""
         if self._is_there(instance):
-            self._started(instance)
+            for waiting in instance.spawns.values():
+                self._told(waiting.conn, waiting.frame_id, instance, spawned=True)
+            instance.spawns.clear()
 
     def heard(self, message: Ready | Inventory | Exited, now: float) -> None:
         """News of the supervisor about processes that are ready, run or have ended."""
@@ -211,11 +202,6 @@ class Directory(Part):
         """Whether its process is connected and ready. Nobody reports this of a process that was started by hand."""
         launch = 0 if instance.conn is None else instance.conn.claims.launch
         return instance.conn is not None and (launch == 0 or launch in self._ready)
-
-    def _started(self, instance: Instance) -> None:
-        for waiting in instance.spawns.values():
-            self._told(waiting.conn, waiting.frame_id, instance, spawned=True)
-        instance.spawns.clear()
 
     def spawn_failed(self, message: SpawnFailed, now: float) -> None:
         """The supervisor could not start a process."""
@@ -284,10 +270,7 @@ class Directory(Part):
 
     def _told(self, connection: Connection, frame_id: str, instance: Instance, *, spawned: bool) -> None:
         cwd = None if instance.spawned is None else _path(instance.spawned)
-        self._reply(connection, frame_id, frames.SpawnedAgent(instance.agent, instance.key, spawned, cwd))
-
-    def _reply(self, connection: Connection, frame_id: str, body: object) -> None:
-        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
+        self._bus.reply(connection, frame_id, frames.SpawnedAgent(instance.agent, instance.key, spawned, cwd))
 
     def _refuse(self, waiting: PendingSpawn, code: str, message: str) -> None:
         asked = Frame("agents.spawn", id=waiting.frame_id)

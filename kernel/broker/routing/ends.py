@@ -42,10 +42,9 @@ from goondan.kernel.broker.state.entities import (
     TOOLS,
     Connection,
     Content,
+    End,
     Event,
-    Finish,
     Instance,
-    State,
     size_in_memory,
 )
 from goondan.kernel.broker.state.mailbox import Contents, Due
@@ -54,7 +53,7 @@ from goondan.kernel.broker.state.presence import agent_address
 from goondan.kernel.broker.state.records import Finished, Item, event_digest, event_subject
 from goondan.kernel.broker.state.records import decode as decode_record
 from goondan.schemas.wire.codec import encode_value, to_raw
-from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import AgentEvent, Answer, Blob, ErrorPayload, Frame, Lease, Source
 from goondan.schemas.wire.questions import ANSWER_SUFFIX
 
@@ -165,13 +164,12 @@ def late_answer_frames(instance: Instance, contents: Contents) -> list[Frame]:
 class Ends:
     """Stages the ends of events."""
 
-    def __init__(self, bus: Bus, finished: Callable[[Finish, bool], None], parts: Sequence[object]) -> None:
-        """`finished` acts on an end when the journal has it (events.py)."""
+    def __init__(self, bus: Bus, finished: Callable[..., None], parts: Sequence[object]) -> None:
+        """`finished` acts on an end when the journal has it (Events.finished)."""
+        self._finished = finished
         self._follows = hooks_of(parts, OfEvents, OfEvents.follows)
         self._bus = bus
         self._mailbox = bus.mailbox
-        self._ledger = bus.ledger
-        self._finished = finished
 
     def give_up(self, event: Event, state: Literal["expired", "dead"], code: str, message: str) -> None:
         """End an event instead of its agent. The sender gets an answer, too."""
@@ -190,7 +188,7 @@ class Ends:
     def stage_end(
         self,
         event: Event,
-        state: State,
+        state: End,
         answer: Raw,
         blob: Blob | None,
         *,
@@ -210,10 +208,9 @@ class Ends:
             if follow is not None:
                 for follows in self._follows:
                     follows(follow, event)
-            item = self._ledger.finished(event, state, answer, blob, cause, self._bus.now, follow)
+            item = self._bus.ledger.finished(event, state, answer, blob, cause, self._bus.now, follow)
             event.end = state
-        finish = Finish(event, state, answer, blob, conn, frame_id, follow)
-        self._bus.stage(item, partial(self._finished, finish))
+        self._bus.stage(item, partial(self._finished, event, state, answer, blob, conn, frame_id, follow))
 
     def expire(self, event: Event) -> None:
         """End an event whose deadline has passed while it waited."""
@@ -263,7 +260,6 @@ class Answering(Part):
         self._bus = bus
         self._quiet = quiet
         self._mailbox = bus.mailbox
-        self._ledger = bus.ledger
         self.takes = (Take((TOOLS, CLIENTS), "ack", self.acknowledged),)
 
     def send_answer(self, event: Event) -> None:
@@ -308,9 +304,7 @@ class Answering(Part):
             record = decode_record(data)
             if isinstance(record, Finished):
                 return record.answer
-        raise GoondanError(
-            error_payload("E_ANSWER_GONE", f"the answer of event {event_id[:100]!r} is not in the journal")
-        )
+        raise fail("E_ANSWER_GONE", f"the answer of event {event_id[:100]!r} is not in the journal")
 
     def repeat_answers(self, instance: Instance, connection: Connection) -> None:
         """An agent is back: send all answers that its lane still holds."""
@@ -320,11 +314,12 @@ class Answering(Part):
     def acknowledged(self, connection: Connection, frame: Frame, now: float) -> None:
         """`ack` from a client or a tool host: it has an answer, so the payload is no longer kept for it."""
         answer_id = frame.event_id
+        if frame.stage != "done" or answer_id is None:
+            return
         at: Receiver = "client" if connection.cls == CLIENTS else "toolhost"
-        if frame.stage == "done" and answer_id is not None and self._mailbox.blobs.arrived(answer_id, at=at):
-            item = self._ledger.answer_arrived(answer_id.removesuffix(ANSWER_SUFFIX))
-            self._bus.stage(item)
-        if frame.stage == "done" and answer_id is not None and at == "toolhost":
+        if self._mailbox.blobs.arrived(answer_id, at=at):
+            self._bus.stage(self._bus.ledger.answer_arrived(answer_id.removesuffix(ANSWER_SUFFIX)))
+        if at == "toolhost":
             self._mailbox.answer_read(answer_id)
 
     def taken(self, instance: Instance, answer_id: str | None) -> bool:
@@ -370,12 +365,9 @@ class Cancels(Part):
             raise fail("E_EVENT_NOT_FOUND", f"no event {event_id[:100]!r} waits or is worked on")
         if event.finished:
             self._reply(connection, frame.id, event.id, event.state)
-            return
-        waiting = self._asked.setdefault(event, [])
-        if not join(waiting, connection, frame, "event"):
-            return
-        self._bus.counters["cancels"] += 1
-        self.cancel(event)
+        elif join(self._asked.setdefault(event, []), connection, frame, "event"):
+            self._bus.counters["cancels"] += 1
+            self.cancel(event)
 
     def list_events(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`{op: "events", agent, instanceKey}`: the event that the instance works on, then its queue in order."""
@@ -387,8 +379,7 @@ class Cancels(Part):
             self._expect_more(now)
         events = [] if instance is None else [instance.leased] * (instance.leased is not None) + [*instance.queue]
         listed = fitting({"eventId": e.id, "state": e.state} for e in events[:MAX_LISTED] if e is not None)
-        body = {"events": listed, "more": len(events) - len(listed)}
-        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=to_raw(body)))
+        self._bus.reply(connection, frame.id, {"events": listed, "more": len(events) - len(listed)})
 
     def _expect_more(self, now: float) -> None:
         """Raises GoondanError E_OVERLOADED, which links answer by asking again, while the broker is new."""
@@ -402,10 +393,11 @@ class Cancels(Part):
         if not event.ending and not event.cancelled:
             self._bus.stage(self._bus.ledger.cancel_requested(event))
         event.cancelled = True
-        if event.instance.leased is event:
-            self._tell_holder(event.instance)
-        else:
+        instance = event.instance
+        if instance.leased is not event:
             self.end_queued(event)
+        elif instance.conn is not None:
+            self._bus.send(instance.conn, Frame("tool.cancel", event_id=event.id, epoch=instance.epoch))
         self._cancel_requests(event)
 
     def end_queued(self, event: Event) -> None:
@@ -444,14 +436,8 @@ class Cancels(Part):
             if not request.cancelled:
                 self.cancel(request)
 
-    def _tell_holder(self, instance: Instance) -> None:
-        event = instance.leased
-        if event is not None and instance.conn is not None:
-            self._bus.send(instance.conn, Frame("tool.cancel", event_id=event.id, epoch=instance.epoch))
-
     def _reply(self, connection: Connection, frame_id: str, event_id: str, state: str) -> None:
-        body = {"eventId": event_id, "state": state}
-        self._bus.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
+        self._bus.reply(connection, frame_id, {"eventId": event_id, "state": state})
 
 
 def _may_cancel(connection: Connection, event: Event) -> bool:

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from msgspec import Raw
+
 from goondan.kernel.broker.routing.calls import ToolCalls
 from goondan.kernel.broker.routing.ends import (
     Answering,
@@ -27,12 +29,12 @@ from goondan.kernel.broker.routing.ends import (
 )
 from goondan.kernel.broker.routing.processes import Processes
 from goondan.kernel.broker.state.bus import Bus, left_ms
-from goondan.kernel.broker.state.entities import AGENTS, Connection, Event, Finish, Instance, State
+from goondan.kernel.broker.state.entities import AGENTS, Connection, End, Event, Instance
 from goondan.kernel.broker.state.mailbox import LEASE_S
 from goondan.kernel.broker.state.parts import OfEvents, Part, Take, hooks_of
 from goondan.kernel.broker.state.records import INSTANCE_DIGEST_BYTES, event_subject, instance_digest
 from goondan.schemas.wire.errors import error_payload, fail
-from goondan.schemas.wire.frames import Frame, Hello
+from goondan.schemas.wire.frames import Blob, Frame, Hello
 
 #: Longest cause of a dead letter (characters): a person reads it, and the journal keeps it.
 MAX_CAUSE: Final = 1000
@@ -91,20 +93,39 @@ class Events(Part):
         event.waiting_acks = ()
         self._hand_over(event)
 
-    def finished(self, finish: Finish, kept: bool) -> None:
-        """The journal has the end of an event: act on it, and tell its holder."""
-        event, follow, now = finish.event, finish.follow, self._bus.now
+    def finished(
+        self,
+        event: Event,
+        state: End,
+        answer: Raw,
+        blob: Blob | None,
+        holder: Connection | None,
+        frame_id: str,
+        follow: Event | None,
+        kept: bool,
+    ) -> None:
+        """The journal has the end of an event: act on it, and acknowledge its holder's frame. `follow` is the event
+        that comes into the mailbox with the end: the answer to a request whose sender does not wait.
+        """
         if follow is not None:  # before the end, which would let go of a payload that both refer to
             where = follow.instance
-            follow.instance = self._bus.instance(where.agent, where.key, now)  # it may have been forgotten
+            follow.instance = self._bus.instance(where.agent, where.key, self._bus.now)  # it may have been forgotten
             self._mailbox.stage(follow)
             self._mailbox.accept(follow)
         if not event.finished:  # else it is a second word about the same end
-            self._end(event, finish)
+            self._tool_calls.drop(event)
+            self._cancels.ending(event)
+            self._mailbox.finish(event, state, answer, blob)
+            self._bus.counters["answers"] += 1
+            if state in ("expired", "dead"):
+                self._bus.counters[f"events_{state}"] += 1
+            self._answering.send_answer(event)
+            self._cancels.ended(event)
+            self._left(event)
         if follow is not None:
-            self._tell_late(follow, now)
-        if finish.conn is not None:
-            self._bus.ack(finish.conn, finish.frame_id, event)
+            self._tell_late(follow)
+        if holder is not None:
+            self._bus.ack(holder, frame_id, event)
         self._hand_over(event)
 
     def _hand_over(self, event: Event) -> None:
@@ -113,25 +134,12 @@ class Events(Part):
         if event.state == "accepted":
             self._mailbox.contents.rests(event)
 
-    def _tell_late(self, answer: Event, now: float) -> None:
+    def _tell_late(self, answer: Event) -> None:
         """A late answer waits for its instance. A turn that runs there is told at once."""
         instance = answer.instance
         if instance.leased is not None and instance.conn is not None and not instance.leaving:
             self._bus.send(instance.conn, late_answer_frame(answer))
-        self.dispatch(instance, now)
-        if answer.state == "accepted":
-            self._mailbox.contents.rests(answer)
-
-    def _end(self, event: Event, finish: Finish) -> None:
-        self._tool_calls.drop(event)
-        self._cancels.ending(event)
-        self._mailbox.finish(event, finish.state, finish.answer, finish.blob)
-        self._bus.counters["answers"] += 1
-        if finish.state in ("expired", "dead"):
-            self._bus.counters[f"events_{finish.state}"] += 1
-        self._answering.send_answer(event)
-        self._cancels.ended(event)
-        self._left(event)
+        self._hand_over(answer)
 
     def _left(self, event: Event) -> None:
         for left in self._mailbox.on_left:
@@ -141,8 +149,6 @@ class Events(Part):
         """The disk has no room for a new event: tell its senders, and forget it."""
         if event.state != "staged":
             return
-        if event.asking is not None:
-            event.asking.work.requests.pop(event, None)
         self._mailbox.unstage(event)
         self._left(event)
         event.state = event.end = "cancelled"
@@ -159,18 +165,18 @@ class Events(Part):
         """Hand over the next event of an instance, or have a process started for it."""
         if instance.leased is not None or self._bus.closing:
             return
-        first = instance.queue[0] if instance.queue else None
-        if first is not None and first.deadline is not None and first.deadline <= now and not first.held:
-            self._ends.expire(first)
         if not instance.queue:
             self._processes.rests(instance, now)
             return
-        if instance.queue[0].ending:
+        event = instance.queue[0]
+        if event.deadline is not None and event.deadline <= now and not event.held:
+            self._ends.expire(event)
+        if event.ending:
             return  # its end is on the way to the journal
-        if instance.queue[0].cancelled:
-            self._cancels.end_queued(instance.queue[0])
+        if event.cancelled:
+            self._cancels.end_queued(event)
             return
-        if instance.queue[0].waits:
+        if event.waits:
             self._processes.rests(instance, now)
             return
         connection = instance.conn
@@ -179,7 +185,6 @@ class Events(Part):
             return
         if not self._processes.has_place(instance, now):
             return
-        event = instance.queue[0]
         self._mailbox.lease(event, now)
         content = event.content
         frame = Frame(
@@ -268,7 +273,7 @@ class Events(Part):
         event.moved(frame.position)
 
     def _ended(self, connection: Connection, event: Event, frame: Frame, now: float) -> None:
-        state: State = "done" if frame.stage == "done" else "cancelled" if event.cancelled else "failed"
+        state: End = "done" if frame.stage == "done" else "cancelled" if event.cancelled else "failed"
         answer, blob = frame.payload, frame.blob
         if event.instance.deleting and state == "cancelled":
             self._mailbox.blobs.discard(blob)

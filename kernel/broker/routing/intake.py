@@ -36,11 +36,10 @@ from goondan.kernel.broker.state.mailbox import MAX_LATE, MAX_QUEUED
 from goondan.kernel.broker.state.parts import OfEvents, Part, Take, hooks_of
 from goondan.kernel.broker.state.records import Finished, event_digest, event_subject
 from goondan.kernel.broker.state.records import decode as decode_record
-from goondan.kernel.broker.state.shares import describe_shortage
 from goondan.kernel.broker.state.workdirs import passed_on
-from goondan.schemas.bundle.address import MAX_PATH_BYTES, is_given_id, is_instance_key, is_name, is_path
-from goondan.schemas.wire.errors import GoondanError, error_payload, fail
-from goondan.schemas.wire.frames import OPERATOR_AGENT, ErrorPayload, Frame, ReplyTo
+from goondan.schemas.bundle.address import MAX_PATH_BYTES, is_given_id, is_name, is_path
+from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.frames import Frame, ReplyTo
 from goondan.schemas.wire.questions import ANSWER_SUFFIX
 
 #: Agents that may wait for each other in a row. A longer chain counts as a loop.
@@ -60,7 +59,6 @@ class Intake(Part):
     def __init__(
         self,
         bus: Bus,
-        *,
         accepted: Callable[[Event, bool], None],
         actors: Actors,
         answering: Answering,
@@ -105,14 +103,14 @@ class Intake(Part):
         said = _said(frame) if connection.cls == CLIENTS else frame.digest
         digest = event_digest(instance.agent, instance.key, actor.sender, said)
         known = self._mailbox.events.get(event_id) or self._mailbox.dead.get(event_id)
-        ended = None if known is not None else self._bus.archive.find_ended(event_subject(event_id))
-        if known is not None or ended is not None:
-            if known is not None:
-                self._repeat(known, actor, connection, frame, digest)
-            elif ended is not None and ended.digest == digest:
-                self._late_repeat(event_id, instance, actor, connection, frame)
-            else:
+        if known is not None:
+            self._repeat(known, actor, connection, frame, digest)
+            return
+        ended = self._bus.archive.find_ended(event_subject(event_id))
+        if ended is not None:
+            if ended.digest != digest:
                 raise _id_in_use()
+            self._late_repeat(event_id, instance, actor, connection, frame)
             return
         chain = self._chain(actor, frame, instance)
         trace_id, parent_span_id = trace_of(actor, frame, self._bus.booted_at + now)
@@ -145,8 +143,6 @@ class Intake(Part):
         self._admit(connection, actor, event, now)
         for accepts in self._accepts:
             accepts(event, actor)
-        if event.asking is not None:
-            event.asking.work.requests[event] = None
         event.asker = connection
         event.live = _wants_live(connection, frame)
         event.waiting_acks += ((connection, frame.id),)
@@ -162,20 +158,14 @@ class Intake(Part):
         return passed_on(me.workdir, None if actor.turn is None else actor.turn.content.workdir, target.workdir)
 
     def _target(self, connection: Connection, frame: Frame, now: float) -> Instance:
-        agent, key = frame.to or "", frame.instance_key or ""
-        agents, operator = self._bus.plan.agents, connection.claims.operator
-        if agent not in agents or (agent == OPERATOR_AGENT and not operator):
-            known = ", ".join(sorted(name for name in agents if name != OPERATOR_AGENT))[:500]
-            raise fail("E_AGENT_NOT_FOUND", f"no agent {agent[:100]!r}; there are: {known}")
-        if not is_instance_key(key):
-            raise fail("E_FRAME_INVALID", f"instanceKey must be 1 to {MAX_ID} visible characters")
+        agent, key, operator = frame.to or "", frame.instance_key or "", connection.claims.operator
+        self._bus.check_target(agent, key, operator=operator)
         if frame.workdir is not None and not operator:
             raise fail("E_FORBIDDEN", "only an operator may name a workdir")
-        auth = 0 if frame.auth is None else len(memoryview(frame.auth))
         if frame.workdir is not None and not is_path(frame.workdir):
             message = f"a workdir is an absolute path of at most {MAX_PATH_BYTES} bytes, none of them zero"
             raise fail("E_FRAME_INVALID", message)
-        if auth > MAX_AUTH:
+        if frame.auth is not None and len(memoryview(frame.auth)) > MAX_AUTH:
             raise fail("E_FRAME_INVALID", f"auth has at most {MAX_AUTH} bytes")
         if self._bus.closing:
             if self._comes_too_late(connection, frame.event_id or ""):
@@ -196,15 +186,14 @@ class Intake(Part):
         return not known and self._bus.archive.find_ended(event_subject(event_id)) is None
 
     def _admit(self, connection: Connection, actor: Actor, event: Event, now: float) -> None:
-        """Refuse an event that would not be taken later either (`_hopeless`), or for which there is no room.
+        """Refuse an event that would not be taken later either (`_check_hopeless`), or for which there is no room.
 
         After a refusal for lack of room, all later events of the same sender for this target are refused until the
         first one is back, so that they stay in order. This does not hold for handlers: a handler that needs an order
         sends the next event after the answer to the one before.
         """
         instance = event.instance
-        if (error := self._hopeless(actor, event)) is not None:
-            raise GoondanError(error)
+        self._check_hopeless(actor, event)
         target = (instance.agent, instance.key)
         ordered = actor.call_id is None
         waits_for = connection.refused.get(target) if ordered else None
@@ -222,8 +211,8 @@ class Intake(Part):
             retry_ms = connection.refuse(target, event.id, now, retry_ms)
         raise overloaded(message, retry_ms)
 
-    def _hopeless(self, actor: Actor, event: Event) -> ErrorPayload | None:
-        """Why a new event would be refused however often it is sent; None when it would not. Requests without waiting
+    def _check_hopeless(self, actor: Actor, event: Event) -> None:
+        """Raise GoondanError for a new event that would be refused however often it is sent. Requests without waiting
         end only with the sender's own turn, and dead letters only when a person has looked. A tool host's own events
         are always taken.
         """
@@ -231,13 +220,10 @@ class Intake(Part):
         of_turn = event.asynchronous or (event.asking is not None and event.call_id is None)  # it may lose patience
         if of_turn and asker is not None and self._mailbox.late_of(asker) >= MAX_LATE:
             message = f"{MAX_LATE} questions that {asker.address} does not wait for are open or answered"
-            return error_payload(
-                "E_TOOL_LIMIT", message, suggestion="Wait for answers, or ask the rest in later turns."
-            )
+            raise fail("E_TOOL_LIMIT", message, suggestion="Wait for answers, or ask the rest in later turns.")
         if (event.source is None or event.source.kind != "tool") and not self._mailbox.may_die(event):
             message = f"messages for the agent {agent!r} were given up, and no room is left for more of this sender"
-            return error_payload("E_AGENT_FAILED", message, suggestion="See `gdn dead list`; requeue or drop them.")
-        return None
+            raise fail("E_AGENT_FAILED", message, suggestion="See `gdn dead list`; requeue or drop them.")
 
     def _refusal(self, actor: Actor, event: Event) -> str | None:
         """Why there is no room for a new event, in words; None when there is room."""
@@ -252,13 +238,11 @@ class Intake(Part):
             session, root, size, operator=operator
         ):
             return None
-        for pool, amount, what in ((mailbox.open, 1, "open messages"), (mailbox.held, size, "bytes of messages")):
-            shortage = pool.shortage(session, root, amount, operator=operator)
-            if shortage is None or (size <= MAX_NESTED_BYTES and _is_first(actor, event)):
-                continue
-            self._bus.note_refusal(root, shortage.quota, what)
-            return describe_shortage(shortage, root, what, amount, pool.capacity)
-        return None
+        if size <= MAX_NESTED_BYTES and _is_first(actor, event):
+            return None
+        return self._bus.shortage(mailbox.open, event, 1, "open messages") or self._bus.shortage(
+            mailbox.held, event, size, "bytes of messages"
+        )
 
     def _repeat(self, event: Event, actor: Actor, connection: Connection, frame: Frame, digest: bytes) -> None:
         self._mailbox.contents.recall(event)

@@ -14,10 +14,12 @@ Source: docs/design/processes.md sections 4 and 5; docs/design/delivery.md secti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Final, Literal
+from typing import Final
 
+from goondan.kernel.broker.routing.calls import ToolCalls
+from goondan.kernel.broker.routing.ends import Cancels, Ends
 from goondan.kernel.broker.state.bus import Bus, principal_of
 from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, TOOLS, Connection, Event, Instance
 from goondan.kernel.broker.state.mailbox import MAX_ATTEMPTS
@@ -42,22 +44,12 @@ STARTING_S: Final = 1.0
 class Processes(Part):
     """The part of the broker that decides about processes."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        *,
-        give_up: Callable[[Event, Literal["dead"], str, str], None],
-        end_queued: Callable[[Event], None],
-        host_unreachable: Callable[[Connection], None],
-        hosts: Sequence[object],
-    ) -> None:
-        """`give_up` ends an event that cannot be worked on (Ends), `end_queued` a cancelled one (Cancels).
-        `host_unreachable` is told of a tool host whose connection broke. `hosts` are parts.
-        """
+    def __init__(self, bus: Bus, ends: Ends, cancels: Cancels, tool_calls: ToolCalls, parts: Sequence[object]) -> None:
         self._bus = bus
-        self._give_up = give_up
-        self._end_queued = end_queued
-        self._host_unreachable = host_unreachable
+        self._ends = ends
+        self._cancels = cancels
+        self._tool_calls = tool_calls
+        hosts = [tool_calls, *parts]
         self._host_lost = hooks_of(hosts, OfHosts, OfHosts.host_lost)
         self._host_ended = hooks_of(hosts, OfHosts, OfHosts.host_ended)
         self._no_host = hooks_of(hosts, OfHosts, OfHosts.no_host)
@@ -109,7 +101,6 @@ class Processes(Part):
     def rests(self, instance: Instance, now: float) -> None:
         """An instance has no event to work on: it gives its place back."""
         if instance.conn is not None:
-            self._places.withdraw(instance)
             self._places.release(instance)
             self._idle.pop(instance, None)
             self._idle[instance] = None
@@ -153,7 +144,11 @@ class Processes(Part):
                         break
                     self._places.grant(grant)
                     instance.place_s = now - instance.waits_since
-                    self._start(instance, now)
+                    # It has a place: ask for its process, or first for room.
+                    instance.requested = True
+                    self._starting[instance] = now
+                    self._delayed[instance] = None
+                    self._fill(now)
                 elif instance.leased is not None or not instance.queue or self._bus.closing:
                     self._places.withdraw(instance)
                 else:
@@ -162,13 +157,6 @@ class Processes(Part):
                     self._bus.due[instance] = None
         finally:
             self._serving = False
-
-    def _start(self, instance: Instance, now: float) -> None:
-        """The instance has a place: ask for its process, or first for room."""
-        instance.requested = True
-        self._starting[instance] = now
-        self._delayed[instance] = None
-        self._fill(now)
 
     def _fill(self, now: float) -> None:
         """Start instances that waited until a process was gone. For the others, tell idle processes to leave."""
@@ -212,7 +200,6 @@ class Processes(Part):
         self._bus.presence.drop(connection)
         instance.conn = None
         self._idle.pop(instance, None)
-        self._places.withdraw(instance)
         self._places.release(instance)
         if connection.claims.launch and self._bus.control is not None:
             instance.leaving = True
@@ -233,8 +220,7 @@ class Processes(Part):
                 self._processes.discard(instance)
                 self._starting.pop(instance, None)
                 del self._delayed[instance]
-                self._places.release(instance)
-            self._places.withdraw(instance)
+            self._places.release(instance)
         return instance not in self._processes and not instance.requested
 
     # --- the supervisor's word
@@ -335,9 +321,9 @@ class Processes(Part):
         text = spawn_failure(message)
         for event in list(instance.queue):
             if event.cancelled:
-                self._end_queued(event)
+                self._cancels.end_queued(event)
             else:
-                self._give_up(event, "dead", "E_AGENT_SPAWN_FAILED", text)
+                self._ends.give_up(event, "dead", "E_AGENT_SPAWN_FAILED", text)
         self._gone(instance, now)
 
     # --- losses
@@ -365,7 +351,7 @@ class Processes(Part):
         self._bus.stage(self._bus.ledger.attempt(event))
         if event.work.attempts >= MAX_ATTEMPTS:
             message = f"the agent ended {event.work.attempts} times on this event without progress, last: {cause}"
-            self._give_up(event, "dead", "E_AGENT_FAILED", message)
+            self._ends.give_up(event, "dead", "E_AGENT_FAILED", message)
 
     def unreachable(self, connection: Connection, now: float) -> None:
         """The transport has no such peer any more. With a supervisor, only its news count; without one, this counts."""
@@ -377,7 +363,7 @@ class Processes(Part):
             if not supervised:
                 self.lost(instance, "the connection was lost", counts=True, now=now)
         elif connection.cls == TOOLS and supervised:
-            self._host_unreachable(connection)
+            self._tool_calls.host_unreachable(connection)
         elif connection.cls == TOOLS:
             self.host_lost(connection, now)
 
@@ -394,7 +380,6 @@ class Processes(Part):
         for kept in (self._starting, self._idle, self._delayed):
             kept.pop(instance, None)
         self._hung.pop(instance, None)
-        self._places.withdraw(instance)
         self._places.release(instance)
 
     def _gone(self, instance: Instance, now: float) -> None:
@@ -415,24 +400,17 @@ class Processes(Part):
                 continue
             late = event.deadline is not None and event.deadline + DEADLINE_GRACE_S <= now and not event.held
             if late or event.work.lease_until <= now:
-                self._unhang(instance, "its deadline passed" if late else "its lease ran out", now)
+                if late:
+                    event.deadline = now  # the kill gets its own grace before it is asked for again
+                event.work.lease_until = now + DEADLINE_GRACE_S
+                reason = self._hung[instance] = "its deadline passed" if late else "its lease ran out"
+                self.kill(instance, reason, now)
         for instance in [one for one in self._unhurried if one.leased is None]:  # so it should be gone in a moment
             self.says_goodbye(instance)
         for instance in [instance for instance, since in self._starting.items() if now - since >= STARTING_S]:
             del self._starting[instance]
         self._fill(now)
         self.serve(now)
-
-    def _unhang(self, instance: Instance, reason: str, now: float) -> None:
-        """Kill a holder that does not answer."""
-        event = instance.leased
-        if event is None:
-            return
-        if event.deadline is not None and event.deadline + DEADLINE_GRACE_S <= now and not event.held:
-            event.deadline = now  # the kill gets its own grace before it is asked for again
-        event.work.lease_until = now + DEADLINE_GRACE_S
-        self._hung[instance] = reason
-        self.kill(instance, reason, now)
 
     def kill(self, instance: Instance, reason: str, now: float) -> None:
         """Kill the process of an instance and wait for its exit. Without a supervisor it only gets a new epoch."""

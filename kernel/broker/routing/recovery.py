@@ -173,7 +173,7 @@ def _accept(bus: Bus, row: records.Row, event_id: str, record: records.Accepted)
         sender=intern(record.sender),
         content_here=content_of(record),
         source=None if record.source is None else _shared(record.source),
-        deadline=None if record.deadline is None else record.deadline.on_clock(bus.ledger.boot_id, bus.booted_at),
+        deadline=None if record.deadline is None else bus.ledger.on_clock(record.deadline),
         call_id=record.call_id,
         blob=record.blob,
         files=record.files,
@@ -183,10 +183,8 @@ def _accept(bus: Bus, row: records.Row, event_id: str, record: records.Accepted)
         since=record.at_ms / 1000 - bus.booted_at,
         asynchronous=record.asynchronous,
         in_reply_to=record.in_reply_to,
+        parts=record.parts,
     )
-    event.parts = record.parts
-    if asking is not None:
-        asking.work.requests[event] = None
     bus.mailbox.stage(event)
     bus.mailbox.accept(event)
     bus.mailbox.contents.rests(event)

@@ -36,7 +36,6 @@ from goondan.kernel.broker.state.entities import (
     TOOLS,
     Connection,
     Event,
-    Finish,
     Handler,
 )
 from goondan.kernel.broker.state.parts import (
@@ -74,21 +73,16 @@ class Router:
         # What a part does at an end is done before what stands behind it does something.
         beside = [part for make in features for part in make(self)]
         actors = self._actors = Actors(bus)
-        ends = self._ends = Ends(bus, self.finished, beside)
+        # The events are not there yet.
+        ends = self._ends = Ends(bus, lambda *end: self._events.finished(*end), beside)  # noqa: PLW0108
         cancels = self._cancels = Cancels(bus, ends)
         self._quiet = quiet = QuietPeers(bus)
         #: The pieces of a new plan that have come: it can be larger than a frame.
         self._pieces: list[bytes] = []
         self._tool_calls = ToolCalls(bus, clocks, cancels.call_ended, beside)
-        self._processes = Processes(
-            bus,
-            give_up=ends.give_up,
-            end_queued=cancels.end_queued,
-            host_unreachable=self._tool_calls.host_unreachable,
-            hosts=[self._tool_calls, *beside],
-        )
+        self._processes = Processes(bus, ends, cancels, self._tool_calls, beside)
         self._directory = directory = Directory(bus, actors, self._processes.want)
-        self._deletions = Deletions(bus, cancels, self._processes, directory.failed, directory.deleted, folders, beside)
+        self._deletions = Deletions(bus, cancels, self._processes, directory, folders, beside)
         self._answering = answering = Answering(bus, quiet)
         self._events = Events(
             bus,
@@ -104,7 +98,7 @@ class Router:
         self._prepare(bus.plan)
         own: list[Part] = [
             self._events,
-            Intake(bus, accepted=self.accepted, actors=actors, answering=answering, clocks=clocks, parts=beside),
+            Intake(bus, self._events.accepted, actors, answering, clocks, beside),
             directory,
             self._tool_calls,
             self._processes,
@@ -271,10 +265,6 @@ class Router:
         """See Core."""
         self._events.accepted(event, kept)
 
-    def finished(self, finish: Finish, kept: bool) -> None:
-        """Act on the end of an event that the journal has."""
-        self._events.finished(finish, kept)
-
     def call_goes_on(self, connection: Connection, frame: Frame) -> None:
         """See Core."""
         try:
@@ -364,9 +354,8 @@ class Router:
             revise(plan)
         changed = {name for name, spec in plan.agents.items() if not _is_same(before.agents.get(name), spec)}
         for connection in self._connections[AGENTS].values():
+            self._set_allowed(connection)
             agent, key = connection.claims.agent or "", connection.claims.instance_key or ""
-            connection.allowed = self._allowed_of(agent, key)
-            connection.servers = self._servers_of(agent)
             if agent in changed:
                 found = next((told for changes in self._changes if (told := changes(agent, key))), None)
                 told = replace(found or LiveChanges(), spec=self._specs[agent])
@@ -378,12 +367,14 @@ class Router:
         self._ends.without_agent()
         bus.tell_supervisor(Revised(plan.revision))
 
-    def _allowed_of(self, agent: str, key: str) -> frozenset[str]:
-        """The tools that an instance may call."""
-        allowed = self._allowed.get(agent, frozenset())
+    def _set_allowed(self, connection: Connection) -> None:
+        """The tools that an agent's process may call are those of the plan, and what parts add."""
+        agent, key = connection.claims.agent or "", connection.claims.instance_key or ""
+        connection.allowed = self._allowed.get(agent, frozenset())
         for allows in self._allows:
-            allowed |= allows(agent, key)
-        return allowed
+            connection.allowed |= allows(agent, key)
+        spec = self.bus.plan.agents.get(agent)
+        connection.servers = frozenset() if spec is None else frozenset(spec.servers)
 
     # --- confined agents
 
@@ -425,9 +416,8 @@ class Router:
         try:
             connection, old = presence.greet(cls, ident, hello, now)
         except GoondanError as error:
-            holder = presence.holder(cls, hello) if error.info.code == "E_PRINCIPAL_BUSY" else None
-            if holder is not None:
-                self.bus.send(holder, Frame("ping"))  # the loop drops it if it is not there any more
+            if error.info.code == "E_PRINCIPAL_BUSY":
+                self.bus.send(presence.holder(hello), Frame("ping"))  # the loop drops it if it is not there any more
             raise
         if cls == AGENTS and connection.claims.agent not in self.bus.plan.agents:
             presence.drop(connection)
@@ -459,8 +449,7 @@ class Router:
             instance.conn = None
             lost = self.bus.mailbox.lose_holder(instance, counts=True)
             self._processes.count_attempt(lost, "another process has taken its place")
-        connection.allowed = self._allowed_of(agent, key)
-        connection.servers = self._servers_of(agent)
+        self._set_allowed(connection)
         self._processes.process_here(instance, connection, now)
         self._directory.welcomed(instance)
         self._events.adopt(instance, hello, now)
@@ -482,10 +471,6 @@ class Router:
         self._cancels.holder_here(instance, connection, hello.leases)
         self._events.dispatch(instance, now)
         self._processes.serve(now)
-
-    def _servers_of(self, agent: str) -> frozenset[str]:
-        spec = self.bus.plan.agents.get(agent)
-        return frozenset() if spec is None else frozenset(spec.servers)
 
     def _fields_of(self, peer: Connection) -> dict[str, Any]:
         """What parts tell a peer with its `welcome`."""

@@ -13,13 +13,22 @@ from goondan.kernel.broker.state.mailbox import Epochs, Mailbox, Quotas
 from goondan.kernel.broker.state.parts import Part, Waiting
 from goondan.kernel.broker.state.presence import Presence
 from goondan.kernel.broker.state.records import Archive, Item
-from goondan.kernel.broker.state.shares import Pool, kept_of
-from goondan.schemas.bundle.address import SEPARATOR, instance_workdir
+from goondan.kernel.broker.state.shares import Pool, describe_shortage, kept_of
+from goondan.kernel.broker.state.workdirs import Workdir
+from goondan.schemas.bundle.address import SEPARATOR, instance_workdir, is_instance_key
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import encode_value, to_raw
 from goondan.schemas.wire.control import Principal, ToSupervisor
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
-from goondan.schemas.wire.frames import ORCHESTRATOR, ClockStage, ErrorPayload, Frame, Shutdown, ShutdownReason
+from goondan.schemas.wire.frames import (
+    OPERATOR_AGENT,
+    ORCHESTRATOR,
+    ClockStage,
+    ErrorPayload,
+    Frame,
+    Shutdown,
+    ShutdownReason,
+)
 
 
 class Calls:
@@ -138,8 +147,6 @@ class Bus:
     """The broker's state and its outgoing side.
 
     `out` collects (socket class, routing id, bytes), `staged` decisions for the journal. The loop empties both.
-    `booted_at` is the moment when the broker's clock was zero (seconds since 1970), used only for times that people
-    read.
     """
 
     def __init__(
@@ -152,7 +159,6 @@ class Bus:
         epochs: Epochs,
         archive: Archive,
         ledger: Ledger,
-        booted_at: float = 0.0,
         blobs: str | None = None,
     ) -> None:
         """`blobs` is the folder of large payloads; without one, no payload may be larger than a frame. `archive` knows
@@ -164,7 +170,8 @@ class Bus:
         self.blobs = blobs
         self.broker_id = broker_id
         self.started_ms = started_ms
-        self.booted_at = booted_at
+        #: When the broker's clock was zero (seconds since 1970), for times that people read.
+        self.booted_at = ledger.booted_at
         self.out: list[tuple[int, bytes, bytes]] = []
         self.staged: list[Staged] = []
         #: Instances that may get their next event as soon as the present frame is handled (router.py).
@@ -215,23 +222,43 @@ class Bus:
         self._last_id += 1
         return f"{self.broker_id}.{self._last_id}"
 
-    def note_refusal(self, root: str, quota: str, what: str) -> None:
-        """Note for the log that this root was refused something. Repeats are counted until the loop logs them."""
+    def shortage(self, pool: Pool, event: Event, amount: int, what: str) -> str | None:
+        """Why there is no room in `pool` for `amount` more of an event's root, in words; None when there is room. It is
+        noted for the log. Repeats are counted until the loop logs them.
+        """
+        shortage = pool.shortage(event.session, event.root, amount, operator=event.by_operator)
+        if shortage is None:
+            return None
         if len(self.refusals) < MAX_REFUSALS:
-            self.refusals[root, quota, what] += 1
+            self.refusals[event.root, shortage.quota, what] += 1
+        return describe_shortage(shortage, event.root, what, amount, pool.capacity)
+
+    def check_target(self, agent: str, key: str, *, operator: bool = False) -> None:
+        """Raise GoondanError for an agent that is not there or is the operator's, and for a key that none can be."""
+        agents = self.plan.agents
+        if agent not in agents or (agent == OPERATOR_AGENT and not operator):
+            known = ", ".join(sorted(name for name in agents if name != OPERATOR_AGENT))[:500]
+            raise fail("E_AGENT_NOT_FOUND", f"no agent {agent[:100]!r}; there are: {known}")
+        if not is_instance_key(key):
+            raise fail("E_FRAME_INVALID", f"instanceKey must be 1 to {MAX_ID} visible characters")
 
     def instance(self, agent: str, key: str, now: float) -> Instance:
         """The instance of that name. A new one is made."""
         found = self.mailbox.instances.get((agent, key))
-        if found is not None:
-            return found
-        owner = self.plan.entry_agent if agent in self.plan.sharing_agents else agent
-        return self.mailbox.instance(agent, key, instance_workdir(self.plan.state_dir, owner, key), now)
+        if found is None:
+            owner = self.plan.entry_agent if agent in self.plan.sharing_agents else agent
+            workdir = Workdir(instance_workdir(self.plan.state_dir, owner, key))
+            found = self.mailbox.instances[agent, key] = Instance(agent, key, workdir, self.mailbox.epochs.next(), now)
+        return found
 
     def send(self, connection: Connection, frame: Frame) -> None:
         """Queue a frame of the broker and give it an id."""
         frame.id = self.next_id()
         self.out.append((connection.cls, connection.ident, encode_value(frame)))
+
+    def reply(self, connection: Connection, frame_id: str, body: object) -> None:
+        """Answer a frame."""
+        self.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
 
     def shutdown(self, connection: Connection, grace_ms: int | None, reason: ShutdownReason) -> None:
         """Tell an agent or a tool host to leave within `grace_ms` (milliseconds). None: it may finish its step."""

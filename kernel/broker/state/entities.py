@@ -116,7 +116,9 @@ ANSWER_ROOM: Final = 64 << 10
 #: Bytes that an event counts in addition to its payload.
 _EVENT_BYTES: Final = 256
 
-State = Literal["staged", "accepted", "leased", "done", "failed", "expired", "dead", "cancelled"]
+#: How an event ends. `done` and `failed` are the agent's word, the others the broker's.
+End = Literal["done", "failed", "expired", "dead", "cancelled"]
+State = Literal["staged", "accepted", "leased", End]
 FINISHED: Final[frozenset[State]] = frozenset({"done", "failed", "expired", "dead", "cancelled"})
 
 Handler = Callable[["Connection", Frame, float], None]
@@ -316,7 +318,7 @@ class Event(Struct, eq=False):
     #: True when it was cancelled: it is not handed over any more.
     cancelled: bool = False
     #: The state in which it ends; None until that is decided.
-    end: State | None = None
+    end: End | None = None
     #: What features keep with it in the journal, by their names; None when there is nothing, or it was written.
     parts: dict[str, Raw] | None = None
 
@@ -502,25 +504,6 @@ class PendingSpawn(Struct):
     until: float
     #: The claim that the start is counted with.
     claim: Claim
-
-
-class Finish(Struct, frozen=True):
-    """The end of an event that is on its way into the journal."""
-
-    #: The event.
-    event: Event
-    #: The state in which it ends.
-    state: State
-    #: Its answer.
-    answer: Raw = NO_PAYLOAD
-    #: The reference to the answer's file if the answer is large.
-    blob: Blob | None = None
-    #: The connection that is told of it.
-    conn: Connection | None = None
-    #: Its frame, which is acknowledged then.
-    frame_id: str = ""
-    #: The event that comes into the mailbox with the end: the answer to a request whose sender does not wait.
-    follow: Event | None = None
 
 
 class Call(Struct, gc=False):

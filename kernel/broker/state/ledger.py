@@ -19,7 +19,7 @@ from typing import Final
 from msgspec import Raw
 
 from goondan.kernel.broker.state import records
-from goondan.kernel.broker.state.entities import Content, Event, Instance, Spawned, State
+from goondan.kernel.broker.state.entities import Content, End, Event, Instance, Spawned
 from goondan.schemas.wire.frames import NO_PAYLOAD, Blob
 
 #: How many epochs are reserved with one write, so that a new epoch seldom needs a write.
@@ -32,7 +32,7 @@ class Ledger:
     def __init__(self, boot_id: str, booted_at: float) -> None:
         """`boot_id` names the machine's present boot, which began at `booted_at` (seconds since 1970)."""
         self.boot_id = boot_id
-        self._booted_at = booted_at
+        self.booted_at = booted_at
 
     def accepted(self, event: Event, now: float) -> records.Item:
         """A new event."""
@@ -78,7 +78,7 @@ class Ledger:
     def finished(
         self,
         event: Event,
-        state: State,
+        state: End,
         answer: Raw,
         blob: Blob | None,
         cause: str,
@@ -90,7 +90,7 @@ class Ledger:
         """
         ended_ms = self._wall_ms(now)
         event.work.cause, event.work.ended_ms = cause, ended_ms
-        record = records.Finished(_end(state), answer, blob, ended_ms, cause)
+        record = records.Finished(state, answer, blob, ended_ms, cause)
         # An answer that comes into the journal with the same batch ends as well.
         asked_for = [*event.work.answered, *(asked for asked in event.work.requests if asked.ending)]
         writes: list[records.Write] = [self._over(asked) for asked in asked_for if asked.end != "dead"]
@@ -120,15 +120,13 @@ class Ledger:
         if spawned is None:
             return records.Item((records.Retire(subject),))
         cwd, beneath = (None, None) if spawned.cwd is None else (spawned.cwd.path, spawned.cwd.beneath)
-        owner, created = (spawned.owner_agent, spawned.owner_key), self._booted_at + spawned.created
+        owner, created = (spawned.owner_agent, spawned.owner_key), self.booted_at + spawned.created
         written = records.InstanceSpawned(instance.agent, instance.key, *owner, created, cwd, beneath)
-        return records.Item((records.Retire(subject), records.Put(subject, records.encode(written))))
+        return _replace(subject, written)
 
     def tombstone(self, agent: str, key: str, keep_workdir: bool) -> records.Item:
         """An instance is to be deleted."""
-        record = records.InstanceDeleted(agent, key, keep_workdir)
-        subject = records.deleted_subject(agent, key)
-        return records.Item((records.Retire(subject), records.Put(subject, records.encode(record))))
+        return _replace(records.deleted_subject(agent, key), records.InstanceDeleted(agent, key, keep_workdir))
 
     def buried(self, agent: str, key: str, *, gone: bool) -> records.Item:
         """An instance was deleted, or could not be. A deletion is remembered as long as the id of an event."""
@@ -149,11 +147,11 @@ class Ledger:
 
     def moment(self, at: float) -> records.Deadline:
         """A moment of the broker's clock, in the form that is written."""
-        return records.Deadline(self.boot_id, at, self._booted_at + at)
+        return records.Deadline(self.boot_id, at, self.booted_at + at)
 
     def on_clock(self, moment: records.Deadline) -> float:
         """A written moment, on the broker's clock."""
-        return moment.on_clock(self.boot_id, self._booted_at)
+        return moment.boot_s if moment.boot_id == self.boot_id else moment.wall_s - self.booted_at
 
     def boot_ms(self, moment: records.Deadline) -> int:
         """The same in milliseconds. 0 for a moment of an earlier boot."""
@@ -161,25 +159,22 @@ class Ledger:
 
     def epochs(self, top: int) -> records.Item:
         """Epochs up to `top` may be used from now on."""
-        return records.Item(
-            (records.Retire(records.EPOCHS), records.Put(records.EPOCHS, records.encode(records.EpochsReserved(top))))
-        )
+        return _replace(records.EPOCHS, records.EpochsReserved(top))
 
     def _over(self, event: Event) -> records.Retire:
         return records.Retire(records.event_subject(event.id), event.content.digest, event.end or event.state)
 
     def _wall_ms(self, now: float) -> int:
-        return int((self._booted_at + now) * 1000)
+        return int((self.booted_at + now) * 1000)
 
 
 def _put(event: Event, record: records.Record, *, refusable: bool = False) -> records.Item:
     return records.Item((records.Put(records.event_subject(event.id), records.encode(record)),), refusable)
 
 
-def _end(state: State) -> records.End:
-    if state in ("done", "failed", "expired", "dead", "cancelled"):
-        return state
-    raise AssertionError(f"{state} is no end")
+def _replace(subject: str, record: records.Record) -> records.Item:
+    """Make this the only record of its subject."""
+    return records.Item((records.Retire(subject), records.Put(subject, records.encode(record))))
 
 
 def content_of(record: records.Accepted) -> Content:

@@ -14,6 +14,7 @@ Source: docs/design/delivery.md sections 1 to 4.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -35,7 +36,6 @@ from goondan.kernel.broker.state.entities import (
 from goondan.kernel.broker.state.ledger import content_of
 from goondan.kernel.broker.state.records import Accepted, Archive, JournalFailed
 from goondan.kernel.broker.state.shares import Places, Pool, kept_of
-from goondan.kernel.broker.state.workdirs import Workdir
 from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import NO_PAYLOAD, Blob
@@ -57,9 +57,6 @@ class Due(Generic[Item]):
         self._heap: list[tuple[float, int, Item]] = []
         self._order = count()  # things with one moment are not compared
         self._limit = _STALE
-
-    def __len__(self) -> int:
-        return len(self._heap)
 
     def add(self, moment: float, item: Item) -> None:
         """Add a thing that is due at `moment`."""
@@ -265,7 +262,7 @@ class Mailbox:
         #: Dead letters by event id.
         self.dead: dict[str, Event] = {}
         #: How many of them each agent has; their number and bytes, by session and by root.
-        self._dead_of: dict[str, int] = {}
+        self._dead_of: Counter[str] = Counter()
         self.dead_events = Pool(MAX_DEAD, kept_of(MAX_DEAD))
         self.dead_bytes = Pool(MAX_DEAD_BYTES, kept_of(MAX_DEAD_BYTES))
         #: Unfinished events, their bytes, and the places of turns: by session and by root.
@@ -287,18 +284,6 @@ class Mailbox:
         #: (agent, key) -> requests that it sent without waiting: those that are unfinished, and answers that wait.
         self._late: dict[tuple[str, str], int] = {}
 
-    def instance(self, agent: str, key: str, workdir: str, now: float) -> Instance:
-        """The instance of that name. A new one is made, with `workdir` as its own working directory."""
-        found = self.instances.get((agent, key))
-        if found is None:
-            found = self.instances[(agent, key)] = Instance(agent, key, Workdir(workdir), self.epochs.next(), now)
-        return found
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of all unfinished events."""
-        return self.held.held
-
     def session_of(self, root: str) -> str:
         """The session of a root. A root whose session is not known gets a name of its own."""
         event = self.events.get(root)
@@ -314,12 +299,16 @@ class Mailbox:
     def stage(self, event: Event) -> None:
         """Hold the place of an event while the journal writes it."""
         self.events[event.id] = event
+        if event.asking is not None:
+            event.asking.work.requests[event] = None
         self._opened(event)
         self.blobs.hold(event.blob, event.files)
 
     def unstage(self, event: Event) -> None:
         """Remove an event again, because the journal has no room for it."""
         del self.events[event.id]
+        if event.asking is not None:
+            event.asking.work.requests.pop(event, None)
         self._closed(event)
         self.blobs.release(event.blob, event.files)
 
@@ -474,14 +463,13 @@ class Mailbox:
     def _bury(self, event: Event, size: int) -> None:
         self.dead[event.id] = event
         event.work.dead_bytes = size
-        agent = event.instance.agent
-        self._dead_of[agent] = self._dead_of.get(agent, 0) + 1
+        self._dead_of[event.instance.agent] += 1
         self.dead_events.take(event.session, event.root, 1)
         self.dead_bytes.take(event.session, event.root, size)
 
     def may_die(self, event: Event) -> bool:
         """Whether there would be room for this event as a dead letter, with those that its agent already has."""
-        if event.instance.agent not in self._dead_of:
+        if not self._dead_of[event.instance.agent]:
             return True
         session, root, operator = event.session, event.root, event.by_operator
         return self.dead_events.may_take(session, root, 1, operator=operator) and self.dead_bytes.may_take(
@@ -491,9 +479,7 @@ class Mailbox:
     def drop_dead(self, event: Event) -> None:
         """A person has requeued or dropped a dead letter."""
         del self.dead[event.id]
-        count = self._dead_of.pop(event.instance.agent)
-        if count > 1:
-            self._dead_of[event.instance.agent] = count - 1
+        self._dead_of[event.instance.agent] -= 1
         self.dead_events.give(event.session, event.root, 1)
         self.dead_bytes.give(event.session, event.root, event.work.dead_bytes)
         self._release_payload(event)

@@ -18,7 +18,7 @@ from typing import Final
 
 from goondan.kernel.broker.state.entities import AGENTS, CLASSES, CLIENTS, Connection
 from goondan.schemas.bundle.address import is_name
-from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import PROTOCOL_VERSION, Hello
 from goondan.schemas.wire.tokens import Claims, verify
 
@@ -34,10 +34,6 @@ class EndedLaunches:
     def __contains__(self, launch: int) -> bool:
         at = bisect_right(self._first, launch) - 1
         return at >= 0 and launch <= self._last[at]
-
-    def __len__(self) -> int:
-        """The number of runs."""
-        return len(self._first)
 
     def add(self, launch: int) -> None:
         """This launch has ended."""
@@ -104,7 +100,8 @@ class Presence:
         if claims.cls != CLASSES[cls]:
             raise fail("E_CLASS_MISMATCH", f"a token of class {claims.cls} on the socket of class {CLASSES[cls]}")
         address = self._address(claims)
-        if claims.launch and self._has_ended(cls, address, claims.launch):
+        ended = claims.launch in self.agents_ended if cls == AGENTS else claims.launch <= self._ended.get(address, 0)
+        if claims.launch and ended:
             raise fail("E_TOKEN_INVALID", f"launch {claims.launch} of {address} has ended")
         if cls == CLIENTS and len(self.connections[CLIENTS]) >= MAX_CLIENTS:
             raise fail("E_OVERLOADED", f"{MAX_CLIENTS} clients are connected")
@@ -120,12 +117,9 @@ class Presence:
             self.principals[address] = connection
         return connection, old
 
-    def holder(self, cls: int, hello: Hello) -> Connection | None:
-        """The connection that the principal of this hello already has."""
-        try:
-            return self.principals.get(self._address(verify(self._secret, hello.token)))
-        except GoondanError:
-            return None
+    def holder(self, hello: Hello) -> Connection:
+        """The connection for whose sake this hello is E_PRINCIPAL_BUSY."""
+        return self.principals[self._address(verify(self._secret, hello.token))]
 
     def drop(self, connection: Connection) -> None:
         """Forget a connection."""
@@ -146,9 +140,6 @@ class Presence:
             return None
         self.drop(connection)
         return connection
-
-    def _has_ended(self, cls: int, address: str, launch: int) -> bool:
-        return launch in self.agents_ended if cls == AGENTS else launch <= self._ended.get(address, 0)
 
     def _address(self, claims: Claims) -> str:
         if claims.cls == "agent":

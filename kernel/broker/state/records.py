@@ -12,12 +12,13 @@ Source: docs/design/delivery.md section 1.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
 from msgspec import Raw, Struct
 
+from goondan.kernel.broker.state.entities import End
 from goondan.kernel.broker.state.workdirs import Beneath
 from goondan.schemas.wire.frames import NO_PAYLOAD, Blob, FilePart, OptionalRaw, ReplyTo, Source
 
@@ -133,54 +134,10 @@ class Journal(Archive, Protocol):
         """Write what is left and end."""
 
 
-class Store(Archive, Protocol):
-    """The storage of a journal: a start reads it, and the journal's writer writes it. For one thread at a time.
-
-    A journal of another kind is a module with one of these, and a line in factory.py.
-    """
-
-    #: The name of the store in messages: a path.
-    path: str
-    #: What `commit` survives: a loss of power, or the end of every process. With `process`, `promise` survives as much
-    #: and is quicker.
-    durability: Literal["power", "process"]
-    #: What could not be read, in words, if the operator has accepted the loss.
-    losses: list[str]
-
-    def rows(self) -> Iterator[Row]:
-        """All records, in the order in which they were written."""
-
-    def files(self) -> frozenset[str]:
-        """Files of large payloads that kept answers refer to."""
-
-    def suspect(self, row: Row, reason: str, now_ms: int) -> bool:
-        """A record could not be applied. True when it is put aside, which happens from the second time on."""
-
-    def commit(self, batch: Sequence[Write], now_ms: int) -> int:
-        """Write a batch, whole or not at all; returns the number of its last write. Raises DiskFull, JournalFailed."""
-
-    def promise(self, batch: Sequence[Write], now_ms: int) -> int:
-        """As `commit`, so that it survives the end of every process; the rest of the work is left to `fold`."""
-
-    def fold(self) -> None:
-        """Do what `promise` has left. Raises DiskFull, JournalFailed."""
-
-    def checkpoint(self) -> None:
-        """Slow work on the disk that may be done at any moment, by another thread. Never raises."""
-
-    def tidy(self, now_ms: int) -> bool:
-        """Remove what was kept long enough; True when there is more to do. Raises DiskFull, JournalFailed."""
-
-    def close(self) -> None:
-        """Finish what is left, and close."""
-
-
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
 # every program that starts.
 
 
-#: How an event ended. `done` and `failed` are the agent's word, the others the broker's.
-End = Literal["done", "failed", "expired", "dead", "cancelled"]
 #: Bytes of the digest of an event's instance, and of its sender with what that says of its content.
 INSTANCE_DIGEST_BYTES: Final = 8
 CONTENT_DIGEST_BYTES: Final = 8
@@ -197,10 +154,6 @@ class Deadline(Struct, frozen=True, array_like=True):
     boot_s: float
     #: Seconds since 1970.
     wall_s: float
-
-    def on_clock(self, boot_id: str, booted_at: float) -> float:
-        """The moment in seconds of CLOCK_BOOTTIME of boot `boot_id`, which began at `booted_at` (since 1970)."""
-        return self.boot_s if self.boot_id == boot_id else self.wall_s - booted_at
 
 
 class Accepted(Struct, frozen=True, array_like=True, tag="accepted", kw_only=True):

@@ -186,9 +186,6 @@ class WaitingQueue(Generic[Key]):
         self._heap: list[tuple[int, int, str]] = []
         self._where: dict[Key, list[tuple[str, str]]] = {}
 
-    def __len__(self) -> int:
-        return len(self._where)
-
     def add(self, key: Key, session: str, root: str) -> None:
         """Wait in the queue of a root, behind the others. A second call changes nothing."""
         found = self._sessions.get(session)
@@ -545,8 +542,7 @@ class Places(Generic[Key]):
     def grant(self, grant: Grant[Key]) -> None:
         """Give the place."""
         key, claim = grant.key, grant.claim
-        if key in self._claims:
-            self.withdraw(key)
+        self.withdraw(key)
         self._held[key] = grant
         if grant.lent:
             self._loans.lend(key, claim.lender or "", claim.root, claim.depth)
@@ -557,7 +553,8 @@ class Places(Generic[Key]):
             self._operators.served(claim.session, claim.root)
 
     def release(self, key: Key) -> None:
-        """Take the place back."""
+        """Take the place back. The key does not wait any more either."""
+        self.withdraw(key)
         grant = self._held.pop(key, None)
         if grant is None:
             return

@@ -10,7 +10,6 @@ from msgspec import structs
 
 from goondan.features.mcp.broker import ATTACH_S, MAX_OPEN_EACH, Servers
 from goondan.features.mcp.broker import parts as of_servers
-from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.routing.deletions import Moved
 from goondan.kernel.broker.routing.router import Router
 from goondan.kernel.broker.state.bus import RETURN_S, Bus
@@ -26,6 +25,7 @@ from goondan.schemas.wire.frames import AgentEvent, AttachedServer, ErrorPayload
 from goondan.schemas.wire.tokens import Claims, mint
 from goondan.schemas.worker.servers import NamedServer, ServerListing, ServerNews
 from tests.unit.kernel.broker.actors import SECRET
+from tests.unit.kernel.broker.memory_journal import MemoryJournal
 from tests.unit.kernel.broker.swarm import plan
 
 SHARED, OWN = "github", "files"

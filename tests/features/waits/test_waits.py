@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 from msgspec import Raw, structs
 
 from goondan.features.waits.broker import Waits, circles
-from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.loop import BrokerLoop
 from goondan.kernel.broker.state.bus import Bus, Calls, Core
-from goondan.kernel.broker.state.entities import Call, Connection, Content, Event
+from goondan.kernel.broker.state.entities import Call, Connection, Content, Event, Instance
 from goondan.kernel.broker.state.mailbox import Epochs, Mailbox, Quotas
+from goondan.kernel.broker.state.workdirs import Workdir
 from goondan.kernel.cli.console.screen import new_lines
 from goondan.kernel.cli.texts.waits import render, status_of, wait_line
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import Frame
 from goondan.schemas.wire.runtime_events import RuntimeEvent, Wait
+from tests.unit.kernel.broker.memory_journal import MemoryJournal
 
 
 @pytest.mark.parametrize(
@@ -107,14 +108,15 @@ class _Look:
         self.mailbox.lease(self.turn, 10.0)
 
     def event(self, event_id: str, agent: str) -> Event:
-        instance = self.mailbox.instance(agent, "k", "/w", 0.0)
+        instance = Instance(agent, "k", Workdir("/w"), self.mailbox.epochs.next(), 0.0)
+        instance = self.mailbox.instances.setdefault((agent, "k"), instance)
         event = Event(event_id, instance, sender="client", content_here=Content(), session="client/7", since=5.0)
         self.mailbox.stage(event)
         self.mailbox.accept(event)
         return event
 
-    def send(self, connection: object, frame: Frame) -> None:
-        self.sent.append(from_raw(frame.payload, dict))
+    def reply(self, connection: object, frame_id: str, body: dict[str, Any]) -> None:
+        self.sent.append(from_raw(to_raw(body), dict))
 
     def ask(self, now: float, event_id: str | None = None) -> dict[str, Any]:
         waits = Waits(cast(Core, SimpleNamespace(bus=self, waiting=lambda now: ())))

@@ -10,7 +10,6 @@ from msgspec import Raw, structs
 
 from goondan.features import FEATURES
 from goondan.kernel.broker.assemble import features
-from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.routing.deletions import Moved
 from goondan.kernel.broker.routing.router import Router
 from goondan.kernel.broker.state.bus import Bus
@@ -20,6 +19,7 @@ from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, Hello, Lease, ReplyTo, ToolCallPayload
 from goondan.schemas.wire.tokens import Claims, mint
+from tests.unit.kernel.broker.memory_journal import MemoryJournal
 from tests.unit.kernel.broker.swarm import TOOL, plan
 from tests.unit.kernel.broker.world import restored
 

@@ -6,10 +6,10 @@ import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.journal.redo import REDO_SUFFIX
 from goondan.kernel.broker.journal.store import JOURNAL_FILE, Durability, JournalStore
 from goondan.kernel.broker.state.records import Ended, Item, Row
+from tests.unit.kernel.broker.memory_journal import MemoryJournal
 
 #: Batches after which what was promised is brought into the tables. A life is some hundred.
 FOLDED_AFTER = 5

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.state.entities import Content, Event, Instance
 from goondan.kernel.broker.state.ledger import Ledger
 from goondan.kernel.broker.state.mailbox import Contents
@@ -12,6 +11,7 @@ from goondan.kernel.broker.state.records import Item, JournalFailed, Put, Retire
 from goondan.kernel.broker.state.workdirs import Workdir
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import NO_PAYLOAD, ReplyTo
+from tests.unit.kernel.broker.memory_journal import MemoryJournal
 
 
 class Waiting:

@@ -77,11 +77,11 @@ def test_no_frame_has_an_id_that_is_kept_until_its_answer_comes() -> None:
 
 
 def test_what_is_said_on_behalf_of_somebody_is_counted(world: World) -> None:
-    before = world.router.bus.mailbox.bytes
+    before = world.router.bus.mailbox.held.held
     frame = event("e2")
     frame.auth = to_raw({"a": "x" * 16_000})
     assert error(tell(world, client(world), frame)) is None
-    assert world.router.bus.mailbox.bytes - before > 16_000
+    assert world.router.bus.mailbox.held.held - before > 16_000
 
 
 @pytest.mark.parametrize("cls", range(len(CLASSES)))
@@ -223,7 +223,7 @@ def test_late_answers_take_no_more_than_the_share_of_their_root(world: World, la
     )
     answers = [one for name, one in mailbox.events.items() if name.endswith(":answer")]
     assert len(answers) == MAX_LATE, "every question has an answer"
-    assert mailbox.bytes <= mailbox.held.capacity // 2 + MIB, "one root has half"
+    assert mailbox.held.held <= mailbox.held.capacity // 2 + MIB, "one root has half"
     left = mailbox.held.free(operator=False)
     assert left >= 10 * MIB
     whole = [one for one in answers if one.size >= size]

@@ -9,6 +9,7 @@ import pytest
 
 from goondan.kernel.broker.state import records
 from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, Connection
+from goondan.kernel.broker.state.ledger import Ledger
 from goondan.kernel.broker.state.mailbox import LEASE_S, MAX_ATTEMPTS
 from goondan.kernel.broker.state.records import Deadline, event_subject
 from goondan.kernel.supervisor.lifecycle import MAX_START_FAILURES
@@ -476,7 +477,7 @@ def test_a_full_disk_refuses_new_events_and_ends_old_ones() -> None:
     world.clients[1].ask("e3", calls=0)
     world.settle()
     assert world.state("e3") == "done"
-    assert world.router.bus.mailbox.bytes == 0
+    assert world.router.bus.mailbox.held.held == 0
 
 
 # --- deadlines
@@ -484,8 +485,8 @@ def test_a_full_disk_refuses_new_events_and_ends_old_ones() -> None:
 
 def test_a_deadline_holds_on_the_boot_clock_and_after_a_reboot_on_the_wall_clock() -> None:
     deadline = Deadline("this boot", 1000.0, 1_700_000_000.0)
-    assert deadline.on_clock("this boot", 1e9) == 1000.0, "whatever the wall clock was set to"
-    assert deadline.on_clock("the next", 1_699_999_990.0) == 10.0
+    assert Ledger("this boot", 1e9).on_clock(deadline) == 1000.0, "whatever the wall clock was set to"
+    assert Ledger("the next", 1_699_999_990.0).on_clock(deadline) == 10.0
 
 
 # --- what the tests above look at

@@ -80,7 +80,7 @@ def test_instances_that_have_rested_leave_nothing_in_the_broker() -> None:
     host = next(iter(bus.presence.connections[TOOLS].values()))
     assert bus.mailbox.hosts.lightest([host]) is host
     assert not bus.mailbox.hosts.served(host.address)
-    assert len(bus.presence.agents_ended) <= 2
+    assert len(bus.presence.agents_ended._first) <= 2
 
 
 def test_an_idle_agent_leaves_for_one_that_is_wanted_and_the_one_that_was_used_last_stays() -> None:
@@ -107,7 +107,7 @@ def test_launches_that_have_ended_are_known_as_a_set_knows_them(ended: list[int]
         expected.add(launch)
         assert {n for n in range(42) if n in kept} == expected
     runs = sum(1 for n in expected if n - 1 not in expected)
-    assert len(kept) == runs
+    assert len(kept._first) == runs
 
     kept.all_but(living)
     top = max([*ended, *living], default=0)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from msgspec import Raw
 
-from goondan.kernel.broker.journal.memory import MemoryJournal
+from goondan.kernel.broker.state import workdirs
 from goondan.kernel.broker.state.entities import (
     ANSWER_ROOM,
     TOOLS,
@@ -32,6 +32,7 @@ from goondan.kernel.broker.state.shares import KEPT_PART, Claim, Pool
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import NO_PAYLOAD, Blob, FilePart, ReplyTo, Source
 from goondan.schemas.wire.tokens import Claims
+from tests.unit.kernel.broker.memory_journal import MemoryJournal
 
 QUOTAS = Quotas(open_events=160, mailbox_bytes=1 << 20, live_agents=4, kept_agents=2)
 OPERATOR = Source("client", "operator")
@@ -49,7 +50,8 @@ class Box:
         self.mailbox = Mailbox(Epochs(10, 5), QUOTAS, MemoryJournal())
 
     def instance(self, key: str = "k", agent: str = "coder") -> Instance:
-        return self.mailbox.instance(agent, key, f"/w/{key}", 1.0)
+        made = Instance(agent, key, workdirs.Workdir(f"/w/{key}"), self.mailbox.epochs.next(), 1.0)
+        return self.mailbox.instances.setdefault((agent, key), made)
 
     def event(
         self,
@@ -102,7 +104,7 @@ class Box:
 
     def counted(self) -> tuple[int, int]:
         """How many events are unfinished, and their bytes."""
-        return self.mailbox.open.held, self.mailbox.bytes
+        return self.mailbox.open.held, self.mailbox.held.held
 
 
 @pytest.fixture
@@ -225,7 +227,7 @@ def test_events_queue_in_order_and_those_with_a_deadline_are_due_at_it(box: Box)
     assert (first.state, second.state) == ("accepted", "accepted")
     assert [*box.mailbox.deadlines.take(8.9)] == []
     assert [*box.mailbox.deadlines.take(9.0)] == [first]
-    assert len(box.mailbox.deadlines) == 0
+    assert len(box.mailbox.deadlines._heap) == 0
 
 
 def test_an_event_whose_clock_stands_still_is_not_due(box: Box) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.routing.recovery import restore
 from goondan.kernel.broker.state import records
 from goondan.kernel.broker.state.bus import Bus
@@ -17,6 +16,7 @@ from goondan.kernel.broker.state.mailbox import Epochs
 from goondan.kernel.broker.state.records import Accepted, Row
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import AgentEvent, ReplyTo, Source
+from tests.unit.kernel.broker.memory_journal import MemoryJournal
 from tests.unit.kernel.broker.swarm import plan
 
 EVENTS = 3_000

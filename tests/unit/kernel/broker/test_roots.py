@@ -135,4 +135,4 @@ def test_a_new_broker_knows_the_roots_of_what_is_held_and_of_what_its_holders_as
     assert {(events[name].root, events[name].session) for name in ("c0e0", "r1", "r3")} == {("c0e0", client)}
     world.host.peer.forget("f-r1")
     mailbox = world.router.bus.mailbox
-    assert mailbox.bytes == sum(event.size for event in events.values() if not event.finished)
+    assert mailbox.held.held == sum(event.size for event in events.values() if not event.finished)

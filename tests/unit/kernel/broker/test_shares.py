@@ -186,7 +186,7 @@ class Lines(RuleBasedStateMachine):
     @invariant()
     def the_first_is_the_lightest(self) -> None:
         first = self.line.first()
-        assert len(self.line) == len(self.waiting)
+        assert len(self.line._where) == len(self.waiting)
         if first is None:
             assert not self.waiting
             return

@@ -14,7 +14,6 @@ from typing import Literal, TypeVar
 from msgspec import Raw, structs
 
 from goondan.kernel.broker.assemble import features
-from goondan.kernel.broker.journal.memory import MemoryJournal
 from goondan.kernel.broker.routing.deletions import Moved
 from goondan.kernel.broker.routing.recovery import BadRow, reserved_epochs
 from goondan.kernel.broker.routing.router import Router
@@ -34,6 +33,7 @@ from goondan.schemas.wire.frames import (
 )
 from tests.unit.kernel.broker.actors import SECRET, Actor, Agent, Client, Host, Store, Supervisor, Wire
 from tests.unit.kernel.broker.journals import BothJournals
+from tests.unit.kernel.broker.memory_journal import MemoryJournal
 from tests.unit.kernel.broker.survival import assert_survived, on_the_way
 from tests.unit.kernel.broker.swarm import plan
 

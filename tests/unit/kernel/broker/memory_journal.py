@@ -1,4 +1,4 @@
-"""A journal that lives as long as its object: for simulations, and as the baseline of benchmarks."""
+"""A journal that lives as long as its object: for simulations, and as the baseline of a benchmark."""
 
 from __future__ import annotations
 
