@@ -169,10 +169,11 @@ class Trial:
                 shutil.copytree(cache, self._tree / ".cache" / name, symlinks=True)
         take_out(self._tree, self._gone)
         make_environment(self._tree)  # after pyproject.toml has changed, so that `make run` has nothing to do
+        self._steps(("generated files", self._generate))  # a marked test may read one
         marked = self._marked()
         self._steps(*((f"marks, part {part + 1}", partial(self._marks, marked[part::PARTS])) for part in range(PARTS)))
         take_tests_out(self._tree, self._gone)
-        self._steps(("generated files", self._generate))
+        self._steps(("imports", self._tidy))
         checks: list[Step] = [("checks", partial(self._ended, "-m", "scripts.check")), ("quickstart", self._quickstart)]
         names = [path.relative_to(self._tree).as_posix() for path in files_of_tests(self._tree)]
         if self._short:
@@ -250,9 +251,13 @@ class Trial:
         return "\n".join(faults)
 
     def _generate(self) -> str:
-        """Write generated files anew, and take imports out that nothing uses any more."""
+        """Write generated files anew."""
+        return "\n".join(filter(None, (self._ended("-m", *writer) for writer in WRITERS)))
+
+    def _tidy(self) -> str:
+        """Take imports out that nothing uses any more."""
         ruff = str(self._tree / ".venv" / "bin" / "ruff")
-        said = [self._said(self._python("-m", *writer)) for writer in WRITERS]
+        said = []
         for command in (
             [ruff, "check", "--quiet", "--fix-only", "--select", "F401,I", "tests", "features"],
             [ruff, "format", "--quiet", "tests", "features"],
