@@ -368,6 +368,7 @@ def test_what_is_ours_stays_read_only_in_a_folder_around_it(short_tmp: Path) -> 
     shutil.copytree(ROOT / "goondan", work / "deep" / "er" / "goondan", symlinks=True)
     for name in ("schemas", "toolhost"):
         shutil.copytree(ROOT / name, work / "deep" / "er" / name, ignore=shutil.ignore_patterns("vectors", "base"))
+    (work / "deep" / "er" / "features").mkdir()
     (work / "free").mkdir()
     with taken_over(work / "deep" / "er") as there:
         jail = {"argv": ["/bin/sh", "-c", PLANTS], "stages": [stage(0)]}

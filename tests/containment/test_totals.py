@@ -93,7 +93,10 @@ async def test_each_bomb_meets_its_limit_and_the_next_call_works(place: Path, gr
             made.receipts.clear()
             result = await made.call(f"bomb__{name}", args, workdir=workdir)
             assert result["error"]["code"] == "E_TOOL_LIMIT", (name, result)
-            assert f"the limit {limit} was reached" in result["error"]["message"], (name, result)
+            # A walk that finds too deep a tree takes it for too much of either. It may begin before much is on disk.
+            limits = (limit, "files") if name == "deep_files" else (limit,)
+            reached = [f"the limit {one} was reached" in result["error"]["message"] for one in limits]
+            assert any(reached), (name, result)
             (receipt,) = made.receipts.values()
             assert receipt["jail"]["limits"][limit] in ("cgroup", "rlimit", "watched")
             if limit == "diskMb":

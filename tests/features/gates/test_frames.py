@@ -61,9 +61,13 @@ class World:
             notices=[],
             presence=SimpleNamespace(principals=self.principals, connections=({}, {}, {}, {})),
             send=lambda connection, frame: self.sent.append((connection.address, frame)),
+            reply=self._reply,
             error=self._error,
         )
         self.gates = Gates(cast(Bus, self.bus))
+
+    def _reply(self, connection: Any, frame_id: str, body: object) -> None:
+        self.sent.append((connection.address, Frame("reply", in_reply_to=frame_id, payload=to_raw(body))))
 
     def _error(self, cls: int, ident: bytes, info: ErrorPayload, frame: Frame) -> None:
         self.sent.append((ident.decode(), Frame("error", in_reply_to=frame.id, payload=to_raw(info))))
