@@ -41,8 +41,8 @@ MAX_HEAD_BYTES: Final = 65_536
 MAX_HEADERS: Final = 256
 #: The most data behind a head without a byte of the body (bytes): chunk sizes with their extensions, trailers.
 MAX_FRAMING_BYTES: Final = 65_536
-#: The largest answer with its framing (bytes): four times the longest body that is read (http.py). A server that sends
-#: every letter as a chunk of its own needs six times its body, but such bodies are short.
+#: The largest answer with its framing (bytes): four times the longest body that is read (provider.py). A server that
+#: sends every letter as a chunk of its own needs six times its body, but such bodies are short.
 MAX_WIRE_BYTES: Final = 512 << 20
 #: How much of a body is read ahead (bytes). Then the server has to wait.
 READ_AHEAD_BYTES: Final = 1 << 20

@@ -1,4 +1,4 @@
-"""The Messages API of Anthropic, and of servers that speak it. Pure; http.py does the sending.
+"""The Messages API of Anthropic, and of servers that speak it. Pure; agentproc/http does the sending.
 
 Request: what changes stands behind what does not, and marks (`cache_control`) say up to where the vendor is to remember
 it: behind the tools, behind the system prompt, and behind the last two messages of the user. The first mark that a

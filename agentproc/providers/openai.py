@@ -1,5 +1,5 @@
-"""Chat completions: of OpenAI, and of every server that speaks them (Ollama, vLLM, llama.cpp, …). Pure; http.py does
-the sending.
+"""Chat completions: of OpenAI, and of every server that speaks them (Ollama, vLLM, llama.cpp, …). Pure;
+agentproc/http does the sending.
 
 Servers leave out different parts, so little is required: indexes, ids, a `[DONE]` and usage may all be missing. Unknown
 fields are skipped. Unknown fields inside a tool call are sent back with it, because some vendors sign their calls.

@@ -1,4 +1,4 @@
-"""Responses: of OpenAI, and of every server that speaks Open Responses. Pure; http.py does the sending.
+"""Responses: of OpenAI, and of every server that speaks Open Responses. Pure; agentproc/http does the sending.
 
 Stateless: nothing is stored at the vendor (`store: false`), and each request has the whole conversation as items.
 Reasoning items that the vendor wants back are kept with the answer, where they were between its texts and calls, and

@@ -57,7 +57,7 @@ class WireRequest(Struct, frozen=True):
     url: str
     #: The headers. They contain the key.
     headers: dict[str, str]
-    #: The body. A mark stands for the base64 of each file (body.py).
+    #: The body. A mark stands for the base64 of each file.
     body: bytes
 
 

@@ -10,9 +10,8 @@ from typing import Any, Final
 
 from goondan.features.approvals.wire import FEATURE, Policy, read_policy
 from goondan.kernel.bundle.rules.checked import CheckedAgent
-from goondan.kernel.bundle.rules.extension_config import is_bundled
 from goondan.kernel.bundle.rules.problems import Report
-from goondan.schemas.bundle.launch import ExtensionSpec
+from goondan.schemas.bundle.launch import ExtensionSpec, is_bundled
 
 
 class ApprovalExtension:

@@ -12,10 +12,9 @@ import msgspec
 
 from goondan.features.budgets.wire import FEATURE, BudgetLimits
 from goondan.kernel.bundle.rules.checked import CheckedAgent
-from goondan.kernel.bundle.rules.extension_config import is_bundled
 from goondan.kernel.bundle.rules.problems import Report
 from goondan.kernel.bundle.rules.shape import Document
-from goondan.schemas.bundle.launch import ExtensionSpec, ModelSpec
+from goondan.schemas.bundle.launch import ExtensionSpec, ModelSpec, is_bundled
 
 
 class BudgetExtension:

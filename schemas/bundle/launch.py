@@ -229,6 +229,11 @@ class ExtensionSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     server_digest: str = ""
 
 
+def is_bundled(name: str, entry: str, bundled: bool) -> bool:
+    """Whether an extension with this entry is the bundled one of this name, under whatever name the bundle has it."""
+    return bundled and posixpath.basename(posixpath.dirname(entry)) == name.replace("-", "_")
+
+
 class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
     """One agent."""
 

@@ -35,7 +35,7 @@ from goondan.features.code_mode.wire import (
     InnerResult,
     ToolsQuery,
 )
-from goondan.schemas.bundle.launch import AgentSpec, CatalogItem
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, is_bundled
 from goondan.schemas.wire.errors import for_model
 from goondan.schemas.wire.frames import OPERATOR_AGENT, ErrorPayload, Frame, ToolError, ToolResult
 
@@ -169,7 +169,7 @@ class ScriptCalls(TurnPart):
 def has_code_mode(spec: AgentSpec) -> bool:
     """Whether scripts of this agent may call its tools."""
     return spec.name == OPERATOR_AGENT or any(
-        extension.bundled and extension.name == EXTENSION for extension in spec.extensions
+        is_bundled(EXTENSION, extension.entry, extension.bundled) for extension in spec.extensions
     )
 
 

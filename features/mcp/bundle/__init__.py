@@ -35,7 +35,7 @@ from goondan.kernel.bundle.rules.variables import VARIABLE_NAME
 from goondan.kernel.grants.powers import Command, Power, Reach, ServerEndpoint
 from goondan.schemas.bundle import launch, resources
 from goondan.schemas.bundle.address import is_resource_name
-from goondan.schemas.bundle.launch import SandboxSpec, ServerSpec, ToolSpec
+from goondan.schemas.bundle.launch import SandboxSpec, ServerSpec, ToolSpec, is_bundled
 from goondan.schemas.models.origins import origin_of
 from goondan.schemas.worker.grantable import SYSTEM, within
 from goondan.schemas.worker.hosts import BadHost, Rule, parse_login_rule, parse_rule, write_network
@@ -44,8 +44,6 @@ from goondan.schemas.worker.logins import is_redirect
 
 #: The feature whose worker speaks with such servers.
 _FEATURE: Final = "mcp"
-#: How the entry of the bundled extension ends.
-_ENTRY: Final = "/base/mcp/mcp.py"
 #: The longest prefix (characters): 22 are left for the name of a tool.
 MAX_PREFIX: Final = 40
 #: Stands for the working directory of the instance, in a command and its variables. The tool host fills it in.
@@ -74,7 +72,7 @@ class McpServers:
 
     def are_of(self, entry: str, bundled: bool) -> bool:
         """Whether an extension with this entry is the bundled `mcp`, under whatever name."""
-        return bundled and entry.endswith(_ENTRY)
+        return is_bundled("mcp", entry, bundled)
 
     def prefix(self, extension: str, config: Mapping[str, Any]) -> str:
         """The prefix of the names of a server's tools (MCP-15)."""

@@ -12,7 +12,6 @@ Source: docs/design/features.md section 6; requirements EXT-02, EXT-10.
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -27,7 +26,7 @@ from goondan.kernel.bundle.rules.lookup import Files
 from goondan.kernel.bundle.rules.problems import Path, Report, did_you_mean
 from goondan.kernel.bundle.rules.shape import Document
 from goondan.schemas.bundle.extensions import check_config
-from goondan.schemas.bundle.launch import ExtensionSpec
+from goondan.schemas.bundle.launch import ExtensionSpec, is_bundled
 from goondan.schemas.wire.errors import GoondanError
 
 
@@ -89,11 +88,6 @@ def folder_rules_of(entry: str, bundled: bool) -> FolderRules | None:
 def feature_extensions() -> tuple[FeatureExtension, ...]:
     """`EXTENSION` of each feature's `bundle.py` that has one. Raises ImportError when a file is missing."""
     return tuple(brought("EXTENSION"))
-
-
-def is_bundled(name: str, entry: str, bundled: bool) -> bool:
-    """Whether an extension with this entry is the bundled one of this name, under whatever name the bundle has it."""
-    return bundled and posixpath.basename(posixpath.dirname(entry)) == name.replace("-", "_")
 
 
 def check_given(extension: CheckedExtension, report: Report) -> None:

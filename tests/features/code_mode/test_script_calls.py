@@ -11,7 +11,7 @@ import pytest
 from msgspec import Raw
 
 from goondan.agentproc.turn.runner import TurnRunner
-from goondan.features.code_mode.agent import identifiers
+from goondan.features.code_mode.agent import has_code_mode, identifiers
 from goondan.features.code_mode.agent.script_log import ScriptLog
 from goondan.features.code_mode.agent.scripts import Record
 from goondan.features.code_mode.wire import CODE_TOOL, EXTENSION, FoundTools
@@ -21,7 +21,7 @@ from goondan.schemas.wire.frames import Frame, ToolCallPayload, ToolResult
 from goondan.schemas.wire.questions import MAX_OPEN, ToolAnswer, ToolAsk
 from goondan.schemas.wire.spans import call_span
 from tests.unit.agentproc.bundled import bundled
-from tests.unit.agentproc.fakes import NOTE, FakeLink, FakeModel, echo, event_frame, ok, says, wants
+from tests.unit.agentproc.fakes import NOTE, FakeLink, FakeModel, echo, event_frame, make_spec, ok, says, wants
 from tests.unit.agentproc.test_runtime_events import details, notes
 from tests.unit.agentproc.turns import Make, settle
 
@@ -248,6 +248,20 @@ async def test_without_the_extension_no_call_of_that_name_is_a_script(make: Make
         await settle()
         assert script.answers()[question] == "E_FORBIDDEN"
         assert script.inner() == []
+
+
+async def test_the_bundled_extension_has_code_mode_under_a_name_of_the_bundles_own(make: Make) -> None:
+    mine = msgspec.structs.replace(bundled(EXTENSION), name="mine")
+    async with Script(make, extensions=[mine]) as script:
+        question = script.call("notes__add", {"text": "x"})
+        await settle()
+        assert script.answers()[question]["status"] == "ok"
+
+
+@pytest.mark.parametrize("changes", [{"bundled": False}, {"entry": "/goondan/features/other/base/other/other.py"}])
+def test_another_extension_of_that_name_has_no_code_mode(tmp_path: Path, changes: dict[str, Any]) -> None:
+    other = msgspec.structs.replace(bundled(EXTENSION), **changes)
+    assert not has_code_mode(make_spec(str(tmp_path), extensions=[other]))
 
 
 async def test_a_flood_is_refused_and_the_script_goes_on(make: Make) -> None:
