@@ -252,7 +252,8 @@ async def test_without_the_extension_no_call_of_that_name_is_a_script(make: Make
 
 async def test_the_bundled_extension_has_code_mode_under_a_name_of_the_bundles_own(make: Make) -> None:
     mine = msgspec.structs.replace(bundled(EXTENSION), name="mine")
-    async with Script(make, extensions=[mine]) as script:
+    code = msgspec.structs.replace(CODE, source=ToolSource("extension", "mine"))
+    async with Script(make, extensions=[mine], registry=[code, NOTES, DASHED]) as script:
         question = script.call("notes__add", {"text": "x"})
         await settle()
         assert script.answers()[question]["status"] == "ok"
