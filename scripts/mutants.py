@@ -18,7 +18,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,23 +55,6 @@ class Group:
 
     modules: Sequence[str]
     tests: Sequence[str]
-
-
-def pure(prefix: str) -> list[str]:
-    """The files of the modules that pyproject.toml lists as pure, by themselves or by their folder, and whose names
-    begin so.
-    """
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
-        "contracts"
-    ]
-    names = next(contract["source_modules"] for contract in contracts if contract["name"].startswith("pure"))
-    found: list[str] = []
-    for name in names:
-        place = name.removeprefix("goondan.").replace(".", "/")
-        if f"{name}.".startswith(prefix):
-            folder = sorted((ROOT / place).glob("[!_]*.py"))
-            found += [str(path.relative_to(ROOT)) for path in folder] if folder else [f"{place}.py"]
-    return found
 
 
 GROUPS = {

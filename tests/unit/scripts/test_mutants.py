@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 
-from scripts.mutants import GROUPS, KILLED_AT_LEAST, SURVIVORS, Group, Outcome, Survivor, configuration, listing, pure
+from scripts.mutants import GROUPS, KILLED_AT_LEAST, SURVIVORS, Group, Outcome, Survivor, configuration, listing
 from scripts.mutations import ROOT
 
 
@@ -14,12 +14,6 @@ def test_every_module_and_every_test_is_there_and_no_module_twice() -> None:
     assert len(set(modules)) == len(modules)
     for path in (*modules, *(test for group in GROUPS.values() for test in group.tests)):
         assert (ROOT / path).exists(), path
-
-
-def test_the_modules_are_pure() -> None:
-    modules = [module for group in GROUPS.values() for module in group.modules]
-    assert set(modules) <= set(pure(""))
-    assert len(modules) > len(GROUPS)
 
 
 def test_what_the_tool_reads_is_toml() -> None:
