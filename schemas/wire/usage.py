@@ -57,10 +57,6 @@ class Prices(Struct, frozen=True):
         whole = fresh * self.input + output * self.output + cached * self.cached_input + written * self.cache_write
         return -(-whole // _PRICED)
 
-    def affordable_output(self, money: int) -> int | None:
-        """How many tokens a model may write for this amount of money; None: any number."""
-        return None if not self.output else max(0, money) * _PRICED // self.output
-
 
 FREE: Final = Prices()
 

@@ -11,49 +11,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from msgspec import Struct
-
-from goondan.features.budgets.broker.accounts import (
-    MAX_CHARGED,
-    MAX_HOLDS,
-    UNKNOWN,
-    Account,
-    AccountChain,
-    Accounts,
-    Hold,
-    Shortage,
-    Tree,
-)
+from goondan.features.budgets.broker.accounts import MAX_CHARGED, MAX_HOLDS, Accounts
 from goondan.features.budgets.broker.amounts import (
+    SHOWN,
+    AccountChain,
     BudgetHold,
     BudgetTree,
-    Dimension,
+    Shortage,
     Spend,
+    Tree,
+    budget_spent,
     hold_written,
-    holds_over,
+    left_of,
     limits_of,
+    report,
     tree_over,
     tree_written,
 )
-from goondan.features.budgets.wire import (
-    FEATURE,
-    BudgetGranted,
-    BudgetLeft,
-    BudgetLimits,
-    BudgetReserve,
-    BudgetSettle,
-)
-from goondan.kernel.broker.state.bus import MAX_ID, RETRY_AFTER_MS, Bus, Core
+from goondan.features.budgets.wire import FEATURE, BudgetGranted, BudgetLimits, BudgetReserve, BudgetSettle
+from goondan.kernel.broker.state.bus import MAX_ID, Bus, Core, overloaded
 from goondan.kernel.broker.state.entities import AGENTS, Actor, Call, Connection, Event
 from goondan.kernel.broker.state.parts import SHORT_BYTES, OfCalls, OfEvents, Op, Part, Record, Take, Waiting, fitting
 from goondan.kernel.broker.state.records import Item
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Frame
-from goondan.schemas.wire.usage import NANO, prices_of
+from goondan.schemas.wire.usage import prices_of
 
 #: How long ended trees are kept (milliseconds), and how many at most: for `gdn budget`, and for pending work that ends
 #: later.
@@ -65,23 +51,9 @@ MAX_LISTED: Final = 50
 JOURNAL_MS: Final = 2
 #: Characters of an id that an agent gives a model call.
 MAX_HOLD_ID: Final = 64
-#: An error names so many of the agents that have spent a budget, the largest part first.
-MAX_SPENDERS: Final = 5
-#: Ids and names come from others, so only so many characters of each are shown.
-_SHOWN: Final = 100
-_WORDS: Final[dict[Dimension, str]] = {
-    "calls": "calls",
-    "modelCalls": "model calls",
-    "toolCalls": "tool calls",
-    "tokens": "tokens",
-    "inputTokens": "input tokens",
-    "outputTokens": "output tokens",
-    "money": "",
-    "wallSeconds": "seconds",
-}
 
 
-class _Waiting(Struct):
+class _Waiting(NamedTuple):
     """A model call that waits for what others may give back."""
 
     #: The connection that asked.
@@ -112,8 +84,6 @@ class Budgets(Part, OfEvents, OfCalls):
         self.accounts = Accounts()
         #: The accounts that turns of an unfinished event are charged to. An event that no budget counts is not here.
         self.chains: dict[Event, AccountChain] = {}
-        #: Frames to answer when the journal has it, by the model call that they are about.
-        self._asked: dict[str, list[tuple[Connection, str]]] = {}
         self._waiting: dict[str, _Waiting] = {}
         self.takes = (
             Take((AGENTS,), "budget.reserve", self.reserve, SHORT_BYTES),
@@ -121,8 +91,8 @@ class Budgets(Part, OfEvents, OfCalls):
         )
         self.ops = (Op("budget", self.tell),)
         self.records = (
-            Record(BudgetTree, self._restore),
-            Record(BudgetHold, lambda _, hold: self.accounts.restore_hold(hold)),
+            Record(BudgetTree, lambda _, tree: self.accounts.restore(tree)),
+            Record(BudgetHold, lambda _, hold: self.accounts.restored_holds.append(hold)),
         )
         self.revise(bus.plan)
 
@@ -143,28 +113,23 @@ class Budgets(Part, OfEvents, OfCalls):
             },
         )
 
-    def _restore(self, subject: str, record: BudgetTree) -> None:
-        self.accounts.restore(record)
-
     def resumed(self, now: float) -> None:
         """See Part. Accepted events have the agents whose budgets they are charged to with them."""
         bus, accounts = self._bus, self.accounts
         events = bus.mailbox.events
-        accounts.adopt_holds()
         for event in events.values():
             kept = (event.parts or {}).get(FEATURE)
             path = () if kept is None else from_raw(kept, tuple[str, ...])
             if not event.finished and (path or event.root in accounts.trees):
                 self._charge(event, accounts.chain_of(event.root, path, event.instance.agent, self._ms(event.since)))
-        for tree in list(accounts.trees.values()):
-            for hold in list(tree.holds.values()):
-                known = events.get(hold.event_id)
-                if known is None or known.finished:
-                    accounts.lose(hold)
         accounts.restored()
         for tree in list(accounts.trees.values()):
+            for event_id in {hold.event_id for hold in tree.holds.values()}:
+                known = events.get(event_id)
+                if known is None or known.finished:
+                    accounts.lose_calls(tree, event_id)
             self._end_if_idle(tree)
-        self.flush()
+        self._flush()
 
     # --- what is asked
 
@@ -213,8 +178,7 @@ class Budgets(Part, OfEvents, OfCalls):
         agent = event.instance.agent
         accounts, now_ms = self.accounts, self._ms(now)
         verdict = accounts.charge_tool(chain, agent, event.id, call_id, now_ms)
-        if accounts.dirty:
-            self.flush()
+        self._flush()
         if verdict is None:
             left = self._wall_left(chain, now_ms)
             if left is not None and (frame.deadline_ms is None or frame.deadline_ms > left):
@@ -225,8 +189,7 @@ class Budgets(Part, OfEvents, OfCalls):
         if verdict == "results":
             message = f"the turn has {MAX_CHARGED} calls whose results are not stored"
             raise fail("E_TOOL_LIMIT", message, suggestion="Make fewer calls in one step.")
-        message = "the budget waits for the journal"
-        raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=JOURNAL_MS))
+        raise overloaded("the budget waits for the journal", JOURNAL_MS)
 
     def reserve(self, connection: Connection, frame: Frame, now: float) -> None:
         """`budget.reserve` from an agent."""
@@ -237,68 +200,55 @@ class Budgets(Part, OfEvents, OfCalls):
         request = from_raw(frame.payload, BudgetReserve)
         chain = self.chains.get(event)
         if chain is None:
-            self._grant(connection, frame.id, None)
+            self._bus.reply(connection, frame.id, BudgetGranted())
         elif request.kind == "tool":
             if not 0 < len(request.id) <= MAX_ID:
                 raise fail("E_FRAME_INVALID", f"a call needs an id of 1 to {MAX_ID} characters")
             self.start_call(chain, event, request.id, frame, now)
-            self._grant(connection, frame.id, None, chain)
+            self._grant(connection, frame.id, chain)
         else:
             self._reserve_model(connection, frame, event, chain, request)
 
     def _reserve_model(
         self, connection: Connection, frame: Frame, event: Event, chain: AccountChain, request: BudgetReserve
     ) -> None:
-        _check_id(request.id)
-        hold_id = f"{event.id}/{request.id}"
-        hold = chain.tree.holds.get(hold_id)
-        if hold is not None:
-            if hold_id in self._asked:
-                self._asked[hold_id].append((connection, frame.id))
-            else:
-                self._grant(connection, frame.id, hold)
+        hold_id, holds, waits = _hold_id(event.id, request.id), chain.tree.holds, self._waiting
+        if hold_id in holds:  # a repeat: what the journal gets after the call itself, it has after it
+            self._bus.stage(Item(()), partial(self._held, connection, frame.id, chain, hold_id))
             return
-        waiting = _Waiting(connection, frame.id, event, chain, request, self._bus.now)
-        if (earlier := self._waiting.get(hold_id)) is not None:
-            waiting.since = earlier.since
-        else:
-            held = sum(hold.event_id == event.id for hold in chain.tree.holds.values())
-            if held + sum(other.event is event for other in self._waiting.values()) >= MAX_HOLDS:
-                message = f"a turn has {MAX_HOLDS} model calls under way at most"
-                raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
-        self._waiting[hold_id] = waiting
-        self._judge(hold_id, waiting)
+        earlier = waits.get(hold_id)
+        under_way = sum(hold.event_id == event.id for hold in holds.values())
+        if earlier is None and under_way + sum(other.event is event for other in waits.values()) >= MAX_HOLDS:
+            raise overloaded(f"a turn has {MAX_HOLDS} model calls under way at most")
+        since = self._bus.now if earlier is None else earlier.since
+        waits[hold_id] = _Waiting(connection, frame.id, event, chain, request, since)
+        self._judge(hold_id)
 
     def settle(self, connection: Connection, frame: Frame, now: float) -> None:
         """`budget.settle` from an agent."""
         request = from_raw(frame.payload, BudgetSettle)
-        _check_id(request.id)
+        hold_id = _hold_id(frame.event_id, request.id)
         event = self._bus.mailbox.events.get(frame.event_id or "")
-        hold_id = f"{frame.event_id}/{request.id}"
         chain = None if event is None or event.instance is not connection.instance else self.chains.get(event)
         if chain is not None:
             self._waiting.pop(hold_id, None)  # it may have been given up before it was its turn
             hold = chain.tree.holds.get(hold_id)
             if hold is not None:
                 self.accounts.settle(hold, self._amount(hold, request))
-                self._asked.pop(hold_id, None)  # who gives a call up does not wait for the word that it may be made
-                self._write(chain.tree, [hold_id])
+                self._flush()
                 self._retry()
         # What is in the journal before it, is there when this is: a repeat after a crash finds nothing to settle.
-        note = Frame("reply", in_reply_to=frame.id)
-        if chain is None:
-            self._bus.send(connection, note)
-        else:
-            self._bus.stage(Item(()), lambda kept: self._bus.send(connection, note))
+        answer = Frame("reply", in_reply_to=frame.id)
+        self._bus.stage(Item(()), lambda kept: self._bus.send(connection, answer))
 
-    def _amount(self, hold: Hold, request: BudgetSettle) -> Spend | None:
+    def _amount(self, hold: BudgetHold, request: BudgetSettle) -> Spend | None:
         if request.unused:
             return Spend()
         if not request.known:
             return None
         cached = min(request.cached_tokens, request.input_tokens)
         written = min(request.cache_write_tokens, request.input_tokens - cached)
-        prices = self.accounts.price(hold.spender, request.model)
+        prices = self.accounts.price(hold.agent, request.model)
         money = prices.cost(request.input_tokens - cached - written, request.output_tokens, cached, written)
         return Spend(1, 0, request.input_tokens, request.output_tokens, money)
 
@@ -306,7 +256,7 @@ class Budgets(Part, OfEvents, OfCalls):
         """The events whose model calls wait until others give something back."""
         for one in self._waiting.values():
             root = one.event.root
-            text = f"waits for what others may give back to the budget of {root[:_SHOWN]}"
+            text = f"waits for what others may give back to the budget of {root[:SHOWN]}"
             yield Waiting("budget", one.event, one.since, {"root": root, "text": text})
 
     def tell(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
@@ -332,18 +282,19 @@ class Budgets(Part, OfEvents, OfCalls):
 
     # --- what becomes of it
 
-    def _held(self, hold_id: str, tree: Tree, kept: bool) -> None:
+    def _held(self, connection: Connection, frame_id: str, chain: AccountChain, hold_id: str, kept: bool) -> None:
         """The journal has that a model call is about to be made, or no room for it."""
-        hold, asked = tree.holds.get(hold_id), self._asked.pop(hold_id, ())
-        if kept:
-            for connection, frame_id in asked:
-                self._grant(connection, frame_id, hold)
+        hold = chain.tree.holds.get(hold_id)
+        if kept and hold is not None:
+            self._grant(connection, frame_id, chain, hold.amount.output_tokens)
             return
         if hold is not None:
             self.accounts.settle(hold, Spend())
-        for connection, frame_id in asked:
-            info = error_payload("E_DISK_FULL", "the disk of the state directory is full; no model call is made")
-            self._bus.error(connection.cls, connection.ident, info, Frame("budget.reserve", id=frame_id))
+        # A repeat may have come for a call that was given up, or that the disk had no room for: its link asks again.
+        error = overloaded("the model call is over")
+        if not kept:
+            error = fail("E_DISK_FULL", "the disk of the state directory is full; no model call is made")
+        self._bus.error(connection.cls, connection.ident, error.info, Frame("budget.reserve", id=frame_id))
 
     def leased(self, event: Event, frame: Frame | None) -> None:
         """A process holds the event now. The account is opened only now, because most events only wait."""
@@ -352,7 +303,7 @@ class Budgets(Part, OfEvents, OfCalls):
             chain = self.accounts.chain_of(event.root, (), event.instance.agent, self._ms(event.since))
             self._charge(event, chain)
         elif chain is not None and frame is not None:  # calls that another process had under way count
-            self.accounts.lose_calls(chain, event.id)
+            self.accounts.lose_calls(chain.tree, event.id)
         if frame is not None:
             frame.budget = chain is not None
 
@@ -361,10 +312,10 @@ class Budgets(Part, OfEvents, OfCalls):
         chain = self.chains.get(event)
         if chain is None:
             return
-        self.accounts.lose_calls(chain, event.id)
+        self.accounts.lose_calls(chain.tree, event.id)
         if ended:
             del self.chains[event]
-            self.accounts.event_over(chain, event.id)
+            chain.tree.charged.pop(event.id, None)  # nobody sends calls of its turn again
             self._end_if_idle(chain.tree)
 
     def held(self, event: Event, since: float | None) -> None:
@@ -373,33 +324,19 @@ class Budgets(Part, OfEvents, OfCalls):
             self.accounts.go_on(event.root, self._ms(self._bus.now))
         else:
             self.accounts.stand_still(event.root, self._ms(since))
-        self.flush()
+        self._flush()
 
     def tick(self, now: float) -> None:
         """Write down the calls that were lost with a process, and try waiting model calls again."""
         accounts = self.accounts
-        if accounts.dirty or accounts.lost:
-            self.flush()
-        if self._waiting:
-            self._retry()
+        self._flush()
+        self._retry()
         while accounts.ended:
             tree = next(iter(accounts.ended))
             if len(accounts.ended) <= MAX_ENDED and self._ms(now) - (tree.ended_ms or 0) < KEEP_MS:
                 break
             accounts.forget(tree)
             self._bus.stage(tree_over(tree.root))
-
-    def flush(self) -> None:
-        """Stage records of all trees that have changed."""
-        accounts = self.accounts
-        lost, accounts.lost = accounts.lost, []
-        gone: dict[Tree, list[str]] = {}
-        for hold in lost:
-            gone.setdefault(hold.chain.tree, []).append(hold.id)
-        for tree in [*accounts.dirty]:
-            self._write(tree, gone.pop(tree, []))
-        for ids in gone.values():
-            self._bus.stage(holds_over(ids))
 
     # --- inside
 
@@ -413,8 +350,9 @@ class Budgets(Part, OfEvents, OfCalls):
         if chain is not None and chain.path:
             event.parts = {**(event.parts or {}), FEATURE: to_raw(chain.path)}
 
-    def _judge(self, hold_id: str, waiting: _Waiting) -> None:
-        event, chain, request = waiting.event, waiting.chain, waiting.request
+    def _judge(self, hold_id: str) -> None:
+        """Make a waiting model call, refuse it, or let it wait on."""
+        connection, frame_id, event, chain, request, _ = self._waiting[hold_id]
         if event.instance.leased is not event:
             del self._waiting[hold_id]
             return
@@ -424,61 +362,46 @@ class Budgets(Part, OfEvents, OfCalls):
         if isinstance(verdict, str):
             return
         del self._waiting[hold_id]
-        connection = waiting.connection
         if isinstance(verdict, Shortage):
             info = self._spent(chain, verdict, agent).info
-            self._bus.error(connection.cls, connection.ident, info, Frame("budget.reserve", id=waiting.frame_id))
+            self._bus.error(connection.cls, connection.ident, info, Frame("budget.reserve", id=frame_id))
             return
-        tree = chain.tree
-        if not tree.known:
-            self._write(tree, [])
-        record = BudgetHold(
-            root=tree.root,
-            event_id=event.id,
-            id=hold_id,
-            agent=agent,
-            accounts=list(chain.names),
-            amount=verdict.amount,
-        )
-        self._asked[hold_id] = [(connection, waiting.frame_id)]
-        self._bus.stage(hold_written(record), partial(self._held, hold_id, tree))
+        if not chain.tree.known:  # a tree is written before its first model call
+            self.accounts.dirty[chain.tree] = None
+            self._flush()
+        self._bus.stage(hold_written(verdict), partial(self._held, connection, frame_id, chain, hold_id))
 
     def _retry(self) -> None:
-        for hold_id, waiting in list(self._waiting.items()):
-            self._judge(hold_id, waiting)
+        for hold_id in list(self._waiting):
+            self._judge(hold_id)
 
-    def _write(self, tree: Tree, over: list[str]) -> None:
-        record = self.accounts.record(tree)
-        self._bus.stage(tree_written(record, over), lambda kept: self.accounts.written(tree))
+    def _flush(self) -> None:
+        """Stage records of all trees that have changed."""
+        for tree in list(self.accounts.dirty):
+            item = tree_written(*self.accounts.record(tree))
+            self._bus.stage(item, tree.written)
 
     def _end_if_idle(self, tree: Tree) -> None:
         """End a tree without unfinished events. A tree that has used nothing is forgotten."""
         if self._bus.mailbox.open.of_root(tree.root):
             return
-        for hold in list(tree.holds.values()):
-            self.accounts.lose(hold)
+        self.accounts.lose_calls(tree)
         if tree.known or any(account.by for account in tree.accounts.values()):
             self.accounts.tree_over(tree, self._ms(self._bus.now))
         else:
             self.accounts.forget(tree)
 
-    def _grant(
-        self, connection: Connection, frame_id: str, hold: Hold | None, chain: AccountChain | None = None
-    ) -> None:
-        granted = BudgetGranted()
-        chain = chain or (None if hold is None else hold.chain)
-        if chain is not None:
-            now_ms = self._ms(self._bus.now)
-            output = None if hold is None else hold.amount.output_tokens
-            lasted_ms = self.accounts.lasted_ms(chain.tree, now_ms)
-            granted = BudgetGranted(output, self._wall_left(chain, now_ms), left_of(chain, lasted_ms))
-        self._bus.reply(connection, frame_id, granted)
+    def _grant(self, connection: Connection, frame_id: str, chain: AccountChain, output: int | None = None) -> None:
+        now_ms = self._ms(self._bus.now)
+        left = left_of(chain, self.accounts.lasted_ms(chain.tree, now_ms))
+        self._bus.reply(connection, frame_id, BudgetGranted(output, self._wall_left(chain, now_ms), left))
 
     def _wall_left(self, chain: AccountChain, now_ms: int) -> int | None:
         """How long a call that starts now may take (milliseconds, at least 1); None: any time."""
-        limits = [account.limits.wall_ms for account in chain.accounts if account.limits is not None]
-        bounds = [limit for limit in limits if limit is not None]
-        return max(1, min(bounds) - self.accounts.lasted_ms(chain.tree, now_ms)) if bounds else None
+        limits = [
+            account.limits.rows["wallSeconds"] for account in chain.accounts if "wallSeconds" in account.limits.rows
+        ]
+        return max(1, min(limits) - self.accounts.lasted_ms(chain.tree, now_ms)) if limits else None
 
     def _spent(self, chain: AccountChain, shortage: Shortage, agent: str) -> GoondanError:
         self._bus.counters["budget_refusals"] += 1
@@ -488,93 +411,8 @@ class Budgets(Part, OfEvents, OfCalls):
         return int((self._bus.booted_at + now) * 1000)
 
 
-def _check_id(name: str) -> None:
-    """Raise GoondanError for what is no name of a model call."""
+def _hold_id(event_id: str | None, name: str) -> str:
+    """The id of a model call of an event. Raises GoondanError for what is no name of one."""
     if not 0 < len(name) <= MAX_HOLD_ID or "/" in name:
         raise fail("E_FRAME_INVALID", f"a model call needs an id of 1 to {MAX_HOLD_ID} characters without a slash")
-
-
-# --- in words and numbers, for people and models ----------------------------------------------------------------------
-
-
-def budget_spent(root: str, shortage: Shortage, agent: str) -> GoondanError:
-    """E_BUDGET_SPENT: the budget and its dimension, what was spent and by whom. `agent` wanted more."""
-    account, dimension = shortage.account, shortage.dimension
-    currency = account.limits.currency if account.limits is not None else ""
-    spent, limit = _amount(dimension, shortage.spent, ""), _amount(dimension, shortage.limit, currency)
-    message = f"the budget of agent {account.agent!r} is spent: {spent} of {limit}"
-    if spenders := _spenders(account, dimension):
-        message += f" ({spenders})"
-    if shortage.wanted and shortage.spent < shortage.limit:
-        message += f"; the next model call of {agent!r} may take {_amount(dimension, shortage.wanted, currency)}"
-    shown = root[:_SHOWN]
-    suggestion = (
-        f"`gdn budget {shown}` shows it all. Raise limits.{dimension} of the agent's Extension/budget, or ask for less."
-    )
-    return GoondanError(error_payload("E_BUDGET_SPENT", message, suggestion=suggestion))
-
-
-def left_of(chain: AccountChain, lasted_ms: int) -> list[BudgetLeft]:
-    """What is left of each limit of a chain. Its tree has used the time `lasted_ms` (milliseconds)."""
-    rows = []
-    for account in chain.accounts:
-        limits = account.limits
-        for dimension, limit in [] if limits is None else limits.rows:
-            used = lasted_ms if dimension == "wallSeconds" else account.spent.of(dimension)
-            left = max(0, limit - used - account.held.of(dimension))
-            unit = _unit(dimension)
-            rows.append(BudgetLeft(account.agent, dimension, left / unit, limit / unit))
-    return rows
-
-
-def report(tree: Tree, lasted_ms: int) -> dict[str, Any]:
-    """A tree for `gdn budget`: for each budget its limits, what was spent, by whom, and what is held now."""
-    return {
-        "rootEvent": tree.root,
-        "beganMs": tree.began_ms,
-        "endedMs": tree.ended_ms,
-        "budgets": [_account(account, lasted_ms) for account in tree.accounts.values()],
-    }
-
-
-def _account(account: Account, lasted_ms: int) -> dict[str, Any]:
-    limits = account.limits
-    return {
-        "agent": account.agent,
-        "currency": None if limits is None else limits.currency,
-        "limits": {} if limits is None else {name: limit / _unit(name) for name, limit in limits.rows},
-        "spent": {**_amounts(account.spent), "wallSeconds": lasted_ms / 1000},
-        "held": _amounts(account.held),
-        "by": {spender or "unknown": _amounts(amount) for spender, amount in account.by.items()},
-    }
-
-
-def _amounts(amount: Spend) -> dict[str, float]:
-    names = [name for name in _WORDS if name != "wallSeconds"]
-    return {name: amount.of(name) / NANO if name == "money" else amount.of(name) for name in names}
-
-
-def _spenders(account: Account, dimension: Dimension) -> str:
-    """The agents that have spent it, the largest part first."""
-    parts = sorted(((amount.of(dimension), name) for name, amount in account.by.items()), reverse=True)
-    named = [(part, name) for part, name in parts if part]
-    texts = [
-        f"{name[:_SHOWN] if name != UNKNOWN else 'unknown after a crash'} {_amount(dimension, part, '')}"
-        for part, name in named[:MAX_SPENDERS]
-    ]
-    if len(named) > MAX_SPENDERS:
-        texts.append(f"{len(named) - MAX_SPENDERS} others")
-    return ", ".join(texts)
-
-
-def _unit(dimension: Dimension) -> int:
-    """How many counted pieces are one unit for people."""
-    return NANO if dimension == "money" else 1000 if dimension == "wallSeconds" else 1
-
-
-def _amount(dimension: Dimension, amount: int, currency: str) -> str:
-    """An amount in words; with `currency`, also its unit."""
-    if dimension == "money":
-        return f"{amount / NANO:.6f}".rstrip("0").rstrip(".") + (f" {currency}" if currency else "")
-    number = f"{amount / 1000:.0f}" if dimension == "wallSeconds" else f"{amount:,}"
-    return f"{number} {_WORDS[dimension]}" if currency else number
+    return f"{event_id}/{name}"

@@ -1,8 +1,6 @@
 """The accounts of budgets: what each tree of work has used, and whether it may use more. A pure state machine.
 
-A tree is all work that began with one event (`rootEvent`). An account is the budget of one agent in one tree. A chain
-has the accounts that a turn is charged to: that of its own agent, and those of all agents whose turns led to it. Each
-account is charged with the whole amount, and each can refuse.
+Each account of a chain (amounts.py) is charged with the whole amount, and each can refuse.
 
 Rules.
 - A tool call is counted when it starts, and stays counted. A call that is sent again under its callId is the same call.
@@ -22,13 +20,25 @@ Source: docs/decisions/070.
 from __future__ import annotations
 
 import hashlib
-from collections import deque
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Final, Literal
 
 from msgspec import Struct, structs
 
-from goondan.features.budgets.broker.amounts import BudgetHold, BudgetTree, Dimension, Limits, Spend
+from goondan.features.budgets.broker.amounts import (
+    UNKNOWN,
+    Account,
+    AccountChain,
+    BudgetHold,
+    BudgetTree,
+    Dimension,
+    Limits,
+    Shortage,
+    Spend,
+    Tree,
+)
 from goondan.schemas.wire.usage import FREE, Prices
 
 #: A shorter answer (tokens) is of no use: a model call that could write only less is refused.
@@ -44,132 +54,17 @@ MAX_HOLDS: Final = 16
 MAX_CHARGED: Final = 4096
 #: Bytes of the digest that stands for a tool call.
 DIGEST_BYTES: Final = 8
-#: The name of the spender when nobody knows who it was: a killed broker had counted the calls ahead.
-UNKNOWN: Final = ""
+_ONE_CALL: Final = Spend(tool_calls=1)
+#: The limits of tool calls.
+_TOOL_LIMITS: Final[tuple[Dimension, ...]] = ("calls", "toolCalls")
+#: Without limits.
+_UNLIMITED: Final = Limits()
 
 #: Why a call has to wait.
 #: - `journal`: the journal must first have a higher number.
 #: - `others`: others may give back what they hold.
 #: - `results`: results of earlier calls must first be stored.
 Wait = Literal["journal", "others", "results"]
-
-
-class Shortage(Struct, frozen=True):
-    """Why nothing more is given. Money is in billionths, `wallSeconds` in milliseconds."""
-
-    #: The budget that is used up.
-    account: Account
-    #: The dimension of it that is used up.
-    dimension: Dimension
-    #: The limit of this dimension.
-    limit: int
-    #: How much of it is spent.
-    spent: int
-    #: How much the call would have taken; 0 when nothing at all is left.
-    wanted: int = 0
-
-
-class Account:
-    """The budget of one agent in one tree. `limits` is None when the bundle does not limit the agent any more."""
-
-    __slots__ = ("agent", "by", "held", "limits", "spent")
-
-    def __init__(self, agent: str, limits: Limits | None) -> None:
-        self.agent = agent
-        self.limits = limits
-        self.spent = Spend()
-        self.held = Spend()
-        #: The amounts in `spent` by the agent that spent them.
-        self.by: dict[str, Spend] = {}
-
-    def charge(self, spender: str, amount: Spend) -> None:
-        """Add an amount that this agent has spent."""
-        self.spent.add(amount)
-        own = self.by.get(spender)
-        if own is None:
-            own = self.by[spender] = Spend()
-        own.add(amount)
-
-
-class AccountChain:
-    """The accounts that a turn is charged to. `path`: the agents whose budgets led to it, the outermost first."""
-
-    __slots__ = ("accounts", "path", "tree")
-
-    def __init__(self, tree: Tree, path: tuple[str, ...], accounts: list[Account]) -> None:
-        self.tree = tree
-        self.path = path
-        self.accounts = accounts
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The agents of these accounts. They are the path of the work that follows from this turn."""
-        return tuple(account.agent for account in self.accounts)
-
-
-class Hold(Struct, frozen=True):
-    """A model call that is under way."""
-
-    #: Its id; no other model call has it.
-    id: str
-    #: The event whose turn makes it.
-    event_id: str
-    #: The agent that makes it.
-    spender: str
-    #: The accounts that it is charged to.
-    chain: AccountChain
-    #: The most that it may use. Its `output_tokens` are what was granted.
-    amount: Spend
-
-
-class Tree:
-    """All work that began with one event. `began_ms`: when the event was accepted (milliseconds since 1970)."""
-
-    __slots__ = (
-        "accounts",
-        "began_ms",
-        "ceiling",
-        "ceilings",
-        "chains",
-        "charged",
-        "counted",
-        "ended_ms",
-        "holds",
-        "known",
-        "paths",
-        "root",
-        "slack",
-        "stood_ms",
-        "stood_until_ms",
-        "told",
-    )
-
-    def __init__(self, root: str, began_ms: int) -> None:
-        self.root = root
-        self.began_ms = began_ms
-        #: When its last event ended; None while it has unfinished events.
-        self.ended_ms: int | None = None
-        #: How long its time has stood still (milliseconds).
-        self.stood_ms = 0
-        #: Up to which moment that is counted (milliseconds since 1970).
-        self.stood_until_ms = 0
-        self.accounts: dict[str, Account] = {}
-        self.chains: dict[tuple[tuple[str, ...], str | None], AccountChain] = {}
-        self.holds: dict[str, Hold] = {}
-        #: The path of each agent's last event. The end of pending work needs it, because it knows only the root.
-        self.paths: dict[str, tuple[str, ...]] = {}
-        #: Event -> counted tool calls of its unfinished turn, which may be sent again.
-        self.charged: dict[str, set[bytes]] = {}
-        #: Tool calls that this broker has counted, and how many of them the journal was told of.
-        self.counted = self.told = 0
-        #: The highest count that each record allows: the record in the journal, and those on their way there.
-        self.ceilings: deque[int] = deque([0])
-        #: The lowest of these.
-        self.ceiling = 0
-        #: How many calls the last record allows beyond its own number.
-        self.slack = 0
-        #: True when the journal was told of this tree.
-        self.known = False
 
 
 class _Standing(Struct):
@@ -190,9 +85,8 @@ class Accounts:
         self.prices: dict[tuple[str, str], Prices] = {}
         #: Trees that have changed, so that the journal needs a new record.
         self.dirty: dict[Tree, None] = {}
-        #: Model calls that nobody will settle: their records in the journal can go.
-        self.lost: list[Hold] = []
-        self._held: list[BudgetHold] = []
+        #: Model calls that were under way in an earlier broker. The record of a tree may come after them.
+        self.restored_holds: list[BudgetHold] = []
         #: Trees whose time stands still, by their roots. Some have no account yet.
         self._standing: dict[str, _Standing] = {}
         #: Trees that are over; the one that ended first is first.
@@ -205,7 +99,7 @@ class Accounts:
         self.limits, self.prices = dict(limits), dict(prices)
         for tree in self.trees.values():
             for account in tree.accounts.values():
-                account.limits = self.limits.get(account.agent)
+                account.limits = self.limits.get(account.agent, _UNLIMITED)
 
     # --- chains
 
@@ -221,11 +115,8 @@ class Accounts:
             tree.ended_ms = None
             self.ended.pop(tree, None)
         tree.paths[agent] = path
-        chain = tree.chains.get((path, own))
-        if chain is None:
-            names = path if own is None else (*path, own)
-            chain = tree.chains[path, own] = AccountChain(tree, path, [self._account(tree, name) for name in names])
-        return chain
+        names = path if own is None else (*path, own)
+        return AccountChain(tree, path, [self._account(tree, name) for name in names])
 
     def path_of(self, root: str | None, agent: str) -> tuple[str, ...]:
         """The path of the last event of an agent in this tree."""
@@ -235,7 +126,7 @@ class Accounts:
     def _account(self, tree: Tree, agent: str) -> Account:
         account = tree.accounts.get(agent)
         if account is None:
-            account = tree.accounts[agent] = Account(agent, self.limits.get(agent))
+            account = tree.accounts[agent] = Account(agent, self.limits.get(agent, _UNLIMITED))
         return account
 
     # --- time
@@ -279,26 +170,18 @@ class Accounts:
 
     def spent(self, chain: AccountChain, now_ms: int) -> Shortage | None:
         """The budget that has nothing left; None when all have something. A spent `toolCalls` alone does not count."""
-        lasted_ms = self.lasted_ms(chain.tree, now_ms)
         for account in chain.accounts:
-            limits = account.limits
-            if limits is None:
-                continue
-            spent, held = account.spent, account.held
-            if limits.calls is not None and spent.calls + held.calls >= limits.calls:
-                return Shortage(account, "calls", limits.calls, spent.calls + held.calls)
-            if limits.model_calls is not None and spent.model_calls + held.model_calls >= limits.model_calls:
-                return Shortage(account, "modelCalls", limits.model_calls, spent.model_calls + held.model_calls)
-            if limits.tokens is not None and spent.tokens >= limits.tokens:
-                return Shortage(account, "tokens", limits.tokens, spent.tokens)
-            if limits.input_tokens is not None and spent.input_tokens >= limits.input_tokens:
-                return Shortage(account, "inputTokens", limits.input_tokens, spent.input_tokens)
-            if limits.output_tokens is not None and spent.output_tokens >= limits.output_tokens:
-                return Shortage(account, "outputTokens", limits.output_tokens, spent.output_tokens)
-            if limits.money is not None and spent.money >= limits.money:
-                return Shortage(account, "money", limits.money, spent.money)
-            if limits.wall_ms is not None and lasted_ms >= limits.wall_ms:
-                return Shortage(account, "wallSeconds", limits.wall_ms, lasted_ms)
+            for dimension, limit in account.limits.rows.items():
+                if dimension == "toolCalls":
+                    continue
+                if dimension == "wallSeconds":
+                    used = self.lasted_ms(chain.tree, now_ms)
+                else:
+                    used = account.spent.of(dimension)
+                if dimension in ("calls", "modelCalls"):  # a call that is under way is one, whatever it takes
+                    used += account.held.of(dimension)
+                if used >= limit:
+                    return Shortage(account, dimension, limit, used)
         return None
 
     # --- tool calls
@@ -309,39 +192,32 @@ class Accounts:
         """Count a tool call that is about to start. None: it may start. So may a call that was counted before."""
         tree = chain.tree
         digest = digest_of(event_id, call_id)
-        counted = tree.charged.get(event_id)
-        if counted is not None and digest in counted:
+        counted = tree.charged.setdefault(event_id, set())
+        if digest in counted:
             return None
-        if counted is not None and len(counted) >= MAX_CHARGED:
+        if len(counted) >= MAX_CHARGED:
             return "results"
         if (shortage := self.spent(chain, now_ms)) is not None:
             return shortage
         for account in chain.accounts:
-            limit = None if account.limits is None else account.limits.tool_calls
+            limit = account.limits.rows.get("toolCalls")
             if limit is not None and account.spent.tool_calls >= limit:
                 return Shortage(account, "toolCalls", limit, account.spent.tool_calls)
-        if tree.counted >= tree.ceiling:
+        if tree.counted >= min(tree.ceilings):
             if len(tree.ceilings) == 1:
                 self.dirty[tree] = None
             return "journal"
         for account in chain.accounts:
-            account.spent.tool_calls += 1
-            own = account.by.get(spender)
-            if own is None:
-                own = account.by[spender] = Spend()
-            own.tool_calls += 1
-        if counted is None:
-            counted = tree.charged[event_id] = set()
+            account.charge(spender, _ONE_CALL)
         counted.add(digest)
         tree.counted += 1
-        if 2 * (tree.counted - tree.told) >= tree.slack:
+        if 2 * (tree.ceilings[-1] - tree.counted) <= tree.slack:  # half of what the last record allows is used
             self.dirty[tree] = None
         return None
 
     def stored(self, chain: AccountChain, event_id: str, call_ids: Iterable[str]) -> None:
         """The results of these calls are stored, so nobody sends the calls again."""
-        counted = chain.tree.charged.get(event_id)
-        if counted is not None:
+        if counted := chain.tree.charged.get(event_id):
             counted.difference_update(digest_of(event_id, call_id) for call_id in call_ids)
 
     # --- model calls
@@ -360,87 +236,72 @@ class Accounts:
         wanted: tuple[int, int],
         now_ms: int,
         model: str = "",
-    ) -> Hold | Shortage | Wait:
+    ) -> BudgetHold | Shortage | Wait:
         """Hold the amount that a model call may use. `wanted`: tokens that it reads, tokens that it may write. `model`:
         the document of the Model.
         """
-        tree = chain.tree
         if (shortage := self.spent(chain, now_ms)) is not None:
             return shortage
         read, output = wanted
-        least = min(output, MIN_OUTPUT)
         prices = self.price(spender, model)
-        room = output
+
+        def takes(written: int) -> Spend:
+            return Spend(1, 0, read, written, prices.cost(read, written))
+
+        least = min(output, MIN_OUTPUT)
+        fewest, most, room = takes(least), takes(output), output
         for account in chain.accounts:
-            given = self._room(account, read, output, least, prices)
-            if not isinstance(given, int):
-                return given
-            room = min(room, given)
-        amount = Spend(1, 0, read, room, prices.cost(read, room))
-        hold = tree.holds[hold_id] = Hold(hold_id, event_id, spender, chain, amount)
-        for account in chain.accounts:
-            account.held.add(amount)
+            for dimension, limit in account.limits.rows.items():
+                if dimension == "toolCalls":
+                    continue
+                spent, held = account.spent.of(dimension), account.held.of(dimension)
+                left = limit - spent
+                if left < fewest.of(dimension):
+                    return Shortage(account, dimension, limit, spent, fewest.of(dimension))
+                if left - held < most.of(dimension):
+                    if held:
+                        return "others"
+                    costs = partial(_taken, takes, dimension)
+                    room = min(room, least + bisect_right(range(least, output), left, key=costs) - 1)
+        hold = BudgetHold(
+            root=chain.tree.root,
+            event_id=event_id,
+            id=hold_id,
+            agent=spender,
+            accounts=list(chain.names),
+            amount=takes(room),
+        )
+        self._hold(chain.tree, hold)
         return hold
 
-    def _room(self, account: Account, read: int, output: int, least: int, prices: Prices) -> int | Shortage | Wait:
-        """How many tokens a model may write by this account: `output`, or fewer."""
-        limits, spent, held = account.limits, account.spent, account.held
-        if limits is None:
-            return output
-        rows: list[tuple[Dimension, int | None, int, int, int, int]] = [
-            ("tokens", limits.tokens, spent.tokens, held.tokens, read, 1),
-            ("inputTokens", limits.input_tokens, spent.input_tokens, held.input_tokens, read, 0),
-            ("outputTokens", limits.output_tokens, spent.output_tokens, held.output_tokens, 0, 1),
-        ]
-        room = output
-        for dimension, limit, of_spent, of_held, fixed, each in rows:
-            if limit is None:
-                continue
-            left = limit - of_spent
-            if left < fixed + each * least:
-                return Shortage(account, dimension, limit, of_spent, fixed + each * least)
-            if left - of_held < fixed + each * output:
-                if of_held:
-                    return "others"
-                room = min(room, left - fixed)
-        if limits.money is not None:
-            left, cost = limits.money - spent.money, prices.cost(read, least)
-            if left < cost:
-                return Shortage(account, "money", limits.money, spent.money, cost)
-            if left - held.money < prices.cost(read, output):
-                if held.money:
-                    return "others"
-                affordable = prices.affordable_output(left - prices.cost(read, 0) - 1)
-                room = room if affordable is None else max(least, min(room, affordable))
-        return room
+    def _hold(self, tree: Tree, hold: BudgetHold) -> None:
+        tree.holds[hold.id] = hold
+        for name in hold.accounts:
+            self._account(tree, name).held.add(hold.amount)
 
-    def settle(self, hold: Hold, amount: Spend | None) -> None:
+    def settle(self, hold: BudgetHold, amount: Spend | None) -> None:
         """A model call has used `amount`. None: nobody knows, so the whole held amount counts. An empty `Spend()`: the
         call was not made.
         """
-        tree = hold.chain.tree
+        tree = self.trees[hold.root]
         if tree.holds.pop(hold.id, None) is None:
             return
-        for account in hold.chain.accounts:
-            account.held.take(hold.amount)
-            account.charge(hold.spender, hold.amount if amount is None else amount)
+        for name in hold.accounts:
+            account = tree.accounts[name]
+            account.held.add(hold.amount, -1)
+            account.charge(hold.agent, hold.amount if amount is None else amount)
+        tree.over.append(hold.id)
         self.dirty[tree] = None
 
-    def lose_calls(self, chain: AccountChain, event_id: str) -> None:
-        """No process holds the turn of this event any more: its model calls that are under way count as spent."""
-        for hold in [hold for hold in chain.tree.holds.values() if hold.event_id == event_id]:
-            self.lose(hold)
-
-    def lose(self, hold: Hold) -> None:
-        """Nobody will settle this model call: the whole held amount counts."""
-        self.settle(hold, None)
-        self.lost.append(hold)
+    def lose_calls(self, tree: Tree, event_id: str | None = None) -> None:
+        """No process holds the turn of this event any more, or of any event of the tree: model calls that are under
+        way count as spent.
+        """
+        for hold in list(tree.holds.values()):
+            if event_id in (None, hold.event_id):
+                self.settle(hold, None)
 
     # --- ends
-
-    def event_over(self, chain: AccountChain, event_id: str) -> None:
-        """The event has ended, so nobody sends calls of its turn again."""
-        chain.tree.charged.pop(event_id, None)
 
     def tree_over(self, tree: Tree, now_ms: int) -> None:
         """The tree has no unfinished event. Its amounts are kept for people who look, and for pending work."""
@@ -457,14 +318,16 @@ class Accounts:
 
     # --- the journal
 
-    def record(self, tree: Tree) -> BudgetTree:
-        """The next record of the tree. Until the journal has a newer one, `slack` more tool calls may be counted."""
+    def record(self, tree: Tree) -> tuple[BudgetTree, list[str]]:
+        """The next record of the tree, and the model calls that are over. Until the journal has a newer record, `slack`
+        more tool calls may be counted.
+        """
         self.dirty.pop(tree, None)
         tree.known = True
-        tree.told, tree.slack = tree.counted, slack_of(tree)
+        tree.slack = slack_of(tree)
         tree.ceilings.append(tree.counted + tree.slack)
-        tree.ceiling = min(tree.ceilings)
-        return BudgetTree(
+        over, tree.over = tree.over, []
+        record = BudgetTree(
             root=tree.root,
             began_ms=tree.began_ms,
             accounts={
@@ -478,14 +341,9 @@ class Accounts:
             stood_ms=tree.stood_ms,
             stood_until_ms=tree.stood_until_ms,
         )
+        return record, over
 
-    @staticmethod
-    def written(tree: Tree) -> None:
-        """The journal has the next record of this tree."""
-        tree.ceilings.popleft()
-        tree.ceiling = min(tree.ceilings)
-
-    def restore(self, record: BudgetTree) -> Tree:
+    def restore(self, record: BudgetTree) -> None:
         """Restore a tree from the journal. Tool calls that may have been counted after the record count as made."""
         tree = self.trees[record.root] = Tree(record.root, record.began_ms)
         tree.paths = {agent: tuple(path) for agent, path in record.paths.items()}
@@ -502,53 +360,48 @@ class Accounts:
         if tree.ended_ms is not None:
             self.ended[tree] = None
         tree.slack, tree.known = record.slack, True
-        return tree
-
-    def restore_hold(self, record: BudgetHold) -> None:
-        """Remember a model call that was under way. The record of its tree may come later."""
-        self._held.append(record)
-
-    def adopt_holds(self) -> None:
-        """All trees are restored: hold the model calls that were under way again."""
-        for record in self._held:
-            tree = self.trees.get(record.root)
-            if tree is None:  # a tree is written before its first model call, so that was damaged
-                tree = self.trees[record.root] = Tree(record.root, 0)
-            chain = AccountChain(tree, tuple(record.accounts), [self._account(tree, name) for name in record.accounts])
-            tree.holds[record.id] = Hold(record.id, record.event_id, record.agent, chain, record.amount)
-            for account in chain.accounts:
-                account.held.add(record.amount)
-        self._held.clear()
 
     def restored(self) -> None:
-        """The whole journal was read: calls that an earlier broker may have counted ahead count as made."""
+        """The whole journal was read: model calls that were under way are held again, and tool calls that an earlier
+        broker may have counted ahead count as made.
+        """
+        for hold in self.restored_holds:
+            tree = self.trees.get(hold.root)
+            if tree is None:  # a tree is written before its first model call, so that was damaged
+                tree = self.trees[hold.root] = Tree(hold.root, 0)
+            self._hold(tree, hold)
+        self.restored_holds.clear()
         for tree in self.trees.values():
             ahead, tree.slack = tree.slack, 0  # what comes now waits for a record of its own
             if tree.ended_ms is not None:
                 continue
             for account in tree.accounts.values():
-                limits = account.limits
-                rooms = [ahead]
-                if limits is not None and limits.tool_calls is not None:
-                    rooms.append(limits.tool_calls - account.spent.tool_calls)
-                if limits is not None and limits.calls is not None:
-                    rooms.append(limits.calls - account.spent.calls - account.held.calls)
-                if (counted := min(rooms)) > 0:
+                rooms = [
+                    limit - account.spent.of(dimension) - account.held.of(dimension)
+                    for dimension, limit in account.limits.rows.items()
+                    if dimension in _TOOL_LIMITS
+                ]
+                if (counted := min([ahead, *rooms])) > 0:
                     account.charge(UNKNOWN, Spend(tool_calls=counted))
             self.dirty[tree] = None
+
+
+def _taken(takes: Callable[[int], Spend], dimension: Dimension, written: int) -> int:
+    """How much of a dimension a call takes that writes so many tokens."""
+    return takes(written).of(dimension)
 
 
 def slack_of(tree: Tree) -> int:
     """How many tool calls of a tree may be counted ahead of the journal; 0 for a tree that is over."""
     if tree.ended_ms is not None:
         return 0
-    slack = MAX_SLACK
-    for account in tree.accounts.values():
-        limits = account.limits
-        for limit in () if limits is None else (limits.calls, limits.tool_calls):
-            if limit is not None:
-                slack = min(slack, max(1, limit // SLACK_PART))
-    return slack
+    limits = [
+        limit
+        for account in tree.accounts.values()
+        for dimension, limit in account.limits.rows.items()
+        if dimension in _TOOL_LIMITS
+    ]
+    return min([MAX_SLACK, *(max(1, limit // SLACK_PART) for limit in limits)])
 
 
 def digest_of(event_id: str, call_id: str) -> bytes:

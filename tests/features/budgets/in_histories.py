@@ -33,5 +33,5 @@ def check(world: World) -> None:
     counted = sum(account.spent.tool_calls for account in accounts)
     ran = {call_id for _, call_id in world.ran if call_id.startswith("coder/")}
     assert counted >= len(ran), "a call that ran was not counted"
-    assert all(account.spent.calls <= (limits.calls or 0) for account in accounts)
+    assert all(account.spent.of("calls") <= (limits.calls or 0) for account in accounts)
     assert all(tree.ended_ms is not None for tree in trees), "an account was left open"

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from goondan.features.budgets.broker.accounts import AccountChain, Accounts, Shortage
-from goondan.features.budgets.broker.amounts import BudgetTree, Limits
+from goondan.features.budgets.broker.accounts import Accounts
+from goondan.features.budgets.broker.amounts import AccountChain, BudgetTree, Limits, Shortage
 from goondan.features.budgets.wire import BudgetLimits
 from goondan.kernel.broker.state.records import encode
 from goondan.schemas.wire.codec import to_raw
@@ -20,7 +20,7 @@ ROOT = "root"
 
 def accounts() -> tuple[Accounts, AccountChain]:
     made = Accounts()
-    made.revise({"lead": Limits(wall_ms=60_000)}, {})
+    made.revise({"lead": Limits({"wallSeconds": 60_000})}, {})
     chain = made.chain_of(ROOT, (), "lead", 1_000)
     assert chain is not None
     return made, chain
@@ -28,7 +28,7 @@ def accounts() -> tuple[Accounts, AccountChain]:
 
 def restored(made: Accounts, chain: AccountChain) -> Accounts:
     """The accounts of the next broker."""
-    record = msgspec.msgpack.decode(encode(made.record(chain.tree)), type=BudgetTree)
+    record = msgspec.msgpack.decode(encode(made.record(chain.tree)[0]), type=BudgetTree)
     assert isinstance(record, BudgetTree)
     again = Accounts()
     again.revise(made.limits, {})
