@@ -122,3 +122,11 @@ def short_tmp() -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def workdir(short_tmp: Path) -> Path:
+    """A folder for tools to work in; what else is in `short_tmp` is beside it."""
+    path = short_tmp / "work"
+    path.mkdir()
+    return path

@@ -70,6 +70,27 @@ def small_outputs(tool: ToolSpec) -> ToolSpec:
     return replace(tool, sandbox=replace(tool.sandbox, limits=replace(tool.sandbox.limits, output_mb=1)))
 
 
+def error_of(result: dict[str, Any]) -> dict[str, Any]:
+    """The error of a failed call, which says where help is and what to do."""
+    assert result["status"] == "error", result
+    error: dict[str, Any] = result["error"]
+    assert error["helpUrl"].startswith("https://")
+    assert error["suggestion"]
+    return error
+
+
+def code_of(result: dict[str, Any]) -> str:
+    """The code of a failed call."""
+    return str(error_of(result)["code"])
+
+
+async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+    """Wait for something that has no event of its own."""
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
 class Bench:
     """A host, and callers of it. Use inside `bench(...)`."""
 

@@ -1,12 +1,11 @@
-"""What a handler cannot do, tried from inside real jails: files, network, processes, environment, privileges.
+"""What shows in a jail and what can be written there: the workdir, the tool, grants, and what was replaced meanwhile.
 
-The walls that come later (seccomp, Landlock, limits) have tests of their own; these hold by bubblewrap alone.
+What a handler may try beside that (processes, sockets, mounts, privileges) is in attempts.py.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from tests.containment.ordinary_user import ORDINARY_USER, run_as_user
 from tests.toolhost_fixture import POWERS, bench, bwrap, make_tool
 
 SOURCE = """
-import os, socket, subprocess, ctypes, glob
+import os, socket
 
 def attempt(action):
     try: return ["done", action()]
@@ -43,23 +42,6 @@ def change(ctx, input):
                      attempt(lambda: os.chmod(path, 0o777))[0],
                      attempt(lambda: os.rmdir(path) if os.path.isdir(path) else os.unlink(path))[0]]
     return out
-def connect(ctx, input):
-    def tcp(host, port):
-        with socket.socket() as s: s.settimeout(1); s.connect((host, port))
-    def unix(path):
-        with socket.socket(socket.AF_UNIX) as s: s.connect(path)
-    def udp(host, port):
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s: s.sendto(b"x", (host, port))
-    return {"tcp": attempt(lambda: tcp("127.0.0.1", input["port"])),
-            "udp": attempt(lambda: udp("127.0.0.1", input["port"])),
-            "outside": attempt(lambda: tcp("192.0.2.1", 80)),
-            "name": attempt(lambda: socket.getaddrinfo("example.com", 80)),
-            "file": attempt(lambda: unix(input["file"])), "abstract": attempt(lambda: unix("\\0" + input["abstract"]))}
-def processes(ctx, input):
-    return {"pids": sorted(int(n) for n in os.listdir("/proc") if n.isdigit()), "own": os.getpid(),
-            "environ": attempt(lambda: open("/proc/1/environ").read())[0],
-            "cmdline": open("/proc/1/cmdline").read(),
-            "signal": attempt(lambda: os.kill(input["pid"], 0))}
 def who(ctx, input):
     status = dict(line.split(":", 1) for line in open("/proc/self/status").read().splitlines())
     return {"uid": status["Uid"].split(), "gid": status["Gid"].split(),
@@ -67,26 +49,6 @@ def who(ctx, input):
             "nnp": status["NoNewPrivs"].strip(), "env": dict(os.environ), "host": socket.gethostname(),
             "fds": {n: attempt(lambda: os.readlink("/proc/self/fd/" + n))[1] for n in os.listdir("/proc/self/fd")},
             "groups": os.getgroups()}
-def privileges(ctx, input):
-    libc = ctypes.CDLL(None, use_errno=True)
-    def call(name, *args):
-        if getattr(libc, name)(*args) != 0: raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return {"mount": attempt(lambda: call("mount", b"none", b"/tmp", b"tmpfs", 0, None)),
-            "remount": attempt(lambda: call("mount", b"none", b"/usr", None, 32 | 4096, None)),
-            "umount": attempt(lambda: call("umount2", input["protected"].encode(), 2)),
-            "userns": attempt(lambda: call("unshare", 0x10000000)),
-            "netns": attempt(lambda: call("unshare", 0x40000000)),
-            "setuid": attempt(lambda: os.setuid(0)), "chroot": attempt(lambda: os.chroot("/tmp")),
-            "mknod": attempt(lambda: os.mknod("/tmp/disk", 0o60600, os.makedev(8, 0))),
-            "sethostname": attempt(lambda: socket.sethostname("x")),
-            "nice": attempt(lambda: os.setpriority(os.PRIO_PROCESS, 0, -5)),
-            "core_pattern": attempt(lambda: open("/proc/sys/kernel/core_pattern", "w").close()),
-            "sysrq": attempt(lambda: open("/proc/sysrq-trigger", "w").close()),
-            "init_mem": attempt(lambda: open("/proc/1/mem", "r+b").close()),
-            "oom": attempt(lambda: open("/proc/self/oom_score_adj", "w").close())}
-def symlinks(ctx, input):
-    os.symlink(input["target"], "link")
-    return attempt(lambda: open("link").read())
 def private(ctx, input):
     seen = [os.listdir("/tmp"), os.listdir(os.environ["HOME"]), os.listdir("/dev/shm")]
     for folder in ("/tmp", os.environ["HOME"], "/dev/shm"): open(folder + "/mine", "w").close()
@@ -100,10 +62,7 @@ def fill(ctx, input):
     return [written, 0]
 handlers = {name: value for name, value in list(globals().items()) if callable(value) and name != "attempt"}
 """
-NAMES = [
-    "read", "listing", "modes", "write", "change", "connect", "processes", "who", "privileges", "symlinks", "private",
-    "fill",
-]  # fmt: skip
+NAMES = ["read", "listing", "modes", "write", "change", "who", "private", "fill"]
 
 
 @pytest.fixture
@@ -121,14 +80,7 @@ async def ask(place: Path, export: str, args: Any = None, *, sandbox: SandboxSpe
     return result["output"]
 
 
-async def test_no_files_of_the_host(place: Path) -> None:
-    paths = [
-        str(place / "secret"), str(place / "work" / ".." / "secret"), "/etc/shadow", "/etc/ssh", "/root/.bashrc",
-        "/var/log", "/home", "/boot", "/sys/kernel", "/opt", "/srv", "/mnt", "/proc/kcore", "/dev/mem", "/dev/sda",
-        "/dev/kmsg", "/run/user", "/tmp/goondan-0", str(Path(__file__)),
-    ]  # fmt: skip
-    for found in ((await ask(place, "read", {"paths": paths})), (await ask(place, "listing", {"paths": paths}))):
-        assert {path: outcome[0] for path, outcome in found.items()} == dict.fromkeys(paths, "refused")
+async def test_nothing_but_a_systems_own_folders_shows(place: Path) -> None:
     roots = await ask(place, "listing", {"paths": ["/", "/etc", str(place), "/root", "/run", "/run/goondan"]})
     assert set(roots["/"][1]) <= {
         "bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "proc", "root", "run", "sbin", "tmp", "usr",
@@ -152,49 +104,11 @@ async def test_folders_that_are_made_for_others_to_stand_in_are_open_to_all_user
 
 
 async def test_only_the_workdir_can_be_written_to(place: Path) -> None:
-    paths = [
-        "/new", "/usr/new", "/etc/new", "/etc/passwd", "/dev/new", "/proc/new", "/run/new", "/run/goondan/new",
-        "/run/goondan/goondan_tool/worker.py", str(place / "tool-t" / "handler.py"), str(place / "tool-t" / "new"),
-        "/bin/new", "/lib64/new",
-    ]  # fmt: skip
-    found = await ask(place, "write", {"paths": [*paths, str(place / "work" / "new")]})
-    assert found.pop(str(place / "work" / "new")) == "done"
-    assert found == dict.fromkeys(paths, "refused")
+    """Beside it there is only the jail's own memory: nothing of that reaches the host."""
+    paths = [str(place / "tool-t" / "new"), str(place / "new"), "/tmp/new", str(place / "work" / "new")]
+    assert await ask(place, "write", {"paths": paths}) == dict(zip(paths, ["refused", *["done"] * 3], strict=True))
     assert (place / "work" / "new").stat().st_uid == os.getuid()
-    # beside the workdir there is only the jail's own memory: nothing of it reaches the host
-    await ask(place, "write", {"paths": [str(place / "new"), "/tmp/new"]})
     assert sorted(os.listdir(place)) == ["secret", "tool-t", "work"]
-
-
-@pytest.mark.parametrize("network", ["none", "public"])
-async def test_no_network(place: Path, network: str) -> None:
-    """Neither without a grant nor, until there is a proxy, with one."""
-    tcp, udp = socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    file_server, abstract = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
-    name = f"goondan-test-{os.getpid()}"
-    with tcp, udp, file_server, abstract:
-        udp.bind(tcp.getsockname())
-        udp.setblocking(False)
-        file_server.bind(str(place / "outside.sock"))
-        abstract.bind("\0" + name)
-        for server in (file_server, abstract):
-            server.listen()
-        arguments = {"port": tcp.getsockname()[1], "file": str(place / "outside.sock"), "abstract": name}
-        found = await ask(place, "connect", arguments, sandbox=SandboxSpec(network=network))
-        del found["udp"]  # a datagram to the jail's own loopback is sent, and nobody is there
-        assert {key: outcome[0] for key, outcome in found.items()} == dict.fromkeys(found, "refused")
-        assert len(found) == 5
-        with pytest.raises(BlockingIOError):
-            udp.recv(10)
-
-
-async def test_no_processes_of_the_host(place: Path) -> None:
-    found = await ask(place, "processes", {"pid": os.getpid() if os.getpid() > 50 else 4_000_000})
-    assert found["pids"] == [1, found["own"]]
-    assert found["environ"] == "refused"
-    assert "--args" in found["cmdline"]
-    assert str(place) not in found["cmdline"]
-    assert found["signal"][0] == "refused"
 
 
 async def test_no_environment_no_descriptors_no_privileges(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,13 +129,6 @@ async def test_no_environment_no_descriptors_no_privileges(place: Path, monkeypa
     targets = {n: t for n, t in found["fds"].items() if t != "/proc/loadavg" and int(n) > 2}
     assert set(targets.values()) <= {t for t in targets.values() if str(t).startswith(("socket:", "[Errno", "FileNot"))}
     assert len(targets) <= 2  # the channel, and the listing itself
-
-
-async def test_nothing_that_needs_privileges(place: Path) -> None:
-    (place / "work" / ".git").mkdir()
-    found = await ask(place, "privileges", {"protected": str(place / "work" / ".git")})
-    assert {key: outcome[0] for key, outcome in found.items()} == dict.fromkeys(found, "refused")
-    assert len(found) == 14
 
 
 async def test_what_the_host_runs_later_is_read_only_in_a_workdir_that_holds_it(place: Path) -> None:
@@ -278,10 +185,6 @@ async def test_dotfiles_of_the_tool_are_hidden(place: Path) -> None:
     found = await ask(place, "read", {"paths": [*paths, str(root / "handler.py")]}, protected=[str(root / "doc.yaml")])
     assert found.pop(str(root / "handler.py"))[0] == "done"
     assert {outcome[0] for outcome in found.values()} == {"refused"}
-
-
-async def test_symbolic_links_lead_nowhere_outside(place: Path) -> None:
-    assert (await ask(place, "symlinks", {"target": str(place / "secret")}))[0] == "refused"
 
 
 async def test_a_workdir_behind_a_link_is_followed_once(place: Path) -> None:

@@ -15,7 +15,7 @@ from goondan.toolhost.calls.session import JailSession
 from goondan.toolhost.watch import procfs
 from goondan.toolhost.watch.procfs import process_status
 from tests.containment.ordinary_user import run_as_user
-from tests.toolhost_fixture import Bench, bench, make_tool
+from tests.toolhost_fixture import Bench, bench, code_of, make_tool, until
 
 SOURCE = """
 import os, resource, sys, time
@@ -73,18 +73,6 @@ NAMES: list[str | ExportSpec] = [
 ]  # fmt: skip
 
 
-async def until(condition: Any, within_s: float = 10.0) -> None:
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-def code(result: dict[str, Any]) -> str:
-    assert result["status"] == "error", result
-    found: str = result["error"]["code"]
-    return found
-
-
 async def scenario(place: Path, *, grouped: bool = True) -> None:
     """Everything, in one jail but for what ends it."""
     work = place / "work"
@@ -99,7 +87,7 @@ async def scenario(place: Path, *, grouped: bool = True) -> None:
         await fresh_for_every_call(call)
         (slot,) = made.host.sessions.pool.sessions()
         results = await asyncio.gather(*(made.call("broken__f", workdir=work) for _ in range(2)))
-        assert [code(result) for result in results] == ["E_CONFIG_ENTRY"] * 2
+        assert [code_of(result) for result in results] == ["E_CONFIG_ENTRY"] * 2
         assert "ValueError: no" in results[0]["error"]["message"]
         jail = made.live_of(slot).jail
         await until(lambda: len(jail.processes()) == 4)  # two of bubblewrap and the server, two of what is made ahead
@@ -122,7 +110,7 @@ async def scenario(place: Path, *, grouped: bool = True) -> None:
 
         # A limit of the whole jail ends all of it; private files are memory, whoever's they are.
         result = await call("fills", {"mb": 200})
-        assert code(result) in ("E_TOOL_LIMIT", "ENOSPC"), result
+        assert code_of(result) in ("E_TOOL_LIMIT", "ENOSPC"), result
         assert "memoryMb" in result["error"]["message"], result
 
 
@@ -150,8 +138,8 @@ def check_processes(jail: Any) -> None:
 async def nobody_elses(made: Bench, call: Any) -> None:
     """Neither signals nor frames reach another call."""
     for pid, outcomes in ((0, ["E_TOOL_CRASHED"]), (-1, ["ESRCH"]), (1, ["EPERM", "E_TOOL_TIMEOUT"])):
-        assert code(await call("signals", {"pid": pid}, deadline_ms=1000)) in outcomes, pid
-    assert code(await call("sleeps", deadline_ms=200)) == "E_TOOL_TIMEOUT"
+        assert code_of(await call("signals", {"pid": pid}, deadline_ms=1000)) in outcomes, pid
+    assert code_of(await call("sleeps", deadline_ms=200)) == "E_TOOL_TIMEOUT"
     receipt = list(made.receipts.values())[-1]
     assert receipt["jail"]["calls"] == "forked"
     assert "exit" not in receipt["jail"]
@@ -163,19 +151,19 @@ async def nobody_elses(made: Bench, call: Any) -> None:
     frames += [len(frame).to_bytes(4, "little") + frame for frame in (ended, ready, b"\xc1")]
     frames.append((1 << 30).to_bytes(4, "little"))
     said = await asyncio.gather(*(call("raw", {"hex": frame.hex()}) for frame in frames))
-    assert [code(result) for result in said] == ["E_TOOL_CRASHED"] * 4 + ["E_TOOL_LIMIT"]
+    assert [code_of(result) for result in said] == ["E_TOOL_CRASHED"] * 4 + ["E_TOOL_LIMIT"]
     assert all("its processes were ended" in result["error"]["message"] for result in said)
 
 
 async def endings(made: Bench, call: Any, work: Path) -> None:
     result = await call("exits")
-    assert code(result) == "E_TOOL_CRASHED"
+    assert code_of(result) == "E_TOOL_CRASHED"
     assert "exited with status 3 during the call" in result["error"]["message"]
     assert (await call("leaves"))["output"] is True
     call_id, waiter = made.start("t__stops", workdir=work)
     await asyncio.sleep(0.05)
     made.cancel(call_id)
-    assert code(await waiter) == "E_CANCELLED"
+    assert code_of(await waiter) == "E_CANCELLED"
     assert (await call("work")) == {"status": "pending", "handle": "t/job"}
     await until(lambda: made.host.answers.pending.get(("coder", "k1"), "t/job").done)  # type: ignore[union-attr]
     said = await call("says", message_id="m", message={"id": "m", "data": {"role": "assistant"}})
@@ -185,7 +173,7 @@ async def endings(made: Bench, call: Any, work: Path) -> None:
     assert lines["stray"].call_id == lines["printed"].call_id == lines["logged"].call_id is not None
     assert [told["message"] for _, told in made.progress] == ["half"]
     result = await call("large")
-    assert code(result) == "E_TOOL_LIMIT"
+    assert code_of(result) == "E_TOOL_LIMIT"
 
 
 async def whose_is_what(made: Bench, slot: JailSession, work: Path) -> None:

@@ -21,15 +21,6 @@ def exec_line(command: str) -> str:
 # --- call
 
 
-def test_call_without_a_kernel_starts_one_and_leaves_nothing_behind(kernel: Sandbox) -> None:
-    result = kernel.gdn("call", "bash__exec", '{"command":"echo $((6*7))"}')
-    assert (result.status, result.err) == (0, "")
-    assert result.json["status"] == "ok"
-    assert result.json["output"]["stdout"] == "42\n"
-    assert kernel.processes() == {}
-    kernel.assert_clean()
-
-
 def test_calls_that_start_at_once_share_a_kernel_or_wait_for_it(kernel: Sandbox) -> None:
     calls = [
         kernel.popen("call", "bash__exec", json.dumps({"command": f"echo {n}"}), "--instance", f"i{n}")
@@ -41,17 +32,18 @@ def test_calls_that_start_at_once_share_a_kernel_or_wait_for_it(kernel: Sandbox)
     kernel.wait_for_nothing(2.0)
 
 
-def test_a_batch_of_a_hundred_calls_over_twenty_instances_answers_every_line(kernel: Sandbox) -> None:
+def test_a_batch_over_several_instances_answers_every_line(kernel: Sandbox) -> None:
+    count = 40
     good = [
-        {"id": n, "tool": "bash__exec", "args": {"command": f"echo {n}"}, "instance": f"i{n % 20}"} for n in range(100)
+        {"id": n, "tool": "bash__exec", "args": {"command": f"echo {n}"}, "instance": f"i{n % 5}"} for n in range(count)
     ]
     lines = [json.dumps(line) for line in good]
     lines[7:7] = ["", "nonsense", '{"id":"no-tool"}', '{"id":"bad-dir","tool":"bash__exec","workdir":"/nonexistent"}']
     result = kernel.gdn("call", "--batch", "-", input="\n".join(lines), timeout=55)
     assert (result.status, result.err) == (0, "")
     found = {str(line["id"]): line for line in result.lines}
-    assert len(result.lines) == 103
-    for n in range(100):
+    assert len(result.lines) == count + 3
+    for n in range(count):
         assert found[str(n)]["result"]["output"]["stdout"] == f"{n}\n"
     assert found["None"]["line"] == 9
     for key in ("None", "no-tool", "bad-dir"):
@@ -63,16 +55,9 @@ def test_a_batch_of_a_hundred_calls_over_twenty_instances_answers_every_line(ker
 # --- run
 
 
-def test_run_answers_its_lines_in_order_then_stops(kernel: Sandbox) -> None:
-    lines = exec_line("sleep 0.2; echo one") + "\n" + exec_line("echo two")
-    result = kernel.gdn("run", input=lines)
-    assert (result.status, result.out, result.err) == (0, "one\ntwo\n", "")
-    kernel.assert_clean()
-
-
 def test_run_as_json_is_one_document(kernel: Sandbox) -> None:
     result = kernel.gdn("run", "--json", input="hello\n")
-    assert result.status == 0
+    assert (result.status, result.err) == (0, "")
     (answer,) = result.json["answers"]
     assert answer["status"] == "completed"
     assert answer["response"]
@@ -80,9 +65,9 @@ def test_run_as_json_is_one_document(kernel: Sandbox) -> None:
     assert answer["turnId"]
 
 
-def test_a_failed_turn_is_status_1_and_the_others_are_answered(kernel: Sandbox) -> None:
+def test_lines_are_answered_in_their_order_and_a_failed_turn_is_status_1(kernel: Sandbox) -> None:
     too_long = "x" * MAX_LINE_BYTES + "x\n"
-    result = kernel.gdn("run", input=exec_line("echo one") + too_long + exec_line("echo two"))
+    result = kernel.gdn("run", input=exec_line("sleep 0.2; echo one") + "\n" + too_long + exec_line("echo two"))
     assert (result.status, result.out) == (1, "one\ntwo\n")
     assert "[E_FRAME_TOO_LARGE]" in result.err
     kernel.assert_clean()
@@ -113,10 +98,12 @@ def test_an_invalid_bundle_is_reported_whole_and_starts_nothing(kernel: Sandbox)
     kernel.assert_clean()
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("command", [("run",), ("call", "bash__exec", '{"command":"sleep 60"}')])
+@pytest.mark.parametrize(
+    ("command", "number", "status"),
+    [(("run",), signal.SIGTERM, 143), (("call", "bash__exec", '{"command":"sleep 60"}'), signal.SIGINT, 130)],
+)
 def test_a_signal_ends_the_command_and_its_kernel(
-    kernel: Sandbox, number: signal.Signals, status: int, command: tuple[str, ...]
+    kernel: Sandbox, command: tuple[str, ...], number: signal.Signals, status: int
 ) -> None:
     process = kernel.popen(*command, stdin=subprocess.PIPE)
     roles = {"supervisor"} if command[0] == "run" else {"worker"}

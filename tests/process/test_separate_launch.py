@@ -86,26 +86,12 @@ async def ask(run_dir: Path, text: str, event_id: str) -> AgentEvent:
         await link.close()
 
 
-def test_three_programs_by_hand_run_a_turn(by_hand: tuple[Path, dict[str, str]]) -> None:
-    run_dir, env = by_hand
-    host_token = token_file(run_dir, env, "toolhost")
-    agent_token = token_file(run_dir, env, "agent", "main", "--instance", "k")
-    assert (run_dir / "kernel.secret").stat().st_mode & 0o077 == 0
-    with ExitStack() as stack:
-        tools, agents = endpoint(run_dir, "toolhost"), endpoint(run_dir, "agent")
-        stack.enter_context(program("goondan.toolhost", "--endpoint", tools, "--token-file", host_token, env=env))
-        stack.enter_context(program("goondan.agentproc", "--endpoint", agents, "--token-file", agent_token, env=env))
-        answer = asyncio.run(ask(run_dir, '/bash__exec {"command":"echo $((6*7))"}', "e1"))
-        assert answer.answer is not None
-        assert answer.answer.status == "completed"
-        assert "42" in (answer.answer.response or "")
-
-
 def test_what_is_not_started_stays_wanted_and_nothing_is_lost(by_hand: tuple[Path, dict[str, str]]) -> None:
     """The event waits for its agent; the agent's call waits for its tool host; both come late and it is answered."""
     run_dir, env = by_hand
     host_token = token_file(run_dir, env, "toolhost")
     agent_token = token_file(run_dir, env, "agent", "main", "--instance", "k")
+    assert (run_dir / "kernel.secret").stat().st_mode & 0o077 == 0
 
     async def late() -> AgentEvent:
         asked = asyncio.create_task(ask(run_dir, "/bash__exec command=pwd", "e2"))

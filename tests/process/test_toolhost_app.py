@@ -168,13 +168,6 @@ def toolhost(
 
 
 @pytest.fixture
-def workdir(short_tmp: Path) -> Path:
-    path = short_tmp / "work"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
 def broker(short_tmp: Path) -> Iterator[PlayedBroker]:
     made = PlayedBroker(short_tmp, [make_tool(short_tmp, SOURCE, "echo", "nap")])
     yield made

@@ -134,13 +134,6 @@ async def asking(folder: Path, *, sandbox: SandboxSpec = GRANTED) -> AsyncIterat
         yield made, bus
 
 
-@pytest.fixture
-def workdir(short_tmp: Path) -> Path:
-    path = short_tmp / "work"
-    path.mkdir()
-    return path
-
-
 @pytest.mark.requirement("CONTEXT-09")
 async def test_runtime_is_there_for_tools_with_the_permission_alone(short_tmp: Path, workdir: Path) -> None:
     async with asking(short_tmp) as (host, _):

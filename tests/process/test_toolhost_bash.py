@@ -16,13 +16,6 @@ from tests.toolhost_fixture import Bench, bench, small_outputs
 MIB = 1 << 20
 
 
-@pytest.fixture
-def workdir(short_tmp: Path) -> Path:
-    path = short_tmp / "work"
-    path.mkdir()
-    return path
-
-
 async def run(command: str, workdir: Path, *, deadline_ms: int = 20_000, **args: Any) -> tuple[dict[str, Any], float]:
     """One command in a jail of its own; its output and how long it took (seconds)."""
     async with bench(small_outputs(tool_spec(base_tools()["bash"]))) as made:

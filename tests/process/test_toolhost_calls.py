@@ -19,7 +19,7 @@ from goondan.schemas.wire.frames import Frame, ToolCallPayload
 from goondan.toolhost.calls.call_registry import CallRegistry
 from goondan.toolhost.calls.machine import MAX_MADE
 from goondan.toolhost.calls.session import MAX_CALLS_PER_JAIL, MAX_PENDING_PER_JAIL
-from tests.toolhost_fixture import Bench, bench, make_tool
+from tests.toolhost_fixture import Bench, bench, code_of, make_tool, until
 
 SOURCE = """
 import os, time
@@ -50,19 +50,6 @@ def tool(folder: Path, **options: Any) -> ToolSpec:
     return make_tool(folder, SOURCE, *NAMES, **options)
 
 
-@pytest.fixture
-def workdir(short_tmp: Path) -> Path:
-    path = short_tmp / "work"
-    path.mkdir()
-    return path
-
-
-def code(result: dict[str, Any]) -> str:
-    assert result["status"] == "error", result
-    found: str = result["error"]["code"]
-    return found
-
-
 # --- arguments
 
 
@@ -74,7 +61,7 @@ async def test_arguments_are_checked_and_aliases_renamed(short_tmp: Path, workdi
         assert result["output"] == [1, {"channelId": "C1", "n": 2}]
         for bad in ({}, {"channelId": 1}, {"channelId": "C1", "x": 1}):
             result = await made.call("t__bump", bad, workdir=workdir)
-            assert code(result) == "E_TOOL_INVALID_ARGS"
+            assert code_of(result) == "E_TOOL_INVALID_ARGS"
             assert result["error"]["name"] == "ToolInputValidationError"
             assert result["error"]["message"].startswith("Invalid arguments for tool 't__bump': args.")
         # none of them reached the handler
@@ -89,7 +76,7 @@ async def test_arguments_that_are_no_json_object(short_tmp: Path, workdir: Path,
         frame = call_frame("t__bump", "turn-1/raw", workdir, Raw(args))
         made.host.on_frame(frame)
         ((_, result),) = made.results
-        assert code(result) in ("E_TOOL_INVALID_ARGS", "E_FRAME_INVALID")
+        assert code_of(result) in ("E_TOOL_INVALID_ARGS", "E_FRAME_INVALID")
         assert (await made.call("t__bump", workdir=workdir))["status"] == "ok"
 
 
@@ -108,19 +95,19 @@ def call_frame(name: str, call_id: str, workdir: Path, args: Raw, agent: str = "
 
 async def test_calls_that_cannot_be_taken_on(short_tmp: Path, workdir: Path) -> None:
     async with bench(tool(short_tmp)) as made:
-        assert code(await made.call("t__absent", workdir=workdir)) == "E_TOOL_NOT_FOUND"
-        assert code(await made.call("nobody", workdir=workdir)) == "E_TOOL_NOT_FOUND"
-        assert code(await made.call("t__bump", workdir="/nonexistent/x")) == "E_SANDBOX_DENIED"
-        assert code(await made.call("t__bump", workdir="/usr/lib")) == "E_SANDBOX_DENIED"
-        assert code(await made.call("t__bump", workdir=Path(made.facts.inside))) == "E_SANDBOX_DENIED"
+        assert code_of(await made.call("t__absent", workdir=workdir)) == "E_TOOL_NOT_FOUND"
+        assert code_of(await made.call("nobody", workdir=workdir)) == "E_TOOL_NOT_FOUND"
+        assert code_of(await made.call("t__bump", workdir="/nonexistent/x")) == "E_SANDBOX_DENIED"
+        assert code_of(await made.call("t__bump", workdir="/usr/lib")) == "E_SANDBOX_DENIED"
+        assert code_of(await made.call("t__bump", workdir=Path(made.facts.inside))) == "E_SANDBOX_DENIED"
         broken = call_frame("t__bump", "turn-1/b", workdir, Raw(b"\x80"))
         broken.payload = Raw(b"\xa1x")
         made.host.on_frame(broken)
-        assert code(made.results[-1][1]) == "E_FRAME_INVALID"
+        assert code_of(made.results[-1][1]) == "E_FRAME_INVALID"
         started_before = call_frame("t__mark", "turn-1/approved", workdir, Raw(encode_value({"file": "never", "s": 0})))
         started_before.attach = True
         made.host.on_frame(started_before)
-        assert code(made.results[-1][1]) == "E_TOOL_OUTCOME_UNKNOWN"
+        assert code_of(made.results[-1][1]) == "E_TOOL_OUTCOME_UNKNOWN"
         assert not (workdir / "never").exists()
         for frame in (Frame("tool.call"), Frame("tool.cancel"), Frame("ack", stage="result"), Frame("pong")):
             made.host.on_frame(frame)
@@ -145,7 +132,7 @@ async def test_a_repeated_call_attaches_or_gets_the_same_result(short_tmp: Path,
         assert made.results[2] == made.results[0]
         # another agent has no part in it
         made.host.on_frame(call_frame("t__mark", first_id, workdir, Raw(encode_value(args)), agent="other"))
-        assert code(made.results[3][1]) == "E_FORBIDDEN"
+        assert code_of(made.results[3][1]) == "E_FORBIDDEN"
         made.acknowledge(first_id)
         assert made.host.answers.calls.known_ids() == []
         assert (await made.call("t__mark", {"file": "ran"}, workdir=workdir, call_id=first_id))["status"] == "ok"
@@ -159,7 +146,7 @@ async def test_a_result_that_was_not_kept_is_an_unknown_outcome(
     async with bench(tool(short_tmp)) as made:
         await made.call("t__mark", {"file": "ran"}, workdir=workdir, call_id="turn-1/lost")
         made.host.on_frame(call_frame("t__mark", "turn-1/lost", workdir, Raw(encode_value({"file": "ran"}))))
-        assert code(made.results[-1][1]) == "E_TOOL_OUTCOME_UNKNOWN"
+        assert code_of(made.results[-1][1]) == "E_TOOL_OUTCOME_UNKNOWN"
         assert (workdir / "ran").read_text() == "x"
 
 
@@ -234,7 +221,7 @@ async def test_more_instances_than_jails(short_tmp: Path, workdir: Path) -> None
         busy = [made.start("t__nap", {"s": 0.5}, workdir=workdir, instance_key=f"b{n}")[1] for n in range(2)]
         waiting = [made.start("t__bump", workdir=workdir, instance_key=f"w{n}") for n in range(4)]
         made.cancel(waiting[3][0])
-        assert code(await waiting[3][1]) == "E_CANCELLED"
+        assert code_of(await waiting[3][1]) == "E_CANCELLED"
         results = await asyncio.wait_for(asyncio.gather(*(waiter for _, waiter in waiting[:3])), 10)
         assert [result["output"][0] for result in results] == [1, 1, 1]
         assert all(waiter.done() for waiter in busy)
@@ -245,7 +232,7 @@ async def test_a_call_can_run_out_of_time_before_it_has_a_jail(short_tmp: Path, 
     async with bench(tool(short_tmp), max_jails=1) as made:
         _, busy = made.start("t__nap", {"s": 1}, workdir=workdir, instance_key="b")
         result = await made.call("t__mark", {"file": "ran"}, workdir=workdir, deadline_ms=200)
-        assert code(result) == "E_TOOL_TIMEOUT"
+        assert code_of(result) == "E_TOOL_TIMEOUT"
         assert "before it could start" in result["error"]["message"]
         assert (await busy)["status"] == "ok"
         assert not (workdir / "ran").exists()
@@ -272,7 +259,7 @@ async def test_without_a_sandbox_every_call_is_answered_with_the_reason(short_tm
     _, early = made.start("t__bump", workdir=workdir)
     made.host.sessions.open(None, fail("E_SANDBOX_UNAVAILABLE", "no usable bubblewrap: none was found"))
     for result in (await early, await made.call("t__bump", workdir=workdir)):
-        assert code(result) == "E_SANDBOX_UNAVAILABLE"
+        assert code_of(result) == "E_SANDBOX_UNAVAILABLE"
         assert "none was found" in result["error"]["message"]
     await made.host.close()
 
@@ -285,10 +272,10 @@ async def test_a_bubblewrap_that_fails_is_named_with_its_words(short_tmp: Path, 
     made = Bench(spec)
     made.host.sessions.open(msgspec.structs.replace(made.facts, bwrap=str(broken), bwrap_root=str(short_tmp)))
     result = await made.call("t__bump", workdir=workdir)
-    assert code(result) == "E_SANDBOX_UNAVAILABLE"
+    assert code_of(result) == "E_SANDBOX_UNAVAILABLE"
     assert "No permissions to create a new namespace" in result["error"]["message"]
     made.host.sessions.open(msgspec.structs.replace(made.facts, bwrap="/nonexistent/bwrap"))
-    assert code(await made.call("t__bump", workdir=workdir)) == "E_SANDBOX_UNAVAILABLE"
+    assert code_of(await made.call("t__bump", workdir=workdir)) == "E_SANDBOX_UNAVAILABLE"
     await made.host.close()
 
 
@@ -304,7 +291,7 @@ async def test_a_new_bundle_ends_the_jails_of_tools_that_changed(short_tmp: Path
         assert (await made.call("t__bump", workdir=workdir))["output"][0] == 1
         assert (await made.call("u__bump", workdir=workdir))["output"][0] == 2
         made.host.configure(ToolHostSpec(tools=[second], state_dir="/nonexistent", revision="3"))
-        assert code(await made.call("t__bump", workdir=workdir)) == "E_TOOL_NOT_FOUND"
+        assert code_of(await made.call("t__bump", workdir=workdir)) == "E_TOOL_NOT_FOUND"
 
 
 WAITING = """
@@ -351,15 +338,6 @@ async def test_a_guard_that_is_replaced_while_a_jail_is_made_costs_another_jail_
         assert [result["status"] for result in results] == ["ok"] * 3
         assert sorted(result["output"][0] for result in results) == [1, 2, 3], "all in one jail, which began once"
         assert saves == [0]
-
-
-async def until(condition: Any, within_s: float = 8.0) -> None:
-    """Wait for something that has no event of its own."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + within_s
-    while not condition():
-        assert loop.time() < end, "it did not happen in time"
-        await asyncio.sleep(0.01)
 
 
 PENDING = """
@@ -411,7 +389,7 @@ async def test_a_jail_is_refused_while_the_one_before_it_in_its_workdir_does_not
         # As after a SIGKILL that the kernel cannot carry out: its processes are still there.
         host.live_of(slot).jail.dying = True
         refused = await host.call("second__mark", call, workdir=workdir)
-        assert code(refused) == "E_SANDBOX_UNAVAILABLE"
+        assert code_of(refused) == "E_SANDBOX_UNAVAILABLE"
         assert f"the jail before this one does not end in {workdir}" in refused["error"]["message"]
         assert (workdir / "marks").read_text() == "x", "nothing ran beside it"
         other = workdir.parent / "other"

@@ -15,7 +15,7 @@ import pytest
 from goondan.schemas.bundle.launch import ExportSpec, SandboxSpec, ToolSpec
 from goondan.schemas.wire.errors import HELP_BASE
 from goondan.toolhost.policy.plan import walls_full
-from tests.toolhost_fixture import Bench, bench, make_tool, small_outputs
+from tests.toolhost_fixture import Bench, bench, error_of, make_tool, small_outputs
 
 #: One program with an export for each thing that programs do. The request is on one line, and begins with the export.
 PROGRAM = r"""#!/bin/sh
@@ -76,21 +76,6 @@ def program(
 ) -> ToolSpec:
     """A tool that is a program."""
     return make_tool(folder, source, *exports, file="t.sh", mode=mode, sandbox=sandbox)
-
-
-@pytest.fixture
-def workdir(short_tmp: Path) -> Path:
-    path = short_tmp / "work"
-    path.mkdir()
-    return path
-
-
-def error_of(result: dict[str, Any]) -> dict[str, Any]:
-    assert result["status"] == "error", result
-    error: dict[str, Any] = result["error"]
-    assert error["helpUrl"].startswith("https://")
-    assert error["suggestion"]
-    return error
 
 
 async def output(made: Bench, export: str, workdir: Path, args: Any = None) -> Any:

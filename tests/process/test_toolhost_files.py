@@ -25,13 +25,6 @@ async def host() -> AsyncIterator[Bench]:
         yield made
 
 
-@pytest.fixture
-def workdir(short_tmp: Path) -> Path:
-    path = short_tmp / "work"
-    path.mkdir()
-    return path
-
-
 async def output(host: Bench, export: str, workdir: Path, **args: Any) -> dict[str, Any]:
     result = await host.call(f"file-system__{export}", args, workdir=workdir, within_s=10)
     assert result["status"] == "ok", result

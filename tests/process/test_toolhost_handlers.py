@@ -13,7 +13,7 @@ import pytest
 from goondan.schemas.bundle.launch import ExportSpec, Limits, SandboxSpec
 from goondan.schemas.wire.errors import CODES, HELP_BASE
 from goondan.toolhost.inside.worker import LOG_BURST, LOG_PER_S
-from tests.toolhost_fixture import Bench, bench, make_tool
+from tests.toolhost_fixture import Bench, bench, error_of, make_tool, until
 
 HANDLERS = """
 import os, sys, time, threading
@@ -173,23 +173,8 @@ NAMES = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def workdir(short_tmp: Path) -> Path:
-    path = short_tmp / "work"
-    path.mkdir()
-    return path
-
-
 def tool(folder: Path, **options: Any) -> Any:
     return make_tool(folder, HANDLERS, *NAMES, ExportSpec(name="unknown"), **options)
-
-
-def error_of(result: dict[str, Any]) -> dict[str, Any]:
-    assert result["status"] == "error", result
-    error: dict[str, Any] = result["error"]
-    assert error["helpUrl"].startswith("https://")
-    assert error["suggestion"]
-    return error
 
 
 # --- errors and outputs
@@ -677,12 +662,3 @@ async def test_granted_variables_join_the_environment(short_tmp: Path, workdir: 
         for pid in (made.live_of(slot).jail.pid, *made.live_of(slot).jail.processes()):
             for name in ("cmdline", "environ"):
                 assert b"s3cret" not in Path(f"/proc/{pid}/{name}").read_bytes()
-
-
-async def until(condition: Any, within_s: float = 5.0) -> None:
-    """Wait for something that has no event of its own."""
-    loop = asyncio.get_running_loop()
-    end = loop.time() + within_s
-    while not condition():
-        assert loop.time() < end, "it did not happen in time"
-        await asyncio.sleep(0.01)

@@ -53,13 +53,6 @@ def make_skill(folder: Path) -> Path:
 
 
 @pytest.fixture
-def workdir(short_tmp: Path) -> Path:
-    path = short_tmp / "work"
-    path.mkdir()
-    return path
-
-
-@pytest.fixture
 def skill(workdir: Path) -> Path:
     return make_skill(workdir / ".claude/skills/deploy")
 
