@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal
 
 # Annotations are no text here (`from __future__ import annotations`): msgspec would compile each of them once more, in
 # every program that starts.
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct, defstruct, field
 
 from goondan.schemas.bundle.launch import (
     DEFAULT_CONVERSATION_MB,
@@ -74,12 +74,6 @@ class ObjectRef(Strict, frozen=True):
 
 
 RefLike = Annotated[Text | ObjectRef, Meta(description="`Kind/name`, or {kind, name, package?}.")]
-
-
-_RefUse = Annotated[RefLike | None, Meta(description="The resource: `Kind/name`, or {kind, name, package?}.")]
-_KindUse = Annotated[Text | None, Meta(description="Its kind, without `ref`.")]
-_NameUse = Annotated[Text | None, Meta(description="Its metadata.name, without `ref`.")]
-_PackageUse = Annotated[Text | None, Meta(description="The package that holds it, for example `@goondan/base`.")]
 
 
 class NetworkAllow(Strict, frozen=True):
@@ -168,33 +162,29 @@ class SandboxPart(Strict, frozen=True):
     min_tier: Annotated[Tier | None, Meta(description="`full` instead of `reduced`.")] = None
 
 
-class ToolUse(Strict, frozen=True):
+class _Use(Strict, frozen=True):
+    """A reference by `ref`, or by `kind` and `name`."""
+
+    ref: Annotated[RefLike | None, Meta(description="The resource: `Kind/name`, or {kind, name, package?}.")] = None
+    kind: Annotated[Text | None, Meta(description="Its kind, without `ref`.")] = None
+    name: Annotated[Text | None, Meta(description="Its metadata.name, without `ref`.")] = None
+    package: Annotated[Text | None, Meta(description="The package that holds it, for example `@goondan/base`.")] = None
+
+
+class ToolUse(_Use, frozen=True):
     """An item of an agent's `tools`: a reference by `ref`, or by `kind` and `name`."""
 
-    ref: _RefUse = None
-    kind: _KindUse = None
-    name: _NameUse = None
-    package: _PackageUse = None
     sandbox: Annotated[SandboxPart | None, Meta(description="Narrows what the tool gets from this agent.")] = None
 
 
-class ExtensionUse(Strict, frozen=True):
+class ExtensionUse(_Use, frozen=True):
     """An item of an agent's `extensions`: a reference by `ref`, or by `kind` and `name`."""
 
-    ref: _RefUse = None
-    kind: _KindUse = None
-    name: _NameUse = None
-    package: _PackageUse = None
     config: Annotated[dict[str, Any] | None, Meta(description="Replaces the Extension's own config.")] = None
 
 
-class AgentUse(Strict, frozen=True):
+class AgentUse(_Use, frozen=True):
     """An item of a swarm's `agents`: a reference by `ref`, or by `kind` and `name`."""
-
-    ref: _RefUse = None
-    kind: _KindUse = None
-    name: _NameUse = None
-    package: _PackageUse = None
 
 
 class ValueFrom(Strict, frozen=True):
@@ -465,12 +455,17 @@ class ToolBody(Strict, frozen=True, kw_only=True):
     sandbox: Sandbox = field(default_factory=Sandbox)
 
 
-class ExtensionBody(Strict, frozen=True):
-    """An extension: a module with `register(api)`, or a bundled one (`@goondan/base/NAME`)."""
+class _ExtensionBody(Strict, frozen=True):
+    """What both forms of an Extension have."""
 
     entry: Annotated[str, Meta(min_length=1, description="Path of the module, from the bundle's root.")]
     config: Annotated[dict[str, Any] | None, Meta(description="Handed to the extension as it is.")] = None
     depends_on: Annotated[list[RefLike], Meta(description="Extensions that an agent must load before this one.")] = []
+
+
+class ExtensionBody(_ExtensionBody, frozen=True):
+    """An extension: a module with `register(api)`, or a bundled one (`@goondan/base/NAME`)."""
+
     config_schema: Annotated[
         dict[str, Any] | None,
         Meta(description="JSON Schema of the config, of type `object`; without one anything fits."),
@@ -547,12 +542,9 @@ class PackageBody(Strict, frozen=True):
     dependencies: Annotated[list[Dependency], Meta(description="Packages that it needs.")] = []
 
 
-class ExtensionV09Body(Strict, frozen=True):
+class ExtensionV09Body(_ExtensionBody, frozen=True):
     """An Extension as v0.9 wrote it. `runtime` is read and ignored (COMPAT-02)."""
 
-    entry: Annotated[str, Meta(min_length=1, description="Path of the module, from the bundle's root.")]
-    config: Annotated[dict[str, Any] | None, Meta(description="Handed to the extension as it is.")] = None
-    depends_on: Annotated[list[RefLike], Meta(description="Extensions that an agent must load before this one.")] = []
     runtime: Annotated[Any, Meta(description="Read and ignored.")] = None
 
 
@@ -564,33 +556,6 @@ class ToolV09Body(ToolBody, frozen=True, kw_only=True):
 
 
 # --- documents ------------------------------------------------------------------------------------------------------
-
-
-class Model(Strict, frozen=True):
-    """A Model document."""
-
-    api_version: Literal["goondan.ai/v1"]
-    kind: Literal["Model"]
-    metadata: Metadata
-    spec: ModelBody
-
-
-class Agent(Strict, frozen=True):
-    """An Agent document."""
-
-    api_version: Literal["goondan.ai/v1"]
-    kind: Literal["Agent"]
-    metadata: Metadata
-    spec: AgentBody
-
-
-class Swarm(Strict, frozen=True):
-    """A Swarm document."""
-
-    api_version: Literal["goondan.ai/v1"]
-    kind: Literal["Swarm"]
-    metadata: Metadata
-    spec: SwarmBody
 
 
 class Tool(Strict, frozen=True):
@@ -611,33 +576,6 @@ class Extension(Strict, frozen=True):
     spec: ExtensionBody
 
 
-class Connector(Strict, frozen=True):
-    """A Connector document."""
-
-    api_version: Literal["goondan.ai/v1"]
-    kind: Literal["Connector"]
-    metadata: Metadata
-    spec: ConnectorBody
-
-
-class Connection(Strict, frozen=True):
-    """A Connection document."""
-
-    api_version: Literal["goondan.ai/v1"]
-    kind: Literal["Connection"]
-    metadata: Metadata
-    spec: ConnectionBody
-
-
-class Package(Strict, frozen=True):
-    """A Package document; optional, at most one in a bundle."""
-
-    api_version: Literal["goondan.ai/v1"]
-    kind: Literal["Package"]
-    metadata: Metadata
-    spec: PackageBody
-
-
 class ExtensionV09(Strict, frozen=True):
     """An Extension document of v0.9."""
 
@@ -656,16 +594,28 @@ class ToolV09(Strict, frozen=True):
     spec: ToolV09Body
 
 
+def _document(kind: str, body: type[Strict], words: str) -> type[Strict]:
+    """The struct of a document that code reads by its `spec` alone. `words` is its docstring."""
+    fields = [
+        ("api_version", Literal["goondan.ai/v1"]),
+        ("kind", Literal[kind]),
+        ("metadata", Metadata),
+        ("spec", body),
+    ]
+    namespace = {"__doc__": words}
+    return defstruct(kind, fields, bases=(Strict,), frozen=True, module=__name__, namespace=namespace)  # type: ignore[return-value] # its base says so
+
+
 #: (apiVersion, kind) -> the struct of the document. Features bring further ones (kernel/bundle/rules/kinds.py).
 DOCUMENTS: Final[dict[tuple[str, str], type[Strict]]] = {
-    (API_V1, "Model"): Model,
-    (API_V1, "Agent"): Agent,
-    (API_V1, "Swarm"): Swarm,
+    (API_V1, "Model"): _document("Model", ModelBody, "A Model document."),
+    (API_V1, "Agent"): _document("Agent", AgentBody, "An Agent document."),
+    (API_V1, "Swarm"): _document("Swarm", SwarmBody, "A Swarm document."),
     (API_V1, "Tool"): Tool,
     (API_V1, "Extension"): Extension,
-    (API_V1, "Connector"): Connector,
-    (API_V1, "Connection"): Connection,
-    (API_V1, "Package"): Package,
+    (API_V1, "Connector"): _document("Connector", ConnectorBody, "A Connector document."),
+    (API_V1, "Connection"): _document("Connection", ConnectionBody, "A Connection document."),
+    (API_V1, "Package"): _document("Package", PackageBody, "A Package document; optional, at most one in a bundle."),
     (API_V1ALPHA1, "Extension"): ExtensionV09,
     (API_V1ALPHA1, "Tool"): ToolV09,
 }
