@@ -25,6 +25,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Raw
@@ -35,12 +36,11 @@ from goondan.schemas.transport import Transport, chosen, path_of
 from goondan.schemas.wire.blobs import INLINE_FRAME_BYTES, REFERENCES, check_reference, is_reference
 from goondan.schemas.wire.codec import DECODE_ERRORS, MAX_RELAYED_BYTES, decode, encode_value
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import AttachedServer, Blob, Frame, Lease, Welcome
+from goondan.schemas.wire.frames import AttachedServer, Blob, ErrorPayload, Frame, Lease, Welcome
 from goondan.schemas.wire.peer import (
     Deliver,
     Greet,
     Kind,
-    Late,
     LinkRefused,
     OutboxEntry,
     Outcome,
@@ -251,9 +251,7 @@ class Link:
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]:
         """Send until it is answered by an `ack`, a `reply` or an `error` (which raises GoondanError)."""
-        waiter = self._future()
-        self._submit("post", frame, waiter)
-        return waiter
+        return self._submit_for_future("post", frame)
 
     def start_call(self, frame: Frame, done: Done) -> None:
         """Send a `tool.call` until its `tool.result` is here. `done` is called once, with the result or the error.
@@ -265,57 +263,36 @@ class Link:
             frame.first_sent_ms = boottime_ms()
         self._submit("call", frame, done)
 
-    def call_tool(self, frame: Frame) -> asyncio.Future[Frame]:
-        """`start_call` with a future for its result."""
-        waiter = self._future()
-
-        def done(answer: Frame | None, error: GoondanError | None) -> None:
-            if waiter.done():
-                return
-            if error is not None:
-                waiter.set_exception(error)
-            elif answer is not None:
-                waiter.set_result(answer)
-
-        self.start_call(frame, done)
-        return waiter
-
     def ask(self, frame: Frame, patience_s: float | None = None) -> asyncio.Future[Frame]:
         """Send an `event` with `reply_to` until its answering event is here. The answer is acknowledged at once.
 
         After `patience_s` seconds (None: the frame's deadline) the asker waits no more: the future gets an `ack` that
         is `asynchronous`, and the answer comes as an event. An answer that was on its way is still the result.
         """
-        waiter = self._future()
-        self._submit("ask", frame, waiter, patience_s)
-        return waiter
+        return self._submit_for_future("ask", frame, patience_s)
 
     def ask_caller(self, frame: Frame) -> asyncio.Future[Frame]:
         """Send a `tool.ask` until its `tool.answer` is here, or an `error` (which raises GoondanError)."""
-        waiter = self._future()
-        self._submit("tool ask", frame, waiter)
-        return waiter
+        return self._submit_for_future("tool ask", frame)
 
     def forget(self, frame_id: str) -> None:
         """Stop sending a frame, and cancel its future."""
         entry = self._peer.forget(frame_id)
-        if entry is not None and entry.kind != "call" and not entry.waiter.done():
-            entry.waiter.cancel()
+        if entry is not None and entry.kind != "call":
+            entry.waiter(None, None)
 
-    def _future(self) -> asyncio.Future[Frame]:
-        if self._loop is None:
-            raise fail("E_LINK_CLOSED", "the link has not been started")
-        return self._loop.create_future()
+    def _submit_for_future(self, kind: Kind, frame: Frame, patience_s: float | None = None) -> asyncio.Future[Frame]:
+        waiter: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+        self._submit(kind, frame, partial(_settle_future, waiter), patience_s)
+        return waiter
 
-    def _submit(
-        self, kind: Kind, frame: Frame, waiter: asyncio.Future[Frame] | Done, patience_s: float | None = None
-    ) -> None:
+    def _submit(self, kind: Kind, frame: Frame, done: Done, patience_s: float | None = None) -> None:
         loop = self._loop
         if loop is None:
             raise fail("E_LINK_CLOSED", "the link has not been started")
         if self._tick_s != TICK_S:
             self._stir(loop)
-        data = self._peer.submit(kind, frame, waiter, loop.time(), patience_s)
+        data = self._peer.submit(kind, frame, done, loop.time(), patience_s)
         if data is not None:
             self._queue(data)
             return
@@ -337,11 +314,11 @@ class Link:
             if blob is not None and self._peer.written(entry, blob):
                 self._queue_waiting()
             elif blob is not None:
-                self._blobs.remove(self._peer.blobs, blob)
+                self._remove_file(blob)
             elif self._peer.forget(entry.id) is not None and error is not None:
                 self._settle(Settled(entry, None, error.info))
 
-        self._blobs.write(self._peer.blobs, memoryview(frame.payload), durable, done)
+        self._write_file(frame, durable, done)
 
     def _send_reference(self, frame: Frame) -> None:
         def done(blob: Blob | None, error: GoondanError | None) -> None:
@@ -351,7 +328,17 @@ class Link:
             elif self._peer.phase == "ready":
                 self._queue(encode_reference(frame, blob))
 
-        self._blobs.write(self._peer.blobs, memoryview(frame.payload), False, done)
+        self._write_file(frame, False, done)
+
+    def _write_file(
+        self, frame: Frame, durable: bool, done: Callable[[Blob | None, GoondanError | None], None]
+    ) -> None:
+        payload, folder = memoryview(frame.payload), self._peer.blobs
+        self._blobs.run(lambda: _at(folder).write(payload, sync=durable), done)
+
+    def _remove_file(self, blob: Blob) -> None:
+        folder = self._peer.blobs
+        self._blobs.run(lambda: _at(folder).remove([blob.file]), _ignore)
 
     def _take_reference(self, frame: Frame, blob: Blob) -> bool:
         """Deliver a frame when its payload is here, and nothing else before it. False when nobody waits for the
@@ -359,7 +346,7 @@ class Link:
         """
         if not self._peer.awaits(frame):
             if REFERENCES.get(frame.type) and is_reference(blob):
-                self._blobs.remove(self._peer.blobs, blob)
+                self._remove_file(blob)
             return False
         self._paused = True
         self._transport.pause()
@@ -380,13 +367,13 @@ class Link:
                 self._perform(outcome, loop)
             self._turn()
 
-        try:
+        folder = self._peer.blobs
+
+        def read() -> bytes:
             check_reference(frame)
-        except GoondanError as error:
-            refused = error
-            asyncio.get_running_loop().call_soon(done, None, refused)
-        else:
-            self._blobs.read(self._peer.blobs, blob, REFERENCES[frame.type], done)
+            return _at(folder).read(blob, remove=REFERENCES[frame.type])
+
+        self._blobs.run(read, done)
         return True
 
     def _queue(self, data: bytes) -> None:
@@ -405,8 +392,8 @@ class Link:
             return
         now = loop.time()
         while (entry := self._peer.sendable(now)) is not None:
-            if entry.blob is not None:
-                self._blobs.touch(self._peer.blobs, entry.blob)
+            if (blob := entry.blob) is not None:
+                self._blobs.run(partial(_touch, self._peer.blobs, blob), _ignore)
             self._queue(entry.data)
 
     def _write(self) -> None:
@@ -450,7 +437,7 @@ class Link:
         try:
             return self._broker.is_there() and self._broker.speaks(fd)
         except GoondanError as error:
-            self._refuse(LinkRefused(error.info))
+            self._refuse(error.info)
             return False
 
     def _lost(self) -> None:
@@ -469,7 +456,7 @@ class Link:
             held = self._leases(), self._calls(), loop.time(), self._attached(), self._held()
             self._queue(self._peer.hello(*held))
         except GoondanError as error:
-            self._refuse(LinkRefused(error.info))
+            self._refuse(error.info)
 
     def _handle(self, data: bytes) -> None:
         loop = self._loop
@@ -494,34 +481,22 @@ class Link:
             self._on_frame(outcome.frame)
         elif isinstance(outcome, Reply):
             self._queue(outcome.data)
-        elif isinstance(outcome, Late):
-            self._queue(outcome.data)
-            if self._on_late is not None:
-                self._on_late(outcome.frame)
+            if outcome.late is not None and self._on_late is not None:
+                self._on_late(outcome.late)
         elif isinstance(outcome, Greet):
             self._greet(loop)
         elif isinstance(outcome, Welcomed):
             self._welcome(outcome.welcome)
         elif isinstance(outcome, LinkRefused):
-            self._refuse(outcome)
+            self._refuse(outcome.error)
 
     def _settle(self, settled: Settled) -> None:
         entry: OutboxEntry = settled.entry
         if settled.reply is not None:
             self._queue(settled.reply)
         if settled.error is not None and entry.blob is not None and not entry.accepted:
-            self._blobs.remove(self._peer.blobs, entry.blob)  # refused or given up: nobody else removes the file
-        error = None if settled.error is None else GoondanError(settled.error)
-        if entry.kind == "call":
-            entry.waiter(settled.frame, error)
-            return
-        waiter: asyncio.Future[Frame] = entry.waiter
-        if waiter.done():
-            return
-        if error is not None:
-            waiter.set_exception(error)
-        elif settled.frame is not None:
-            waiter.set_result(settled.frame)
+            self._remove_file(entry.blob)  # refused or given up: nobody else removes the file
+        entry.waiter(settled.frame, None if settled.error is None else GoondanError(settled.error))
 
     def _welcome(self, welcome: Welcome) -> None:
         if self._welcomed is not None and not self._welcomed.done():
@@ -530,8 +505,8 @@ class Link:
             self._on_welcome(welcome)
         self._queue_waiting()
 
-    def _refuse(self, refused: LinkRefused) -> None:
-        error = GoondanError(refused.error)
+    def _refuse(self, info: ErrorPayload) -> None:
+        error = GoondanError(info)
         self._transport.close()
         self._fail_all(self._peer.close())
         if self._welcomed is not None and not self._welcomed.done():
@@ -577,15 +552,22 @@ class Link:
 
     def _fail_all(self, entries: list[OutboxEntry]) -> None:
         for entry in entries:
-            error = fail("E_LINK_CLOSED", "the link was closed before the answer came")
-            if entry.kind == "call":
-                entry.waiter(None, error)
-                continue
-            waiter: asyncio.Future[Frame] = entry.waiter
-            if not waiter.done():
-                waiter.set_exception(error)
-                with suppress(BaseException):
-                    waiter.exception()  # marks it as seen: when nobody waits any more, the loop must not log it
+            entry.waiter(None, fail("E_LINK_CLOSED", "the link was closed before the answer came"))
+
+
+def _settle_future(waiter: asyncio.Future[Frame], answer: Frame | None, error: GoondanError | None) -> None:
+    """What came for a future. Neither an answer nor an error: nobody waits any more."""
+    if waiter.done():
+        return
+    if answer is not None:
+        waiter.set_result(answer)
+    elif error is None:
+        waiter.cancel()
+    else:
+        waiter.set_exception(error)
+        if error.info.code == "E_LINK_CLOSED":
+            with suppress(BaseException):
+                waiter.exception()  # marks it as seen: when nobody waits any more, the loop must not log it
 
 
 #: Payloads that one link reads or writes at once: the disk is the limit, and each is in memory.
@@ -601,41 +583,14 @@ class BlobWork:
         self._pool: ThreadPoolExecutor | None = None
         self._closed = False
 
-    def write(
-        self,
-        folder: str | None,
-        payload: memoryview,
-        sync: bool,
-        done: Callable[[Blob | None, GoondanError | None], None],
-    ) -> None:
-        """BlobFolder.write; `done` gets its result or its error."""
-        self._run(lambda: _at(folder).write(payload, sync=sync), done)
-
-    def read(
-        self,
-        folder: str | None,
-        blob: Blob,
-        remove: bool,
-        done: Callable[[bytes | None, GoondanError | None], None],
-    ) -> None:
-        """BlobFolder.read; `done` gets its result or its error."""
-        self._run(lambda: _at(folder).read(blob, remove=remove), done)
-
-    def touch(self, folder: str | None, blob: Blob) -> None:
-        """BlobFolder.touch."""
-        self._run(lambda: _at(folder).touch(blob), _ignore)
-
-    def remove(self, folder: str | None, blob: Blob) -> None:
-        """BlobFolder.remove."""
-        self._run(lambda: _at(folder).remove([blob.file]), _ignore)
-
     def close(self) -> None:
         """Begin nothing more; what runs ends by itself, and nobody is told."""
         self._closed = True
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, work: Callable[[], T], done: Callable[[T | None, GoondanError | None], None]) -> None:
+    def run(self, work: Callable[[], T], done: Callable[[T | None, GoondanError | None], None]) -> None:
+        """Do file work in a thread; `done` gets its result or its error."""
         if self._closed:
             return
         if self._pool is None:
@@ -662,6 +617,10 @@ def _at(folder: str | None) -> BlobFolder:
     if folder is None:
         raise fail("E_BLOB_UNAVAILABLE", "this process has no access to the folder of large payloads")
     return BlobFolder(folder)
+
+
+def _touch(folder: str | None, blob: Blob) -> None:
+    _at(folder).touch(blob)
 
 
 def _ignore(result: object, error: GoondanError | None) -> None:

@@ -73,58 +73,43 @@ SILENCE_S: Final = 5.0
 _INITIAL_WINDOW: Final = 64
 
 
-class OutboxEntry:
-    """One frame that must be answered.
+class OutboxEntry(Struct, eq=False):
+    """One frame that must be answered."""
 
-    - `waiter` belongs to the shell: a future or a callback.
-    - `blob` is the reference that `data` has in place of a payload.
-    - `unwritten` is the frame as long as its payload has no file. `data` is empty until then.
-    - `accepted`: the broker has acknowledged the frame.
-    """
-
-    __slots__ = (
-        "accepted",
-        "blob",
-        "call_id",
-        "correlation",
-        "costs_credit",
-        "data",
-        "expires",
-        "held_since",
-        "holds_credit",
-        "id",
-        "kind",
-        "over",
-        "patience",
-        "refused",
-        "target",
-        "unwritten",
-        "waiter",
-    )
-
-    def __init__(self, kind: Kind, frame: Frame, data: bytes, waiter: Any, expires: float | None) -> None:
-        self.kind: Kind = kind
-        self.id = frame.id
-        self.data = data
-        self.waiter = waiter
-        self.expires = expires
-        #: When the asker stops waiting for the answer, which then comes as an event. None: it waits until `expires`.
-        self.patience: float | None = None
-        #: Since when its time stands still; None: it runs.
-        self.held_since: float | None = None
-        self.call_id = frame.call_id if kind in ("call", "tool ask") else None
-        self.correlation = frame.reply_to.correlation_id if kind == "ask" and frame.reply_to else None
-        # Only new work costs credit. Acks, answers and control frames are always admitted.
-        self.costs_credit = kind in ("call", "ask") or frame.type == "event"
-        self.holds_credit = False
-        self.target = f"{frame.to}\0{frame.instance_key}" if frame.type == "event" else frame.type
-        #: The broker's last word is that it has no room. So it has not taken the frame.
-        self.refused = False
-        self.blob: Blob | None = None
-        self.unwritten: Frame | None = None
-        self.accepted = False
-        #: It is out of the outbox, so it is not sent any more.
-        self.over = False
+    #: How it is answered.
+    kind: Kind
+    #: The id of the frame.
+    id: str
+    #: What is sent. It is empty as long as its payload has no file.
+    data: bytes
+    #: The shell's: it is called with the answer, or with an error.
+    waiter: Any
+    #: When no answer is waited for any more. None: for ever.
+    expires: float | None
+    #: When the asker stops waiting for the answer, which then comes as an event. None: it waits until `expires`.
+    patience: float | None
+    #: The call that its result is for.
+    call_id: str | None
+    #: What its answering event names.
+    correlation: str | None
+    #: Only new work costs credit. Acks, answers and control frames are always admitted.
+    costs_credit: bool
+    #: Frames of one target go out in their order.
+    target: str
+    #: The frame as long as its payload has no file.
+    unwritten: Frame | None = None
+    #: The reference that `data` has in place of a payload.
+    blob: Blob | None = None
+    #: Since when its time stands still; None: it runs.
+    held_since: float | None = None
+    #: Whether it holds credit.
+    holds_credit: bool = False
+    #: The broker's last word is that it has no room. So it has not taken the frame.
+    refused: bool = False
+    #: The broker has acknowledged the frame.
+    accepted: bool = False
+    #: It is out of the outbox, so it is not sent any more.
+    over: bool = False
 
     def hold(self, now: float) -> None:
         """Its time stands still."""
@@ -165,15 +150,8 @@ class Reply(Struct, frozen=True):
 
     #: The bytes.
     data: bytes
-
-
-class Late(Struct, frozen=True):
-    """A late answer: its asker was already told that there is none. With the bytes that acknowledge it."""
-
-    #: The frame.
-    frame: Frame
-    #: The bytes that acknowledge it.
-    data: bytes
+    #: A late answer that they acknowledge: its asker was already told that there is none.
+    late: Frame | None = None
 
 
 class Greet(Struct, frozen=True):
@@ -194,7 +172,7 @@ class LinkRefused(Struct, frozen=True):
     error: ErrorPayload
 
 
-Outcome = Settled | Deliver | Reply | Late | Greet | Welcomed | LinkRefused
+Outcome = Settled | Deliver | Reply | Greet | Welcomed | LinkRefused
 
 
 class Peer:
@@ -265,10 +243,20 @@ class Peer:
         if len(data) > INLINE_FRAME_BYTES and self.goes_by_reference(frame, len(data)):
             data = b""
         expires = None if frame.deadline_ms is None else now + frame.deadline_ms / 1000 + DEADLINE_GRACE_S
-        entry = OutboxEntry(kind, frame, data, waiter, expires)
-        entry.patience = None if patience_s is None else now + patience_s
+        entry = OutboxEntry(
+            kind,
+            frame.id,
+            data,
+            waiter,
+            expires,
+            None if patience_s is None else now + patience_s,
+            frame.call_id if kind in ("call", "tool ask") else None,
+            frame.reply_to.correlation_id if kind == "ask" and frame.reply_to else None,
+            kind in ("call", "ask") or frame.type == "event",
+            f"{frame.to}\0{frame.instance_key}" if frame.type == "event" else frame.type,
+            None if data else frame,
+        )
         if not data:
-            entry.unwritten = frame
             self._unwritten.append(entry)
         self._outbox[entry.id] = entry
         if kind == "call" and entry.call_id is not None:
@@ -530,10 +518,9 @@ class Peer:
         ack = Frame("ack", id=self.next_id(), stage="done", event_id=frame.event_id, in_reply_to=frame.id)
         entry = self._by_correlation.pop(frame.in_reply_to or "", None)
         if entry is None:
-            if frame.in_reply_to not in self._overdue:
-                return Reply(encode(ack))
-            del self._overdue[frame.in_reply_to]
-            return Late(frame, encode(ack))
+            is_late = frame.in_reply_to in self._overdue
+            self._overdue.pop(frame.in_reply_to or "", None)
+            return Reply(encode(ack), frame if is_late else None)
         del self._outbox[entry.id]
         self._release(entry)
         return Settled(entry, frame, None, encode(ack))

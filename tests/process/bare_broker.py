@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import select
@@ -19,7 +20,9 @@ import zmq
 
 from goondan.kernel.spawn import memory_file
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, KernelPlan, ModelSpec, ToolHostSpec
+from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.codec import decode, encode, to_raw
+from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Frame, Hello
 from goondan.schemas.wire.tokens import SOCKETS, Claims, TokenClass, mint
 
@@ -45,6 +48,20 @@ def plan(state_dir: str) -> KernelPlan:
     return KernelPlan(
         revision="r", bundle="/bundle", state_dir=state_dir, entry_agent="coder", agents=agents, toolhost=host
     )
+
+
+def call_tool(link: Link, frame: Frame) -> asyncio.Future[Frame]:
+    """`Link.start_call` with a future for its result."""
+    waiter: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
+
+    def done(answer: Frame | None, error: GoondanError | None) -> None:
+        if error is not None:
+            waiter.set_exception(error)
+        elif answer is not None:
+            waiter.set_result(answer)
+
+    link.start_call(frame, done)
+    return waiter
 
 
 class Raw:

@@ -20,7 +20,7 @@ from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Blob, ErrorPayload, Frame, ReplyTo
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox, wait_until
-from tests.process.bare_broker import TOOL, Broker, bare_broker
+from tests.process.bare_broker import TOOL, Broker, bare_broker, call_tool
 
 LARGE = to_raw({"text": "x" * 2_000_000})
 PATIENCE_S = 10.0
@@ -70,7 +70,7 @@ async def test_large_payloads_go_every_way_and_leave_nothing(broker: Broker) -> 
         given = await asyncio.wait_for(events.get(), PATIENCE_S)
         assert (given.event_id, bytes(given.payload), given.blob) == ("e1", bytes(LARGE), None)
         call = Frame("tool.call", tool=TOOL, call_id="t/1", event_id="e1", epoch=given.epoch, payload=LARGE)
-        result = agent.call_tool(call)
+        result = call_tool(agent, call)
         arrived = await asyncio.wait_for(calls.get(), PATIENCE_S)
         assert bytes(arrived.payload) == bytes(LARGE)
         assert host.send(Frame("tool.result", call_id="t/1", payload=LARGE))
@@ -111,7 +111,7 @@ async def test_hostile_references_are_one_clear_error_each_and_nobody_waits(brok
             assert from_raw(given.payload, ErrorPayload).code == code
             if number == 0:  # a result that is no better ends its call
                 call = Frame("tool.call", tool=TOOL, call_id="t/1", event_id="e0", epoch=given.epoch)
-                result = agent.call_tool(call)
+                result = call_tool(agent, call)
                 await asyncio.wait_for(calls.get(), PATIENCE_S)
                 host.send(Frame("tool.result", call_id="t/1", blob=fifo))
                 with pytest.raises(GoondanError) as refused:

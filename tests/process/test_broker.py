@@ -22,7 +22,7 @@ from goondan.schemas.transport.link import Link, boottime_ms
 from goondan.schemas.wire.codec import MAX_FRAME_BYTES, FrameError, encode, encode_value, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import ErrorPayload, Frame, Hello, Lease, ReplyTo
-from tests.process.bare_broker import ANSWER_MS, TOOL, Broker, Raw, bare_broker, plan
+from tests.process.bare_broker import ANSWER_MS, TOOL, Broker, Raw, bare_broker, call_tool, plan
 
 
 @pytest.fixture
@@ -282,7 +282,7 @@ async def test_links_outlive_the_broker(broker: Broker) -> None:
         event = await asyncio.wait_for(events.get(), 5)
         held.append(Lease(event.event_id or "", event.epoch or 0, "k"))
         broker.restart()
-        result = await asyncio.wait_for(agent.call_tool(call(event)), 5)
+        result = await asyncio.wait_for(call_tool(agent, call(event)), 5)
         assert from_raw(result.payload, dict) == {"status": "ok"}
         broker.restart()
         done = Frame("ack", stage="done", event_id="e1", epoch=event.epoch, payload=to_raw("the answer"))
@@ -332,9 +332,9 @@ async def test_the_largest_frames_pass_although_the_broker_adds_to_them(broker: 
         made.first_sent_ms = boottime_ms()
         filled(made, MAX_FRAME_BYTES + 1, args={}, turnId="t", toolCallId="1")
         with pytest.raises(FrameError) as too_large:
-            agent.call_tool(made)
+            call_tool(agent, made)
         assert too_large.value.info.code == "E_FRAME_TOO_LARGE"
-        result = agent.call_tool(filled(made, MAX_FRAME_BYTES, args={}, turnId="t", toolCallId="1"))
+        result = call_tool(agent, filled(made, MAX_FRAME_BYTES, args={}, turnId="t", toolCallId="1"))
         arrived = await asyncio.wait_for(calls.get(), 5)
         assert bytes(arrived.payload) == bytes(made.payload)
         assert len(encode_value(arrived)) > MAX_FRAME_BYTES
