@@ -1,4 +1,6 @@
-"""docs/extension-points.md has an example for every point, in both spellings where there are two, and each runs."""
+"""docs/old-spellings.md has an example for every point, docs/extension-points.md for every place that middleware has;
+each runs.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +25,36 @@ from goondan.schemas.wire.errors import fail
 from tests.unit.agentproc.fakes import BASH, NOTE, FakeLink, FakeModel, event_frame, make_spec, says, wants
 
 DOCS = Path(__file__).parents[2] / "docs"
-#: Points that middleware cannot stand at.
-ONE_SPELLING = {"step.config", "step.llmCall"}
+#: The sections of docs/extension-points.md, by the points of the old spelling that stand at the same place.
+MIDDLEWARE = {
+    "Before a turn": "turn.pre",
+    "After a turn": "turn.post",
+    "Before a step": "step.pre",
+    "The catalog of a step": "step.tools",
+    "A message for one step": "step.blocks",
+    "A failed step": "step.llmError",
+    "After a step": "step.post",
+    "Before a call": "toolCall.pre",
+    "A call that is prevented": "toolCall.exec",
+    "After a call": "toolCall.post",
+    "A repository is there": "workspace.repoAvailable",
+    "A changeset has a worktree": "workspace.worktreeMounted",
+}
+
+
+def sections(page: str, heads: str) -> dict[str, list[str]]:
+    """The programs of each section."""
+    parts = re.split(rf"^{heads} (.+)$", (DOCS / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    programs = [re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL) for section in parts[2::2]]
+    return dict(zip(parts[1::2], programs, strict=True))
 
 
 def examples() -> dict[str, list[str]]:
-    """The programs of each section."""
-    text = (DOCS / "extension-points.md").read_text(encoding="utf-8")
-    parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
-    sections = zip(parts[1::2], parts[2::2], strict=True)
-    return {name: re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL) for name, section in sections}
+    """The programs of each point."""
+    found = {point: [*programs] for point, programs in sections("old-spellings.md", "###").items() if point in POINTS}
+    for head, (program,) in sections("extension-points.md", "##").items():
+        found[MIDDLEWARE[head]].append(program)
+    return found
 
 
 EXAMPLES = examples()
@@ -40,7 +62,7 @@ EXAMPLES = examples()
 
 def test_every_point_has_its_examples() -> None:
     assert sorted(EXAMPLES) == sorted(POINTS) == sorted(EFFECTS)
-    assert {name for name, programs in EXAMPLES.items() if len(programs) == 1} == ONE_SPELLING
+    assert {name for name, programs in EXAMPLES.items() if len(programs) == 1} == {"step.config", "step.llmCall"}
 
 
 WATCH = """
