@@ -30,7 +30,7 @@ from scripts.requirements import COVERED, is_claim
 
 ROOT = Path(__file__).resolve().parent.parent
 ENTRIES = ROOT / "tests" / "mutations.yaml"
-#: The older message form: the specification asks for it, and nothing of ours runs it (decision 169).
+#: The older message form: the specification asks for it, and nothing of ours runs it (docs/design/wire.md section 9).
 LEGACY = "tests/legacy/"
 #: How many entries are tried by default. That takes a few minutes.
 SAMPLE = 20
