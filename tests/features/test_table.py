@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from goondan import features
+from goondan.agentproc.turn import parts as agent_parts
 from goondan.features import FEATURES, Feature, parts
+from goondan.kernel.broker import assemble
 from goondan.kernel.broker.assemble import refuse_unclaimed
-from goondan.kernel.bundle.rules import kinds
+from goondan.kernel.bundle.rules import extension_config, kinds
+from goondan.kernel.cli.commands import command_of
+from goondan.kernel.cli.console.questions import questions
 from goondan.schemas.bundle.launch import KernelPlan, ToolHostSpec
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError
@@ -88,6 +94,30 @@ def test_a_file_that_is_missing_stops_the_process(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ImportError, match="no_such_feature"):
         parts("broker")
     assert parts("agent") == []
+
+
+#: What loads a file of a feature.
+LOADERS: dict[str, Callable[[Feature], Any]] = {
+    "broker": lambda row: assemble.features(),
+    "bundle": lambda row: extension_config.feature_extensions.__wrapped__(),
+    "agent": lambda row: agent_parts.kinds.__wrapped__(),
+    "console": lambda row: questions(SimpleNamespace(on=lambda kind, call: None)),  # type: ignore[arg-type]
+    "command": lambda row: command_of([*row.commands][-1]),
+}
+
+
+@pytest.mark.parametrize(
+    ("row", "file"),
+    [(row, file) for row in FEATURES for file in LOADERS if file in row.files],
+    ids=lambda value: getattr(value, "name", value),
+)
+async def test_a_file_that_a_row_names_and_that_is_gone_stops_each_process_that_loads_it(
+    monkeypatch: pytest.MonkeyPatch, row: Feature, file: str
+) -> None:
+    LOADERS[file](row)
+    monkeypatch.setitem(sys.modules, f"goondan.features.{row.name}.{file}", None)
+    with pytest.raises(ImportError, match=row.name):
+        LOADERS[file](row)
 
 
 def test_without_a_feature_that_knows_of_model_servers_none_is_chosen_or_offered(

@@ -1,4 +1,6 @@
-"""Calls that wait for a person, in the broker: what they are bound to, who decides, how often they run."""
+"""Calls that wait for a person, in the broker: what they are bound to, who decides, how often they run, and how many
+there may be: docs/approvals.md, "What happens to a call" and "Who may answer".
+"""
 
 from __future__ import annotations
 
@@ -9,40 +11,17 @@ import pytest
 from msgspec import Raw, structs
 
 from goondan.features.approvals.broker import decisions
-from goondan.features.approvals.broker.items import MAX_ITEMS
+from goondan.features.approvals.broker import items as every_item
+from goondan.features.approvals.broker.item import digest_of
 from goondan.features.approvals.wire import MAX_ARGS_BYTES, ApprovalAsk
+from goondan.kernel.broker.state.bus import RETURN_S
+from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
-from goondan.schemas.wire.frames import AgentEvent, Blob, Frame, Lease, ReplyTo, ToolCallPayload
+from goondan.schemas.wire.frames import Blob, Frame, ToolCallPayload
+from tests.features.approvals.waiting import RM, answered, decide, items, ran, result, waiting, working
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer, answer, code_of
 
-RM = {"command": "rm -rf build"}
-
-
-def waiting(config: dict[str, Any] = ASK, **fields: Any) -> tuple[Bench, Peer, Peer, Peer]:
-    """A bench whose call waits for a person: with its client, agent and tool host."""
-    bench = Bench(config)
-    client, host = bench.client(), bench.host()
-    bench.ask(client, **fields)
-    agent = bench.agent()
-    assert [frame.event_id for frame in agent.take("event")] == ["e1"]
-    assert code_of(agent.call(RM)) == "E_APPROVAL_WAITS"
-    assert not host.take("tool.call"), "nothing runs before a person has said yes"
-    return bench, client, agent, host
-
-
-def items(client: Peer, **asked: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = client.admin(op="approve.list", **asked)["items"]
-    return found
-
-
-def decide(client: Peer, decision: str = "yes", id: str = "t1/c1", **more: Any) -> Any:
-    return client.admin(op="approve.answer", id=id, decision=decision, **more)
-
-
-def result(host: Peer, call: Frame) -> None:
-    payload = to_raw({"status": "ok", "output": "ran"})
-    host.say(Frame("tool.result", call_id=call.call_id, payload=payload))
-
+CODER = {"agent": "coder", "instanceKey": "k"}
 
 # --- one call
 
@@ -52,6 +31,7 @@ def test_an_approved_call_runs_once_and_is_what_was_shown() -> None:
     (item,) = items(client)
     assert (item["id"], item["tool"], item["args"], item["agent"]) == ("t1/c1", "bash__exec", RM, "coder")
     assert (item["eventId"], item["rootEvent"], item["state"]) == ("e1", "e1", "waits")
+    assert item["digest"] == digest_of("bash__exec", item["workdir"], encode_value(RM))
     assert decide(client, id=item["code"])["state"] == "approved"
     (news,) = agent.take("approval.news")
     assert news.calls == ["t1/c1"]
@@ -70,20 +50,50 @@ def test_an_approved_call_runs_once_and_is_what_was_shown() -> None:
     assert [one["state"] for one in items(client, all=True)] == ["started"]
 
 
+def test_an_approval_is_bound_to_tool_working_directory_and_arguments() -> None:
+    args = encode_value(RM)
+    digest = digest_of("bash__exec", "/work", args)
+    assert digest_of("bash__exec", "/work", args) == digest
+    assert digest_of("bash__script", "/work", args) != digest
+    assert digest_of("bash__exec", "/elsewhere", args) != digest
+    assert digest_of("bash__exec", "/work", encode_value({"command": "rm -rf build/"})) != digest
+
+
+#: Calls that are not `RM`.
+OTHERS: list[Any] = [
+    {"command": "rm -rf /"},
+    {"command": "rm -rf build", "cwd": "/"},
+    {"command": "rm -rf build "},
+    {"command": ["rm -rf build"]},
+    {"command": "rm -rf build", "timeoutMs": None},
+    {"Command": "rm -rf build"},
+    {},
+    {"command": "rm -rf buil\u0064\u0301"},
+]
+
+
 @pytest.mark.parametrize("when", ["waiting", "approved", "started"])
-@pytest.mark.parametrize("other", [{"command": "rm -rf /"}, {"command": "rm -rf build", "cwd": "/"}])
-def test_another_call_under_the_same_id_is_refused(when: str, other: dict[str, Any]) -> None:
+def test_another_call_under_the_same_id_is_refused(when: str) -> None:
     _, client, agent, host = waiting()
     if when != "waiting":
         decide(client)
     if when == "started":
         agent.call(RM)
         host.take()
-    assert code_of(agent.call(other)) == "E_APPROVAL_MISMATCH"
-    assert not host.take("tool.call")
+    for other in OTHERS:
+        assert code_of(agent.call(other)) == "E_APPROVAL_MISMATCH", other
+    assert ran(host) == 0
     if when == "approved":
         agent.call(RM)
-        assert len(host.take("tool.call")) == 1, "the approved call itself may run still"
+        assert ran(host) == 1, "the approved call itself may run still"
+
+
+def test_numbers_that_python_takes_for_the_same() -> None:
+    for approved, made in (({"n": 1}, {"n": True}), ({"n": 0}, {"n": False}), ({"n": "1"}, {"n": 1})):
+        _, client, agent, host = waiting(args=approved)
+        decide(client)
+        assert code_of(agent.call(made)) == "E_APPROVAL_MISMATCH", made
+        assert ran(host) == 0
 
 
 def test_a_denied_call_is_a_result_with_the_reason() -> None:
@@ -119,6 +129,18 @@ def test_arguments_decide_and_the_first_rule_that_fits() -> None:
     assert [item["id"] for item in items(client)] == ["t1/c1", "t1/c4"]
 
 
+def test_a_person_reads_the_reason_of_a_rule_and_so_does_the_model_of_a_denied_call() -> None:
+    rules = [
+        {"tools": ["bash__*"], "when": {"args.command": {"equals": "deploy"}}, "action": "deny", "reason": "not here"},
+        {"tools": ["bash__*"], "action": "ask", "reason": "it may delete"},
+    ]
+    _, client, agent, _ = working({"rules": rules})
+    (refused,) = [frame for frame in agent.call({"command": "deploy"}, "t1/c2") if frame.type == "tool.result"]
+    assert "not here" in from_raw(refused.payload, dict)["error"]["message"]
+    assert code_of(agent.call(RM)) == "E_APPROVAL_WAITS"
+    assert [item["reason"] for item in items(client)] == ["it may delete"]
+
+
 def test_what_is_shown_and_what_runs_cannot_differ_by_encoding() -> None:
     """A key twice: one reader takes the first value, another one the last."""
     config = {"rules": [{"tools": ["bash__*"], "action": "ask", "when": {"args.command": {"startsWith": "rm"}}}]}
@@ -134,14 +156,29 @@ def test_what_is_shown_and_what_runs_cannot_differ_by_encoding() -> None:
     assert code_of(agent.call({}, "t1/c3", payload=twice("ls", "rm x"))) == "E_APPROVAL_WAITS"
 
 
-def test_what_nobody_can_be_shown_does_not_run() -> None:
-    _, client, agent, host = waiting()
-    assert code_of(agent.call({"command": "x" * MAX_ARGS_BYTES}, "t1/c2")) == "E_APPROVAL_DENIED"
+@pytest.mark.parametrize(
+    ("rule", "code"), [("ask", "E_APPROVAL_DENIED"), ("deny", "E_APPROVAL_DENIED"), ("allow", None)]
+)
+def test_arguments_that_nobody_is_shown_are_denied_where_a_rule_would_ask(rule: str, code: str | None) -> None:
+    _, client, agent, host = working({"rules": [{"tools": ["bash__*"], "action": rule}]})
+    assert code_of(agent.call({"command": "x" * MAX_ARGS_BYTES})) == code
     blob = Blob("0" * 32, "1" * 64, 2_000_000)
-    assert code_of(agent.call({}, "t1/c3", blob=blob, payload=Raw(b"\xc0"))) == "E_APPROVAL_DENIED"
-    assert code_of(agent.call({}, "t1/c4", payload=to_raw({"args": 1}))) == "E_FRAME_INVALID"
-    assert not host.take("tool.call")
-    assert len(items(client)) == 1
+    assert code_of(agent.call({}, "t1/c3", blob=blob, payload=Raw(b"\xc0"))) == code
+    assert code_of(agent.call({}, "t1/c4", payload=to_raw({"args": 1}))) == (code and "E_FRAME_INVALID")
+    assert ran(host) == (3 if code is None else 0)
+    assert items(client) == []
+
+
+def test_a_call_that_is_made_once_more_has_an_id_of_its_own_and_is_asked_about_once_more() -> None:
+    """What an agent does with an idempotent call whose outcome is unknown (agentproc/calls/caller.py)."""
+    _, client, agent, host = working()
+    agent.call(RM)
+    decide(client)
+    agent.call(RM)
+    assert len(host.take("tool.call")) == 1
+    assert code_of(agent.call(RM, "t1/c1~2")) == "E_APPROVAL_WAITS"
+    assert host.take("tool.call") == []
+    assert [item["id"] for item in items(client)] == ["t1/c1~2"]
 
 
 # --- who decides
@@ -153,34 +190,71 @@ def test_only_operators_decide() -> None:
     for op in ("approve.list", "approve.show", "approve.watch", "approve.answer"):
         assert other.admin(op=op, id="t1/c1", decision="yes")["code"] == "E_FRAME_INVALID"
     for peer in (agent, host):
-        frames = peer.say(Frame("admin", payload=to_raw({"op": "approve.answer", "id": "t1/c1", "decision": "yes"})))
-        assert code_of(frames) == "E_FRAME_TYPE"
-    news = Frame("approval.news", event_id="e1", calls=["t1/c1"])
-    assert code_of(agent.say(news)) == "E_FRAME_TYPE"
+        for kind in ("admin", "approval.news", "approval.answer"):
+            frames = peer.say(Frame(kind, payload=to_raw({"op": "approve.answer", "id": "t1/c1", "decision": "yes"})))
+            assert code_of(frames) == "E_FRAME_TYPE"
     assert code_of(agent.call(RM)) == "E_APPROVAL_WAITS"
     assert [item["state"] for item in items(client)] == ["waits"]
 
 
-def test_the_first_decision_counts_and_stands_in_the_audit() -> None:
-    bench, client, _, _ = waiting()
-    assert decide(client)["state"] == decide(client)["state"] == "approved"
-    assert decide(client, "no")["code"] == "E_APPROVAL_DECIDED"
-    assert decide(client, id="t1/c9")["code"] == "E_APPROVAL_NOT_FOUND"
+def test_an_approval_is_nobody_elses() -> None:
+    """Another agent, and another instance, are each asked about anew, or refused."""
+    bench, client, agent, host = waiting()
+    decide(client)
+    for event, who in (("e2", {"agent": "reviewer", "key": "k"}), ("e3", {"agent": "coder", "key": "other"})):
+        bench.ask(client, event, **who)
+        other = bench.agent(who["agent"], who["key"])
+        other.take()
+        assert code_of(other.call(RM, event=event)) in ("E_APPROVAL_WAITS", "E_APPROVAL_MISMATCH")
+    assert ran(host) == 0
+    agent.call(RM)
+    assert ran(host) == 1
+
+
+@pytest.mark.parametrize(("first", "second"), [("yes", "no"), ("no", "yes"), ("yes", "yes"), ("no", "no")])
+def test_the_first_decision_counts_and_stands_in_the_audit(first: str, second: str) -> None:
+    bench, client, agent, host = waiting()
+    state = {"yes": "approved", "no": "denied"}[first]
+    assert decide(client, first)["state"] == state
+    told = decide(client, second)
+    assert told.get("state", told["code"]) == (state if first == second else "E_APPROVAL_DECIDED")
     (line,) = bench.router.bus.notices
     (item,) = items(client, all=True)
-    assert item["code"] in line and "approved by uid 1000" in line and item["digest"] in line and "coder/k" in line
+    assert item["code"] in line and f"{state} by uid 1000" in line and item["digest"] in line and "coder/k" in line
     assert item["uid"] == 1000
+    agent.call(RM)
+    assert ran(host) == (first == "yes")
 
 
-def answered(client: Peer) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = client.admin(op="approve.list", answered=True)["answered"]
-    return found
+def test_no_rubbish_is_an_answer() -> None:
+    ids: list[Any] = [None, "", "t1", "t1/c2", "T1/C1", "t1/c1 ", "*", "../t1/c1", 5, True, ["t1/c1"], "x" * 100_000]
+    decisions: list[Any] = [None, "", "YES", "maybe", "approve", True, 1, [], {"yes": True}, "yes\n"]
+    _, client, agent, host = waiting()
+    assert decide(client, id="t1/c9")["code"] == "E_APPROVAL_NOT_FOUND"
+    for asked in (*({"id": one} for one in ids), *({"decision": one} for one in decisions)):
+        assert str(decide(client, **asked).get("code", "")).startswith("E_"), asked
+    assert [item["state"] for item in items(client)] == ["waits"]
+    agent.call(RM)
+    assert ran(host) == 0
+    assert decide(client)["state"] == "approved"
+
+
+@pytest.mark.parametrize("reason", [5, ["x"], {"a": 1}, "x" * 200_000, "a\x00b\x1b[31m", "거절", ""])
+def test_reasons_of_every_kind(reason: Any) -> None:
+    _, client, agent, host = waiting()
+    told = decide(client, "no", reason=reason)
+    if "state" not in told:
+        assert told["code"].startswith("E_")
+        assert decide(client, "no")["state"] == "denied"
+    assert [code_of(agent.call(RM)) for _ in range(2)] == ["E_APPROVAL_DENIED"] * 2
+    assert ran(host) == 0
+    assert len(answered(client)) == 1
 
 
 def test_who_has_decided_is_kept_after_the_turn_and_is_the_owner_of_the_token() -> None:
     bench, client, agent, _ = waiting()
     (item,) = items(client)
-    decide(client, "no", reason="not today", uid=0)  # what a client says of itself does not count
+    decide(client, "no", reason="not today", uid=0, by="root")  # what a client says of itself does not count
     agent.call(RM)
     agent.ack("done", payload=answer())
     assert items(client, all=True) == []
@@ -196,11 +270,26 @@ def test_who_has_decided_is_kept_after_the_turn_and_is_the_owner_of_the_token() 
     assert answered(bench.client()) == [kept]
 
 
-def test_what_nobody_answered_was_decided_by_the_kernel() -> None:
-    bench, _, _, _ = waiting()
-    bench.later(3601)
-    (kept,) = answered(bench.client())
+@pytest.mark.parametrize("restarts", [False, True])
+def test_what_nobody_answers_in_time_is_denied_by_the_kernel(restarts: bool) -> None:
+    bench, client, agent, host = waiting()
+    agent.ack("park")
+    bench.later(3595)
+    assert len(items(client)) == 1
+    if restarts:
+        bench.restart()
+        client, host = bench.client(), bench.host()
+    bench.later(10)
+    assert items(client) == []
+    assert decide(client).get("state") != "approved"
+    agent = bench.agent() if restarts else agent
+    assert [frame.event_id for frame in agent.take("event")] == ["e1"]
+    assert code_of(agent.call(RM)) == "E_APPROVAL_DENIED"
+    assert ran(host) == 0
+    (kept,) = answered(client)
     assert (kept["how"], kept.get("uid"), kept["reason"]) == ("denied", None, "nobody answered in time")
+    (line,) = bench.router.bus.notices
+    assert "denied by the kernel" in line and "coder/k bash__exec t1/c1" in line
 
 
 def test_the_history_is_bounded_and_has_no_keys_and_no_answers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,17 +321,6 @@ def test_the_history_is_bounded_and_has_no_keys_and_no_answers(monkeypatch: pyte
     assert answered(bench.client()) == kept, "what was forgotten is not in the journal"
 
 
-def test_what_has_expired_is_denied() -> None:
-    bench, client, agent, _ = waiting()
-    agent.ack("park")
-    bench.later(3599)
-    assert items(client)
-    bench.later(2)
-    assert items(client) == []
-    assert [frame.event_id for frame in agent.take("event")] == ["e1"]
-    assert code_of(agent.call(RM)) == "E_APPROVAL_DENIED"
-
-
 def test_watchers_hear_that_the_list_has_changed() -> None:
     bench, client, agent, _ = waiting()
     client.admin(op="approve.watch")
@@ -254,241 +332,71 @@ def test_watchers_hear_that_the_list_has_changed() -> None:
     assert client.take("approval.news"), "withdrawn with its turn"
 
 
-# --- parked turns
-
-
-def test_a_parked_turn_needs_no_process_and_comes_back_when_decided() -> None:
-    bench, client, agent, host = waiting()
-    places = bench.router.bus.mailbox.places
-    agent.ack("park")
-    assert not places.pool.held
-    bench.ask(client, "e2")
-    assert not agent.take("event"), "newer messages wait behind it"
-    (why,) = client.admin(op="why")["waits"]
-    assert (why["kind"], why["agent"], why["messages"], why["tools"]) == ("approval", "coder", 1, ["bash__exec"])
-    asked = f"(gdn approve: {why['items'][0]})"
-    assert why["text"] == f"waits for a person to approve 1 call of bash__exec {asked}; 1 message behind it"
-    assert [frame.type for frame in agent.say(Frame("bye"))] == ["reply"], "its process may leave"
-    decide(client)
-    agent = bench.agent()
-    assert [frame.event_id for frame in agent.take("event")] == ["e1"]
+def test_a_deleted_instance_takes_its_items_with_it() -> None:
+    bench, client, agent, _ = working()
     agent.call(RM)
-    (call,) = host.take("tool.call")
-    result(host, call)
-    assert [frame.event_id for frame in agent.ack("done", payload=answer()) if frame.type == "event"] == ["e2"]
-
-
-def test_a_decision_that_crosses_the_parking_is_not_lost() -> None:
-    _, client, agent, _ = waiting()
-    decide(client)
-    agent.take()
     agent.ack("park")
-    agent.say(Frame("ping"))
-    assert bench_event(agent) is not None
-
-
-def bench_event(agent: Peer) -> str | None:
-    leased = agent.bench.instance(*agent.who).leased
-    return None if leased is None else str(leased.id)
-
-
-def test_each_decision_brings_the_turn_further_and_none_makes_it_spin() -> None:
-    bench, client, agent, host = waiting()
-    agent.call({"command": "b"}, "t1/c2")
+    bench.later(RETURN_S)  # a broker that has just started deletes nothing
     agent.ack("park")
-    decide(client, "no")
-    assert [frame.event_id for frame in agent.take("event")] == ["e1"]
-    assert code_of(agent.call(RM)) == "E_APPROVAL_DENIED"
-    assert code_of(agent.call({"command": "b"}, "t1/c2")) == "E_APPROVAL_WAITS"
-    agent.ack("park")
-    for _ in range(5):
-        bench.later(1)
-    assert not agent.take("event"), "what it was told already does not bring it back"
-    decide(client, id="t1/c2")
-    assert [frame.event_id for frame in agent.take("event")] == ["e1"]
-
-
-def test_a_holder_that_dies_while_a_person_is_asked_costs_no_attempt() -> None:
-    bench, client, agent, _ = waiting()
-    instance = bench.instance("coder")
-    for _ in range(7):
-        bench.router.unreachable(1, agent.ident, bench.now)
-        bench.flush()
-        assert instance.leased is None
-    assert instance.queue[0].work.attempts == 0
-    decide(client)
-    agent = bench.agent()
-    assert [frame.event_id for frame in agent.take("event")] == ["e1"]
-
-
-def test_a_cancelled_turn_withdraws_what_it_waits_for() -> None:
-    bench, client, agent, _ = waiting()
-    agent.ack("park")
-    assert client.admin(op="cancel", eventId="e1")["state"] == "cancelled"
-    assert bench.items == {}
-    assert items(client) == []
-    assert decide(client)["code"] == "E_APPROVAL_NOT_FOUND"
+    client.say(Frame("admin", payload=to_raw({**CODER, "op": "instance.delete", "force": True})))
+    assert items(client, all=True) == []
     assert not [row for row in bench.journal.rows() if row.subject.startswith("approval:")]
-    bench.ask(client, "e2")
-    assert [frame.event_id for frame in agent.take("event")] == ["e2"]
 
 
-def test_no_turn_can_bury_a_person_in_items() -> None:
-    _, client, agent, _ = waiting()
-    codes = [code_of(agent.call({"command": str(at)}, f"t1/x{at}")) for at in range(MAX_ITEMS)]
-    assert codes[0] == "E_APPROVAL_WAITS"
-    assert codes[-1] == "E_TOOL_LIMIT"
-    assert codes.count("E_APPROVAL_WAITS") < MAX_ITEMS * 2 / 3
-
-
-def test_a_full_disk_asks_nobody() -> None:
-    bench, client, agent, _ = waiting()
-    bench.full = True
-    assert code_of(agent.call({"command": "b"}, "t1/c2")) == "E_DISK_FULL"
-    assert len(items(client)) == 1
-    decide(client)  # ends of what is there are always written
-    assert items(client) == []
-
-
-# --- restarts
-
-
-@pytest.mark.parametrize("dies", ["asked", "approved", "started"])
-def test_what_a_broker_knew_the_next_one_knows(dies: str) -> None:
-    bench, client, agent, host = waiting()
-    agent.ack("park")
-    if dies != "asked":
-        decide(client)
-    if dies == "started":
-        agent.take()
-        agent.call(RM)
-        assert len(host.take("tool.call")) == 1
+def test_a_live_change_does_not_change_the_rules() -> None:
+    """Not even an operator's, that takes the extension out of the configuration."""
+    bench = Bench()
+    resource = {"kind": "Extension", "metadata": {"name": "approval"}, "spec": {}}
+    gate = ExtensionSpec(name="approval", entry="/b/@goondan/base/approval", resource=resource, config=ASK)
+    coder = structs.replace(bench.plan.agents["coder"], extensions=[gate])
+    bench.plan = structs.replace(bench.plan, agents={**bench.plan.agents, "coder": coder})
     bench.restart()
     client, host = bench.client(), bench.host()
-    if dies == "asked":
-        agent = bench.agent()
-        assert not agent.take("event"), "it waits for a person, not for a process"
-        assert [item["id"] for item in items(client)] == ["t1/c1"]
-        decide(client)
-    else:
-        agent = bench.agent()
-    assert [frame.event_id for frame in agent.take("event")] == ["e1"]
-    agent.call(RM, first_sent_ms=5)
-    (call,) = host.take("tool.call") or (None,)
-    if dies == "started":
-        assert call is None, "it was passed on before: nobody knows what came of it"
-    else:
-        assert call is not None and not call.attach
-        assert (call.first_sent_ms or 0) > 5, "it begins now, however old its message is"
-
-
-def test_a_use_that_was_not_written_is_no_use() -> None:
-    bench, client, agent, host = waiting()
-    decide(client)
-    bench.lost_writes = True
-    agent.call(RM)
-    assert not host.take("tool.call"), "the call waits for the journal"
-    bench.lost_writes = False
-    bench.restart()
-    client, host = bench.client(), bench.host()
+    bench.ask(client)
     agent = bench.agent()
     agent.take()
-    agent.call(RM)
-    assert [call.attach for call in host.take("tool.call")] == [False]
+    patches = [{"op": "remove", "path": "/extensions/0"}]
+    told = client.admin(**CODER, op="config.propose", id="o1", patches=patches)
+    assert told["status"] == "accepted", told
+    assert code_of(agent.call(RM)) == "E_APPROVAL_WAITS"
+    assert host.take("tool.call") == []
 
 
-def test_a_started_call_attaches_to_the_host_that_lives() -> None:
-    bench, client, agent, host = waiting()
-    decide(client)
-    agent.call(RM)
-    assert len(host.take("tool.call")) == 1
-    epoch = bench.instance("coder").epoch
-    bench.restart()
-    host.hello()
-    agent.hello([Lease("e1", epoch, "k", "e1")])
-    agent.call(RM, first_sent_ms=5)
-    # the host of this test says that it began when it says hello, so its start is after the use: unknown, not run twice
-    assert not [call for call in host.take("tool.call") if not call.attach]
+def test_a_turn_has_so_many_items_and_decided_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(every_item, "MAX_OF_EVENT", 3)
+    _, client, agent, host = working()
+    for at in range(3):
+        assert code_of(agent.call(RM, f"t1/c{at}")) == "E_APPROVAL_WAITS"
+        decide(client, "no", f"t1/c{at}")
+    assert items(client) == []
+    assert code_of(agent.call(RM, "t1/c3")) == "E_TOOL_LIMIT"
+    assert host.take("tool.call") == []
 
 
-# --- clocks
+def test_the_items_of_a_turn_have_so_many_bytes_and_decided_ones_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    args = {"command": "x" * 1000}
+    monkeypatch.setattr(every_item, "MAX_BYTES_OF_EVENT", 2 * len(encode_value(args)))
+    _, client, agent, _ = working()
+    for at in range(2):
+        assert code_of(agent.call(args, f"t1/c{at}")) == "E_APPROVAL_WAITS"
+        decide(client, "no", f"t1/c{at}")
+    assert code_of(agent.call(args, "t1/c2")) == "E_TOOL_LIMIT"
 
 
-def swarm_of_two() -> tuple[Bench, Peer, Peer, Peer, Peer]:
-    """`coder` has asked `reviewer` with 60 s, in a turn of 100 s; the reviewer's call waits for a person."""
-    bench = Bench()
-    client, host = bench.client(), bench.host()
-    bench.ask(client, deadline_ms=100_000)
-    coder, reviewer = bench.agent(), bench.agent("reviewer")
-    coder.take()
-    payload = to_raw(AgentEvent(id="q1", type="agent.request", created_at="now", input="x"))
-    asked = Frame("event", to="reviewer", instance_key="k", event_id="q1", payload=payload, deadline_ms=60_000)
-    asked.reply_to = ReplyTo("coder", "corr:q1")
-    coder.say(asked)
-    assert [frame.event_id for frame in reviewer.take("event")] == ["q1"]
-    bench.later(10)
-    client.take(), coder.take()
-    assert code_of(reviewer.call(RM, event="q1")) == "E_APPROVAL_WAITS"
-    return bench, client, coder, reviewer, host
-
-
-def test_time_stands_still_for_the_turn_and_for_all_that_wait_for_it() -> None:
-    bench, client, coder, reviewer, _ = swarm_of_two()
-    told = {(frame.event_id, frame.in_reply_to, frame.stage) for frame in coder.take("clock")}
-    assert told == {("q1", "corr:q1", "held"), ("e1", None, "held")}
-    (heard,) = client.take("clock")
-    assert (heard.event_id, heard.in_reply_to, heard.stage) == ("e1", "e1", "held")
-    reviewer.ack("park", event="q1")
-    said: list[Frame] = []
-    for _ in range(243):  # more than the hour after which the item expires; a holder renews
-        assert client.admin(op="events", agent="coder", instanceKey="k")["events"] == [
-            {"eventId": "e1", "state": "leased"}
-        ]
-        bench.later(15)
-        said += coder.ack("renew")
-    assert items(client) == [], "decided by the kernel"
-    left = {frame.in_reply_to: frame.deadline_ms for frame in said if frame.type == "clock"}
-    assert left == {"corr:q1": 50_000, None: 90_000}, "the deadlines go on where they stood"
-
-
-def test_a_short_pause_moves_the_deadline_too() -> None:
-    bench, client, _, reviewer, _ = swarm_of_two()
-    reviewer.ack("park", event="q1")
-    bench.later(20)
-    bench.router.bus.presence.drop(bench.instance("reviewer").conn)
-    bench.instance("reviewer").conn = None
-    decide(client)
-    bench.later(49)
-    assert client.admin(op="events", agent="reviewer", instanceKey="k")["events"], "its first deadline has passed"
-    bench.later(2)
-    assert client.admin(op="events", agent="reviewer", instanceKey="k")["events"] == []
-
-
-def test_the_new_deadline_survives_the_broker() -> None:
-    bench, client, coder, reviewer, _ = swarm_of_two()
-    reviewer.ack("park", event="q1")
-    bench.later(1000)
-    decide(client)
-    bench.restart()
-    bench.later(30)
-    client = bench.client()
-    assert client.admin(op="events", agent="reviewer", instanceKey="k")["events"]
-    bench.later(30)
-    assert client.admin(op="events", agent="reviewer", instanceKey="k")["events"] == [], "50 s were left"
-
-
-def test_a_deadline_that_passed_while_no_broker_ran_is_held_by_the_item() -> None:
-    bench, client, _, reviewer, _ = swarm_of_two()
-    reviewer.ack("park", event="q1")
-    bench.now += 2000
-    bench.restart()
-    bench.later(5)
-    client = bench.client()
-    assert len(items(client)) == 1
-    decide(client)
-    bench.agent("reviewer")
-    event = bench.instance("reviewer").leased
-    assert 40 < event.deadline - bench.now <= 51
+@pytest.mark.parametrize(("limit", "value"), [("MAX_ITEMS", 40), ("MAX_ITEM_BYTES", 40 * 1100)])
+def test_a_turn_that_has_its_share_of_all_items_gets_no_more_until_one_is_decided(
+    monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    monkeypatch.setattr(every_item, limit, value)
+    _, client, agent, _ = working()
+    args = {"command": "x" * 1000}
+    codes = [code_of(agent.call(args, f"t1/c{at}")) for at in range(41)]
+    waiting = codes.count("E_APPROVAL_WAITS")
+    assert 5 < waiting < 40
+    assert codes == ["E_APPROVAL_WAITS"] * waiting + ["E_TOOL_LIMIT"] * (41 - waiting)
+    decide(client, "no", "t1/c0")
+    assert code_of(agent.call(args, "t1/more")) == "E_APPROVAL_WAITS"
+    assert code_of(agent.call(args, "t1/too-many")) == "E_TOOL_LIMIT"
 
 
 # --- calls of the agent's own, and questions

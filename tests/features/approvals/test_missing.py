@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -15,9 +11,6 @@ from goondan import features
 from goondan.agentproc.turn import parts as agent_parts
 from goondan.features import FEATURES
 from goondan.kernel.broker import assemble
-from goondan.kernel.bundle.rules import extension_config
-from goondan.kernel.cli.commands import command_of
-from goondan.kernel.cli.console.questions import questions
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError
 from tests.features.approvals.test_bundle import OWN, using
@@ -27,25 +20,6 @@ from tests.unit.kernel.bundle.conftest import Look
 
 RULES = {"approvals": to_raw([policy(ASK)])}
 WITHOUT = tuple(feature for feature in FEATURES if feature.name != "approvals")
-
-
-@pytest.mark.parametrize(
-    ("file", "load"),
-    [
-        ("broker", assemble.features),
-        ("bundle", extension_config.feature_extensions.__wrapped__),
-        ("agent", agent_parts.kinds.__wrapped__),
-        ("console", lambda: questions(SimpleNamespace(on=lambda kind, call: None))),  # type: ignore[arg-type]
-        ("command", lambda: command_of("approve")),
-    ],
-)
-async def test_a_missing_file_stops_the_process_that_loads_it(
-    monkeypatch: pytest.MonkeyPatch, file: str, load: Callable[[], Any]
-) -> None:
-    load()
-    monkeypatch.setitem(sys.modules, f"goondan.features.approvals.{file}", None)
-    with pytest.raises(ImportError):
-        load()
 
 
 def test_without_its_row_the_broker_refuses_a_plan_with_rules(monkeypatch: pytest.MonkeyPatch) -> None:

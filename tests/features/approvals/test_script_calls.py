@@ -18,7 +18,7 @@ from goondan.schemas.bundle.launch import CatalogItem, SandboxSpec, ToolSpec
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.frames import Frame, Lease, ToolCallPayload
 from goondan.schemas.wire.questions import ToolAsk
-from tests.features.approvals.test_calls import decide, items, result
+from tests.features.approvals.waiting import decide, items, result
 from tests.unit.kernel.broker.approving import ASK, Bench, code_of
 
 SCRIPT = "t1/s"

@@ -6,14 +6,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import unicodedata
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from goondan.features.approvals import command as commands
+from goondan.features.approvals.command import answer_issues, approve
 from goondan.features.approvals.command.text import (
     MARK,
     MAX_FILE_BYTES,
@@ -29,6 +34,7 @@ from goondan.features.approvals.command.text import (
     with_files,
 )
 from goondan.features.approvals.console import Asked
+from goondan.schemas.text.visible import TURNING
 from goondan.schemas.wire.errors import GoondanError
 
 ITEM: dict[str, Any] = {
@@ -40,6 +46,7 @@ ITEM: dict[str, Any] = {
     "tool": "bash__exec",
     "digest": "0" * 64,
     "askedMs": 0,
+    "expiresMs": 3_600_000,
     "state": "waits",
     "args": {"command": "ls"},
     "workdir": "/w",
@@ -59,13 +66,35 @@ PLACES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(
-    "character",
-    ["\ufe0f", "\U000e0100", "\U000e01ef", "\u034f", "\u180b", "\u17b4", "\u2800", "\u3164", "\u00a0", "\u200d"],
-)
-def test_nothing_of_an_item_hides(place: str, character: str) -> None:
-    shown = "\n".join(item_lines({**ITEM, **PLACES[place](f"rm{character} x")}))
-    assert character not in shown
+def test_nothing_of_an_item_hides(place: str) -> None:
+    for character in "\x1b\ufe0f\U000e0100\U000e01ef\u034f\u180b\u17b4\u2800\u3164\u00a0\u200d":
+        assert character not in "\n".join(item_lines({**ITEM, **PLACES[place](f"rm{character} x")}))
+
+
+@settings(max_examples=25)
+@given(st.text(max_size=60), st.integers(1, 120))
+def test_every_line_of_an_item_has_its_mark_and_fits_and_steers_no_terminal(text: str, columns: int) -> None:
+    item = {**ITEM, "args": {"command": text}, "message": text, "reason": text, "workdir": text, "waitedForBy": [text]}
+    lines = item_lines(item, columns)
+    assert all(line.startswith(MARK) for line in lines)
+    assert not {unicodedata.category(character) for line in lines for character in line} & {"Cc", "Zl", "Zp", "Cs"}
+    assert not {chr(code) for code in TURNING} & set("".join(lines))
+    assert max(len(line) for line in lines) < max(24, columns)
+
+
+def test_nothing_of_a_long_line_is_left_out() -> None:
+    text = "".join(chr(97 + at % 26) for at in range(3000))
+    assert text in "".join(line.partition(OUTSIDE)[2] for line in item_lines({**ITEM, "message": text}, 40))
+
+
+def test_the_code_the_callid_and_the_command_are_there() -> None:
+    shown = "\n".join(item_lines(ITEM))
+    for part in ("3f9a2c1b0d", "t1/c1", "coder/k", "bash__exec", "ls", "0" * 64, "denied if not answered by"):
+        assert part in shown
+    assert command_lines(ITEM) == ["answer it with: gdn approve yes 3f9a2c1b0d   or: gdn approve no 3f9a2c1b0d"]
+    assert "gdn approve answer 3f9a2c1b0d" in command_lines({**ITEM, "kind": "question"})[0]
+    assert list_lines([], 0) == ["nothing waits for a person"]
+    assert list_lines([ITEM], 2)[-1] == "and 2 more"
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -100,6 +129,21 @@ def test_letters_that_look_like_others_are_marked() -> None:
     )
     assert r"b\\u0430nk.example/\\u0441\\u0435".replace("\\\\", "\\") in shown
     assert "/h\\u043eme" in shown
+
+
+@pytest.mark.parametrize("name", ["list", "show", "yes", "no", "answer"])
+def test_json_works_with_all_of_them(name: str) -> None:
+    assert isinstance(approve, click.Group)
+    options = {option for parameter in approve.commands[name].params for option in parameter.opts}
+    assert "--json" in options
+
+
+def test_an_answer_fits_the_schema_of_its_question() -> None:
+    schema = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+    assert answer_issues(schema, {"name": "Kim"}) == []
+    for wrong in ({"name": 5}, {}, "Kim", None, ["Kim"]):
+        assert answer_issues(schema, wrong), wrong
+    assert answer_issues(None, 5) == [], "a question without a schema takes any value"
 
 
 # --- a yes is for what was shown ------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
-"""The fixtures of tests about bundles, turns and twists."""
+"""The fixtures of tests about bundles and turns."""
 
-from tests.contract.twists.conftest import stage
 from tests.unit.agentproc.conftest import make
 from tests.unit.kernel.bundle.conftest import bundled, look, package
 
-__all__ = ["bundled", "look", "make", "package", "stage"]
+__all__ = ["bundled", "look", "make", "package"]

@@ -216,6 +216,7 @@ def test_who_has_no_budget_and_is_asked_by_nobody_with_one_has_no_line() -> None
     assert made.chain_of(ROOT, (), "helper", 0) is None
     assert made.trees == {}
     assert line_of(made, "helper", ("lead",)).names == ("lead",)
+    assert line_of(made, root="another").tree is not line_of(made).tree, "the next message begins anew"
     assert line_of(made, "lead", ("lead",)).names == ("lead",), "an agent that is asked by itself is charged once"
 
 

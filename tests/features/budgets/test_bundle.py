@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from msgspec import structs
 
@@ -68,10 +71,11 @@ def test_an_own_extension_with_its_code_is_one(look: Look) -> None:
     ("limits", "words"),
     [
         ("", "limits"),
-        ("calls: 0", "calls"),
-        ("calls: 1.5", "calls"),
-        ("money: 0", "money"),
-        ("wallSeconds: 0.5", "wallSeconds"),
+        *((f"calls: {wrong}", "calls") for wrong in ("0", "-1", "1.5", "'5'", "true", "null")),
+        *((f"money: {wrong}", "money") for wrong in ("0", "-1", "'2.50'", "1.0e+300")),
+        *((f"wallSeconds: {wrong}", "wallSeconds") for wrong in ("0", "0.5", "true")),
+        ("tokens: 1180591620717411303424", "tokens"),
+        ("Calls: 5", "Calls"),
         ("calls: 5, call: 5", "call"),
         ("money: 1, currency: dollars", "currency"),
     ],
@@ -80,6 +84,11 @@ def test_limits_that_are_none_are_named(look: Look, limits: str, words: str) -> 
     seen = look(with_budget(limits))
     assert seen.errors, limits
     assert words in seen.errors[0].message
+
+
+@pytest.mark.parametrize("warn_at", ["-0.1", "1.5", "'0.1'", "null", "true", "[]"])
+def test_a_part_that_is_none(look: Look, warn_at: str) -> None:
+    assert look(using(f"{{ref: Extension/budget, config: {{limits: {{calls: 5}}, warnAt: {warn_at}}}}}")).errors
 
 
 def test_a_budget_without_limits_is_refused(look: Look) -> None:
@@ -130,3 +139,19 @@ def test_money_needs_the_price_of_models_in_anothers_place(look: Look) -> None:
     assert error.message == "agent 'helper' has a budget of money, and nobody knows what Model/spare costs"
     priced = bundle.replace("apiKey: k}", "apiKey: k, pricing: {" + price + "}}")
     assert look(priced).errors == []
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        "from goondan.agentproc.turn.parts import kinds; kinds()",
+        "from goondan.kernel.broker.assemble import features; features()",
+        "import goondan.kernel.cli.commands.traces",
+        "import goondan.toolhost.app",
+    ],
+    ids=["agent", "broker", "gdn denied", "tool host"],
+)
+def test_every_process_knows_the_code(load: str) -> None:
+    """No handler can speak with it, and a turn that fails by it ends as one that has spent its budget."""
+    code = f"{load}; from goondan.schemas.wire.errors import row_of; assert row_of('E_BUDGET_SPENT').refuser"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -191,8 +191,13 @@ def test_a_model_call_is_held_settled_and_priced() -> None:
     amounts = spent(world)
     assert (amounts["modelCalls"], amounts["inputTokens"], amounts["outputTokens"]) == (1, 900, 100)
     assert amounts["money"] == pytest.approx(0.9 + 0.2)
-    settle(world, "m1", 900, 100)
+    settle(world, "m1", 5_000, 4_000)
     assert spent(world)["tokens"] == 1_000, "said twice, it counts once"
+    assert isinstance(reserve(world, "m2", 1_000, 2_000), BudgetGranted)
+    assert isinstance(reserve(world, "m2", 1_000, 2_000), BudgetGranted)
+    assert spent(world, what="held")["tokens"] == 3_000, "asked twice, it holds once"
+    settle(world, "m2", 9_000, 9_000)
+    assert isinstance(reserve(world, "m3", 1, 1), ErrorPayload), "it took more than it held"
 
 
 def test_a_call_is_settled_at_the_price_of_the_model_that_was_asked() -> None:
@@ -399,28 +404,42 @@ def run_others(world: World) -> None:
                 pass
 
 
+#: What reserves nothing, and settles nothing.
+RUBBISH: list[Any] = [
+    None,
+    5,
+    [1, 2],
+    "m",
+    {},
+    {"id": "m"},
+    {"kind": "model"},
+    {"id": "", "kind": "model"},
+    {"id": "a/b", "kind": "model"},
+    {"id": "x" * 300, "kind": "tool"},
+    {"id": 5, "kind": "model"},
+    {"id": "m", "kind": "Model"},
+    {"id": "m", "kind": None},
+    *({"id": "m", "kind": "model", "inputTokens": wrong} for wrong in (-1, 1.5, "1", True)),
+    *({"id": "m", "kind": "model", "outputTokens": wrong} for wrong in (2**63, float("nan"), float("inf"))),
+]
+
+
 def test_a_hijacked_agent_gets_nothing_by_other_words() -> None:
     world = budgeted(coder=BudgetLimits(calls=2))
     assert call(world, "c1") is None
     assert call(world, "c2") is None
-    wrong = Frame("budget.reserve", id="w", event_id="e1", epoch=-1, payload=to_raw(BudgetReserve("m", "model")))
-    assert error_of(said(world, speaker(world), wrong)[0]).code == "E_LEASE_LOST"
-    for name, payload in (
-        ("settles what it never had", to_raw(BudgetSettle("m1", unused=True))),
-        ("negative", to_raw({"id": "m1", "inputTokens": -5})),
-        ("rubbish", to_raw([1, 2])),
-    ):
-        tell(world, Frame("budget.settle", id=name, payload=payload))
-        assert spent(world)["calls"] == 2, name
+    for event_id, epoch in (("e1", -1), ("e1", 0), ("e1", 2**40), ("e2", 1), (None, None)):
+        wrong = Frame("budget.reserve", id="w", event_id=event_id, epoch=epoch)
+        wrong.payload = to_raw(BudgetReserve("m", "model"))
+        assert [told.type for told in said(world, speaker(world), wrong) if told.in_reply_to == "w"] == ["error"]
+    for number, rubbish in enumerate(RUBBISH):
+        (told,) = tell(world, Frame("budget.reserve", id=f"r{number}", payload=to_raw(rubbish)))
+        assert error_of(told).code == "E_FRAME_INVALID", rubbish
+        tell(world, Frame("budget.settle", id=f"s{number}", payload=to_raw(rubbish)))
+    tell(world, Frame("budget.settle", id="never", payload=to_raw(BudgetSettle("m1", unused=True))))
     (told,) = tell(world, Frame("budget.settle", id="long", payload=to_raw(BudgetSettle("x" * 65))))
     assert error_of(told).code == "E_FRAME_INVALID"
-    for wrong_request in (
-        {"id": "", "kind": "model"},
-        {"id": "a/b", "kind": "model"},
-        {"id": "x" * 300, "kind": "tool"},
-    ):
-        (told,) = tell(world, Frame("budget.reserve", id="bad", payload=to_raw(wrong_request)))
-        assert error_of(told).code == "E_FRAME_INVALID"
+    assert spent(world)["calls"] == 2
     assert call(world, "c1", first_sent_ms=1) is None, "that one runs already"
     assert call(world, "c9", first_sent_ms=1) == "E_BUDGET_SPENT"
 
