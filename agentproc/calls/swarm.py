@@ -17,18 +17,7 @@ import msgspec
 
 from goondan.agentproc.calls.caller import TURN_MARGIN_S, AgentLink
 from goondan.agentproc.extensions.events import EventBus
-from goondan.agentproc.machine.questions import (
-    Asker,
-    Question,
-    catalog_frame,
-    end_of,
-    event_frame,
-    late,
-    list_frame,
-    response_of,
-    restart_frame,
-    spawn_frame,
-)
+from goondan.agentproc.machine import questions
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import OPERATOR_AGENT, Frame, RestartAnswer, ToolResult
@@ -53,7 +42,12 @@ class Swarm:
     """
 
     def __init__(
-        self, link: AgentLink, asker: Asker, deadline: float | None, clock: Callable[[], str], notices: EventBus
+        self,
+        link: AgentLink,
+        asker: questions.Asker,
+        deadline: float | None,
+        clock: Callable[[], str],
+        notices: EventBus,
     ) -> None:
         self._notices = notices
         self._link = link
@@ -63,7 +57,7 @@ class Swarm:
         self._clock = clock
         self._loop = asyncio.get_running_loop()
         #: Says what became of handed-over work, by its handle (machine/questions.py).
-        self.end_of: Callable[[str], ToolResult] = partial(end_of, news=(), messages=())
+        self.end_of: Callable[[str], ToolResult] = partial(questions.end_of, news=(), messages=())
         #: Set when work that was handed over has ended.
         self.news = asyncio.Event()
         #: How long `agents__request` waits unless it says otherwise (milliseconds).
@@ -71,11 +65,11 @@ class Swarm:
         #: The kernel restarts as soon as the turn has left its event. No further step runs before that.
         self.restarts = False
 
-    async def request(self, question: Question) -> dict[str, Any]:
+    async def request(self, question: questions.Question) -> dict[str, Any]:
         """Have another agent run a turn, and return its answer. With `question.goes_on` an answer that does not come in
         time comes later, as a message.
         """
-        frame = event_frame(self._asker, question, self._left_ms(), self._clock())
+        frame = questions.event_frame(self._asker, question, self._left_ms(), self._clock())
         self._tell(question)
         waits_ms = question.timeout_ms if question.goes_on else None
         try:
@@ -83,10 +77,10 @@ class Swarm:
             answer = await self._until_done(frame, asked)
         except GoondanError as error:
             # The link gave up waiting. Errors inside an agent's answer come from `response_of`.
-            raise late(frame) if error.info.code == "E_AGENT_TIMEOUT" else error from None
+            raise questions.late(frame) if error.info.code == "E_AGENT_TIMEOUT" else error from None
         if answer.type == "ack":
-            raise late(frame, waits_ms)
-        response = response_of(frame, answer)
+            raise questions.late(frame, waits_ms)
+        response = questions.response_of(frame, answer)
         told = {"sourceAgent": question.target, "result": response["response"]}
         self._notices.emit(DELEGATION_RESULT, told, emitter="the kernel")
         return response
@@ -96,21 +90,21 @@ class Swarm:
         """Whether the asker has a conversation that an answer could come to later. An operator's call has none."""
         return self._asker.agent != OPERATOR_AGENT
 
-    async def send(self, question: Question) -> dict[str, Any]:
+    async def send(self, question: questions.Question) -> dict[str, Any]:
         """Have another agent run a turn, and do not wait for it. The broker has the event when this returns."""
-        frame = event_frame(self._asker, question, self._left_ms(), self._clock())
+        frame = questions.event_frame(self._asker, question, self._left_ms(), self._clock())
         self._tell(question)
         await self._until_done(frame, self._link.post(frame))
         return {"target": question.target, "eventId": frame.event_id, "accepted": True, "sent": True}
 
-    async def start(self, question: Question) -> dict[str, Any]:
+    async def start(self, question: questions.Question) -> dict[str, Any]:
         """Have another agent run a turn; the answer comes later, as a message. Returns the value of `request` without a
         response.
         """
         event_id = (await self.submit(question)).event_id or ""
         return {**answered(question.target, event_id, correlation(event_id), None), "async": True}
 
-    async def submit(self, question: Question) -> Frame:
+    async def submit(self, question: questions.Question) -> Frame:
         """Have another agent run a turn; the answer comes later, as a message. The broker has the event when this
         returns.
 
@@ -119,7 +113,7 @@ class Swarm:
         if not self.hears_later:
             message = "a call from outside has no conversation that an answer could come to later"
             raise fail("E_USAGE", message, suggestion="Use agents__request without async, or agents__send.")
-        frame = event_frame(self._asker, question, None, self._clock())
+        frame = questions.event_frame(self._asker, question, None, self._clock())
         self._tell(question)
         await self._until_done(frame, self._link.post(frame))
         return frame
@@ -138,26 +132,26 @@ class Swarm:
 
     async def spawn(self, name: str, target: str, instance_key: str | None, cwd: str | None) -> Any:
         """Start the process of an instance. Returns when it is there. `name` names the question within its turn."""
-        return await self._look_up(spawn_frame(self._asker, name, target, instance_key, cwd, self._left_ms()))
+        return await self._look_up(questions.spawn_frame(self._asker, name, target, instance_key, cwd, self._left_ms()))
 
     async def restart(self, name: str, reason: str) -> None:
         """Have the kernel restart at the end of this step. `name` is the tool call's id, which identifies a repeat.
 
         Raises GoondanError: what is wrong with the bundle, E_RESTART_REFUSED, E_FORBIDDEN.
         """
-        frame = restart_frame(self._asker, name, reason)
+        frame = questions.restart_frame(self._asker, name, reason)
         reply = await self._until_done(frame, self._link.post(frame))
         self.restarts = self.restarts or from_raw(reply.payload, RestartAnswer).comes
 
     async def list(self, include_all: bool) -> Any:
         """The instances that the asker has spawned, or all instances."""
-        return await self._look_up(list_frame(include_all, self._left_ms()))
+        return await self._look_up(questions.list_frame(include_all, self._left_ms()))
 
     async def catalog(self) -> Any:
         """The agents of the swarm."""
-        return await self._look_up(catalog_frame(self._left_ms()))
+        return await self._look_up(questions.catalog_frame(self._left_ms()))
 
-    def _tell(self, question: Question) -> None:
+    def _tell(self, question: questions.Question) -> None:
         """Announce an event that goes to another agent."""
         if not self._notices.wants(DELEGATE):
             return

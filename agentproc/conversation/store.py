@@ -19,17 +19,7 @@ from typing import Final
 from msgspec import Struct, structs
 
 from goondan.agentproc.conversation.file import ConversationFile, Durability
-from goondan.agentproc.machine.messages import (
-    Append,
-    Message,
-    MessageEvent,
-    Remove,
-    Replace,
-    Truncate,
-    decode_message,
-    encode_message,
-    files_of,
-)
+from goondan.agentproc.machine import messages
 from goondan.schemas.traces.turn_notes import NoteKind, TurnStatus
 from goondan.schemas.transport.link import boottime_ms
 from goondan.schemas.wire.usage import ROWS, Part, Used, encode_used, read_used
@@ -72,7 +62,7 @@ class StoredEvent(Struct, frozen=True):
     #: Its position in the turn.
     position: int
     #: The event.
-    event: MessageEvent
+    event: messages.MessageEvent
     #: When it was stored (CLOCK_BOOTTIME, milliseconds). 0: before the machine's last boot, so earlier than the start
     #: of every process that runs now.
     stored_ms: int
@@ -195,17 +185,17 @@ class ConversationStore(ConversationFile):
 
     # --- messages
 
-    def append(self, turn_id: str, position: int, event: MessageEvent, *, origin: str | None = None) -> None:
+    def append(self, turn_id: str, position: int, event: messages.MessageEvent, *, origin: str | None = None) -> None:
         """Store one message event of a running turn (inside `write`). An event with the same position replaces the
         earlier one.
         """
         target: str | None = None
         message: bytes | None = None
-        if isinstance(event, Append):
-            kind, target, message = "append", event.message.id, encode_message(event.message)
-        elif isinstance(event, Replace):
-            kind, target, message = "replace", event.target_id, encode_message(event.message)
-        elif isinstance(event, Remove):
+        if isinstance(event, messages.Append):
+            kind, target, message = "append", event.message.id, messages.encode_message(event.message)
+        elif isinstance(event, messages.Replace):
+            kind, target, message = "replace", event.target_id, messages.encode_message(event.message)
+        elif isinstance(event, messages.Remove):
             kind, target = "remove", event.target_id
         else:
             kind = "truncate"
@@ -229,16 +219,16 @@ class ConversationStore(ConversationFile):
                 for position, kind, target, message, stored, origin in rows
             ]
 
-    def load_messages(self) -> list[Message]:
+    def load_messages(self) -> list[messages.Message]:
         """BaseMessages, in order. This is the only read whose cost grows with the conversation."""
         with self.errors():
-            return [decode_message(row[0]) for row in self.rows("SELECT message FROM base ORDER BY seq")]
+            return [messages.decode_message(row[0]) for row in self.rows("SELECT message FROM base ORDER BY seq")]
 
     def file_names(self) -> set[str]:
         """The files to which a message refers, by `blob.file`. It reads the whole history."""
         with self.errors():
             rows = self.rows("SELECT message FROM base UNION ALL SELECT message FROM events WHERE message IS NOT NULL")
-            return {file.blob.file for row in rows for file in files_of(decode_message(row[0]))}
+            return {file.blob.file for row in rows for file in messages.files_of(messages.decode_message(row[0]))}
 
     def remember(self, name: str, value: bytes) -> None:
         """Keep a value under a name (inside `write`). It replaces the earlier value."""
@@ -323,15 +313,15 @@ class ConversationStore(ConversationFile):
                 self._apply(stored.event)
         self.execute("DELETE FROM events WHERE turn_id = ?", (turn_id,))
 
-    def _apply(self, event: MessageEvent) -> None:
+    def _apply(self, event: messages.MessageEvent) -> None:
         """Apply one event to the base table, with the same effect as conversation.fold."""
-        if isinstance(event, Append):
+        if isinstance(event, messages.Append):
             self.execute(
                 "INSERT INTO base (id, message) VALUES (?, ?) "
                 "ON CONFLICT (id) DO UPDATE SET message = excluded.message",
-                (event.message.id, encode_message(event.message)),
+                (event.message.id, messages.encode_message(event.message)),
             )
-        elif isinstance(event, Replace):
+        elif isinstance(event, messages.Replace):
             if event.message.id != event.target_id:
                 self.execute(
                     "DELETE FROM base WHERE id = ?1 AND EXISTS (SELECT 1 FROM base WHERE id = ?2)",
@@ -339,9 +329,9 @@ class ConversationStore(ConversationFile):
                 )
             self.execute(
                 "UPDATE base SET id = ?, message = ? WHERE id = ?",
-                (event.message.id, encode_message(event.message), event.target_id),
+                (event.message.id, messages.encode_message(event.message), event.target_id),
             )
-        elif isinstance(event, Remove):
+        elif isinstance(event, messages.Remove):
             self.execute("DELETE FROM base WHERE id = ?", (event.target_id,))
         else:
             self.execute("DELETE FROM base")
@@ -375,9 +365,9 @@ def _started(turn_id: str) -> str:
     return f"started:{turn_id}/"
 
 
-def _event(kind: str, target: str, message: bytes) -> MessageEvent:
+def _event(kind: str, target: str, message: bytes) -> messages.MessageEvent:
     if kind == "append":
-        return Append(decode_message(message))
+        return messages.Append(messages.decode_message(message))
     if kind == "replace":
-        return Replace(target, decode_message(message))
-    return Remove(target) if kind == "remove" else Truncate()
+        return messages.Replace(target, messages.decode_message(message))
+    return messages.Remove(target) if kind == "remove" else messages.Truncate()

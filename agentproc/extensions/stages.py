@@ -22,39 +22,8 @@ from goondan.agentproc.conversation.transcript import Transcript, read_event
 from goondan.agentproc.extensions.api import Asking
 from goondan.agentproc.extensions.engine import LayerFailed, Watch, run
 from goondan.agentproc.extensions.loaded import Extensions
-from goondan.agentproc.extensions.points.contexts import (
-    UNCHANGED,
-    CallScope,
-    Execution,
-    PointContext,
-    Resource,
-    StepScope,
-    TurnScope,
-    View,
-    binding,
-)
+from goondan.agentproc.extensions.points import contexts, results
 from goondan.agentproc.extensions.points.pipeline import Kind, Layer, MiddlewareError
-from goondan.agentproc.extensions.points.results import (
-    StepResult,
-    ToolCallResult,
-    TurnResult,
-    accepted,
-    changed_answer,
-    changed_end,
-    check_rest,
-    error_of,
-    given_error,
-    json_copy,
-    step_result,
-    told_answer,
-    tool_error_of,
-    trace_of,
-    turn_result,
-    wanted_extensions,
-    wanted_system,
-    wanted_tools,
-    wire_result,
-)
 from goondan.agentproc.machine.catalog import Catalog, StepCatalog
 from goondan.agentproc.machine.denied_calls import REFUSED
 from goondan.agentproc.machine.messages import Append, Message, ToolCallPart, error_result
@@ -76,7 +45,7 @@ log = logging.getLogger("agentproc")
 #: One try of a model call, with these blocks and this catalog. Raises GoondanError.
 Ask = Callable[[list[dict[str, Any]], list[CatalogItem]], Awaitable[ModelAnswer]]
 
-R = TypeVar("R", TurnResult, StepResult, ToolCallResult)
+R = TypeVar("R", results.TurnResult, results.StepResult, results.ToolCallResult)
 
 #: Chains that were cancelled and have not ended yet. They are kept here because the event loop holds tasks only weakly.
 _unwinding: set[asyncio.Task[None]] = set()
@@ -95,7 +64,7 @@ class Stages:
         in_force: InForce,
         catalog: Catalog,
         transcript: Transcript,
-        execution: Execution,
+        execution: contexts.Execution,
         input_event: AgentEvent,
         asking: Asking,
         *,
@@ -117,7 +86,7 @@ class Stages:
         self._loop = asyncio.get_running_loop()
         self._place = "turn"
         self._emitted = 0
-        self._turn = TurnScope(
+        self._turn = contexts.TurnScope(
             execution,
             input_event,
             transcript,
@@ -131,7 +100,7 @@ class Stages:
         self._turn_end: asyncio.Future[End] | None = None
         self._turn_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._step: StepScope | None = None
+        self._step: contexts.StepScope | None = None
         self._step_end: asyncio.Future[LeaveStep] | None = None
         self._step_task: asyncio.Task[None] | None = None
         self._calls: dict[str, asyncio.Task[None]] = {}
@@ -154,25 +123,25 @@ class Stages:
         turn_id = self._turn.execution.turn_id
         core_end: list[End] = []
 
-        async def core() -> TurnResult:
+        async def core() -> results.TurnResult:
             self._turn_end = self._loop.create_future()
             self._push(TurnEntered())
             end = await self._turn_end
             core_end.append(end)
-            self._turn.result = result = turn_result(turn_id, end, self._transcript.own_messages)
+            self._turn.result = result = results.turn_result(turn_id, end, self._transcript.own_messages)
             await self._mutate("turn.post", self._turn)
             return result
 
-        def failed(layer: Layer | None, error: BaseException) -> TurnResult:
-            return TurnResult(turn_id=turn_id, finish_reason="error", error=_report(layer, "turn", error))
+        def failed(layer: Layer | None, error: BaseException) -> results.TurnResult:
+            return results.TurnResult(turn_id=turn_id, finish_reason="error", error=_report(layer, "turn", error))
 
-        result = await self._around("turn", self._turn, core, TurnResult, failed)
-        self._push(TurnLeft(changed_end(result, core_end[0] if core_end else None)))
+        result = await self._around("turn", self._turn, core, results.TurnResult, failed)
+        self._push(TurnLeft(results.changed_end(result, core_end[0] if core_end else None)))
 
     async def _around(
         self,
         kind: Kind,
-        scope: TurnScope | StepScope | CallScope,
+        scope: contexts.TurnScope | contexts.StepScope | contexts.CallScope,
         core: Callable[[], Awaitable[R]],
         result: type[R],
         failed: Callable[[Layer | None, BaseException], R],
@@ -190,7 +159,12 @@ class Stages:
         try:
             layers = self._pipeline.at(kind)
             return await run(
-                layers, binding(scope), inside, self._watch, accept=partial(accepted, result), failed=failed
+                layers,
+                contexts.binding(scope),
+                inside,
+                self._watch,
+                accept=partial(results.accepted, result),
+                failed=failed,
             )
         except Exception as error:
             return failed(None, error)
@@ -218,7 +192,7 @@ class Stages:
         except GoondanError as error:
             self._push(StepLeft(False, error.info))
             return
-        scope = self._step = StepScope(self._turn, step - 1, self._catalog, self._new_config())
+        scope = self._step = contexts.StepScope(self._turn, step - 1, self._catalog, self._new_config())
         await self._run_step(scope)
 
     def leave_step(self, leave: LeaveStep) -> None:
@@ -226,14 +200,14 @@ class Stages:
         if self._step_end is not None and not self._step_end.done():
             self._step_end.set_result(leave)
 
-    async def _run_step(self, scope: StepScope) -> None:
+    async def _run_step(self, scope: contexts.StepScope) -> None:
         core_error: list[ErrorPayload] = []
 
-        async def core() -> StepResult:
+        async def core() -> results.StepResult:
             try:
                 await self._configure(scope)
             except GoondanError as error:
-                return StepResult(status="failed", error=error.info)
+                return results.StepResult(status="failed", error=error.info)
             for point in ("step.tools", "step.blocks"):
                 await self._mutate(point, scope)
             self._use(scope.settle_catalog())
@@ -242,19 +216,19 @@ class Stages:
             leave = await self._step_end
             if leave.error is not None:
                 core_error.append(leave.error)
-            scope.result = result = step_result(leave)
+            scope.result = result = results.step_result(leave)
             await self._mutate("step.post", scope)
             return result
 
-        def failed(layer: Layer | None, error: BaseException) -> StepResult:
-            return StepResult(status="failed", error=_report(layer, "step", error))
+        def failed(layer: Layer | None, error: BaseException) -> results.StepResult:
+            return results.StepResult(status="failed", error=_report(layer, "step", error))
 
-        result = await self._around("step", scope, core, StepResult, failed)
+        result = await self._around("step", scope, core, results.StepResult, failed)
         goes_on = bool(result.should_continue)
-        error = None if goes_on or result.error in core_error else given_error(result.error)
+        error = None if goes_on or result.error in core_error else results.given_error(result.error)
         self._push(StepLeft(goes_on, error))
 
-    async def _configure(self, step: StepScope) -> None:
+    async def _configure(self, step: contexts.StepScope) -> None:
         """Run `step.config`, and apply its choice of extensions, tools and prompt.
 
         Raises LayerFailed, and GoondanError E_EXTENSION_FAILED.
@@ -264,14 +238,14 @@ class Stages:
             return
         known = {extension.name: extension for extension in extensions}
         for layer in handlers:
-            await run((layer,), binding(step), _nothing, self._watch)
+            await run((layer,), contexts.binding(step), _nothing, self._watch)
             config = step.effective_config
             try:
-                extensions = wanted_extensions(config, known)
-                step.system = wanted_system(config)
-                check_rest(config, self._in_force.config)
+                extensions = results.wanted_extensions(config, known)
+                step.system = results.wanted_system(config)
+                results.check_rest(config, self._in_force.config)
                 if config["tools"] != self._in_force.config["tools"]:
-                    tools = wanted_tools(config, step.bound)
+                    tools = results.wanted_tools(config, step.bound)
                     named = {item.name for item in tools}
                     step.tool_catalog = [*tools, *(item for item in self._tools.exposed if item.name not in named)]
                     step.settle_catalog()
@@ -302,8 +276,8 @@ class Stages:
 
     def system(self, own: str | None) -> str | None:
         """The system prompt of this step; `own` is the agent's."""
-        changed = UNCHANGED if self._step is None else self._step.system
-        return own if changed is UNCHANGED else changed
+        changed = contexts.UNCHANGED if self._step is None else self._step.system
+        return own if changed is contexts.UNCHANGED else changed
 
     @property
     def tool_choice(self) -> ToolChoice | None:
@@ -332,7 +306,7 @@ class Stages:
         except LayerFailed as fault:
             raise GoondanError(_report(fault.layer, "step", fault.error)) from None
 
-    async def _ask_in_wraps(self, step: StepScope, ask: Ask) -> ModelAnswer:
+    async def _ask_in_wraps(self, step: contexts.StepScope, ask: Ask) -> ModelAnswer:
         """Run the model call inside its wraps. `step.llmError` may have it asked again, within its limit.
 
         Raises the exception of the last try (GoondanError), and LayerFailed.
@@ -340,16 +314,16 @@ class Stages:
         asked_again = 0
         answers: list[ModelAnswer] = []
 
-        async def attempt(given: PointContext) -> PointContext:
+        async def attempt(given: contexts.PointContext) -> contexts.PointContext:
             given.store()
             answer = await ask(step.blocks, step.tool_catalog)
             answers[:] = [answer]
-            return given.replace(llm_result=told_answer(answer))
+            return given.replace(llm_result=results.told_answer(answer))
 
-        async def call(given: PointContext) -> PointContext:
+        async def call(given: contexts.PointContext) -> contexts.PointContext:
             return await self._wrapped(self._pipeline.at("step.llmCall"), given.at("step.llmCall"), attempt)
 
-        async def again(given: PointContext) -> PointContext:
+        async def again(given: contexts.PointContext) -> contexts.PointContext:
             nonlocal asked_again
             asked_again += 1
             made = await call(given.replace(llm_error=None))
@@ -360,7 +334,7 @@ class Stages:
         while True:
             before = asked_again
             step.llm_result, step.llm_error = None, None if failure is None else failure.info
-            context = PointContext(step, "step.llmError")
+            context = contexts.PointContext(step, "step.llmError")
             try:
                 context = await (call(context) if failure is None else self._wrapped(rescuers, context, again))
             except GoondanError as error:
@@ -371,7 +345,7 @@ class Stages:
                 raise
             if context["llm_result"] is None:  # nobody wants to ask again
                 raise failure or AssertionError("a wrap of step.llmCall gives an answer")
-            return changed_answer(context["llm_result"], answers[0] if answers else None)
+            return results.changed_answer(context["llm_result"], answers[0] if answers else None)
 
     def _stop_step(self) -> None:
         for task in (self._step_task, *self._calls.values()):
@@ -396,44 +370,46 @@ class Stages:
         with its error message within `limit` characters.
         """
         # A copy: layers may change the arguments, and the conversation keeps the arguments that the model wrote.
-        args = json_copy(part.args)
-        scope = CallScope(self._turn, self._step, step - 1, part.tool_name, part.tool_call_id, args)
+        args = results.json_copy(part.args)
+        scope = contexts.CallScope(self._turn, self._step, step - 1, part.tool_name, part.tool_call_id, args)
 
         async def chain() -> None:
             open_call: asyncio.Future[ToolResult] | None = None
 
-            async def call() -> ToolCallResult:
+            async def call() -> results.ToolCallResult:
                 nonlocal open_call
                 waiter: asyncio.Future[ToolResult] = self._loop.create_future()
                 open_call = waiter
                 start(scope.args, lambda result: None if waiter.done() else waiter.set_result(result))
-                return ToolCallResult.of(part.tool_call_id, part.tool_name, await waiter)
+                return results.ToolCallResult.of(part.tool_call_id, part.tool_name, await waiter)
 
-            async def core() -> ToolCallResult:
+            async def core() -> results.ToolCallResult:
                 return await (call() if scope.step is None else self._call_in_wraps(scope, call))
 
-            def failed(layer: Layer | None, error: BaseException) -> ToolCallResult:
+            def failed(layer: Layer | None, error: BaseException) -> results.ToolCallResult:
                 told = error_result(_call_error(layer, error))
-                return ToolCallResult.of(part.tool_call_id, part.tool_name, told)
+                return results.ToolCallResult.of(part.tool_call_id, part.tool_name, told)
 
-            result = await self._around("toolCall", scope, core, ToolCallResult, failed)
+            result = await self._around("toolCall", scope, core, results.ToolCallResult, failed)
             if open_call is not None and not open_call.done():
                 drop()  # the chain ended without it
             self._calls.pop(part.tool_call_id, None)
-            done(wire_result(result, limit))
+            done(results.wire_result(result, limit))
 
         self._calls[part.tool_call_id] = self._loop.create_task(chain())
 
-    async def _call_in_wraps(self, call: CallScope, core: Callable[[], Awaitable[ToolCallResult]]) -> ToolCallResult:
+    async def _call_in_wraps(
+        self, call: contexts.CallScope, core: Callable[[], Awaitable[results.ToolCallResult]]
+    ) -> results.ToolCallResult:
         """Run the call inside the wraps of `toolCall.exec`, then `toolCall.post`. Raises LayerFailed."""
         wraps, posts = self._pipeline.at("toolCall.exec"), self._pipeline.at("toolCall.post")
         if not wraps and not posts:
             return await core()
 
-        async def make(given: PointContext) -> PointContext:
+        async def make(given: contexts.PointContext) -> contexts.PointContext:
             return given.replace(tool_result=await core())
 
-        context = await self._wrapped(wraps, PointContext(call, "toolCall.exec"), make)
+        context = await self._wrapped(wraps, contexts.PointContext(call, "toolCall.exec"), make)
         context.store()
         await self._mutate("toolCall.post", call)
         if call.result is None:
@@ -458,21 +434,23 @@ class Stages:
 
     def _new_config(self) -> dict[str, Any]:
         """The configuration of a step that begins, as a copy that its handlers may change."""
-        return json_copy(self._in_force.config) if self._pipeline.uses_points else {}
+        return results.json_copy(self._in_force.config) if self._pipeline.uses_points else {}
 
     async def _mutate(self, point: str, scope: Any) -> None:
         """Run the mutators of a point. Raises LayerFailed."""
         if layers := self._pipeline.at(point):
-            await run(layers, binding(scope), _nothing, self._watch)
+            await run(layers, contexts.binding(scope), _nothing, self._watch)
 
     async def _wrapped(
         self,
         layers: Any,
-        given: PointContext,
-        core: Callable[[PointContext], Any],
-    ) -> PointContext:
+        given: contexts.PointContext,
+        core: Callable[[contexts.PointContext], Any],
+    ) -> contexts.PointContext:
         """Run `core` inside the wraps of a point. Each of the two makes a context of the one that it gets."""
-        return await run(layers, binding(None), core, self._watch, given=given) if layers else await core(given)
+        return (
+            await run(layers, contexts.binding(None), core, self._watch, given=given) if layers else await core(given)
+        )
 
     def _emit(self, extension: str, event: Any) -> None:
         self._emitted += 1
@@ -488,9 +466,9 @@ async def _nothing(_: Any) -> None:
     """What lies inside of mutators."""
 
 
-def _documents(in_force: InForce) -> tuple[Resource, Resource]:
+def _documents(in_force: InForce) -> tuple[contexts.Resource, contexts.Resource]:
     """The documents of the Swarm and of the agent, as written."""
-    return Resource(in_force.spec.swarm), Resource(in_force.spec.resource)
+    return contexts.Resource(in_force.spec.swarm), contexts.Resource(in_force.spec.resource)
 
 
 def _cancel(task: asyncio.Task[None] | None) -> None:
@@ -512,15 +490,15 @@ def _report(layer: Layer | None, kind: str, error: BaseException) -> ErrorPayloa
         log.error("the %s middleware", kind, exc_info=error)
         return error_payload("E_INTERNAL", f"the {kind} middleware: {type(error).__name__}: {error}")
     _log(layer, kind, error)
-    return error_of(error, "E_MIDDLEWARE", f"{_whose(layer, kind)} failed")
+    return results.error_of(error, "E_MIDDLEWARE", f"{_whose(layer, kind)} failed")
 
 
 def _call_error(layer: Layer | None, error: BaseException) -> ToolError:
     """The error of a call, which is logged."""
     if layer is None:
-        return tool_error_of(GoondanError(_report(layer, "toolCall", error)), "E_INTERNAL")
+        return results.tool_error_of(GoondanError(_report(layer, "toolCall", error)), "E_INTERNAL")
     _log(layer, "toolCall", error)
-    told = tool_error_of(error, "E_MIDDLEWARE" if isinstance(error, MiddlewareError) else "E_TOOL")
+    told = results.tool_error_of(error, "E_MIDDLEWARE" if isinstance(error, MiddlewareError) else "E_TOOL")
     if getattr(error, "suggestion", None) is None and not isinstance(error, GoondanError):
         # The message is the extension's own text (CALL-14). The suggestion says which extension wrote it.
         told.suggestion = f"It comes from {_whose(layer, 'toolCall')}. {told.suggestion or ''}".rstrip()
@@ -531,7 +509,7 @@ def _log(layer: Layer, kind: str, error: BaseException) -> None:
     if isinstance(error, GoondanError) and error.code == REFUSED:
         log.warning("%s", error.info.message)
         return
-    log.warning("%s failed\n%s", _whose(layer, kind), trace_of(error))
+    log.warning("%s failed\n%s", _whose(layer, kind), results.trace_of(error))
 
 
 def _whose(layer: Layer, kind: str) -> str:
@@ -542,7 +520,7 @@ def _whose(layer: Layer, kind: str) -> str:
 # --- views of the conversation: a message that one leaves out is there again in the next step ---
 
 
-def apply_views(views: Iterable[View], messages: list[Message]) -> list[Message]:
+def apply_views(views: Iterable[contexts.View], messages: list[Message]) -> list[Message]:
     """The messages after every change, in the order in which the layers asked. Raises GoondanError, which names the
     extension whose change fails or does not return a list of messages.
     """
@@ -551,7 +529,7 @@ def apply_views(views: Iterable[View], messages: list[Message]) -> list[Message]
             messages = _read(view.change(list(messages)), messages, view.extension)
         except Exception as error:
             what = f"the view of the conversation of extension {view.extension} failed"
-            raise GoondanError(error_of(error, "E_MIDDLEWARE", what)) from None
+            raise GoondanError(results.error_of(error, "E_MIDDLEWARE", what)) from None
     return messages
 
 

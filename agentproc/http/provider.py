@@ -27,33 +27,7 @@ import msgspec
 from msgspec.structs import replace
 
 from goondan.agentproc.http.connection import Client, Patience, Response
-from goondan.agentproc.providers.base import (
-    ContextOverflow,
-    FailedTry,
-    ModelAnswer,
-    ModelFailure,
-    ModelNews,
-    ModelRequest,
-    Permit,
-    TextDelta,
-    limited_output,
-    output_limit,
-    redactor_of,
-)
-from goondan.agentproc.providers.faults import (
-    ADVICE,
-    MAX_WORDS,
-    Fault,
-    Retries,
-    error_names,
-    error_words,
-    exhausted_wait,
-    overflow_of,
-    page_title,
-    plain,
-    refusal_kind,
-    retry_after,
-)
+from goondan.agentproc.providers import base, faults
 from goondan.agentproc.providers.history import Seeing
 from goondan.agentproc.providers.reader import MAX_MODEL_NAME, AnswerReader, EventTooLarge, SseDecoder
 from goondan.agentproc.providers.vendor import Vendor, WireRequest, answered, first_model, with_files
@@ -99,9 +73,11 @@ log = logging.getLogger("agentproc.model")
 class Tries:
     """The tries of `request`. `clock` gives seconds."""
 
-    def __init__(self, request: ModelRequest, on_news: Callable[[ModelNews], None], clock: Callable[[], float]) -> None:
-        self.retries = Retries(request.model.retry)
-        self._permit: Permit | None = request.permit
+    def __init__(
+        self, request: base.ModelRequest, on_news: Callable[[base.ModelNews], None], clock: Callable[[], float]
+    ) -> None:
+        self.retries = faults.Retries(request.model.retry)
+        self._permit: base.Permit | None = request.permit
         self._on_news = on_news
         self._clock = clock
         self._until = None if request.timeout_s is None else clock() + request.timeout_s
@@ -121,19 +97,19 @@ class Tries:
                 self._queued_s += self._clock() - began
         self._on_news("asking")
 
-    def answered(self, answer: ModelAnswer, headers: dict[str, str]) -> None:
+    def answered(self, answer: base.ModelAnswer, headers: dict[str, str]) -> None:
         """The model has answered. `headers` are those of the answer."""
         usage = answer.usage
         self._over(headers, accepted=True, tokens=None if usage is None else usage.input_tokens + usage.output_tokens)
 
-    def next_wait(self, fault: Fault, chance: float) -> float | None:
+    def next_wait(self, fault: faults.Fault, chance: float) -> float | None:
         """A try has failed: the seconds until the next one, None to give up. `chance` is in [0, 1)."""
         now = self._clock()
         self._faulty_since = now if self._faulty_since is None else self._faulty_since
         left = None if self._until is None else self._until - now
         return self.retries.next_wait(fault, chance, now - self._faulty_since - self._queued_s, left)
 
-    async def pause(self, fault: Fault, wait_s: float, sleep: Callable[[float], Awaitable[None]]) -> None:
+    async def pause(self, fault: faults.Fault, wait_s: float, sleep: Callable[[float], Awaitable[None]]) -> None:
         """Wait for the next try, unless it waits for a permit: all requests wait for theirs together."""
         if fault.kind == "limited" and self._permit is not None and self._inside:
             self._permit.refused(fault.retry_after_s)
@@ -184,17 +160,17 @@ class HttpProvider:
 
     async def complete(
         self,
-        request: ModelRequest,
-        on_delta: Callable[[TextDelta], None] | None = None,
-        on_news: Callable[[ModelNews], None] | None = None,
-    ) -> ModelAnswer:
+        request: base.ModelRequest,
+        on_delta: Callable[[base.TextDelta], None] | None = None,
+        on_news: Callable[[base.ModelNews], None] | None = None,
+    ) -> base.ModelAnswer:
         """Ask the model. Raises GoondanError with the vendor's words when the retries are used up: E_MODEL_QUOTA for an
         account that may use no more, ContextOverflow for a request that is longer than the model's context, otherwise
         E_MODEL_FAILED.
         """
         goes_on = False
-        if request.max_tokens is not None and request.max_tokens < output_limit(request.model):
-            request = replace(request, model=limited_output(request.model, request.max_tokens))
+        if request.max_tokens is not None and request.max_tokens < base.output_limit(request.model):
+            request = replace(request, model=base.limited_output(request.model, request.max_tokens))
         try:
             answer = await self._complete(request, on_delta, on_news or _nobody)
             goes_on = bool(answer.calls)
@@ -203,13 +179,13 @@ class HttpProvider:
             if not goes_on:  # the turn is over, and an idle agent holds nothing of it
                 self._vendor.forget()
 
-    async def window(self, request: ModelRequest) -> int | None:
+    async def window(self, request: base.ModelRequest) -> int | None:
         """The model's context as its server says (tokens). Of the vendor's own server the table knows the models."""
         if request.model.endpoint is None:
             return None
         wire = self._vendor.listing(request)
         model, found = request.model.model or self._listed, None
-        with suppress(Fault, TimeoutError):
+        with suppress(faults.Fault, TimeoutError):
             async with asyncio.timeout(WINDOW_S):
                 listed = in_listing(await self._get(request, wire), model)
                 found = listed.window
@@ -227,10 +203,10 @@ class HttpProvider:
 
     async def _complete(
         self,
-        request: ModelRequest,
-        on_delta: Callable[[TextDelta], None] | None,
-        on_news: Callable[[ModelNews], None],
-    ) -> ModelAnswer:
+        request: base.ModelRequest,
+        on_delta: Callable[[base.TextDelta], None] | None,
+        on_news: Callable[[base.ModelNews], None],
+    ) -> base.ModelAnswer:
         request = self._seeing.ready(request)
         wire = self._vendor.request(request)
         tries = Tries(request, on_news, asyncio.get_running_loop().time)
@@ -246,7 +222,7 @@ class HttpProvider:
                     answer = self._named(await self._try(request, wire, heard), request)
                     tries.answered(answer, heard.headers)
                     return answer if request.output is None else answered(answer)
-                except Fault as error:
+                except faults.Fault as error:
                     fault = error
                 if (changed := self._changed(request, fault)) is not None:
                     request = changed
@@ -255,15 +231,15 @@ class HttpProvider:
                 wait = tries.next_wait(fault, self._chance())
                 if wait is None:
                     raise self._failed(request, wire, fault, tries.retries)
-                words = redactor_of(request.model)(fault.message)
+                words = base.redactor_of(request.model)(fault.message)
                 model, count = request.model.model, tries.retries.count
                 log.warning("model %s, try %d: %s; the next in %.1f s", model, count, words, wait)
-                on_news(FailedTry(words, wait))
+                on_news(base.FailedTry(words, wait))
                 await tries.pause(fault, wait, self._sleep)
         finally:
             tries.close()
 
-    def _changed(self, request: ModelRequest, fault: Fault) -> ModelRequest | None:
+    def _changed(self, request: base.ModelRequest, fault: faults.Fault) -> base.ModelRequest | None:
         """The request that goes out at once, without what the server has refused. None: there is nothing to leave
         out.
         """
@@ -273,14 +249,14 @@ class HttpProvider:
             return request
         return told
 
-    async def _try(self, request: ModelRequest, wire: WireRequest, heard: Listener) -> ModelAnswer:
+    async def _try(self, request: base.ModelRequest, wire: WireRequest, heard: Listener) -> base.ModelAnswer:
         """One request and its answer. Raises Fault."""
         self._check_key(request, wire)
         body = with_files(wire.body, request.files)
         response = await self._client.ask("POST", wire.url, _checked(wire.headers), body, self._patience)
         try:
             if not 200 <= response.status < 300:
-                raise await self._refusal(response, redactor_of(request.model))
+                raise await self._refusal(response, base.redactor_of(request.model))
             heard.headers = response.headers
             reader = self._vendor.reader(request)
             if response.headers.get("content-type", "").partition(";")[0].strip() == "application/json":
@@ -291,31 +267,31 @@ class HttpProvider:
         finally:
             response.close()
 
-    def _check_key(self, request: ModelRequest, wire: WireRequest) -> None:
+    def _check_key(self, request: base.ModelRequest, wire: WireRequest) -> None:
         """Raises Fault when the key and the Model's headers belong to another server than the one in the request."""
         model = request.model
         secret = model.api_key or model.headers
         if secret and origin_of(wire.url) and not key_may_go(wire.url, model.key_origin, self._vendor.server):
             meant = model.key_origin or origin_of(self._vendor.server)
-            raise Fault("final", f"the key was not sent: it is meant for {meant}")
+            raise faults.Fault("final", f"the key was not sent: it is meant for {meant}")
 
-    async def _name_model(self, request: ModelRequest, wire: WireRequest) -> ModelRequest:
+    async def _name_model(self, request: base.ModelRequest, wire: WireRequest) -> base.ModelRequest:
         """The request with a model. When the Model names none, it is the first one of the server's list, which `wire`
         asks for. Raises Fault.
         """
         if not self._listed:
             self._listed = first_model(await self._get(request, wire))
-            named = redactor_of(request.model)(plain(self._listed))
-            log.info("model: %s, the first that %s lists", named[:MAX_WORDS], shown_server(wire.url))
+            named = base.redactor_of(request.model)(faults.plain(self._listed))
+            log.info("model: %s, the first that %s lists", named[: faults.MAX_WORDS], shown_server(wire.url))
         return replace(request, model=replace(request.model, model=self._listed))
 
-    async def _get(self, request: ModelRequest, wire: WireRequest) -> bytes:
+    async def _get(self, request: base.ModelRequest, wire: WireRequest) -> bytes:
         """What the server says at the URL of `wire`. Raises Fault."""
         self._check_key(request, wire)
         response = await self._client.ask("GET", wire.url, _checked(wire.headers), b"", self._patience)
         try:
             if not 200 <= response.status < 300:
-                raise await self._refusal(response, redactor_of(request.model))
+                raise await self._refusal(response, base.redactor_of(request.model))
             return await _read(response, MAX_BODY_BYTES)
         finally:
             response.close()
@@ -327,7 +303,7 @@ class HttpProvider:
             while chunk := await response.read():
                 start, size = start or chunk[:_START_BYTES], size + len(chunk)
                 if size > MAX_STREAM_BYTES:
-                    raise Fault("final", f"a stream of more than {MAX_STREAM_BYTES} bytes")
+                    raise faults.Fault("final", f"a stream of more than {MAX_STREAM_BYTES} bytes")
                 for event in decoder.feed(chunk):
                     events += 1
                     heard.piece(reader, reader.read(event))
@@ -338,72 +314,75 @@ class HttpProvider:
                 events += 1
                 heard.piece(reader, reader.read(event))
         except EventTooLarge as error:
-            raise Fault("final", str(error)) from None
+            raise faults.Fault("final", str(error)) from None
         if events == 0:
-            kind = plain(response.headers.get("content-type", "no content-type"))[:80]
+            kind = faults.plain(response.headers.get("content-type", "no content-type"))[:80]
             text = start.decode("utf-8", "replace")
-            words = page_title(text) or plain(text)[:200]
+            words = faults.page_title(text) or faults.plain(text)[:200]
             message = f"no event stream but {kind}: {words}" if words else "an empty answer"
-            raise Fault("broken", message, suggestion=ADVICE["page"])
+            raise faults.Fault("broken", message, suggestion=faults.ADVICE["page"])
 
     async def _read_rest(self, response: Response) -> None:
         """Read the end mark behind a complete answer. Any other data there is not worth waiting for."""
         size = 0
-        with suppress(TimeoutError, Fault):
+        with suppress(TimeoutError, faults.Fault):
             async with asyncio.timeout(self._patience.rest_s):
                 while chunk := await response.read():
                     size += len(chunk)
                     if size > MAX_ERROR_BYTES:
                         return
 
-    async def _refusal(self, response: Response, redact: Redactor) -> Fault:
+    async def _refusal(self, response: Response, redact: Redactor) -> faults.Fault:
         """The Fault of a status that means failure, in the vendor's words."""
         status = response.status
         body = b""
-        with suppress(Fault, TimeoutError):
+        with suppress(faults.Fault, TimeoutError):
             async with asyncio.timeout(self._patience.refusal_s):
                 body = b"" if response.coding else await _read(response, MAX_ERROR_BYTES, cut=True)
         words, names = _refused(redact(body.decode("utf-8", "replace")))
         if 300 <= status < 400:
-            words = f"it redirects to {plain(redact(response.headers.get('location', 'nowhere')))[:MAX_WORDS]}"
-        reason = words or plain(redact(response.reason))[:MAX_WORDS] or _phrase(status)
-        overflow = overflow_of(status, body.decode("utf-8", "replace"))
+            place = faults.plain(redact(response.headers.get("location", "nowhere")))
+            words = f"it redirects to {place[: faults.MAX_WORDS]}"
+        reason = words or faults.plain(redact(response.reason))[: faults.MAX_WORDS] or _phrase(status)
+        overflow = faults.overflow_of(status, body.decode("utf-8", "replace"))
         now = self._now()
-        asked = retry_after(response.headers, now)
+        asked = faults.retry_after(response.headers, now)
         if asked is None and status == HTTPStatus.TOO_MANY_REQUESTS:
-            asked = exhausted_wait(response.headers, now)
-        kind = "final" if overflow is not None else refusal_kind(status, response.headers, names, words, asked)
-        return Fault(kind, f"{status} {reason}", retry_after_s=asked, status=status, overflow=overflow)
+            asked = faults.exhausted_wait(response.headers, now)
+        kind = "final" if overflow is not None else faults.refusal_kind(status, response.headers, names, words, asked)
+        return faults.Fault(kind, f"{status} {reason}", retry_after_s=asked, status=status, overflow=overflow)
 
     # --- around it
 
-    def _failed(self, request: ModelRequest, wire: WireRequest, fault: Fault, retries: Retries) -> GoondanError:
+    def _failed(
+        self, request: base.ModelRequest, wire: WireRequest, fault: faults.Fault, retries: faults.Retries
+    ) -> GoondanError:
         times = f" (tried {retries.count} times)" if retries.count > 1 else ""
         asks_too_long = retries.asks_too_long(fault)
         if asks_too_long:
             times += f" (it asks to wait {fault.retry_after_s:.0f} s)"
-        redact = redactor_of(request.model)
+        redact = base.redactor_of(request.model)
         listing = not request.model.model
         which = f"GET {shown_server(wire.url)}" if listing else shown_server(wire.url)
         message = f"model server {which}: {redact(fault.message)}{times}"
         if fault.overflow is not None:
-            return ContextOverflow(redact(message), fault.overflow)
+            return base.ContextOverflow(redact(message), fault.overflow)
         if fault.kind == "quota" or (fault.kind == "limited" and asks_too_long):
             return fail("E_MODEL_QUOTA", redact(message))
         suggestion = fault.suggestion or _SUGGESTIONS.get(fault.status or 0) or _KINDS.get((fault.status or 0) // 100)
         if listing and (fault.status is None or fault.status not in (401, 403, 429)):
             suggestion = _NO_LIST
-        return ModelFailure(redact(message), suggestion=suggestion, usage=fault.usage)
+        return base.ModelFailure(redact(message), suggestion=suggestion, usage=fault.usage)
 
-    def _named(self, answer: ModelAnswer, request: ModelRequest) -> ModelAnswer:
+    def _named(self, answer: base.ModelAnswer, request: base.ModelRequest) -> base.ModelAnswer:
         """The answer with the name of its model: the server's word for it, else what was asked for."""
         if answer.model == request.model.model and not self._listed:
             return answer
-        name = redactor_of(request.model)(answer.model) if answer.model else request.model.model
-        return answer if name == answer.model else replace(answer, model=plain(name)[:MAX_MODEL_NAME] or None)
+        name = base.redactor_of(request.model)(answer.model) if answer.model else request.model.model
+        return answer if name == answer.model else replace(answer, model=faults.plain(name)[:MAX_MODEL_NAME] or None)
 
 
-def _nobody(news: ModelNews) -> None:
+def _nobody(news: base.ModelNews) -> None:
     """Ignore the news."""
 
 
@@ -411,7 +390,7 @@ class Listener:
     """Passes on the news of one try."""
 
     def __init__(
-        self, on_delta: Callable[[TextDelta], None] | None, on_news: Callable[[ModelNews], None], again: bool
+        self, on_delta: Callable[[base.TextDelta], None] | None, on_news: Callable[[base.ModelNews], None], again: bool
     ) -> None:
         self._on_delta = on_delta
         self._on_news = on_news
@@ -433,7 +412,7 @@ class Listener:
 
     def _tell(self, text: str, *, reasoning: bool = False) -> None:
         if text and self._on_delta is not None:
-            self._on_delta(TextDelta(text, self._again, reasoning))
+            self._on_delta(base.TextDelta(text, self._again, reasoning))
             self._again = False
 
 
@@ -458,7 +437,7 @@ async def _read(response: Response, limit: int, *, cut: bool = False) -> bytes:
         if size > limit:
             if cut:
                 break
-            raise Fault("final", f"an answer of more than {limit} bytes")
+            raise faults.Fault("final", f"an answer of more than {limit} bytes")
     return b"".join(parts)[:limit]
 
 
@@ -467,8 +446,8 @@ def _refused(body: str) -> tuple[str, list[str]]:
     try:
         document = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return page_title(body) or plain(body[: MAX_WORDS * 4])[:MAX_WORDS], []
-    return error_words(document), error_names(document)
+        return faults.page_title(body) or faults.plain(body[: faults.MAX_WORDS * 4])[: faults.MAX_WORDS], []
+    return faults.error_words(document), faults.error_names(document)
 
 
 def _checked(headers: dict[str, str]) -> dict[str, str]:
@@ -477,7 +456,7 @@ def _checked(headers: dict[str, str]) -> dict[str, str]:
     """
     cleaned = {name: value.strip() for name, value in headers.items()}
     if not all(value.isascii() and value.isprintable() for value in cleaned.values()):
-        raise Fault("final", "the apiKey or a header holds characters that cannot be sent; nothing was sent")
+        raise faults.Fault("final", "the apiKey or a header holds characters that cannot be sent; nothing was sent")
     return cleaned
 
 
@@ -495,4 +474,4 @@ def shown_server(url: str) -> str:
         parts = urlsplit(url)
     except ValueError:
         return "of the endpoint"
-    return plain(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}")[:200]
+    return faults.plain(f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}")[:200]

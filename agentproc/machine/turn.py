@@ -29,21 +29,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Raw, Struct, structs
 
-from goondan.agentproc.machine.messages import (
-    CUT_OFF,
-    REASONING,
-    AssistantData,
-    Message,
-    MessageSource,
-    TextPart,
-    ToolCallPart,
-    ToolData,
-    ToolResultPart,
-    UserData,
-    cancelled,
-    result_message,
-    unique_id,
-)
+from goondan.agentproc.machine import messages
 from goondan.agentproc.machine.verdicts import REPAIR, Judge
 from goondan.schemas.wire.errors import error_payload, row_of
 from goondan.schemas.wire.frames import ErrorPayload, FilePart, ToolResult
@@ -77,7 +63,7 @@ class Begin(Struct, frozen=True):
     #: The text of the user message.
     text: str
     #: The author of the text.
-    source: MessageSource = MessageSource("user")
+    source: messages.MessageSource = messages.MessageSource("user")
     #: The metadata of the message.
     metadata: dict[str, Any] = {}
     #: Of the end of pending work: the turn that the work was begun in.
@@ -105,7 +91,7 @@ class Resume(Struct, frozen=True):
     """The messages that an earlier incarnation stored of this turn."""
 
     #: (position, message) in the order of positions: only messages that the machine itself had asked to be stored.
-    stored: list[tuple[int, Message]]
+    stored: list[tuple[int, messages.Message]]
     #: Whether it is the turn of an operator call.
     operator: bool = False
     #: The call that the operator asked for, which is made if it is not among the messages.
@@ -212,7 +198,7 @@ class Store(Struct, frozen=True):
     #: The position in the turn.
     position: int
     #: The message.
-    message: Message
+    message: messages.Message
 
 
 class EnterTurn(Struct, frozen=True):
@@ -243,7 +229,7 @@ class LeaveStep(Struct, frozen=True):
     #: The model has asked for tools, so another step follows unless the middleware decides otherwise.
     should_continue: bool
     #: The calls of the step and their results, in call order.
-    calls: list[tuple[ToolCallPart, ToolResult]] = []
+    calls: list[tuple[messages.ToolCallPart, ToolResult]] = []
     #: The error of a failed step.
     error: ErrorPayload | None = None
 
@@ -259,9 +245,9 @@ class RunTool(Struct, frozen=True):
     """Make this call."""
 
     #: The call.
-    part: ToolCallPart
+    part: messages.ToolCallPart
     #: The assistant message that contains it.
-    message: Message
+    message: messages.Message
     #: Why its arguments could not be read; None: they could.
     broken: str | None = None
     #: It may have been made before.
@@ -350,8 +336,8 @@ class Turn:
         self._at = ""  # the time of the input that is handled
         self._used_ids: set[str] = set()
         # the calls of the step that is running
-        self._places: dict[str, tuple[int, ToolCallPart]] = {}
-        self._results: dict[str, tuple[ToolCallPart, ToolResult]] = {}
+        self._places: dict[str, tuple[int, messages.ToolCallPart]] = {}
+        self._results: dict[str, tuple[messages.ToolCallPart, ToolResult]] = {}
         self._last_result: ToolResult | None = None
         self._rerun: list[RunTool] = []
 
@@ -381,11 +367,18 @@ class Turn:
     # --- inputs (see _TAKES)
 
     def _on_begin(self, begin: Begin, at: str) -> list[Action]:
-        return [self._store(UserData(begin.text, begin.files), begin.source, at, begin.metadata), *self._open_turn()]
+        return [
+            self._store(messages.UserData(begin.text, begin.files), begin.source, at, begin.metadata),
+            *self._open_turn(),
+        ]
 
     def _on_begin_call(self, begin: BeginCall, at: str) -> list[Action]:
         self._operator, self._asked = True, begin
-        stored = [] if begin.told is None else [self._store(UserData(begin.told), MessageSource("system"), at)]
+        stored = (
+            []
+            if begin.told is None
+            else [self._store(messages.UserData(begin.told), messages.MessageSource("system"), at)]
+        )
         return [*stored, *self._open_turn()]
 
     def _on_begin_list(self, begin: BeginList, at: str) -> list[Action]:
@@ -478,14 +471,18 @@ class Turn:
 
     def _on_answer(self, answer: ModelAnswered, at: str) -> list[Action]:
         parts = [self._name_call(call, index) for index, call in enumerate(answer.calls)]
-        content: list[TextPart | ToolCallPart] = [TextPart(answer.text)] if answer.text or not parts else []
+        content: list[messages.TextPart | messages.ToolCallPart] = (
+            [messages.TextPart(answer.text)] if answer.text or not parts else []
+        )
         broken = {
             part.tool_call_id: reason
             for part, call in zip(parts, answer.calls, strict=True)
             if (reason := _unreadable(call)) is not None
         }
         metadata = dict(answer.metadata or {}) | ({UNREADABLE: broken} if broken else {})
-        stored = self._store(AssistantData([*content, *parts]), MessageSource("assistant"), at, metadata)
+        stored = self._store(
+            messages.AssistantData([*content, *parts]), messages.MessageSource("assistant"), at, metadata
+        )
         self._end_as_is = self._completion(answer.text, answer.finish_reason, metadata)
         if not parts:
             return [stored, *self._judged(answer.text, at)]
@@ -504,18 +501,18 @@ class Turn:
         if self._repaired or self.steps >= self.max_steps:
             return self._step_done(False, self._end_as_is)
         self._repaired = True
-        asked = self._store(UserData(verdict.repair), MessageSource("system"), at, {REPAIR: True})
+        asked = self._store(messages.UserData(verdict.repair), messages.MessageSource("system"), at, {REPAIR: True})
         return [asked, *self._step_done(True, self._end_as_is)]
 
     def _completion(self, text: str, finish_reason: str | None, metadata: Mapping[str, Any]) -> End:
         """The end with this last message. What its metadata says of it is there after a restart, too."""
-        reasoning = metadata.get(REASONING)
+        reasoning = metadata.get(messages.REASONING)
         return End(
             status="completed",
             steps=self.steps,
             response=text,
             finish_reason=finish_reason or "stop",
-            cut_off=metadata.get(CUT_OFF) is True,
+            cut_off=metadata.get(messages.CUT_OFF) is True,
             reasoning=reasoning if isinstance(reasoning, str) else None,
         )
 
@@ -563,29 +560,29 @@ class Turn:
         if self._places:
             actions.append(DropCalls(list(self._places)))
             for position, part in self._places.values():
-                actions.append(self._store_result(position, part, cancelled(reason), at))
+                actions.append(self._store_result(position, part, messages.cancelled(reason), at))
             self._places.clear()
         if told is not None and not self._operator:
-            actions.append(self._store(UserData(told), MessageSource("system"), at))
+            actions.append(self._store(messages.UserData(told), messages.MessageSource("system"), at))
         return [*actions, *self._end(end)]
 
     def _resume(self, resume: Resume) -> list[Action]:
         self._operator, self._asked = resume.operator, resume.asked
-        last: tuple[int, Message, AssistantData] | None = None
+        last: tuple[int, messages.Message, messages.AssistantData] | None = None
         asked_again = False  # the last message asks for the answer again
         results: dict[str, ToolResult] = {}
         for position, message in resume.stored:
             self._next = max(self._next, position + 1)
             asked_again = message.metadata.get(REPAIR) is True
             self._repaired = self._repaired or asked_again
-            if isinstance(message.data, AssistantData):
+            if isinstance(message.data, messages.AssistantData):
                 self.steps += self._wraps_steps or not self._operator
                 self._asked = None
                 calls = message.data.calls
                 self._used_ids.update(call.tool_call_id for call in calls)
                 self._next = max(self._next, position + 1 + len(calls))
                 last, results = (position, message, message.data), {}
-            elif isinstance(message.data, ToolData):
+            elif isinstance(message.data, messages.ToolData):
                 results.update({part.tool_call_id: part.result for part in message.data.content})
         if last is None:
             return self._boundary()
@@ -614,24 +611,24 @@ class Turn:
 
     def _store(
         self,
-        data: UserData | AssistantData,
-        source: MessageSource,
+        data: messages.UserData | messages.AssistantData,
+        source: messages.MessageSource,
         at: str,
         metadata: dict[str, Any] | None = None,
     ) -> Store:
         position = self._next
         self._next += 1
-        return Store(position, Message(self._message_id(position), data, at, source, metadata or {}))
+        return Store(position, messages.Message(self._message_id(position), data, at, source, metadata or {}))
 
     def _store_result(
-        self, position: int, part: ToolCallPart, result: ToolResult, at: str, files: Sequence[FilePart] = ()
+        self, position: int, part: messages.ToolCallPart, result: ToolResult, at: str, files: Sequence[FilePart] = ()
     ) -> Store:
         if result.receipt is not None:
             result = structs.replace(result, receipt=None)  # for operators; a model reads what is stored
-        shown = ToolResultPart(part.tool_call_id, part.tool_name, result, list(files))
-        return Store(position, result_message(self._message_id(position), shown, at))
+        shown = messages.ToolResultPart(part.tool_call_id, part.tool_name, result, list(files))
+        return Store(position, messages.result_message(self._message_id(position), shown, at))
 
-    def _open(self, position: int, parts: Sequence[ToolCallPart]) -> None:
+    def _open(self, position: int, parts: Sequence[messages.ToolCallPart]) -> None:
         self.phase = "acting"
         self._places = {part.tool_call_id: (position + 1 + index, part) for index, part in enumerate(parts)}
         self._next = max(self._next, position + 1 + len(parts))
@@ -654,10 +651,10 @@ class Turn:
     def _message_id(self, position: int) -> str:
         return f"{self.turn_id}.{position}"
 
-    def _name_call(self, call: AskedCall, index: int) -> ToolCallPart:
+    def _name_call(self, call: AskedCall, index: int) -> messages.ToolCallPart:
         """The call with an id that is unique in this turn."""
-        tool_call_id = unique_id(call.id, f"call_{max(self.steps, 1)}_{index + 1}", self._used_ids)
-        return ToolCallPart(tool_call_id, call.name, call.args if isinstance(call.args, dict) else {})
+        tool_call_id = messages.unique_id(call.id, f"call_{max(self.steps, 1)}_{index + 1}", self._used_ids)
+        return messages.ToolCallPart(tool_call_id, call.name, call.args if isinstance(call.args, dict) else {})
 
 
 #: The function that takes an input in a phase, and the functions for inputs in all other phases. A turn that is over

@@ -24,16 +24,7 @@ from goondan.agentproc.machine.messages import CUT_OFF, MAX_REASONING, REASONING
 from goondan.agentproc.machine.model_waits import ModelAttempts, StallClock, stalled
 from goondan.agentproc.machine.turn import ModelAnswered, ModelFailed
 from goondan.agentproc.model.context import TurnContext
-from goondan.agentproc.providers.base import (
-    ContextOverflow,
-    FailedTry,
-    ModelAnswer,
-    ModelFailure,
-    ModelNews,
-    ModelRequest,
-    Provider,
-    TextDelta,
-)
+from goondan.agentproc.providers import base
 from goondan.agentproc.turn.parts import Ask, TurnCore, TurnParts
 from goondan.schemas.text.secret_values import in_texts
 from goondan.schemas.wire.errors import GoondanError, cut_message, error_payload, fail
@@ -49,7 +40,7 @@ _WITHOUT_ANSWER: Final = frozenset(("E_MODEL_FAILED", "E_MODEL_QUOTA"))
 log = logging.getLogger("agentproc")
 
 
-def stored_metadata(answer: ModelAnswer) -> dict[str, Any] | None:
+def stored_metadata(answer: base.ModelAnswer) -> dict[str, Any] | None:
     """The metadata of the message that an answer becomes."""
     metadata = dict(answer.metadata or {})
     if answer.reasoning:
@@ -72,15 +63,15 @@ class ModelCalls:
         self._context = context
         self._parts = parts
         self._aside = asyncio.Lock()
-        self._asking: asyncio.Task[ModelAnswer] | None = None  # the question aside that is open
+        self._asking: asyncio.Task[base.ModelAnswer] | None = None  # the question aside that is open
         self._call: asyncio.Task[None] | None = None
         self._attempts = ModelAttempts()
-        self._asked: ModelRequest | None = None  # the request that is out
+        self._asked: base.ModelRequest | None = None  # the request that is out
         self._stall = StallClock(turn.spec.stall_timeout_s)
         self._stall_timer: asyncio.TimerHandle | None = None
         self._told = False  # that the model is waited for
 
-    def start(self, request: ModelRequest, stages: Stages | None) -> None:
+    def start(self, request: base.ModelRequest, stages: Stages | None) -> None:
         """Ask the model. `stages` has the turn's extensions, if there are any."""
         self._call = self._loop.create_task(self._complete(request, stages))
 
@@ -106,11 +97,11 @@ class ModelCalls:
 
     # --- one call
 
-    async def _complete(self, request: ModelRequest, stages: Stages | None) -> None:
+    async def _complete(self, request: base.ModelRequest, stages: Stages | None) -> None:
         """Make the model call inside the wraps of extensions."""
         tries = count(1)
 
-        async def again(blocks: list[dict[str, Any]], catalog: StepCatalog) -> ModelAnswer:
+        async def again(blocks: list[dict[str, Any]], catalog: StepCatalog) -> base.ModelAnswer:
             changed = msgspec.structs.replace(request, blocks=blocks, tools=catalog.shown)
             return await self._ask(changed, stages, tries)
 
@@ -131,10 +122,10 @@ class ModelCalls:
             self._turn.push(ModelAnswered(answer.text, calls, answer.finish_reason, stored_metadata(answer)))
         self._stop_watching()
 
-    async def _ask(self, request: ModelRequest, stages: Stages | None, tries: Iterator[int]) -> ModelAnswer:
+    async def _ask(self, request: base.ModelRequest, stages: Stages | None, tries: Iterator[int]) -> base.ModelAnswer:
         """Ask the model with what fits into its context. News of an earlier one of the `tries` is void."""
 
-        async def once(fitted: ModelRequest) -> ModelAnswer:
+        async def once(fitted: base.ModelRequest) -> base.ModelAnswer:
             fitted = msgspec.structs.replace(fitted, timeout_s=self._turn.time_left())
             return await self._ask_once(fitted, anew=next(tries) > 1)
 
@@ -144,12 +135,12 @@ class ModelCalls:
         wishes = NO_WISHES if stages is None else stages.wishes
         return await self._context.ask(self._instance.provider, request, once, aside, wishes)
 
-    async def ask_aside(self, text: str, system: str | None, step: int) -> ModelAnswer:
+    async def ask_aside(self, text: str, system: str | None, step: int) -> base.ModelAnswer:
         """The model's answer to `text` in this step (from 1), outside of the conversation. Raises GoondanError. A
         question that is open when the turn ends is given up.
         """
         async with self._aside:
-            request = ModelRequest(
+            request = base.ModelRequest(
                 agent=self._instance.spec.name,
                 model=self._turn.model,
                 messages=[Message("aside", UserData(text), self._instance.clock(), MessageSource("extension"))],
@@ -171,7 +162,9 @@ class ModelCalls:
         if self._asking is not None:
             self._asking.cancel()
 
-    async def _ask_once(self, request: ModelRequest, *, anew: bool = False, hidden: bool = False) -> ModelAnswer:
+    async def _ask_once(
+        self, request: base.ModelRequest, *, anew: bool = False, hidden: bool = False
+    ) -> base.ModelAnswer:
         """Ask the model once, and when it gives no answer, those that the bundle names in its place, in their order.
         `anew`: news of an earlier request is void. `hidden`: no news of this request is sent. Raises GoondanError in a
         form that may be stored and shown.
@@ -194,7 +187,7 @@ class ModelCalls:
                 failed = msgspec.structs.replace(failed, message=cut_message(message, MODEL_ERROR_CHARS))
         raise GoondanError(failed)
 
-    async def _request_in_place(self, request: ModelRequest, hidden: bool) -> ModelAnswer:
+    async def _request_in_place(self, request: base.ModelRequest, hidden: bool) -> base.ModelAnswer:
         """Ask a model that the bundle names in place of another. One that cannot see reads words for the files."""
         provider = self._instance.provider_in_place(request.model)
         try:
@@ -205,17 +198,19 @@ class ModelCalls:
         words = msgspec.structs.replace(request, files_as_words=True, timeout_s=self._turn.time_left())
         return await self._request(provider, words, anew=True, hidden=hidden)
 
-    async def _request(self, provider: Provider, request: ModelRequest, *, anew: bool, hidden: bool) -> ModelAnswer:
+    async def _request(
+        self, provider: base.Provider, request: base.ModelRequest, *, anew: bool, hidden: bool
+    ) -> base.ModelAnswer:
         """Make one request to one model. The arguments and errors are those of `_ask_once`."""
         attempts, began = ModelAttempts(), self._loop.time()
         self._attempts = attempts
 
-        def on_news(news: ModelNews) -> None:
+        def on_news(news: base.ModelNews) -> None:
             self._hear(news, request, attempts, began)
 
         show, void = None if hidden else self._turn.live.on_delta, anew
 
-        def on_delta(delta: TextDelta) -> None:
+        def on_delta(delta: base.TextDelta) -> None:
             nonlocal void
             if show is not None:
                 show(msgspec.structs.replace(delta, again=True) if void else delta)
@@ -232,11 +227,11 @@ class ModelCalls:
             else:
                 answer = await provider.complete(request, shown, on_news)
         except GoondanError as error:
-            spent = ModelAnswer(usage=error.usage) if isinstance(error, ModelFailure) else None
+            spent = base.ModelAnswer(usage=error.usage) if isinstance(error, base.ModelFailure) else None
             self._turn.notes.model_ended(request, attempts, code=error.info.code, answer=spent)
-            if isinstance(error, ContextOverflow):
+            if isinstance(error, base.ContextOverflow):
                 message = self._without_secrets(error.info).message
-                raise ContextOverflow(message, error.overflow, error.model or request.model) from None
+                raise base.ContextOverflow(message, error.overflow, error.model or request.model) from None
             raise GoondanError(self._without_secrets(error.info)) from None
         except Exception as error:
             trace = self._instance.redact(traceback.format_exc())
@@ -254,7 +249,7 @@ class ModelCalls:
         self._turn.notes.model_ended(request, attempts, answer=answer)
         return answer
 
-    def _hear(self, news: ModelNews, request: ModelRequest, attempts: ModelAttempts, began: float) -> None:
+    def _hear(self, news: base.ModelNews, request: base.ModelRequest, attempts: ModelAttempts, began: float) -> None:
         """The news of the provider while a request runs, which began at `began`."""
         now = self._loop.time()
         if news == "content":
@@ -263,7 +258,7 @@ class ModelCalls:
                 self._end_wait()
             return
         attempts.hear(news, now)
-        if isinstance(news, FailedTry):
+        if isinstance(news, base.FailedTry):
             words, wait_ms = self._instance.redact(news.error), round(news.wait_s * 1000)
             self._tell_wait(request, began, words, wait_ms)
         elif news == "asking":
@@ -283,13 +278,13 @@ class ModelCalls:
 
     # --- a model that says nothing
 
-    def _watch(self, request: ModelRequest) -> None:
+    def _watch(self, request: base.ModelRequest) -> None:
         """Check again when the model's time is over, unless a check is planned already."""
         if self._stall_timer is None and (due := self._stall.look_at) is not None:
             self._stall_timer = self._loop.call_at(due, self._look, request)
 
     def _tell_wait(
-        self, request: ModelRequest, since: float, message: str | None = None, wait_ms: int | None = None
+        self, request: base.ModelRequest, since: float, message: str | None = None, wait_ms: int | None = None
     ) -> None:
         """Tell that the model is waited for since `since` (the loop's time). `message`: why the last try failed."""
         from goondan.agentproc.http.provider import shown_server
@@ -310,7 +305,7 @@ class ModelCalls:
         self._told = False
         self._turn.live.end_wait("model.waits")
 
-    def _look(self, request: ModelRequest) -> None:
+    def _look(self, request: base.ModelRequest) -> None:
         self._stall_timer = None
         now = self._loop.time()
         since = self._stall.silent_since(now)
@@ -332,7 +327,7 @@ class ModelCalls:
             self._stall_timer = None
 
 
-def out_of_answer(answer: ModelAnswer, redact: Callable[[str], str]) -> ModelAnswer:
+def out_of_answer(answer: base.ModelAnswer, redact: Callable[[str], str]) -> base.ModelAnswer:
     """A model's answer without secrets, in whatever field they stand; the same object when there are none. The usual
     answer, which has none, is searched once, as JSON.
     """
@@ -340,4 +335,4 @@ def out_of_answer(answer: ModelAnswer, redact: Callable[[str], str]) -> ModelAns
         whole = msgspec.json.encode(answer).decode()
         if redact(whole) == whole:
             return answer
-    return msgspec.convert(in_texts(msgspec.to_builtins(answer), redact), ModelAnswer)
+    return msgspec.convert(in_texts(msgspec.to_builtins(answer), redact), base.ModelAnswer)

@@ -19,17 +19,9 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from goondan.agentproc.providers import history
 from goondan.agentproc.providers.base import ModelRequest, Usage, encode_json
 from goondan.agentproc.providers.faults import Fault, error_words, stream_fault
-from goondan.agentproc.providers.history import (
-    EMPTY,
-    AnsweredCall,
-    HistoryEntry,
-    Said,
-    SentFile,
-    blocks_text,
-    in_kept_order,
-)
 from goondan.agentproc.providers.reader import (
     AnswerReader,
     Part,
@@ -84,7 +76,7 @@ class Anthropic(Vendor["Turns"]):
         if system:
             block = encode_json(_text(system))
             put_last(body, "system", Raw(b"[%s]" % marked(block)) if marks else system)
-        put_last(body, "messages", turns.json(blocks_text(request.blocks), marks=marks))
+        put_last(body, "messages", turns.json(history.blocks_text(request.blocks), marks=marks))
         if (choice := self._output.choice(request)) is not None and not _thinks_freely(request):
             put_last(body, "tool_choice", _tool_choice(choice))
         return WireRequest(f"{self._base(model)}/v1/messages", _headers(model), encode_json(body))
@@ -135,16 +127,16 @@ class Turns:
         self._users = -1  # the place of the last message of the user among `_turns`
         self._marked = b""  # that message with a mark
 
-    def add(self, entry: HistoryEntry) -> None:
+    def add(self, entry: history.HistoryEntry) -> None:
         """Add the next entry."""
-        if not isinstance(entry, Said):
+        if not isinstance(entry, history.Said):
             if entry.system:
                 self.rules.append(entry.text)
             else:
                 self._add("user", told_blocks(entry.text, entry.files))
             return
         if not self._blocks:
-            self._add("user", [_text(EMPTY)])
+            self._add("user", [_text(history.EMPTY)])
         self._add("assistant", blocks_of(entry))
         self._add("user", [_result(call) for call in entry.calls])
 
@@ -159,7 +151,9 @@ class Turns:
         if told and self._role == "assistant":
             return Raw(b"[%s]" % b",".join([*turns, _turn(self._role, self._blocks), _turn("user", told)]))
         own = _with_mark(self._blocks) if marks and self._role == "user" else self._blocks
-        return Raw(b"[%s]" % b",".join([*turns, _turn(self._role, [*own, *told] or [encode_json(_text(EMPTY))])]))
+        return Raw(
+            b"[%s]" % b",".join([*turns, _turn(self._role, [*own, *told] or [encode_json(_text(history.EMPTY))])])
+        )
 
     def _add(self, role: Literal["user", "assistant"], blocks: Sequence[Block]) -> None:
         if not blocks:
@@ -195,17 +189,17 @@ def _tool_choice(choice: ToolChoice) -> dict[str, str]:
     return {"type": "any" if choice == "required" else choice}
 
 
-def told_blocks(text: str, files: list[SentFile]) -> list[Block]:
+def told_blocks(text: str, files: list[history.SentFile]) -> list[Block]:
     """A text with files as content blocks. Files stand before the text, which mostly asks about them."""
     shown = [_file(file) for file in files]
-    return [*shown, _text(text if text.strip() else EMPTY)] if text.strip() or not shown else shown
+    return [*shown, _text(text if text.strip() else history.EMPTY)] if text.strip() or not shown else shown
 
 
 def _text(text: str) -> Block:
     return {"type": "text", "text": text}
 
 
-def _result(call: AnsweredCall) -> Block:
+def _result(call: history.AnsweredCall) -> Block:
     content: Any = call.result
     if call.files:
         content = [_text(call.result), *[_file(file) for file in call.files]]
@@ -213,17 +207,17 @@ def _result(call: AnsweredCall) -> Block:
     return {"type": "tool_result", "tool_use_id": call.id, "content": content, **failed}
 
 
-def _file(file: SentFile) -> Block:
+def _file(file: history.SentFile) -> Block:
     source = {"type": "base64", "media_type": file.media_type, "data": file.base64}
     return {"type": "document" if file.media_type == PDF else "image", "source": source}
 
 
-def blocks_of(said: Said) -> list[Block]:
+def blocks_of(said: history.Said) -> list[Block]:
     """An answer as the vendor sent it, because thinking must keep its place. Without thinking: text, then calls."""
     uses: list[Block] = [
         {"type": "tool_use", "id": call.id, "name": call.name, "input": call.args} for call in said.calls
     ]
-    order = in_kept_order(said, "blocks") if said.kept else None
+    order = history.in_kept_order(said, "blocks") if said.kept else None
     if order is None:
         return [*([_text(said.text)] if said.text.strip() else []), *uses]
     return [

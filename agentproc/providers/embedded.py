@@ -21,15 +21,7 @@ from msgspec import msgpack
 
 from goondan.agentproc.machine.messages import Message, ToolData, ToolResultPart, UserData
 from goondan.agentproc.machine.turn import AskedCall
-from goondan.agentproc.providers.base import (
-    ModelAnswer,
-    ModelNews,
-    ModelRequest,
-    TextDelta,
-    asked_call,
-    read_json,
-    scan_json,
-)
+from goondan.agentproc.providers import base
 from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire.errors import help_url
 from goondan.schemas.wire.frames import ToolResult
@@ -60,21 +52,21 @@ class EmbeddedProvider:
 
     async def complete(
         self,
-        request: ModelRequest,
-        on_delta: Callable[[TextDelta], None] | None = None,
-        on_news: Callable[[ModelNews], None] | None = None,
-    ) -> ModelAnswer:
+        request: base.ModelRequest,
+        on_delta: Callable[[base.TextDelta], None] | None = None,
+        on_news: Callable[[base.ModelNews], None] | None = None,
+    ) -> base.ModelAnswer:
         """Turn the commands of the last user message into tool calls, or the results behind it into text."""
         return answer(request.messages, request.tools)
 
-    async def window(self, request: ModelRequest) -> None:
+    async def window(self, request: base.ModelRequest) -> None:
         """A console has no context."""
 
     async def close(self) -> None:
         """Nothing to close."""
 
 
-def answer(messages: Sequence[Message], tools: Sequence[CatalogItem]) -> ModelAnswer:
+def answer(messages: Sequence[Message], tools: Sequence[CatalogItem]) -> base.ModelAnswer:
     """The console's next answer (pure)."""
     results: list[ToolResultPart] = []
     told: list[str] = []  # of pending work that has ended since
@@ -88,10 +80,10 @@ def answer(messages: Sequence[Message], tools: Sequence[CatalogItem]) -> ModelAn
         elif isinstance(message.data, UserData):
             parsed = parse(message.data.content, tools)
             if isinstance(parsed, str):
-                return ModelAnswer(text=parsed, finish_reason="stop")
-            return ModelAnswer(calls=parsed, finish_reason="tool-calls")
+                return base.ModelAnswer(text=parsed, finish_reason="stop")
+            return base.ModelAnswer(calls=parsed, finish_reason="tool-calls")
     shown = [show_results(results)] if results else []
-    return ModelAnswer(text="\n".join([*shown, *told]) or HELP, finish_reason="stop")
+    return base.ModelAnswer(text="\n".join([*shown, *told]) or HELP, finish_reason="stop")
 
 
 # --- commands to calls ----------------------------------------------------------------------------------------------
@@ -135,17 +127,17 @@ def _command(text: str, at: int, line: str, items: dict[str, CatalogItem], index
     call_id = f"call_{index + 1}"
     if not rest.startswith("{"):
         pairs = _pairs(name, rest, items.get(name))
-        return (pairs if isinstance(pairs, str) else asked_call(call_id, name, pairs)), len(line)
+        return (pairs if isinstance(pairs, str) else base.asked_call(call_id, name, pairs)), len(line)
     start = at + line.index("{", 1 + len(name))
     try:
-        value, stop = scan_json(text, start)
+        value, stop = base.scan_json(text, start)
     except (ValueError, RecursionError) as error:
         return _broken_json(name, text[start:], error, items.get(name)), len(line)
     newline = text.find("\n", stop)
     behind = text[stop : newline if newline >= 0 else len(text)].strip()
     if behind:
         return f"Nothing was called: there is text behind the arguments of /{name}: {behind[:80]}", len(line)
-    return asked_call(call_id, name, value), stop - at
+    return base.asked_call(call_id, name, value), stop - at
 
 
 def _pairs(name: str, rest: str, item: CatalogItem | None) -> dict[str, Any] | str:
@@ -170,7 +162,7 @@ def _pairs(name: str, rest: str, item: CatalogItem | None) -> dict[str, Any] | s
 
 def _plain(value: str) -> Any:
     try:
-        return read_json(value)
+        return base.read_json(value)
     except (ValueError, RecursionError):
         return value
 
@@ -185,7 +177,7 @@ def _ask_agent(line: str, items: dict[str, CatalogItem]) -> AskedCall | str:
             "Suggestion: requests between agents are not available in this version; send to the agent from outside, "
             f"for example  gdn send {agent} TEXT"
         )
-    return asked_call("call_1", REQUEST_TOOL, {"target": agent, "input": text.strip()})
+    return base.asked_call("call_1", REQUEST_TOOL, {"target": agent, "input": text.strip()})
 
 
 def list_tools(tools: Sequence[CatalogItem]) -> str:

@@ -40,16 +40,7 @@ from goondan.agentproc.machine.messages import (
     presentable,
 )
 from goondan.agentproc.providers.base import FilesPlace, ModelRequest, encode_json, storable
-from goondan.schemas.wire.blobs import (
-    MAX_FILE_BYTES,
-    MAX_SHOWN,
-    MAX_SHOWN_BYTES,
-    PDF,
-    is_reference,
-    kind_of,
-    size_of_files,
-    words_for,
-)
+from goondan.schemas.wire import blobs
 from goondan.schemas.wire.codec import check_depth, encode_value
 from goondan.schemas.wire.errors import GoondanError, fail, for_model
 from goondan.schemas.wire.frames import FilePart, ToolResult
@@ -228,7 +219,7 @@ class Entries:
         sent: list[SentFile] = []
         for file in files:
             if self._files is None or file.blob.file in self._hidden:
-                words.append(words_for(file, NOT_SHOWN))
+                words.append(blobs.words_for(file, NOT_SHOWN))
             else:
                 sent.append(sent_file(file, self._files.mark))
         return words, sent
@@ -364,7 +355,7 @@ def _kept(message: Message, provider: str, model: str) -> dict[str, Any]:
 def sent_file(file: FilePart, mark: str) -> SentFile:
     """The file as a vendor's module writes it. Raises GoondanError E_FILE_INVALID."""
     blob = file.blob
-    if not is_reference(blob) or blob.size > MAX_FILE_BYTES:
+    if not blobs.is_reference(blob) or blob.size > blobs.MAX_FILE_BYTES:
         raise fail("E_FILE_INVALID", "a message refers to a file in a way that is none")
     return SentFile(file.media_type, file.name, f"{mark}{blob.file}{blob.size}{mark}")
 
@@ -389,7 +380,7 @@ class Seeing:
         if request.files_as_words:
             return replace(request, hidden_files=frozenset(file.blob.file for file in files))
         unseen = self._kinds_unseen(request)
-        blind = next((file for file in asked if kind_of(file.media_type) in unseen), None)
+        blind = next((file for file in asked if blobs.kind_of(file.media_type) in unseen), None)
         if blind is not None:
             raise cannot_see(request, blind)
         hidden = {file.blob.file for file in files if self._is_hidden(file, unseen, request.files.folder)}
@@ -414,7 +405,7 @@ class Seeing:
         if not shown or not (cannot or status == 413 or re.search(_WHAT, words)):
             return None
         if cannot:
-            kinds = {kind for file in shown if (kind := kind_of(file.media_type)) is not None}
+            kinds = {kind for file in shown if (kind := blobs.kind_of(file.media_type)) is not None}
             named = {kind for kind, about in (("pdf", _ABOUT_PDF), ("image", _ABOUT_IMAGE)) if re.search(about, words)}
             self._unseen.setdefault(_model(request), set()).update(kinds & named or kinds)
         elif any(file in shown for file in asked):
@@ -431,14 +422,14 @@ class Seeing:
         return unseen | self._unseen.get(_model(request), set())
 
     def _is_hidden(self, file: FilePart, unseen: set[str], folder: str) -> bool:
-        if kind_of(file.media_type) in unseen or file.blob.file in self._refused:
+        if blobs.kind_of(file.media_type) in unseen or file.blob.file in self._refused:
             return True
         return not self._is_there(f"{folder}/{file.blob.file}", file.blob.size)
 
 
 def cannot_see(request: ModelRequest, file: FilePart) -> GoondanError:
     """The error of a turn whose message has a file that the model cannot see."""
-    what = "PDFs" if file.media_type == PDF else "pictures"
+    what = "PDFs" if file.media_type == blobs.PDF else "pictures"
     model = f"{request.model.provider}/{request.model.model}".rstrip("/")
     return fail("E_MODEL_CANNOT_SEE", f"the model {model} cannot see {what}; the message has {file.name or 'one'}")
 
@@ -463,6 +454,6 @@ def _files(request: ModelRequest) -> tuple[list[FilePart], list[FilePart]]:
 def _too_many(files: Sequence[FilePart]) -> Sequence[FilePart]:
     """The oldest files, without which the rest is within the limits of a request."""
     cut = 0
-    while len(files) - cut > MAX_SHOWN or size_of_files(files[cut:]) > MAX_SHOWN_BYTES:
+    while len(files) - cut > blobs.MAX_SHOWN or blobs.size_of_files(files[cut:]) > blobs.MAX_SHOWN_BYTES:
         cut += GROUP if len(files) - cut > 2 * GROUP else 1  # one message's own files always fit
     return files[:cut]

@@ -38,18 +38,9 @@ from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
 from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.transport.link import Done, transport_class
+from goondan.schemas.wire import frames
 from goondan.schemas.wire.codec import FrameError, decode, encode, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload
-from goondan.schemas.wire.frames import (
-    NO_PAYLOAD,
-    AgentEvent,
-    Credit,
-    ErrorPayload,
-    Frame,
-    Shutdown,
-    ToolResult,
-    Welcome,
-)
 from goondan.schemas.wire.peer import Deliver, Kind, Peer, Settled, Welcomed
 
 #: How many turns are played. Code is specialised after eight runs, and its caches are filled within a few more.
@@ -94,9 +85,9 @@ def warm_up(providers: Collection[str] = (), scratch: str | None = None) -> Iter
 
     transport_class()
     # Decoders are built at their first use. A payload that does not fit builds them as well.
-    for kind in (Credit, ErrorPayload, Shutdown):
+    for kind in (frames.Credit, frames.ErrorPayload, frames.Shutdown):
         with suppress(FrameError):
-            from_raw(NO_PAYLOAD, kind)
+            from_raw(frames.NO_PAYLOAD, kind)
     for _ in range(ROUNDS):
         configure_log("warm-up")
     _play(scratch, 1, ModelSpec(provider="embedded"))
@@ -224,8 +215,8 @@ async def _play_turns(folder: str, rounds: int, model: ModelSpec, provider: Prov
         store = ConversationStore(folder, durability="process")
         runner = TurnRunner(Instance(link.connect(spec), "k", link, store, provider=provider))
         name = f"{model.provider}-{number}"
-        event = AgentEvent(id=name, type="warm-up", created_at="", input=f"/{_TOOL.name} a=1")
-        await runner.run(link.deliver(Frame("event", event_id=event.id, epoch=1, payload=to_raw(event))))
+        event = frames.AgentEvent(id=name, type="warm-up", created_at="", input=f"/{_TOOL.name} a=1")
+        await runner.run(link.deliver(frames.Frame("event", event_id=event.id, epoch=1, payload=to_raw(event))))
         if number == 0:
             _check(store, name)
         await runner.close()
@@ -250,43 +241,43 @@ class _Nowhere:
 
     def connect(self, spec: AgentSpec) -> AgentSpec:
         """Hello and welcome; the specification as an agent reads it."""
-        self._peer.receive(_carried(Frame("error", payload=to_raw(error_payload("E_HELLO_REQUIRED", "")))), 0.0)
+        self._peer.receive(_carried(frames.Frame("error", payload=to_raw(error_payload("E_HELLO_REQUIRED", "")))), 0.0)
         hello = decode(self._peer.hello([], [], 0.0))
-        body = Welcome(version=1, principal="agent", broker="b", credit=64, max_frame=1, spec=to_raw(spec))
-        outcome = self._peer.receive(_carried(Frame("welcome", in_reply_to=hello.id, payload=to_raw(body))), 0.0)
+        body = frames.Welcome(version=1, principal="agent", broker="b", credit=64, max_frame=1, spec=to_raw(spec))
+        outcome = self._peer.receive(_carried(frames.Frame("welcome", in_reply_to=hello.id, payload=to_raw(body))), 0.0)
         if not isinstance(outcome, Welcomed):
             raise TypeError(outcome)
         self._peer.sendable(0.0)
         self._peer.tick(0.0)
         return from_raw(outcome.welcome.spec, AgentSpec)
 
-    def deliver(self, frame: Frame) -> Frame:
+    def deliver(self, frame: frames.Frame) -> frames.Frame:
         """A frame as it comes out of a link."""
         outcome = self._peer.receive(_carried(frame), 0.0)
         if not isinstance(outcome, Deliver):
             raise TypeError(outcome)
         return outcome.frame
 
-    def start_call(self, frame: Frame, done: Done) -> None:
+    def start_call(self, frame: frames.Frame, done: Done) -> None:
         """Every call has the result null."""
-        result = to_raw(ToolResult(status="ok", output=Raw(b"\xc0")))
-        answer = self._answered("call", frame, done, Frame("tool.result", call_id=frame.call_id, payload=result))
+        result = to_raw(frames.ToolResult(status="ok", output=Raw(b"\xc0")))
+        answer = self._answered("call", frame, done, frames.Frame("tool.result", call_id=frame.call_id, payload=result))
         self._loop.call_soon(done, answer, None)
 
-    def post(self, frame: Frame) -> asyncio.Future[Frame]:
+    def post(self, frame: frames.Frame) -> asyncio.Future[frames.Frame]:
         """Accept every frame."""
         frame.id = self._peer.next_id()
-        future: asyncio.Future[Frame] = self._loop.create_future()
-        answer = self._answered("post", frame, future, Frame("ack", stage="accepted", in_reply_to=frame.id))
+        future: asyncio.Future[frames.Frame] = self._loop.create_future()
+        answer = self._answered("post", frame, future, frames.Frame("ack", stage="accepted", in_reply_to=frame.id))
         if answer is not None:
             future.set_result(answer)
         return future
 
-    def ask(self, frame: Frame, patience_s: float | None = None) -> asyncio.Future[Frame]:
+    def ask(self, frame: frames.Frame, patience_s: float | None = None) -> asyncio.Future[frames.Frame]:
         """The warm-up asks no other agent."""
         raise NotImplementedError
 
-    def send(self, frame: Frame) -> bool:
+    def send(self, frame: frames.Frame) -> bool:
         """Encode the frame and drop it."""
         frame.id = self._peer.next_id()
         return bool(encode(frame))
@@ -295,11 +286,11 @@ class _Nowhere:
         """As Link.forget."""
         self._peer.forget(frame_id)
 
-    def _answered(self, kind: Kind, frame: Frame, waiter: object, answer: Frame) -> Frame | None:
+    def _answered(self, kind: Kind, frame: frames.Frame, waiter: object, answer: frames.Frame) -> frames.Frame | None:
         self._peer.submit(kind, frame, waiter, 0.0)
         settled = self._peer.receive(_carried(answer), 0.0)
         return settled.frame if isinstance(settled, Settled) else None
 
 
-def _carried(frame: Frame) -> Frame:
+def _carried(frame: frames.Frame) -> frames.Frame:
     return decode(encode(frame))

@@ -28,16 +28,7 @@ from msgspec.structs import replace
 from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.extensions.points.results import with_config
 from goondan.agentproc.machine.catalog import Catalog
-from goondan.schemas.bundle.effective_config import (
-    Applied,
-    Change,
-    LiveChanges,
-    apply_changes,
-    can_follow,
-    declared,
-    digest_of,
-    shown,
-)
+from goondan.schemas.bundle import effective_config
 from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, ModelSpec
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.frames import NO_PAYLOAD
@@ -53,7 +44,7 @@ class Earlier(Struct, frozen=True):
     #: The revision.
     base: str
     #: What it said.
-    said: Applied
+    said: effective_config.Applied
 
 
 class InForce:
@@ -63,7 +54,11 @@ class InForce:
     """
 
     def __init__(
-        self, spec: AgentSpec, revision: int = 0, changes: Sequence[Change] = (), earlier: Earlier | None = None
+        self,
+        spec: AgentSpec,
+        revision: int = 0,
+        changes: Sequence[effective_config.Change] = (),
+        earlier: Earlier | None = None,
     ) -> None:
         self.spec = spec
         self.revision = revision
@@ -73,12 +68,12 @@ class InForce:
     @cached_property
     def base(self) -> str:
         """Identifies the bundle's part (goondan.schemas.bundle.effective_config.digest_of)."""
-        return digest_of(self.spec) if self._earlier is None else self._earlier.base
+        return effective_config.digest_of(self.spec) if self._earlier is None else self._earlier.base
 
     @cached_property
-    def _applied(self) -> Applied:
-        said = declared(self.spec) if self._earlier is None else self._earlier.said
-        return apply_changes(said, self.changes)
+    def _applied(self) -> effective_config.Applied:
+        said = effective_config.declared(self.spec) if self._earlier is None else self._earlier.said
+        return effective_config.apply_changes(said, self.changes)
 
     @property
     def _differs(self) -> bool:
@@ -88,7 +83,7 @@ class InForce:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The configuration as extensions see it. Nobody may change this object."""
-        return shown(self.spec, self._applied)
+        return effective_config.shown(self.spec, self._applied)
 
     @property
     def tools(self) -> list[str] | None:
@@ -139,12 +134,14 @@ class Configuration:
         """Take the configuration that the broker sends: LiveChanges, with the bundle's part in them or beside them.
         Raises GoondanError E_FRAME_INVALID.
         """
-        told = LiveChanges() if payload == NO_PAYLOAD else from_raw(payload, LiveChanges)
+        told = (
+            effective_config.LiveChanges() if payload == NO_PAYLOAD else from_raw(payload, effective_config.LiveChanges)
+        )
         now = self.current
         given = told.spec if spec == NO_PAYLOAD else spec
         new = now.spec if given == NO_PAYLOAD else from_raw(given, AgentSpec)
         if new != now.spec:
-            if not can_follow(now.spec, new):
+            if not effective_config.can_follow(now.spec, new):
                 return
             made = InForce(new, told.revision, told.changes)
             self.current = made if not told.changes or told.base == made.base else InForce(new, told.revision)
@@ -160,7 +157,7 @@ class _Begun(Struct, frozen=True):
     #: The revision of the configuration.
     revision: int
     #: The changes that were in force.
-    changes: list[Change]
+    changes: list[effective_config.Change]
 
 
 class TurnConfig:
@@ -237,7 +234,7 @@ class TurnConfig:
             now = self.in_force
             self._said = now.base
             kept = {one.name: one.config for one in now.spec.extensions if not one.confidential}
-            said = Earlier(now.base, replace(declared(now.spec), configs=kept))
+            said = Earlier(now.base, replace(effective_config.declared(now.spec), configs=kept))
             self._store.remember(_BUNDLE_SAID, msgspec.msgpack.encode(said))
 
     def _stored_said(self) -> Earlier | None:
@@ -245,11 +242,11 @@ class TurnConfig:
         return None if stored is None else msgspec.msgpack.decode(stored, type=Earlier)
 
 
-def _applied(said: Applied, spec: AgentSpec) -> Applied:
+def _applied(said: effective_config.Applied, spec: AgentSpec) -> effective_config.Applied:
     """The stored part of the bundle, for the extensions that still exist. The model is the one that can be
     asked now.
     """
-    own = declared(spec)
+    own = effective_config.declared(spec)
     kept = {name: config for name, config in said.configs.items() if name in own.configs}
     return replace(
         own,

@@ -29,22 +29,7 @@ from goondan.agentproc.machine.turn import Action, AskModel, End, EnterStep, Lea
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.text.times import rfc3339
-from goondan.schemas.traces.turn_notes import (
-    MAX_NOTED_MESSAGE,
-    SHORT_CHARS,
-    WHOLE_CHARS,
-    CallDetail,
-    FailureDetail,
-    LayerDetail,
-    ModelDetail,
-    NoteKind,
-    RefusedDetail,
-    ResultDetail,
-    TurnDetail,
-    encode_detail,
-    encode_receipt,
-    in_short,
-)
+from goondan.schemas.traces import turn_notes
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError, cut_message, for_people
 from goondan.schemas.wire.frames import ErrorPayload, ToolResult
@@ -98,7 +83,9 @@ class TurnNotes:
         self._step = 0  # the step that was begun and has no end; 0: none
         self._step_error: ErrorPayload | None = None
         self._called: dict[str, Any] = {}  # the arguments of calls that this incarnation makes, or has noted
-        self._model_ends: list[ModelDetail] = []  # not stored yet; extensions may ask the model several times in a step
+        self._model_ends: list[
+            turn_notes.ModelDetail
+        ] = []  # not stored yet; extensions may ask the model several times in a step
         self._receipts: dict[str, Raw] = {}  # of calls whose results are not stored yet
         self._refusals: dict[str, tuple[str, str]] = {}  # of calls whose results are not noted yet
         self._endings: list[Ending] = []
@@ -109,7 +96,11 @@ class TurnNotes:
 
     def begun(self, at: str, waited_ms: int | None, place_ms: int, *, awaited: bool) -> None:
         """Note that the turn begins, how long its event has waited, and whether another turn waits for it."""
-        self._note("turn.started", at, encode_detail(TurnDetail(self._trace_id, waited_ms, awaited, place_ms)))
+        self._note(
+            "turn.started",
+            at,
+            turn_notes.encode_detail(turn_notes.TurnDetail(self._trace_id, waited_ms, awaited, place_ms)),
+        )
 
     def resumed(self, at: str) -> None:
         """Note that another process goes on with the turn. What it has used before counts, too."""
@@ -145,10 +136,10 @@ class TurnNotes:
                 part, is_new = action.part, self._is_new(action)
                 self._called[part.tool_call_id] = part.args
                 if is_new:
-                    kept = self._kept(part.args, WHOLE_CHARS) if self._whole else None
+                    kept = self._kept(part.args, turn_notes.WHOLE_CHARS) if self._whole else None
                     outside = catalog.is_outside(part.tool_name)
-                    called = CallDetail(part.tool_call_id, part.tool_name, outside, args=kept)
-                    self._note_call("tool.called", at, part.tool_call_id, encode_detail(called))
+                    called = turn_notes.CallDetail(part.tool_call_id, part.tool_name, outside, args=kept)
+                    self._note_call("tool.called", at, part.tool_call_id, turn_notes.encode_detail(called))
             elif isinstance(action, EnterStep):
                 if action.step != self._step:
                     self._end_step(at, None)
@@ -162,19 +153,21 @@ class TurnNotes:
     def results(self, message: Message, at: str) -> None:
         """Note the results in a message."""
         for part in results_of(message):
-            kept = self._output(part.result, WHOLE_CHARS) if self._whole else None
+            kept = self._output(part.result, turn_notes.WHOLE_CHARS) if self._whole else None
             args = self._called.get(part.tool_call_id)
             self._result(part.tool_name, part.tool_call_id, args, part.result, at, self._step_span, kept)
 
     def inner_began(self, script: str, part: ToolCallPart, at: str, catalog: StepCatalog) -> None:
         """Note a call that a script makes. It stands below the script."""
-        kept = self._kept(part.args, WHOLE_CHARS if self._whole else SHORT_CHARS)
-        called = CallDetail(part.tool_call_id, part.tool_name, catalog.is_outside(part.tool_name), script, kept)
-        self._note_call("tool.called", at, part.tool_call_id, encode_detail(called), self._span_of(script))
+        kept = self._kept(part.args, turn_notes.WHOLE_CHARS if self._whole else turn_notes.SHORT_CHARS)
+        called = turn_notes.CallDetail(
+            part.tool_call_id, part.tool_name, catalog.is_outside(part.tool_name), script, kept
+        )
+        self._note_call("tool.called", at, part.tool_call_id, turn_notes.encode_detail(called), self._span_of(script))
 
     def inner_ended(self, script: str, part: ToolCallPart, result: ToolResult, at: str) -> None:
         """Note the result of a call that a script has made."""
-        kept = self._output(result, WHOLE_CHARS if self._whole else SHORT_CHARS)
+        kept = self._output(result, turn_notes.WHOLE_CHARS if self._whole else turn_notes.SHORT_CHARS)
         self._result(part.tool_name, part.tool_call_id, part.args, result, at, self._span_of(script), kept)
 
     def _result(
@@ -182,16 +175,16 @@ class TurnNotes:
     ) -> None:
         error = result.error
         receipt = self._receipt(tool_call_id)
-        kind: NoteKind = "tool.failed" if result.status == "error" else "tool.completed"
-        detail = ResultDetail(
+        kind: turn_notes.NoteKind = "tool.failed" if result.status == "error" else "tool.completed"
+        detail = turn_notes.ResultDetail(
             tool_call_id,
             result.status,
             None if error is None else error.code,
-            None if receipt is None else encode_receipt(receipt),
+            None if receipt is None else turn_notes.encode_receipt(receipt),
             None if error is None else self._bounded(for_people(error)),
             kept,
         )
-        self._note_call(kind, at, tool_call_id, encode_detail(detail), parent)
+        self._note_call(kind, at, tool_call_id, turn_notes.encode_detail(detail), parent)
         found = None
         if error is not None:
             found = refusal(self._spec(), tool, error.code or "", error.message, error.suggestion)
@@ -201,16 +194,16 @@ class TurnNotes:
         if found is not None:
             if known is not None:
                 found = structs.replace(found, by=known[0], allow=known[1])
-            refused = structs.replace(found, tool_call_id=tool_call_id, args=self._kept(args, SHORT_CHARS))
+            refused = structs.replace(found, tool_call_id=tool_call_id, args=self._kept(args, turn_notes.SHORT_CHARS))
             self._note_call("call.refused", at, tool_call_id, self._refused(refused), parent)
 
-    def _refused(self, detail: RefusedDetail) -> str:
+    def _refused(self, detail: turn_notes.RefusedDetail) -> str:
         message, allow = self._bounded(detail.message), self._bounded(detail.allow)
         log.info("turn %s: %s was refused by %s: %s", self._turn_id, detail.tool_name or "it", detail.by, message)
-        return encode_detail(structs.replace(detail, message=message, allow=allow))
+        return turn_notes.encode_detail(structs.replace(detail, message=message, allow=allow))
 
     def _kept(self, value: Any, most: int) -> str:
-        return in_short(value, most, self._redact)
+        return turn_notes.in_short(value, most, self._redact)
 
     def _output(self, result: ToolResult, most: int) -> str | None:
         return None if result.output is None else self._kept(from_raw(result.output, object), most)
@@ -243,7 +236,7 @@ class TurnNotes:
         model, usage = request.model, answer.usage
         answered = answer.model or model.model
         used = Used() if usage is None else used_by(usage)
-        ended = ModelDetail(
+        ended = turn_notes.ModelDetail(
             step=request.step,
             model=f"{model.provider}/{answered}".rstrip("/"),
             finish_reason=answer.finish_reason,
@@ -271,9 +264,9 @@ class TurnNotes:
         ends, self._model_ends = self._model_ends, []
         for ended in ends:
             self.usage.count(ended, at)
-            kind: NoteKind = "model.failed" if ended.code is not None else "model.answered"
+            kind: turn_notes.NoteKind = "model.failed" if ended.code is not None else "model.answered"
             span = model_span(self._turn_id, ended.step)
-            self._store.note(self._turn_id, kind, at, encode_detail(ended), span, self._step_span)
+            self._store.note(self._turn_id, kind, at, turn_notes.encode_detail(ended), span, self._step_span)
 
     def take_endings(self) -> list[Ending]:
         """The ends that were noted since the last call of this function."""
@@ -313,29 +306,31 @@ class TurnNotes:
         detail = str(step) if step else None
         if error is not None:
             error = ErrorPayload(error.code, self._bounded(error.message), name=error.name)
-            detail = encode_detail(FailureDetail(error, step or None))
+            detail = turn_notes.encode_detail(turn_notes.FailureDetail(error, step or None))
         self._store.note(self._turn_id, kind, at, detail, span_id, parent_span_id)
         self._endings.append(Ending(kind, span_id, parent_span_id, step, error))
 
     def hangs(self, extension: str, place: str, at: str, hangs_s: float | None) -> None:
         """Note that a layer of an extension hangs, for `hangs_s` seconds now; None: it does not any more."""
-        kind: NoteKind = "extension.over" if hangs_s is None else "extension.waits"
+        kind: turn_notes.NoteKind = "extension.over" if hangs_s is None else "extension.waits"
         since = rfc3339(datetime.fromisoformat(at).timestamp() - (hangs_s or 0.0))
-        self._note(kind, since, encode_detail(LayerDetail(extension, place)))
+        self._note(kind, since, turn_notes.encode_detail(turn_notes.LayerDetail(extension, place)))
 
     def waits(self, tool_call_id: str, at: str, within: str | None) -> None:
         """Note that a call begins to wait for a person. `within` is the callId of the script that makes it."""
         parent = self._step_span if within is None else call_span(within)
         self._note_call("tool.waits", at, tool_call_id, json.dumps(tool_call_id), parent)
 
-    def _note(self, kind: NoteKind, at: str, detail: str | None = None) -> None:
+    def _note(self, kind: turn_notes.NoteKind, at: str, detail: str | None = None) -> None:
         self._store.note(self._turn_id, kind, at, detail, self._span, self._parent)
 
-    def _note_call(self, kind: NoteKind, at: str, tool_call_id: str, detail: str, parent: str | None = None) -> None:
+    def _note_call(
+        self, kind: turn_notes.NoteKind, at: str, tool_call_id: str, detail: str, parent: str | None = None
+    ) -> None:
         self._store.note(self._turn_id, kind, at, detail, self._span_of(tool_call_id), parent or self._step_span)
 
     def _bounded(self, message: str) -> str:
-        return cut_message(self._redact(message), MAX_NOTED_MESSAGE)
+        return cut_message(self._redact(message), turn_notes.MAX_NOTED_MESSAGE)
 
     def _receipt(self, tool_call_id: str) -> Receipt | None:
         data = self._receipts.pop(tool_call_id, None)

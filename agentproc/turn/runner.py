@@ -19,15 +19,7 @@ from typing import Final
 from msgspec import structs
 
 from goondan.agentproc.conversation.store import TurnRow
-from goondan.agentproc.machine.answers import (
-    answer_payload,
-    done_frame,
-    failed,
-    input_text,
-    internal_error,
-    told_event,
-    turn_id,
-)
+from goondan.agentproc.machine import answers
 from goondan.agentproc.machine.questions import read_answer, read_completion
 from goondan.agentproc.machine.turn import Begin, BeginCall, BeginList, End, First, Pause
 from goondan.agentproc.start.blocked_loop import blocked_error
@@ -35,22 +27,9 @@ from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.parts import AgentFeature, Features, TakeFrame, kinds
 from goondan.agentproc.turn.run import TurnRun, operators_work
 from goondan.schemas.bundle.address import MAX_TOOL_NAME, blobs_dir, instance_workdir
+from goondan.schemas.wire import frames
 from goondan.schemas.wire.codec import check_json, from_raw
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import (
-    OPERATOR,
-    OPERATOR_AGENT,
-    OPERATOR_CALL,
-    OPERATOR_TOOLS,
-    OPERATOR_TYPES,
-    TOOL_COMPLETED,
-    AgentEvent,
-    ErrorPayload,
-    FilePart,
-    Frame,
-    Lease,
-    OperatorCall,
-)
 from goondan.schemas.worker import servers
 
 #: The reasons why a link does not send a large payload.
@@ -72,7 +51,7 @@ class TurnRunner:
         instance.extensions.brought = self.features.api
         self._blocked = instance.loop_watch.take() if instance.spec.extensions else None
         self._run: TurnRun | None = None
-        self._lease: Lease | None = None
+        self._lease: frames.Lease | None = None
         self._leaving_it = False  # the leased event is given back, and the broker has not said so yet
         self._pausing = False
         self._swept = False
@@ -104,11 +83,11 @@ class TurnRunner:
             self._broken = error
         self._loaded = self.instance.config.current
 
-    def leases(self) -> list[Lease]:
+    def leases(self) -> list[frames.Lease]:
         """The leases that this process holds. The link asks for them at every hello."""
         return [self._lease] if self._lease is not None else []
 
-    def holds(self, frame: Frame) -> bool:
+    def holds(self, frame: frames.Frame) -> bool:
         """Whether this very delivery is being worked on. One that is given back is not: the broker may hand it over
         again, in the same epoch, before its word about the return is read here.
         """
@@ -128,18 +107,18 @@ class TurnRunner:
         if self._run is not None:
             self._run.abandon()
 
-    def cancel(self, frame: Frame) -> None:
+    def cancel(self, frame: frames.Frame) -> None:
         """Handle `tool.cancel` for a whole event: end its turn, whether it runs already or is about to begin."""
         self._cancelled = (frame.event_id or "", frame.epoch or 0)
         if self._run is not None and self.holds(frame):
             self._run.cancel()
 
-    def asked(self, frame: Frame) -> None:
+    def asked(self, frame: frames.Frame) -> None:
         """`tool.ask`: a call of the running turn asks something. Raises GoondanError E_FRAME_INVALID."""
         if self._run is not None and self.holds(frame):
             self._run.calls.asks.take(frame)
 
-    def take(self, frame: Frame) -> None:
+    def take(self, frame: frames.Frame) -> None:
         """Handle a frame of any other type for the working instance: the parts of the running turn may take it. Raises
         GoondanError for one that cannot be read.
         """
@@ -149,20 +128,20 @@ class TurnRunner:
         elif self._run is not None and self.holds(frame):
             self._run.parts.take(frame)
 
-    def set_clock(self, frame: Frame) -> None:
+    def set_clock(self, frame: frames.Frame) -> None:
         """`clock` of the running turn: its time stands still, or goes on."""
         if self._run is not None and self.holds(frame):
             self._run.set_clock(frame)
 
-    def progress(self, frame: Frame) -> None:
+    def progress(self, frame: frames.Frame) -> None:
         """Handle a tool host's progress of a running call. Raises GoondanError E_FRAME_INVALID."""
         if self._run is not None:
             self._run.live.progress(frame)
 
-    async def run(self, frame: Frame) -> None:
+    async def run(self, frame: frames.Frame) -> None:
         """Work on one delivered event until it is answered, given back or abandoned. Raises only cancellation."""
         event_id, epoch = frame.event_id or "", frame.epoch or 0
-        self._lease = Lease(event_id, epoch, self.instance.instance_key, frame.root_event)
+        self._lease = frames.Lease(event_id, epoch, self.instance.instance_key, frame.root_event)
         try:
             answer = await self._answer(frame, event_id, epoch)
             if answer is not None:
@@ -171,12 +150,12 @@ class TurnRunner:
         finally:
             self._lease, self._leaving_it = None, False
 
-    def completed(self, frame: Frame) -> None:
+    def completed(self, frame: frames.Frame) -> None:
         """Give a `tool.completed` frame to the running turn. Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN."""
         if self._run is not None:
-            self._run.completed(read_completion(frame, from_raw(frame.payload, AgentEvent)))
+            self._run.completed(read_completion(frame, from_raw(frame.payload, frames.AgentEvent)))
 
-    def answered(self, frame: Frame) -> None:
+    def answered(self, frame: frames.Frame) -> None:
         """Give an answer to a question that was asked without waiting to the running turn. Raises GoondanError
         E_FRAME_INVALID.
         """
@@ -190,11 +169,11 @@ class TurnRunner:
 
     # --- inside
 
-    async def _answer(self, frame: Frame, event_id: str, epoch: int) -> Frame | None:
+    async def _answer(self, frame: frames.Frame, event_id: str, epoch: int) -> frames.Frame | None:
         """The frame that ends the event for us, or None when the event is no longer ours."""
         try:
             found = self._look_at(frame, event_id, epoch)
-            return found if isinstance(found, Frame) else await self._work(frame, *found)
+            return found if isinstance(found, frames.Frame) else await self._work(frame, *found)
         except GoondanError as error:
             if error.info.code == "E_LEASE_LOST":
                 log.warning("event %s: %s", event_id, error.info.message)
@@ -206,14 +185,14 @@ class TurnRunner:
         except Exception as error:
             log.exception("event %s", event_id)
             self.instance.store.close()
-            return self._fail(frame, internal_error(type(error).__name__))
+            return self._fail(frame, answers.internal_error(type(error).__name__))
         finally:
             self.instance.loop_watch.end()
             if self._run is not None:
                 self._run.release()
                 self._run = None
 
-    def _look_at(self, frame: Frame, event_id: str, epoch: int) -> Frame | tuple[First, TurnRow | None]:
+    def _look_at(self, frame: frames.Frame, event_id: str, epoch: int) -> frames.Frame | tuple[First, TurnRow | None]:
         """The first input of the event and the stored row of its turn; or the frame that ends an event which needs no
         turn.
 
@@ -222,20 +201,22 @@ class TurnRunner:
         seen = self.instance.store.adopt(epoch)
         if seen > epoch:
             log.warning("event %s came under epoch %d; the conversation file holds %d", event_id, epoch, seen)
-            return Frame("ack", stage="release", event_id=event_id, epoch=epoch, seen_epoch=seen)
+            return frames.Frame("ack", stage="release", event_id=event_id, epoch=epoch, seen_epoch=seen)
         self._sweep_files()
         row = self.instance.store.find_turn(event_id)
         if row is not None and row.answer is not None:  # its payload may be gone: nobody needs it any more
-            return done_frame(event_id, epoch, row.status, row.answer)
+            return answers.done_frame(event_id, epoch, row.status, row.answer)
         first = self._first_input(frame)
         if callable(first):
-            return Frame("ack", stage="release", event_id=event_id, epoch=epoch) if self._pausing else first()
+            return frames.Frame("ack", stage="release", event_id=event_id, epoch=epoch) if self._pausing else first()
         if isinstance(first, Begin) and first.source.type == "tool" and self._needs_no_model(first, event_id):
             told = End(status="completed", steps=0, response="", finish_reason="stop")
-            turn = turn_id(self.instance.spec.name, self.instance.instance_key, event_id)
-            return done_frame(event_id, epoch, "completed", answer_payload(told, turn, event_id, self.instance.clock()))
+            turn = answers.turn_id(self.instance.spec.name, self.instance.instance_key, event_id)
+            return answers.done_frame(
+                event_id, epoch, "completed", answers.answer_payload(told, turn, event_id, self.instance.clock())
+            )
         if self._pausing:
-            return Frame("ack", stage="release", event_id=event_id, epoch=epoch)
+            return frames.Frame("ack", stage="release", event_id=event_id, epoch=epoch)
         return first, row
 
     def _needs_no_model(self, ended: Begin, event_id: str) -> bool:
@@ -244,7 +225,7 @@ class TurnRunner:
         """
         return self.instance.store.has_message(event_id) or ended.work_of in operators_work(self.instance.store)
 
-    async def _work(self, frame: Frame, first: First, row: TurnRow | None) -> Frame | None:
+    async def _work(self, frame: frames.Frame, first: First, row: TurnRow | None) -> frames.Frame | None:
         """Run the turn of an event. Returns the frame that ends the event, None when the event is no longer ours.
         Raises GoondanError when the turn cannot begin.
         """
@@ -270,7 +251,7 @@ class TurnRunner:
             run.cancel()
         return await run.go()
 
-    def _fail(self, frame: Frame, info: ErrorPayload) -> Frame:
+    def _fail(self, frame: frames.Frame, info: frames.ErrorPayload) -> frames.Frame:
         """End an event with this error. The error is stored with its turn, if it has a turn and the file can be
         written.
         """
@@ -279,46 +260,48 @@ class TurnRunner:
         if ended is not None:
             return ended
         name = (
-            turn_id(self.instance.spec.name, self.instance.instance_key, event_id) if run is None else run.turn.turn_id
+            answers.turn_id(self.instance.spec.name, self.instance.instance_key, event_id)
+            if run is None
+            else run.turn.turn_id
         )
-        payload = answer_payload(failed(info), name, event_id, self.instance.clock(), frame.trace_id)
-        return done_frame(event_id, frame.epoch or 0, "failed", payload)
+        payload = answers.answer_payload(answers.failed(info), name, event_id, self.instance.clock(), frame.trace_id)
+        return answers.done_frame(event_id, frame.epoch or 0, "failed", payload)
 
-    def _first_input(self, frame: Frame) -> First | Callable[[], Frame]:
+    def _first_input(self, frame: frames.Frame) -> First | Callable[[], frames.Frame]:
         """The first input for the turn machine; or what answers the event, if it needs no turn.
 
         Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN, E_USAGE, or the reason why its large payload is not available.
         """
         if frame.blob is not None:
-            raise GoondanError(from_raw(frame.payload, ErrorPayload))
+            raise GoondanError(from_raw(frame.payload, frames.ErrorPayload))
         if frame.asynchronous:
             ended = read_answer(frame)
             self.instance.notice(ended)
             return Begin(ended.text, ended.source, ended.metadata)
-        event = told_event(frame)
+        event = answers.told_event(frame)
         for name, part in (("input", event.input), ("auth", event.auth), ("metadata", event.metadata)):
             check_json(part, name)
-        is_operator = self.instance.spec.name == OPERATOR_AGENT
-        if event.type == TOOL_COMPLETED:
+        is_operator = self.instance.spec.name == frames.OPERATOR_AGENT
+        if event.type == frames.TOOL_COMPLETED:
             ended = read_completion(frame, event)
             return Begin(ended.text, ended.source, work_of=ended.turn_id)
-        if event.type not in OPERATOR_TYPES:
+        if event.type not in frames.OPERATOR_TYPES:
             if is_operator:
-                raise fail("E_USAGE", f"the operator agent takes {OPERATOR_CALL} events, not {event.type}")
-            return Begin(input_text(event.input), files=self._files_of(frame))
-        if frame.source != OPERATOR:
+                raise fail("E_USAGE", f"the operator agent takes {frames.OPERATOR_CALL} events, not {event.type}")
+            return Begin(answers.input_text(event.input), files=self._files_of(frame))
+        if frame.source != frames.OPERATOR:
             raise fail("E_FORBIDDEN", f"only an operator sends {event.type} events")
-        if event.type == OPERATOR_TOOLS:
+        if event.type == frames.OPERATOR_TOOLS:
             return BeginList()
-        if event.type != OPERATOR_CALL:
+        if event.type != frames.OPERATOR_CALL:
             answer = self.features.events.get(event.type)
             if answer is None:
                 raise fail("E_FEATURE_MISSING", f"nothing here answers {event.type} events")
             return partial(answer, frame, event)
         asked = event.input
         if not isinstance(asked, dict) or not isinstance(asked.get("tool"), str):
-            raise fail("E_FRAME_INVALID", f"the input of {OPERATOR_CALL} is {{tool, args}}")
-        call = OperatorCall(asked["tool"], asked.get("args", {}))
+            raise fail("E_FRAME_INVALID", f"the input of {frames.OPERATOR_CALL} is {{tool, args}}")
+        call = frames.OperatorCall(asked["tool"], asked.get("args", {}))
         # A model reads the history of any other agent: each turn of it begins with somebody's words.
         told = None if is_operator else f"(An operator calls {call.tool[:MAX_TOOL_NAME]}.)"
         return BeginCall(call.tool, call.args, told)
@@ -329,15 +312,15 @@ class TurnRunner:
         if not swept and self.instance.files.place is not None:
             self.instance.files.sweep(self.instance.store.file_names())
 
-    def _files_of(self, frame: Frame) -> list[FilePart]:
+    def _files_of(self, frame: frames.Frame) -> list[frames.FilePart]:
         """The files of a message, which are the instance's own from now on. Raises GoondanError."""
         if not frame.files:
             return []
-        if frame.source != OPERATOR:
+        if frame.source != frames.OPERATOR:
             raise fail("E_FORBIDDEN", "only the events of an operator have files")
         return self.instance.files.take(blobs_dir(self.instance.spec.state_dir), frame.files)
 
-    async def _post(self, frame: Frame, trace_id: str | None) -> None:
+    async def _post(self, frame: frames.Frame, trace_id: str | None) -> None:
         """Send the frame that ends the event, until the broker has it. An answer that cannot be sent, because of its
         size or a full disk, becomes a failed one that gives the reason.
         """
@@ -348,7 +331,9 @@ class TurnRunner:
             if error.info.code not in UNSENT or frame.stage in GIVEN_BACK:
                 return
             event_id = frame.event_id or ""
-            turn = turn_id(self.instance.spec.name, self.instance.instance_key, event_id)
-            payload = answer_payload(failed(error.info), turn, event_id, self.instance.clock(), trace_id)
+            turn = answers.turn_id(self.instance.spec.name, self.instance.instance_key, event_id)
+            payload = answers.answer_payload(
+                answers.failed(error.info), turn, event_id, self.instance.clock(), trace_id
+            )
             with suppress(GoondanError):  # as above: nobody may be there any more
-                await self.instance.link.post(done_frame(event_id, frame.epoch, "failed", payload))
+                await self.instance.link.post(answers.done_frame(event_id, frame.epoch, "failed", payload))

@@ -18,14 +18,7 @@ import msgspec
 from goondan.agentproc.calls.caller import AgentLink
 from goondan.agentproc.extensions.local_calls import current_call
 from goondan.agentproc.turn.parts import AgentFeature
-from goondan.features.changesets.wire import (
-    MAX_MESSAGE,
-    MAX_REASON,
-    CommitChangeset,
-    CommittedChangeset,
-    OpenChangeset,
-    OpenedChangeset,
-)
+from goondan.features.changesets import wire
 from goondan.schemas.wire.codec import from_raw, replace_surrogates, to_raw
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import Frame
@@ -67,17 +60,19 @@ class BundleChanges:
 
     async def open(self, reason: str) -> dict[str, Any]:
         """Make a new worktree. Raises GoondanError E_CHANGESET_IO, E_LEASE_LOST, E_FORBIDDEN."""
-        payload = to_raw(OpenChangeset(replace_surrogates(reason[:MAX_REASON])))
+        payload = to_raw(wire.OpenChangeset(replace_surrogates(reason[: wire.MAX_REASON])))
         reply = await self._ask(Frame("changeset.open", payload=payload))
-        opened = from_raw(reply.payload, OpenedChangeset)
+        opened = from_raw(reply.payload, wire.OpenedChangeset)
         await self._mounted(opened.workdir, {"changesetId": opened.changeset_id})
         return _plain(opened)
 
     async def commit(self, changeset_id: str, message: str) -> dict[str, Any]:
         """Commit a changeset. Returns its outcome, failures included. Raises GoondanError E_LEASE_LOST, E_FORBIDDEN."""
-        asked = CommitChangeset(replace_surrogates(changeset_id[:_MAX_ID]), replace_surrogates(message[:MAX_MESSAGE]))
+        asked = wire.CommitChangeset(
+            replace_surrogates(changeset_id[:_MAX_ID]), replace_surrogates(message[: wire.MAX_MESSAGE])
+        )
         reply = await self._ask(Frame("changeset.commit", payload=to_raw(asked)))
-        return _plain(from_raw(reply.payload, CommittedChangeset))
+        return _plain(from_raw(reply.payload, wire.CommittedChangeset))
 
     async def _ask(self, frame: Frame) -> Frame:
         call = current_call.get()
@@ -137,6 +132,6 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def _plain(answer: OpenedChangeset | CommittedChangeset) -> dict[str, Any]:
+def _plain(answer: wire.OpenedChangeset | wire.CommittedChangeset) -> dict[str, Any]:
     plain: dict[str, Any] = msgspec.to_builtins(answer)
     return plain

@@ -19,19 +19,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from goondan.features.changesets.wire import (
-    FEATURE,
-    ChangesetAnswered,
-    ChangesetAsked,
-    ChangesetsHeld,
-    ChangesetsOver,
-    ChangesetWish,
-    CommitChangeset,
-    OpenChangeset,
-    ToSupervisor,
-    WhichChangesets,
-    decode_to_broker,
-)
+from goondan.features.changesets import wire
 from goondan.kernel.broker.state.bus import RETRY_AFTER_MS, RETURN_S, Bus, Core
 from goondan.kernel.broker.state.entities import AGENTS, Connection
 from goondan.kernel.broker.state.parts import LISTS_BYTES, Part, Take
@@ -54,7 +42,7 @@ class Question(Struct):
     """A question without an answer yet. `askers`: the connections and frames that wait for it."""
 
     #: What is wanted.
-    wish: ChangesetWish
+    wish: wire.ChangesetWish
     #: The connections and frames that wait for the answer.
     askers: list[tuple[Connection, Frame]]
 
@@ -76,7 +64,7 @@ class Changesets(Part):
             Take((AGENTS,), "changeset.open", self.ask, LISTS_BYTES, confined="no"),
             Take((AGENTS,), "changeset.commit", self.ask, LISTS_BYTES, confined="no"),
         )
-        self.hears = {FEATURE: self.heard}
+        self.hears = {wire.FEATURE: self.heard}
 
     def ask(self, connection: Connection, frame: Frame, now: float) -> None:
         """`changeset.open` and `changeset.commit` from an agent."""
@@ -89,13 +77,13 @@ class Changesets(Part):
         if instance.leased is None:
             raise fail("E_LEASE_LOST", "only a turn that runs may ask for a changeset")
         opens = frame.type == "changeset.open"
-        wish = ChangesetWish(
+        wish = wire.ChangesetWish(
             request=f"{frame.type} {instance.address} {call_id}",
             agent=instance.agent,
             instance_key=instance.key,
             event_id=instance.leased.id,
-            open=from_raw(frame.payload, OpenChangeset) if opens else None,
-            commit=None if opens else from_raw(frame.payload, CommitChangeset),
+            open=from_raw(frame.payload, wire.OpenChangeset) if opens else None,
+            commit=None if opens else from_raw(frame.payload, wire.CommitChangeset),
         )
         known = self._waiting.get(wish.request)
         if known is not None:
@@ -114,22 +102,22 @@ class Changesets(Part):
             message = "no supervisor runs here that could change the bundle"
             raise fail("E_CHANGESET_IO", message, suggestion="Start the kernel with `gdn run`.")
         self._waiting[wish.request] = Question(wish, [(connection, frame)])
-        self._tell(ChangesetAsked(wish))
+        self._tell(wire.ChangesetAsked(wish))
 
     # --- the supervisor's word
 
     def heard(self, message: ForFeature, now: float) -> None:
         """A message of the supervisor's half."""
         try:
-            told = decode_to_broker(message.payload)
+            told = wire.decode_to_broker(message.payload)
         except DECODE_ERRORS as error:
             raise fail("E_FRAME_INVALID", f"no message about changesets: {error}") from None
-        if isinstance(told, ChangesetsHeld):
+        if isinstance(told, wire.ChangesetsHeld):
             self._held = {one.changeset_id: one.event_id for one in told.held}
         else:
             self._answered(told)
 
-    def _answered(self, message: ChangesetAnswered) -> None:
+    def _answered(self, message: wire.ChangesetAnswered) -> None:
         """The supervisor has answered a question."""
         done = message.done
         question = self._waiting.pop(done.request, None)
@@ -151,9 +139,9 @@ class Changesets(Part):
         """A supervisor has connected: send it the open questions again, because it may have missed them."""
         if peer is not self._bus.control:
             return
-        self._tell(WhichChangesets())
+        self._tell(wire.WhichChangesets())
         for question in self._waiting.values():
-            self._tell(ChangesetAsked(question.wish))
+            self._tell(wire.ChangesetAsked(question.wish))
 
     # --- when
 
@@ -167,10 +155,10 @@ class Changesets(Part):
         if over:
             for changeset_id in over:
                 del self._held[changeset_id]
-            self._tell(ChangesetsOver(over))
+            self._tell(wire.ChangesetsOver(over))
 
-    def _tell(self, message: ToSupervisor) -> None:
-        self._bus.tell_supervisor(ForFeature(FEATURE, to_raw(message)))
+    def _tell(self, message: wire.ToSupervisor) -> None:
+        self._bus.tell_supervisor(ForFeature(wire.FEATURE, to_raw(message)))
 
 
 def _join(known: Question, connection: Connection, frame: Frame) -> None:

@@ -21,16 +21,9 @@ from goondan.agentproc.machine.turn import End
 from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.parts import AgentFeature, AnswerEvent
 from goondan.features.edits.wire import UNDO_REFUSED
+from goondan.schemas.wire import frames
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError, cut_message, fail
-from goondan.schemas.wire.frames import (
-    OPERATOR_RESET,
-    OPERATOR_UNDO,
-    AgentEvent,
-    ConversationEdited,
-    Frame,
-    ToolResult,
-)
 
 #: The longest text of a removed message that the answer repeats (characters).
 MAX_SAID: Final = 200
@@ -53,9 +46,9 @@ class Edits(AgentFeature):
     @cached_property
     def events(self) -> Mapping[str, AnswerEvent]:
         """Events of operators that it answers."""
-        return {OPERATOR_UNDO: self._edit, OPERATOR_RESET: self._edit}
+        return {frames.OPERATOR_UNDO: self._edit, frames.OPERATOR_RESET: self._edit}
 
-    def _edit(self, frame: Frame, event: AgentEvent) -> Frame:
+    def _edit(self, frame: frames.Frame, event: frames.AgentEvent) -> frames.Frame:
         return perform(self.instance, frame, read_edit(event.type, event.input))
 
 
@@ -64,7 +57,7 @@ FEATURE: Final = Edits
 
 def read_edit(kind: str, asked: Any) -> Edit:
     """The change that an event of this type asks for, with its input. Raises GoondanError E_FRAME_INVALID."""
-    if kind == OPERATOR_RESET:
+    if kind == frames.OPERATOR_RESET:
         return Edit("reset")
     wanted = asked.get("turnId") if isinstance(asked, dict) else None
     if asked is not None and not isinstance(wanted, str):
@@ -72,7 +65,7 @@ def read_edit(kind: str, asked: Any) -> Edit:
     return Edit("undo", wanted)
 
 
-def perform(instance: Instance, frame: Frame, edit: Edit) -> Frame:
+def perform(instance: Instance, frame: frames.Frame, edit: Edit) -> frames.Frame:
     """Change the conversation, and return the frame that ends the event. Raises GoondanError when it cannot be stored;
     then nothing has changed.
     """
@@ -97,7 +90,10 @@ def perform(instance: Instance, frame: Frame, edit: Edit) -> Frame:
             events, end = [], failed(error.info)
         else:
             end = End(
-                status="completed", steps=0, finish_reason="stop", output=ToolResult(status="ok", output=to_raw(done))
+                status="completed",
+                steps=0,
+                finish_reason="stop",
+                output=frames.ToolResult(status="ok", output=to_raw(done)),
             )
         for position, event in enumerate(events):
             store.append(name, position, event)
@@ -107,10 +103,10 @@ def perform(instance: Instance, frame: Frame, edit: Edit) -> Frame:
     return done_frame(event_id, frame.epoch or 0, end.status, payload)
 
 
-def changes(messages: list[Message], edit: Edit) -> tuple[list[MessageEvent], ConversationEdited]:
+def changes(messages: list[Message], edit: Edit) -> tuple[list[MessageEvent], frames.ConversationEdited]:
     """The message events that make this change, and what the operator is told. Raises GoondanError E_UNDO_REFUSED."""
     if edit.kind == "reset":
-        return [Truncate()], ConversationEdited(len(messages), 0)
+        return [Truncate()], frames.ConversationEdited(len(messages), 0)
     # A turn's own messages are named TURN.POSITION. No beginning is left when extensions have removed them all.
     first = next((at for at in range(len(messages) - 1, -1, -1) if messages[at].id.endswith(".0")), None)
     if first is None:
@@ -122,4 +118,4 @@ def changes(messages: list[Message], edit: Edit) -> tuple[list[MessageEvent], Co
     data = messages[first].data
     said = cut_message(data.content, MAX_SAID) if isinstance(data, UserData) else ""
     removed: list[MessageEvent] = [Remove(message.id) for message in messages[first:]]
-    return removed, ConversationEdited(len(removed), first, last, said)
+    return removed, frames.ConversationEdited(len(removed), first, last, said)

@@ -21,17 +21,8 @@ from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelReques
 from goondan.agentproc.providers.faults import Fault, is_low, rate_limits
 from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.parts import AgentFeature, Ask, OnNews, TakeFrame, TurnCore, TurnPart
+from goondan.features.gates import wire
 from goondan.features.gates.wire import FEATURE as FEATURE_NAME
-from goondan.features.gates.wire import (
-    GateChanged,
-    HeldPermit,
-    KeptState,
-    PermitAsk,
-    PermitGranted,
-    PermitOver,
-    PlaceInLine,
-    Refused,
-)
 from goondan.schemas.bundle.launch import AgentSpec, ModelSpec
 from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.models.server_answers import MAX_NAMED
@@ -89,7 +80,7 @@ class ModelGates(AgentFeature):
 
     def changed(self, frame: Frame) -> None:
         """`model.gate`. Raises GoondanError E_FRAME_INVALID."""
-        said = from_raw(frame.payload, GateChanged)
+        said = from_raw(frame.payload, wire.GateChanged)
         if not said.limited:
             self.opened(said.model)
             return
@@ -100,7 +91,7 @@ class ModelGates(AgentFeature):
 
     def placed(self, frame: Frame) -> None:
         """`model.line`. Raises GoondanError E_FRAME_INVALID."""
-        said = from_raw(frame.payload, PlaceInLine)
+        said = from_raw(frame.payload, wire.PlaceInLine)
         request = self.waiting.get(said.id)
         if request is not None:
             request.on_place(said.before, said.held_ms)
@@ -110,7 +101,7 @@ class ModelGates(AgentFeature):
         for request in self.out.values():
             request.known = True
         permits = [request.held() for request in self.out.values() if self.is_limited(request.model)]
-        states = [KeptState(model, state) for model, state in self.states.items()]
+        states = [wire.KeptState(model, state) for model, state in self.states.items()]
         return {"permits": permits, "gates": states}
 
 
@@ -155,7 +146,7 @@ class GatedRequest:
         self._event_id = event_id
         self._epoch = epoch
         self._id = os.urandom(8).hex()
-        self._refused: Refused | None = None
+        self._refused: wire.Refused | None = None
         self._asked_at: float | None = None
         self._out_at = 0.0
 
@@ -174,7 +165,7 @@ class GatedRequest:
         on_news("queued")
         now = gates.clock()
         self._asked_at = now if self._asked_at is None else self._asked_at
-        ask = PermitAsk(
+        ask = wire.PermitAsk(
             self._id,
             self.model,
             min(size // BYTES_PER_TOKEN, MAX_NAMED),
@@ -186,7 +177,7 @@ class GatedRequest:
         gates.waiting[self._id] = self
         future = gates.instance.link.post(frame)
         try:
-            granted = from_raw((await future).payload, PermitGranted)
+            granted = from_raw((await future).payload, wire.PermitGranted)
         except GoondanError as error:
             if error.info.code == "E_MODEL_FAILED":
                 raise Fault("final", error.info.message) from None
@@ -209,7 +200,7 @@ class GatedRequest:
     def refused(self, wait_s: float | None) -> None:
         """The server has refused the request because too much is asked of it. `wait_s` is the wait that it asks for."""
         self._gates.out.pop(self._id, None)
-        self._refused = Refused(None if wait_s is None else min(round(wait_s * 1000), MAX_NAMED))
+        self._refused = wire.Refused(None if wait_s is None else min(round(wait_s * 1000), MAX_NAMED))
 
     def over(self, headers: dict[str, str] | None, *, accepted: bool, tokens: int | None = None) -> None:
         """The request is over. `headers` are those of its last answer. `accepted`: the server has answered it."""
@@ -217,21 +208,21 @@ class GatedRequest:
             return
         limits = None if headers is None else rate_limits(headers, time.time())
         if self.known or (limits is not None and headers is not None and is_low(headers)):
-            self._tell_over(PermitOver(self._id, self.model, accepted, tokens, limits))
+            self._tell_over(wire.PermitOver(self._id, self.model, accepted, tokens, limits))
 
-    def held(self) -> HeldPermit:
+    def held(self) -> wire.HeldPermit:
         """The request, for the broker."""
         out_ms = round((self._gates.clock() - self._out_at) * 1000)
-        return HeldPermit(self._id, self.model, max(0, min(out_ms, MAX_NAMED)))
+        return wire.HeldPermit(self._id, self.model, max(0, min(out_ms, MAX_NAMED)))
 
     def tell_out(self) -> None:
         """Tell the broker that the request is out."""
         self.known = self._gates.instance.link.send(self._frame("model.out", self.held()))
 
-    def _tell_over(self, said: PermitOver | None = None) -> None:
-        self._gates.instance.link.send(self._frame("model.over", said or PermitOver(self._id, self.model)))
+    def _tell_over(self, said: wire.PermitOver | None = None) -> None:
+        self._gates.instance.link.send(self._frame("model.over", said or wire.PermitOver(self._id, self.model)))
 
-    def _frame(self, kind: str, payload: PermitAsk | PermitOver | HeldPermit) -> Frame:
+    def _frame(self, kind: str, payload: wire.PermitAsk | wire.PermitOver | wire.HeldPermit) -> Frame:
         return Frame(kind, event_id=self._event_id, epoch=self._epoch, payload=to_raw(payload))
 
 

@@ -19,27 +19,7 @@ from typing import Any, Final, TypeGuard
 
 from msgspec import Raw, Struct
 
-from goondan.features.oauth.wire import (
-    APP_SUBJECT,
-    LOCAL_SUBJECT,
-    MAX_SCOPES,
-    OAUTH,
-    REF_PREFIX,
-    Granted,
-    GrantedNews,
-    ListOrder,
-    LoginOrder,
-    OAuthAppSpec,
-    Order,
-    RevokeOrder,
-    ServerOrder,
-    TokenOrder,
-    TokenRequest,
-    TokensSpec,
-    WaitOrder,
-    is_scope,
-    is_subject,
-)
+from goondan.features.oauth import wire
 from goondan.kernel.broker.state.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus, Core
 from goondan.kernel.broker.state.entities import AGENTS, CONTROL, TOOLS, Connection, Event
 from goondan.kernel.broker.state.parts import LISTS_BYTES, Op, Part, Take
@@ -71,7 +51,7 @@ class _Open(Struct):
     #: The id of the order.
     id: str
     #: What is ordered.
-    order: Order
+    order: wire.Order
     #: The sender and the frame that asked.
     asker: tuple[str, str, str]
     #: The connection over which that frame came last.
@@ -85,10 +65,10 @@ def parts(core: Core) -> Sequence[Part]:
     return (TokenOrders(core.bus),)
 
 
-def apps_of(plan: KernelPlan) -> dict[str, OAuthAppSpec]:
+def apps_of(plan: KernelPlan) -> dict[str, wire.OAuthAppSpec]:
     """The OAuthApps of a plan, by their names."""
     apps = plan.parts.get("oauth")
-    return {} if apps is None else from_raw(apps, dict[str, OAuthAppSpec])
+    return {} if apps is None else from_raw(apps, dict[str, wire.OAuthAppSpec])
 
 
 class TokenOrders(Part):
@@ -104,9 +84,9 @@ class TokenOrders(Part):
         self.takes = (
             Take((AGENTS,), "oauth.token", self.ask, LISTS_BYTES, confined="no"),
             Take((TOOLS,), "oauth.server", self.ask_for_server, MAX_DOCUMENT + LISTS_BYTES),
-            Take((OAUTH,), "reply", self.answered),
-            Take((OAUTH,), "error", self.answered),
-            Take((OAUTH,), "oauth.granted", self.granted),
+            Take((wire.OAUTH,), "reply", self.answered),
+            Take((wire.OAUTH,), "error", self.answered),
+            Take((wire.OAUTH,), "oauth.granted", self.granted),
         )
         self.ops = tuple(Op(name, self.administer) for name in OPS)
 
@@ -117,13 +97,13 @@ class TokenOrders(Part):
         instance = connection.instance
         if instance is None or not self._has_extensions(instance.agent):
             raise fail("E_FORBIDDEN", "only agents with extensions may ask for OAuth tokens")
-        wish = from_raw(frame.payload, TokenRequest)
+        wish = from_raw(frame.payload, wire.TokenRequest)
         app = self._apps.get(wish.app)
         if app is None:
             raise fail("E_OAUTH_APP", f"the bundle has no OAuthApp {wish.app[:100]!r}")
         scopes = _checked_scopes(wish.scopes)
         if app.flow == "clientCredentials":
-            subject = APP_SUBJECT
+            subject = wire.APP_SUBJECT
         elif instance.leased is None:
             raise fail("E_OAUTH_SUBJECT", "only a turn acts for somebody; between turns there is no token of a person")
         else:
@@ -131,7 +111,7 @@ class TokenOrders(Part):
         if wish.subject is not None and wish.subject != subject:
             message = f"this turn acts for {subject!r}, and may ask for no token of somebody else"
             raise fail("E_OAUTH_SUBJECT", message)
-        order = TokenOrder(wish.app, subject, instance.agent, instance.key, scopes)
+        order = wire.TokenOrder(wish.app, subject, instance.agent, instance.key, scopes)
         self._order(connection, frame, order, now + ORDER_S, now)
 
     def ask_for_server(self, connection: Connection, frame: Frame, now: float) -> None:
@@ -141,7 +121,7 @@ class TokenOrders(Part):
         server = None if tool is None else tool.servers.get(wish.agent or "", tool.server)
         if server is None or server.endpoint is None:
             raise fail("E_OAUTH_APP", f"the bundle has no MCP server {wish.server[:100]!r} that is reached over HTTP")
-        order = ServerOrder(
+        order = wire.ServerOrder(
             op=wish.op, server=wish.server, endpoint=server.endpoint, document=wish.document, url=wish.url
         )
         self._order(connection, frame, order, now + (WAIT_S if wish.op == "wait" else ORDER_S), now)
@@ -150,51 +130,53 @@ class TokenOrders(Part):
         """`admin` with one of OPS, from an operator."""
         op = asked.get("op")
         if op == "auth.list":
-            self._order(connection, frame, ListOrder(), now + ORDER_S, now)
+            self._order(connection, frame, wire.ListOrder(), now + ORDER_S, now)
             return
         app, subject = asked.get("app"), asked.get("subject")
         if not isinstance(app, str) or not 0 < len(app) <= MAX_ID:
             raise fail("E_FRAME_INVALID", f"{op} names an app")
         if subject is None:
             known = self._apps.get(app)
-            subject = APP_SUBJECT if known is not None and known.flow == "clientCredentials" else LOCAL_SUBJECT
-        if not isinstance(subject, str) or not is_subject(subject):
+            subject = (
+                wire.APP_SUBJECT if known is not None and known.flow == "clientCredentials" else wire.LOCAL_SUBJECT
+            )
+        if not isinstance(subject, str) or not wire.is_subject(subject):
             raise fail("E_FRAME_INVALID", f"the subject of {op} is a text of 1 to 256 characters")
         if op == "auth.login":
             scopes = asked.get("scopes")
             if scopes is not None and not _is_texts(scopes):
                 raise fail("E_FRAME_INVALID", "scopes are texts")
-            order: Order = LoginOrder(app, subject, asked.get("device") is True, _checked_scopes(scopes))
+            order: wire.Order = wire.LoginOrder(app, subject, asked.get("device") is True, _checked_scopes(scopes))
             self._order(connection, frame, order, now + ORDER_S, now)
         elif op == "auth.wait":
-            self._order(connection, frame, WaitOrder(app, subject), now + WAIT_S, now)
+            self._order(connection, frame, wire.WaitOrder(app, subject), now + WAIT_S, now)
         else:
-            self._order(connection, frame, RevokeOrder(app, subject), now + ORDER_S, now)
+            self._order(connection, frame, wire.RevokeOrder(app, subject), now + ORDER_S, now)
 
     # --- who answers
 
     def welcome(self, peer: Connection) -> dict[str, Any]:
         """The apps of the plan, for the process that holds tokens."""
-        holds = peer.cls == CONTROL and peer.claims.agent == OAUTH
-        return {"spec": to_raw(TokensSpec(self._apps))} if holds else {}
+        holds = peer.cls == CONTROL and peer.claims.agent == wire.OAUTH
+        return {"spec": to_raw(wire.TokensSpec(self._apps))} if holds else {}
 
     def here(self, peer: Connection, hello: Hello, now: float) -> None:
         """The process that holds tokens was welcomed: send it all open orders. A supervisor has connected: ask it again
         for the process, because it may have missed the question.
         """
-        if peer.cls == CONTROL and peer.claims.agent == OAUTH:
+        if peer.cls == CONTROL and peer.claims.agent == wire.OAUTH:
             self._holder = peer
             for item in list(self._open.values()):
                 self._send(peer, item)
         elif peer is self._bus.control and self._open and self._holder is None:
-            self._bus.tell_supervisor(ProgramWanted(OAUTH))
+            self._bus.tell_supervisor(ProgramWanted(wire.OAUTH))
 
     def gone(self, peer: Connection, now: float) -> None:
         """The process that holds tokens may be gone."""
         if peer is self._holder:
             self._holder = None
             if self._open:
-                self._bus.tell_supervisor(ProgramWanted(OAUTH))
+                self._bus.tell_supervisor(ProgramWanted(wire.OAUTH))
 
     def revise(self, plan: KernelPlan) -> None:
         """The plan has changed: the process says hello again and gets the apps of the new plan."""
@@ -215,8 +197,8 @@ class TokenOrders(Part):
         """`oauth.granted` from that process: tell the instances that have asked and that still have a process."""
         if connection is not self._holder:
             raise fail("E_FORBIDDEN", "only the process that holds tokens tells of agreements")
-        news = from_raw(frame.payload, GrantedNews)
-        payload = to_raw(Granted(REF_PREFIX + news.app, news.subject, news.scopes))
+        news = from_raw(frame.payload, wire.GrantedNews)
+        payload = to_raw(wire.Granted(wire.REF_PREFIX + news.app, news.subject, news.scopes))
         for agent, key in news.instances:
             told = self._bus.presence.principals.get(agent_address(agent, key))
             if told is not None and self._has_extensions(agent):
@@ -234,7 +216,7 @@ class TokenOrders(Part):
         spec = self._bus.plan.agents.get(agent)
         return spec is not None and bool(spec.extensions)
 
-    def _order(self, connection: Connection, frame: Frame, order: Order, until: float, now: float) -> None:
+    def _order(self, connection: Connection, frame: Frame, order: wire.Order, until: float, now: float) -> None:
         asker = (connection.sender, connection.incarnation, frame.id)
         known = self._by_asker.get(asker)
         if known is not None:  # the same frame again, perhaps over another connection
@@ -253,7 +235,7 @@ class TokenOrders(Part):
 
     def _start(self, now: float) -> None:
         if self._bus.control is not None:
-            self._bus.tell_supervisor(ProgramWanted(OAUTH))
+            self._bus.tell_supervisor(ProgramWanted(wire.OAUTH))
         elif now - self._bus.started_ms / 1000 < RETURN_S:
             message = "the broker has just started and waits for its supervisor"
             raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
@@ -280,7 +262,7 @@ def subject_of(event: Event) -> str:
     auth = event.content.auth
     if auth is None:
         if event.session.startswith("client/"):
-            return LOCAL_SUBJECT
+            return wire.LOCAL_SUBJECT
         raise fail("E_OAUTH_SUBJECT", "nobody is named on whose behalf this turn acts (auth)")
     named = _named(auth)
     if named is None:
@@ -300,13 +282,13 @@ def _named(auth: Raw) -> str | None:
     actor = told.get("actor")
     for text in (told.get("subject"), actor.get("id") if isinstance(actor, dict) else None):
         if text is not None:
-            return text if isinstance(text, str) and is_subject(text) else None
+            return text if isinstance(text, str) and wire.is_subject(text) else None
     return None
 
 
 def _checked_scopes(scopes: list[str] | None) -> list[str] | None:
-    if scopes is not None and (len(scopes) > MAX_SCOPES or not all(is_scope(scope) for scope in scopes)):
-        raise fail("E_OAUTH_SCOPE", f"scopes are at most {MAX_SCOPES} texts of visible ASCII without blanks")
+    if scopes is not None and (len(scopes) > wire.MAX_SCOPES or not all(wire.is_scope(scope) for scope in scopes)):
+        raise fail("E_OAUTH_SCOPE", f"scopes are at most {wire.MAX_SCOPES} texts of visible ASCII without blanks")
     return scopes
 
 

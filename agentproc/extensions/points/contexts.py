@@ -28,16 +28,8 @@ import msgspec
 from msgspec import Struct
 
 from goondan.agentproc.context.estimate import NO_WISHES, RESULT, Summarise, Wishes
+from goondan.agentproc.extensions.points import results
 from goondan.agentproc.extensions.points.pipeline import POINTS, Layer, MiddlewareError
-from goondan.agentproc.extensions.points.results import (
-    LlmResult,
-    StepResult,
-    ToolCallResult,
-    TurnResult,
-    changed_answer,
-    output_of,
-    read_items,
-)
 from goondan.agentproc.machine.catalog import Catalog, StepCatalog
 from goondan.agentproc.machine.messages import Message, MessageEvent
 from goondan.schemas.bundle.address import shown_tool_name
@@ -135,7 +127,7 @@ class TurnScope(Struct, eq=False):
     #: Shared by the turn's handlers.
     metadata: dict[str, Any] = {}
     #: How the turn ended; None before its end.
-    result: TurnResult | None = None
+    result: results.TurnResult | None = None
     #: What handlers see of it.
     view: Any = None
 
@@ -200,9 +192,9 @@ class StepScope(Struct, eq=False):
     #: Why the last try of the model call failed.
     llm_error: ErrorPayload | None = None
     #: The answer of the last try.
-    llm_result: LlmResult | None = None
+    llm_result: results.LlmResult | None = None
     #: How the step ended; None before its end.
-    result: StepResult | None = None
+    result: results.StepResult | None = None
     #: What handlers see of it.
     view: Any = None
 
@@ -216,7 +208,7 @@ class StepScope(Struct, eq=False):
         object that is no item, or a tool that cannot be called.
         """
         if self.tool_catalog != self.settled.items:  # Otherwise every layer would pay for a check of every tool.
-            self.tool_catalog = read_items(self.tool_catalog, self.bound)
+            self.tool_catalog = results.read_items(self.tool_catalog, self.bound)
             self.settled = self.bound.of_items(self.tool_catalog)
         return self.settled
 
@@ -259,7 +251,7 @@ class CallScope(Struct, eq=False):
     #: Shared by the call's handlers.
     metadata: dict[str, Any] = {}
     #: Its result; None before it is there.
-    result: ToolCallResult | None = None
+    result: results.ToolCallResult | None = None
     #: What handlers see of it.
     view: Any = None
 
@@ -649,7 +641,7 @@ class PointContext:
             check_blocks(value)
         elif name == "tool_catalog":
             if value != self._scope.settled.items:  # most handlers leave it as it is, and a check of all takes long
-                self.tool_catalog = read_items(value, self._scope.bound)
+                self.tool_catalog = results.read_items(value, self._scope.bound)
         elif name == "effective_config":
             as_object(name, value)
         elif value is None:
@@ -657,11 +649,11 @@ class PointContext:
         elif name == "metadata":
             as_object(name, value)
         else:
-            wanted: type[Any] = LlmResult if name == "llm_result" else ToolCallResult
+            wanted: type[Any] = results.LlmResult if name == "llm_result" else results.ToolCallResult
             if not isinstance(value, wanted):
                 raise MiddlewareError(f"{name} is {type(value).__name__}, not a {wanted.__name__}")
             if name == "llm_result":
-                changed_answer(value, None)
+                results.changed_answer(value, None)
 
     def store(self) -> None:
         """Put the changes into the scope."""
@@ -687,7 +679,7 @@ def check_blocks(blocks: Any) -> None:
         if not isinstance(block, dict) or not isinstance(block.get("type"), str) or not block["type"]:
             raise MiddlewareError("a block is an object with a type")
         try:
-            output_of(block)
+            results.output_of(block)
         except ValueError as error:
             raise MiddlewareError(f"the block {block['type'][:80]!r}: {error}") from None
 

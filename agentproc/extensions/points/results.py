@@ -32,16 +32,8 @@ from goondan.agentproc.providers.base import ModelAnswer
 from goondan.schemas.bundle.address import SEPARATOR, shown_tool_name
 from goondan.schemas.bundle.effective_config import reference_name, tool_of
 from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec, ServerSource, ToolSource
+from goondan.schemas.wire import errors
 from goondan.schemas.wire.codec import DECODE_ERRORS, check_depth, check_json, encode_value, from_raw
-from goondan.schemas.wire.errors import (
-    CODES,
-    GoondanError,
-    cut_message,
-    error_payload,
-    help_url,
-    is_os_error_code,
-    tool_error,
-)
 from goondan.schemas.wire.frames import ErrorPayload, ToolError, ToolResult
 from goondan.schemas.worker.servers import ALIAS
 
@@ -287,11 +279,11 @@ def error_of(error: BaseException, code: str, what: str) -> ErrorPayload:
     """An exception as the error of a turn. `what` says where it came from. The exception's own `code`, `suggestion` and
     `help_url` are kept.
     """
-    if isinstance(error, GoondanError):
+    if isinstance(error, errors.GoondanError):
         return error.info
     told = str(error) if isinstance(error, MiddlewareError) else f"{type(error).__name__}: {error}"
     own = _own_code(error)
-    stock = error_payload(own or code, cut_message(f"{what}: {told}", MAX_MESSAGE))
+    stock = errors.error_payload(own or code, errors.cut_message(f"{what}: {told}", MAX_MESSAGE))
     return ErrorPayload(
         code=stock.code,
         message=stock.message,
@@ -303,16 +295,18 @@ def error_of(error: BaseException, code: str, what: str) -> ErrorPayload:
 
 def tool_error_of(error: BaseException, code: str) -> ToolError:
     """An exception as the error of a call's result, with the exception's own words."""
-    if isinstance(error, GoondanError):
+    if isinstance(error, errors.GoondanError):
         info = error.info
-        return tool_error(info.code, info.message, name=info.name or type(error).__name__, suggestion=info.suggestion)
+        return errors.tool_error(
+            info.code, info.message, name=info.name or type(error).__name__, suggestion=info.suggestion
+        )
     own = _own_code(error) or code
     return ToolError(
         message=str(error) or type(error).__name__,
         name=type(error).__name__,
         code=own,
-        suggestion=_text(error, "suggestion") or CODES.get(own),
-        help_url=_text(error, "help_url") or help_url(own),
+        suggestion=_text(error, "suggestion") or errors.CODES.get(own),
+        help_url=_text(error, "help_url") or errors.help_url(own),
     )
 
 
@@ -327,7 +321,7 @@ def given_error(value: Any) -> ErrorPayload | None:
         return value
     if isinstance(value, BaseException):
         return error_of(value, "E_MIDDLEWARE", "the middleware ended it")
-    return error_payload("E_MIDDLEWARE", cut_message(str(value), MAX_MESSAGE))
+    return errors.error_payload("E_MIDDLEWARE", errors.cut_message(str(value), MAX_MESSAGE))
 
 
 def json_copy(value: Any) -> Any:
@@ -349,7 +343,7 @@ def output_of(value: Any) -> Raw:
         data = encode_value(value)
         check_depth(data)
         check_json(from_raw(data, object), "the output")
-    except GoondanError as error:
+    except errors.GoondanError as error:
         raise ValueError(error.info.message) from None
     except RecursionError:
         raise ValueError("the output is nested too deep, or contains itself") from None
@@ -362,7 +356,7 @@ def output_of(value: Any) -> Raw:
 
 def bad_output(message: str) -> ToolResult:
     """The result of a handler or middleware whose value cannot be sent."""
-    return error_result(tool_error("E_TOOL_BAD_OUTPUT", message, name="ToolOutputError"))
+    return error_result(errors.tool_error("E_TOOL_BAD_OUTPUT", message, name="ToolOutputError"))
 
 
 def wire_result(result: ToolCallResult, limit: int) -> ToolResult:
@@ -371,7 +365,7 @@ def wire_result(result: ToolCallResult, limit: int) -> ToolResult:
     """
     wire = result.untouched or _encoded(result)
     if wire.error is not None and len(wire.error.message) > limit:
-        wire.error.message = cut_message(wire.error.message, limit)
+        wire.error.message = errors.cut_message(wire.error.message, limit)
     return wire
 
 
@@ -398,7 +392,7 @@ def _encoded(result: ToolCallResult) -> ToolResult:
 
 def _own_code(error: BaseException) -> str | None:
     code = getattr(error, "code", None)
-    if isinstance(code, str) and (_CODE.fullmatch(code) or is_os_error_code(code)):
+    if isinstance(code, str) and (_CODE.fullmatch(code) or errors.is_os_error_code(code)):
         return code
     return None
 

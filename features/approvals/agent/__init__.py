@@ -23,17 +23,8 @@ from msgspec import Raw
 from goondan.agentproc.calls.caller import failed_result
 from goondan.agentproc.machine.catalog import Allowed
 from goondan.agentproc.turn.parts import CALL_WAITS, AgentFeature, Call, Done, Start, TurnCore, TurnPart
+from goondan.features.approvals import wire
 from goondan.features.approvals.agent.questions import Questions
-from goondan.features.approvals.wire import (
-    DENIED,
-    UNREADABLE,
-    ApprovalAsk,
-    ApprovalState,
-    Policy,
-    concerns,
-    decide,
-    policies_of,
-)
 from goondan.features.approvals.wire import FEATURE as NAME
 from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
@@ -63,7 +54,7 @@ class WaitingCalls(TurnPart):
     def __init__(self, turn: TurnCore) -> None:
         self._turn = turn
         self._written: Raw | None = None  # what `_policies` were read from
-        self._policies: list[Policy] = []
+        self._policies: list[wire.Policy] = []
         #: Tool call id -> the function that makes the call again, and the callId of the script that makes the call.
         self._waiting: dict[str, tuple[Callable[[], None], str | None]] = {}
         self._asked: dict[str, tuple[Frame, asyncio.Future[Frame]]] = {}
@@ -76,9 +67,9 @@ class WaitingCalls(TurnPart):
         policies = self._rules()
         ended = partial(self._ended, call, done)
         allowed = None
-        if call.here and concerns(policies, call.tool):
+        if call.here and wire.concerns(policies, call.tool):
             allowed = self._turn.calls.catalog.check(call.tool, call.args)
-        if not isinstance(allowed, Allowed) or decide(policies, call.tool, allowed.args).action == "allow":
+        if not isinstance(allowed, Allowed) or wire.decide(policies, call.tool, allowed.args).action == "allow":
             start(call, ended)  # which finds out what is wrong with the arguments
         else:
             self._ask(call, allowed, ended, lambda: start(call, ended), partial(self.call, call, done, start))
@@ -123,11 +114,11 @@ class WaitingCalls(TurnPart):
         for tool_call_id in [*self._waiting, *self._asked]:
             self.drop(tool_call_id)
 
-    def _rules(self) -> list[Policy]:
+    def _rules(self) -> list[wire.Policy]:
         """The policies that hold for the step."""
         parts = self._turn.spec.parts
         if parts.get(NAME) is not self._written:
-            self._written, self._policies = parts.get(NAME), policies_of(parts)
+            self._written, self._policies = parts.get(NAME), wire.policies_of(parts)
         return self._policies
 
     def _ask(
@@ -150,17 +141,17 @@ class WaitingCalls(TurnPart):
             if isinstance(error, GoondanError):
                 turn.abandon() if error.info.code == "E_LEASE_LOST" else refused(error)
                 return
-            state = from_raw(future.result().payload, ApprovalState)
+            state = from_raw(future.result().payload, wire.ApprovalState)
             if state.state == "run":
                 run()
             elif state.state == "waits":
                 self.waits(call.id, frame.within, again)
             else:
                 text = f"{call.tool}: the call was not approved: {state.reason or 'a person said no'}"
-                done(failed_result(tool_error(DENIED, text, name="ApprovalError"), limit))
+                done(failed_result(tool_error(wire.DENIED, text, name="ApprovalError"), limit))
 
         try:
-            frame.payload = to_raw(ApprovalAsk(args=Raw(encode_value(allowed.args))))
+            frame.payload = to_raw(wire.ApprovalAsk(args=Raw(encode_value(allowed.args))))
             future = turn.instance.link.post(frame)
         except GoondanError as error:
             asyncio.get_running_loop().call_soon(refused, error)
@@ -172,14 +163,14 @@ class WaitingCalls(TurnPart):
         """A call has its result: note who has refused it, and what would allow it. Its questions have no asker now."""
         self._questions.over(f"{self._turn.turn_id}/{call.id}")
         code = None if result.error is None else result.error.code
-        if code == DENIED:
+        if code == wire.DENIED:
             self._turn.notes.refused(call.id, *who_refused(self._rules(), call.tool, call.args))
         done(result)
 
 
-def who_refused(policies: list[Policy], tool: str, args: object) -> tuple[str, str]:
+def who_refused(policies: list[wire.Policy], tool: str, args: object) -> tuple[str, str]:
     """Who has refused this call, a rule or a person, and the line that would allow it."""
-    decision = decide(policies, tool, UNREADABLE if args is None else args)
+    decision = wire.decide(policies, tool, wire.UNREADABLE if args is None else args)
     policy, _, number = decision.rule.rpartition("/")
     place = f"before number {number}" if number.isdecimal() else "as the last one"
     rule = f'Extension/{policy or "approval"}: a rule {place}: {{tools: ["{tool}"], action: allow}}'

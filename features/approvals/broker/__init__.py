@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, Literal
 
+from goondan.features.approvals import wire
 from goondan.features.approvals.broker.decisions import read_script
 from goondan.features.approvals.broker.item import (
     CallContent,
@@ -30,18 +31,6 @@ from goondan.features.approvals.broker.item import (
 )
 from goondan.features.approvals.broker.items import Items, reply
 from goondan.features.approvals.broker.operators import Operators
-from goondan.features.approvals.wire import (
-    DENIED,
-    MAX_ARGS_BYTES,
-    MAX_MESSAGE,
-    UNREADABLE,
-    ApprovalState,
-    Decision,
-    Policy,
-    concerns,
-    decide,
-    policies_of,
-)
 from goondan.kernel.broker.routing.calls import refuse_call
 from goondan.kernel.broker.state.bus import MAX_ID, Core, outer_call
 from goondan.kernel.broker.state.entities import AGENTS, Call, Connection, Event
@@ -70,16 +59,16 @@ class GatedCalls(Part, OfCalls):
         self._clocks = core.clocks
         self._items = items
         #: Agent -> its policies, for agents that have any.
-        self.policies: dict[str, list[Policy]] = {}
+        self.policies: dict[str, list[wire.Policy]] = {}
         self._aliases: dict[tuple[str, str], dict[str, str]] = {}
-        most_bytes = MAX_ARGS_BYTES + UTF8_BYTES * MAX_MESSAGE + SHORT_BYTES
+        most_bytes = wire.MAX_ARGS_BYTES + UTF8_BYTES * wire.MAX_MESSAGE + SHORT_BYTES
         self.takes = (Take((AGENTS,), "approval.ask", self.ask, most_bytes, confined="no"),)
         self.revise(core.bus.plan)
 
     def revise(self, plan: KernelPlan) -> None:
         """Use the rules of this plan's agents from now on."""
         agents = plan.agents
-        self.policies = {name: found for name, spec in agents.items() if (found := policies_of(spec.parts))}
+        self.policies = {name: found for name, spec in agents.items() if (found := wire.policies_of(spec.parts))}
         self._aliases = {
             (name, item.name): item.aliases for name in self.policies for item in agents[name].registry if item.aliases
         }
@@ -96,17 +85,17 @@ class GatedCalls(Part, OfCalls):
             return True
         item = self._items.all.get(approval_subject(instance.agent, instance.key, call_id))
         policies = self.policies.get(instance.agent, [])
-        if item is None and not concerns(policies, tool):
+        if item is None and not wire.concerns(policies, tool):
             return True
         if not call_id or len(call_id) > MAX_ID:
             raise fail("E_FRAME_INVALID", f"a call needs a callId of 1 to {MAX_ID} characters")
         call = read_call(frame, self._aliases.get((instance.agent, tool), {}))
-        decision = decide(policies, tool, call.args)
+        decision = wire.decide(policies, tool, call.args)
         if item is None and decision.action == "allow":
             _read_as(frame, call)
             return True
         digest = digest_of(tool, place.path, call.data)
-        if item is None and decision.action == "ask" and call.args is not UNREADABLE:
+        if item is None and decision.action == "ask" and call.args is not wire.UNREADABLE:
             script = self._script_of(event, frame.within)
             wanted = Wanted(event, call_id, tool, digest, call.data, place.path, decision, script)
             return self._admits_new(connection, frame, call, wanted, now)
@@ -168,15 +157,15 @@ class GatedCalls(Part, OfCalls):
         item = self._items.all.get(approval_subject(instance.agent, instance.key, call_id))
         if asked.over:
             self._question_over(item, event)
-            self._reply(connection, frame, ApprovalState(state="denied", reason=WITHDRAWN))
+            self._reply(connection, frame, wire.ApprovalState(state="denied", reason=WITHDRAWN))
         elif item is None:
             policies = self.policies.get(instance.agent, [])
-            decision = Decision("ask") if asked.kind == "question" else decide(policies, tool, args)
+            decision = wire.Decision("ask") if asked.kind == "question" else wire.decide(policies, tool, args)
             if decision.action == "allow":
-                self._reply(connection, frame, ApprovalState(state="run"))
+                self._reply(connection, frame, wire.ApprovalState(state="run"))
             elif decision.action == "deny":
                 reason = decision.reason or "a rule of the bundle"
-                self._reply(connection, frame, ApprovalState(state="denied", reason=reason))
+                self._reply(connection, frame, wire.ApprovalState(state="denied", reason=reason))
             else:
                 script = self._script_of(event, frame.within)
                 wanted = Wanted(event, call_id, tool, digest, data, place, decision, script, asked)
@@ -190,10 +179,10 @@ class GatedCalls(Part, OfCalls):
         """A person decides about this `approval.ask`, or has decided about others of its script."""
         match self._decided_with(wanted, connection, frame):
             case "covered":
-                self._reply(connection, frame, ApprovalState(state="run"))
+                self._reply(connection, frame, wire.ApprovalState(state="run"))
             case "denied":
                 reason = self._items.scripts.reason(wanted.group)
-                self._reply(connection, frame, ApprovalState(state="denied", reason=reason))
+                self._reply(connection, frame, wire.ApprovalState(state="denied", reason=reason))
             case "ask":
                 self._items.ask_person(wanted, now).asker = connection, frame
 
@@ -215,7 +204,7 @@ class GatedCalls(Part, OfCalls):
         if item is not None and item.event is event and item.kind == "question" and item.state == "waits":
             self._items.decide(item, Decided("denied", None, self._items.wall_ms(), WITHDRAWN))
 
-    def _reply(self, connection: Connection, frame: Frame, state: ApprovalState) -> None:
+    def _reply(self, connection: Connection, frame: Frame, state: wire.ApprovalState) -> None:
         reply(self._bus, connection, frame.id, state)
 
     # --- calls of scripts
@@ -243,17 +232,17 @@ class GatedCalls(Part, OfCalls):
 
 def _read_as(frame: Frame, call: CallContent) -> None:
     """Let the tool host get exactly the bytes that were checked."""
-    if call.payload is not None and call.args is not UNREADABLE:
+    if call.payload is not None and call.args is not wire.UNREADABLE:
         frame.payload = to_raw(call.payload)
 
 
 def _refusal(
-    item: Item | None, event: Event, tool: str, digest: str, call: CallContent, decision: Decision
+    item: Item | None, event: Event, tool: str, digest: str, call: CallContent, decision: wire.Decision
 ) -> ErrorPayload | None:
     """Why a call gets an error as its result; None when it does not."""
     if item is None:
-        if call.args is UNREADABLE:
-            return _denied(tool, f"its arguments are larger than a person is shown ({MAX_ARGS_BYTES} bytes)")
+        if call.args is wire.UNREADABLE:
+            return _denied(tool, f"its arguments are larger than a person is shown ({wire.MAX_ARGS_BYTES} bytes)")
         return _denied(tool, decision.reason or "a rule of the bundle")
     if item.event is not event or item.tool != tool or item.digest != digest:
         message = f"{tool}: the call is another one than a person was asked about"
@@ -266,16 +255,16 @@ def _refusal(
 
 
 def _denied(tool: str, reason: str | None) -> ErrorPayload:
-    return error_payload(DENIED, f"{tool}: the call was not approved: {reason or 'a person said no'}")
+    return error_payload(wire.DENIED, f"{tool}: the call was not approved: {reason or 'a person said no'}")
 
 
-def _state_of(item: Item) -> ApprovalState:
+def _state_of(item: Item) -> wire.ApprovalState:
     """What is said again of a decided item."""
     decided = item.decided
     if item.state == "denied":
         if decided is None:
-            return ApprovalState(state="denied")
-        return ApprovalState(state="denied", reason=decided.reason, expired=decided.uid is None)
+            return wire.ApprovalState(state="denied")
+        return wire.ApprovalState(state="denied", reason=decided.reason, expired=decided.uid is None)
     if item.state == "answered":
-        return ApprovalState(state="answered", answer=None if decided is None else decided.answer)
-    return ApprovalState(state="run", again=True)
+        return wire.ApprovalState(state="answered", answer=None if decided is None else decided.answer)
+    return wire.ApprovalState(state="run", again=True)

@@ -15,15 +15,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Raw, Struct
 
-from goondan.features.approvals.wire import (
-    MAX_ARGS_BYTES,
-    MAX_MESSAGE,
-    UNREADABLE,
-    ApprovalAsk,
-    ApprovalDecided,
-    Decision,
-    Kind,
-)
+from goondan.features.approvals import wire
 from goondan.kernel.broker.state.entities import Connection, Event
 from goondan.kernel.broker.state.records import Deadline, Put, Retire, encode
 from goondan.kernel.broker.state.records import Item as Writes
@@ -128,7 +120,7 @@ class ApprovalRemembered(Struct, frozen=True, array_like=True, tag="approvals/re
     #: The number of the item.
     number: int
     #: The decision.
-    decided: ApprovalDecided
+    decided: wire.ApprovalDecided
 
 
 OfItem = ApprovalAsked | ApprovalAnswered | ApprovalStarted
@@ -212,14 +204,14 @@ class Wanted(NamedTuple):
     #: The working directory of the call.
     workdir: str
     #: What the rules say of the call.
-    decision: Decision
+    decision: wire.Decision
     #: The script that makes the call; None for a call of the model.
     script: Script | None
     #: What the agent asks. None for a call of a tool host.
-    asked: ApprovalAsk | None = None
+    asked: wire.ApprovalAsk | None = None
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> wire.Kind:
         """Whether a person approves the call, or answers a question in its name."""
         return "approval" if self.asked is None else self.asked.kind
 
@@ -244,7 +236,7 @@ class Item(Struct):
     #: The event whose turn asks.
     event: Event
     #: Whether a person approves the call, or answers a question in its name.
-    kind: Kind
+    kind: wire.Kind
     #: The tool of the call.
     tool: str
     #: What the decision is bound to (`digest_of`).
@@ -307,11 +299,11 @@ def read_call(frame: Frame, aliases: dict[str, str]) -> CallContent:
 
     Raises GoondanError E_FRAME_INVALID.
     """
-    if frame.blob is not None or len(memoryview(frame.payload)) > MAX_ARGS_BYTES + _NAMES_BYTES:
-        return CallContent(UNREADABLE, b"", None)  # to look through a payload of a MiB takes the loop too long
+    if frame.blob is not None or len(memoryview(frame.payload)) > wire.MAX_ARGS_BYTES + _NAMES_BYTES:
+        return CallContent(wire.UNREADABLE, b"", None)  # to look through a payload of a MiB takes the loop too long
     payload = from_raw(frame.payload, ToolCallPayload)
-    if len(memoryview(payload.args)) > MAX_ARGS_BYTES:
-        return CallContent(UNREADABLE, b"", payload)
+    if len(memoryview(payload.args)) > wire.MAX_ARGS_BYTES:
+        return CallContent(wire.UNREADABLE, b"", payload)
     args, data = read_args(payload.args, aliases)
     payload.args = Raw(data)
     return CallContent(args, data, payload)
@@ -333,18 +325,18 @@ def digest_of(tool: str, workdir: str, data: bytes) -> str:
     return hashlib.sha256(_ordered.encode([tool, workdir, args])).hexdigest()
 
 
-def read_ask(frame: Frame) -> tuple[ApprovalAsk, Any, bytes, bytes]:
+def read_ask(frame: Frame) -> tuple[wire.ApprovalAsk, Any, bytes, bytes]:
     """What an `approval.ask` asks, its arguments as a value and as bytes, and the bytes of its schema.
 
     Raises GoondanError E_FRAME_INVALID, E_TOOL_LIMIT, E_CONFIG_SCHEMA.
     """
-    asked = from_raw(frame.payload, ApprovalAsk)
+    asked = from_raw(frame.payload, wire.ApprovalAsk)
     args, data = read_args(asked.args, {})
     schema = b"" if asked.schema is None else bytes(asked.schema)
     if asked.expires_s is not None and not isfinite(asked.expires_s):
         raise fail("E_FRAME_INVALID", "expiresS is a number of seconds")
-    if len(data) + len(schema) > MAX_ARGS_BYTES or len(asked.message or "") > MAX_MESSAGE:
-        raise fail("E_TOOL_LIMIT", f"a person is shown at most {MAX_ARGS_BYTES} bytes")
+    if len(data) + len(schema) > wire.MAX_ARGS_BYTES or len(asked.message or "") > wire.MAX_MESSAGE:
+        raise fail("E_TOOL_LIMIT", f"a person is shown at most {wire.MAX_ARGS_BYTES} bytes")
     if asked.schema is not None and not asked.over:
         check_schema(from_raw(asked.schema, object))
     return asked, args, data, schema

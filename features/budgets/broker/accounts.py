@@ -27,18 +27,7 @@ from typing import Final, Literal
 
 from msgspec import Struct, structs
 
-from goondan.features.budgets.broker.amounts import (
-    UNKNOWN,
-    Account,
-    AccountChain,
-    BudgetHold,
-    BudgetTree,
-    Dimension,
-    Limits,
-    Shortage,
-    Spend,
-    Tree,
-)
+from goondan.features.budgets.broker import amounts
 from goondan.schemas.wire.usage import FREE, Prices
 
 #: A shorter answer (tokens) is of no use: a model call that could write only less is refused.
@@ -54,11 +43,11 @@ MAX_HOLDS: Final = 16
 MAX_CHARGED: Final = 4096
 #: Bytes of the digest that stands for a tool call.
 DIGEST_BYTES: Final = 8
-_ONE_CALL: Final = Spend(tool_calls=1)
+_ONE_CALL: Final = amounts.Spend(tool_calls=1)
 #: The limits of tool calls.
-_TOOL_LIMITS: Final[tuple[Dimension, ...]] = ("calls", "toolCalls")
+_TOOL_LIMITS: Final[tuple[amounts.Dimension, ...]] = ("calls", "toolCalls")
 #: Without limits.
-_UNLIMITED: Final = Limits()
+_UNLIMITED: Final = amounts.Limits()
 
 #: Why a call has to wait.
 #: - `journal`: the journal must first have a higher number.
@@ -80,19 +69,19 @@ class Accounts:
     """All trees. Times are milliseconds since 1970."""
 
     def __init__(self) -> None:
-        self.trees: dict[str, Tree] = {}
-        self.limits: dict[str, Limits] = {}
+        self.trees: dict[str, amounts.Tree] = {}
+        self.limits: dict[str, amounts.Limits] = {}
         self.prices: dict[tuple[str, str], Prices] = {}
         #: Trees that have changed, so that the journal needs a new record.
-        self.dirty: dict[Tree, None] = {}
+        self.dirty: dict[amounts.Tree, None] = {}
         #: Model calls that were under way in an earlier broker. The record of a tree may come after them.
-        self.restored_holds: list[BudgetHold] = []
+        self.restored_holds: list[amounts.BudgetHold] = []
         #: Trees whose time stands still, by their roots. Some have no account yet.
         self._standing: dict[str, _Standing] = {}
         #: Trees that are over; the one that ended first is first.
-        self.ended: dict[Tree, None] = {}
+        self.ended: dict[amounts.Tree, None] = {}
 
-    def revise(self, limits: Mapping[str, Limits], prices: Mapping[tuple[str, str], Prices]) -> None:
+    def revise(self, limits: Mapping[str, amounts.Limits], prices: Mapping[tuple[str, str], Prices]) -> None:
         """Use these limits and prices of the bundle from now on: limits by agent, prices by agent and Model document
         ("": the agent's own Model).
         """
@@ -103,35 +92,35 @@ class Accounts:
 
     # --- chains
 
-    def chain_of(self, root: str, path: tuple[str, ...], agent: str, at_ms: int) -> AccountChain | None:
+    def chain_of(self, root: str, path: tuple[str, ...], agent: str, at_ms: int) -> amounts.AccountChain | None:
         """The accounts that a turn of `agent` is charged to; None when there are none."""
         own = agent if agent in self.limits and agent not in path else None
         if not path and own is None:
             return None
         tree = self.trees.get(root)
         if tree is None:
-            tree = self.trees[root] = Tree(root, at_ms)
+            tree = self.trees[root] = amounts.Tree(root, at_ms)
         if tree.ended_ms is not None:
             tree.ended_ms = None
             self.ended.pop(tree, None)
         tree.paths[agent] = path
         names = path if own is None else (*path, own)
-        return AccountChain(tree, path, [self._account(tree, name) for name in names])
+        return amounts.AccountChain(tree, path, [self._account(tree, name) for name in names])
 
     def path_of(self, root: str | None, agent: str) -> tuple[str, ...]:
         """The path of the last event of an agent in this tree."""
         tree = None if root is None else self.trees.get(root)
         return () if tree is None else tree.paths.get(agent, ())
 
-    def _account(self, tree: Tree, agent: str) -> Account:
+    def _account(self, tree: amounts.Tree, agent: str) -> amounts.Account:
         account = tree.accounts.get(agent)
         if account is None:
-            account = tree.accounts[agent] = Account(agent, self.limits.get(agent, _UNLIMITED))
+            account = tree.accounts[agent] = amounts.Account(agent, self.limits.get(agent, _UNLIMITED))
         return account
 
     # --- time
 
-    def lasted_ms(self, tree: Tree, now_ms: int) -> int:
+    def lasted_ms(self, tree: amounts.Tree, now_ms: int) -> int:
         """The time that a tree has used (milliseconds), without the time for which it stood still."""
         standing = self._standing.get(tree.root)
         until = now_ms if standing is None else max(tree.began_ms, standing.since_ms)
@@ -168,7 +157,7 @@ class Accounts:
 
     # --- what is spent
 
-    def spent(self, chain: AccountChain, now_ms: int) -> Shortage | None:
+    def spent(self, chain: amounts.AccountChain, now_ms: int) -> amounts.Shortage | None:
         """The budget that has nothing left; None when all have something. A spent `toolCalls` alone does not count."""
         for account in chain.accounts:
             for dimension, limit in account.limits.rows.items():
@@ -181,14 +170,14 @@ class Accounts:
                 if dimension in ("calls", "modelCalls"):  # a call that is under way is one, whatever it takes
                     used += account.held.of(dimension)
                 if used >= limit:
-                    return Shortage(account, dimension, limit, used)
+                    return amounts.Shortage(account, dimension, limit, used)
         return None
 
     # --- tool calls
 
     def charge_tool(
-        self, chain: AccountChain, spender: str, event_id: str, call_id: str, now_ms: int
-    ) -> Shortage | Wait | None:
+        self, chain: amounts.AccountChain, spender: str, event_id: str, call_id: str, now_ms: int
+    ) -> amounts.Shortage | Wait | None:
         """Count a tool call that is about to start. None: it may start. So may a call that was counted before."""
         tree = chain.tree
         digest = digest_of(event_id, call_id)
@@ -202,7 +191,7 @@ class Accounts:
         for account in chain.accounts:
             limit = account.limits.rows.get("toolCalls")
             if limit is not None and account.spent.tool_calls >= limit:
-                return Shortage(account, "toolCalls", limit, account.spent.tool_calls)
+                return amounts.Shortage(account, "toolCalls", limit, account.spent.tool_calls)
         if tree.counted >= min(tree.ceilings):
             if len(tree.ceilings) == 1:
                 self.dirty[tree] = None
@@ -215,7 +204,7 @@ class Accounts:
             self.dirty[tree] = None
         return None
 
-    def stored(self, chain: AccountChain, event_id: str, call_ids: Iterable[str]) -> None:
+    def stored(self, chain: amounts.AccountChain, event_id: str, call_ids: Iterable[str]) -> None:
         """The results of these calls are stored, so nobody sends the calls again."""
         if counted := chain.tree.charged.get(event_id):
             counted.difference_update(digest_of(event_id, call_id) for call_id in call_ids)
@@ -229,14 +218,14 @@ class Accounts:
 
     def reserve(
         self,
-        chain: AccountChain,
+        chain: amounts.AccountChain,
         spender: str,
         event_id: str,
         hold_id: str,
         wanted: tuple[int, int],
         now_ms: int,
         model: str = "",
-    ) -> BudgetHold | Shortage | Wait:
+    ) -> amounts.BudgetHold | amounts.Shortage | Wait:
         """Hold the amount that a model call may use. `wanted`: tokens that it reads, tokens that it may write. `model`:
         the document of the Model.
         """
@@ -245,8 +234,8 @@ class Accounts:
         read, output = wanted
         prices = self.price(spender, model)
 
-        def takes(written: int) -> Spend:
-            return Spend(1, 0, read, written, prices.cost(read, written))
+        def takes(written: int) -> amounts.Spend:
+            return amounts.Spend(1, 0, read, written, prices.cost(read, written))
 
         least = min(output, MIN_OUTPUT)
         fewest, most, room = takes(least), takes(output), output
@@ -257,13 +246,13 @@ class Accounts:
                 spent, held = account.spent.of(dimension), account.held.of(dimension)
                 left = limit - spent
                 if left < fewest.of(dimension):
-                    return Shortage(account, dimension, limit, spent, fewest.of(dimension))
+                    return amounts.Shortage(account, dimension, limit, spent, fewest.of(dimension))
                 if left - held < most.of(dimension):
                     if held:
                         return "others"
                     costs = partial(_taken, takes, dimension)
                     room = min(room, least + bisect_right(range(least, output), left, key=costs) - 1)
-        hold = BudgetHold(
+        hold = amounts.BudgetHold(
             root=chain.tree.root,
             event_id=event_id,
             id=hold_id,
@@ -274,12 +263,12 @@ class Accounts:
         self._hold(chain.tree, hold)
         return hold
 
-    def _hold(self, tree: Tree, hold: BudgetHold) -> None:
+    def _hold(self, tree: amounts.Tree, hold: amounts.BudgetHold) -> None:
         tree.holds[hold.id] = hold
         for name in hold.accounts:
             self._account(tree, name).held.add(hold.amount)
 
-    def settle(self, hold: BudgetHold, amount: Spend | None) -> None:
+    def settle(self, hold: amounts.BudgetHold, amount: amounts.Spend | None) -> None:
         """A model call has used `amount`. None: nobody knows, so the whole held amount counts. An empty `Spend()`: the
         call was not made.
         """
@@ -293,7 +282,7 @@ class Accounts:
         tree.over.append(hold.id)
         self.dirty[tree] = None
 
-    def lose_calls(self, tree: Tree, event_id: str | None = None) -> None:
+    def lose_calls(self, tree: amounts.Tree, event_id: str | None = None) -> None:
         """No process holds the turn of this event any more, or of any event of the tree: model calls that are under
         way count as spent.
         """
@@ -303,14 +292,14 @@ class Accounts:
 
     # --- ends
 
-    def tree_over(self, tree: Tree, now_ms: int) -> None:
+    def tree_over(self, tree: amounts.Tree, now_ms: int) -> None:
         """The tree has no unfinished event. Its amounts are kept for people who look, and for pending work."""
         if tree.ended_ms is None:
             tree.ended_ms = now_ms
             self.ended[tree] = None
             self.dirty[tree] = None
 
-    def forget(self, tree: Tree) -> None:
+    def forget(self, tree: amounts.Tree) -> None:
         """Nobody needs the tree any more."""
         self.trees.pop(tree.root, None)
         self.ended.pop(tree, None)
@@ -318,7 +307,7 @@ class Accounts:
 
     # --- the journal
 
-    def record(self, tree: Tree) -> tuple[BudgetTree, list[str]]:
+    def record(self, tree: amounts.Tree) -> tuple[amounts.BudgetTree, list[str]]:
         """The next record of the tree, and the model calls that are over. Until the journal has a newer record, `slack`
         more tool calls may be counted.
         """
@@ -327,7 +316,7 @@ class Accounts:
         tree.slack = slack_of(tree)
         tree.ceilings.append(tree.counted + tree.slack)
         over, tree.over = tree.over, []
-        record = BudgetTree(
+        record = amounts.BudgetTree(
             root=tree.root,
             began_ms=tree.began_ms,
             accounts={
@@ -343,9 +332,9 @@ class Accounts:
         )
         return record, over
 
-    def restore(self, record: BudgetTree) -> None:
+    def restore(self, record: amounts.BudgetTree) -> None:
         """Restore a tree from the journal. Tool calls that may have been counted after the record count as made."""
-        tree = self.trees[record.root] = Tree(record.root, record.began_ms)
+        tree = self.trees[record.root] = amounts.Tree(record.root, record.began_ms)
         tree.paths = {agent: tuple(path) for agent, path in record.paths.items()}
         tree.charged = {
             event_id: {data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)}
@@ -368,7 +357,7 @@ class Accounts:
         for hold in self.restored_holds:
             tree = self.trees.get(hold.root)
             if tree is None:  # a tree is written before its first model call, so that was damaged
-                tree = self.trees[hold.root] = Tree(hold.root, 0)
+                tree = self.trees[hold.root] = amounts.Tree(hold.root, 0)
             self._hold(tree, hold)
         self.restored_holds.clear()
         for tree in self.trees.values():
@@ -382,16 +371,16 @@ class Accounts:
                     if dimension in _TOOL_LIMITS
                 ]
                 if (counted := min([ahead, *rooms])) > 0:
-                    account.charge(UNKNOWN, Spend(tool_calls=counted))
+                    account.charge(amounts.UNKNOWN, amounts.Spend(tool_calls=counted))
             self.dirty[tree] = None
 
 
-def _taken(takes: Callable[[int], Spend], dimension: Dimension, written: int) -> int:
+def _taken(takes: Callable[[int], amounts.Spend], dimension: amounts.Dimension, written: int) -> int:
     """How much of a dimension a call takes that writes so many tokens."""
     return takes(written).of(dimension)
 
 
-def slack_of(tree: Tree) -> int:
+def slack_of(tree: amounts.Tree) -> int:
     """How many tool calls of a tree may be counted ahead of the journal; 0 for a tree that is over."""
     if tree.ended_ms is not None:
         return 0

@@ -18,6 +18,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from goondan.features.changesets import wire
 from goondan.features.changesets.bundle.applying import Application, Intent, Step
 from goondan.features.changesets.bundle.entries import (
     FOLDER,
@@ -32,16 +33,6 @@ from goondan.features.changesets.bundle.git import Author, Store, io_error
 from goondan.features.changesets.bundle.recovery import PRIVATE, WORKTREES, Record, Records, finish, note_committed
 from goondan.features.changesets.bundle.repository import Head, Repository, conflict, named
 from goondan.features.changesets.process.proposed import Proposed, bundle_files, check, denied, invalid, read_worktree
-from goondan.features.changesets.wire import (
-    ID_DIGITS,
-    MAX_MESSAGE,
-    MAX_REASON,
-    ChangesetError,
-    ChangesetHint,
-    CommittedChangeset,
-    HeldChangeset,
-    OpenedChangeset,
-)
 from goondan.kernel.bundle.loader import inspect_bundle
 from goondan.kernel.grants.powers import Power
 from goondan.kernel.paths import root_of
@@ -79,7 +70,7 @@ class Engine:
 
     # --- what is asked
 
-    def open(self, *, request: str, agent: str, instance_key: str, event_id: str, reason: str) -> OpenedChangeset:
+    def open(self, *, request: str, agent: str, instance_key: str, event_id: str, reason: str) -> wire.OpenedChangeset:
         """A new worktree of the commit that is checked out. Raises GoondanError E_CHANGESET_IO, E_CHANGESET_CONFLICT.
 
         The same `request` is answered with the same worktree.
@@ -95,7 +86,7 @@ class Engine:
             raise io_error(message, "Commit one of them, or end the turn.")
         repository = self._repository()
         head = repository.head()
-        changeset_id = os.urandom(ID_DIGITS // 2).hex()
+        changeset_id = os.urandom(wire.ID_DIGITS // 2).hex()
         record = Record(
             changeset_id=changeset_id,
             state="open",
@@ -103,7 +94,7 @@ class Engine:
             instance_key=instance_key,
             event_id=event_id,
             request=request,
-            reason=visible_line(reason[:MAX_REASON]),
+            reason=visible_line(reason[: wire.MAX_REASON]),
             base=head.commit,
             opened_at=rfc3339(time.time()),
             admin_dir=repository.admin_dir(changeset_id),
@@ -125,12 +116,12 @@ class Engine:
 
     def commit(
         self, changeset_id: str, message: str, *, agent: str, instance_key: str, look: Look
-    ) -> CommittedChangeset:
+    ) -> wire.CommittedChangeset:
         """Make a commit of a worktree's files, and check it out. The answer says what went wrong."""
         record = self.records.get(changeset_id)
         if record is None or (record.agent, record.instance_key) != (agent, instance_key):
-            error = ChangesetError("E_CHANGESET_IO", f"this instance has no changeset {changeset_id[:40]!r}")
-            return CommittedChangeset(status="failed", changeset_id=changeset_id[:40], base_ref="", error=error)
+            error = wire.ChangesetError("E_CHANGESET_IO", f"this instance has no changeset {changeset_id[:40]!r}")
+            return wire.CommittedChangeset(status="failed", changeset_id=changeset_id[:40], base_ref="", error=error)
         if record.result is not None:
             return record.result
         base_ref = f"git:{record.base}"
@@ -143,7 +134,7 @@ class Engine:
             message = f"{error.filename or 'the worktree'}: {error.strerror}"
             return not_committed(changeset_id, base_ref, io_error(message).info)
 
-    def revert(self, changeset_id: str, look: Look) -> CommittedChangeset:
+    def revert(self, changeset_id: str, look: Look) -> wire.CommittedChangeset:
         """Take back what a changeset has changed, as a new commit. Only the operator does this, so the rules for
         changesets are not checked again. Raises GoondanError.
         """
@@ -163,7 +154,7 @@ class Engine:
         if not changes:
             raise conflict(f"nothing of changeset {changeset_id} is left to be taken back")
         made = Record(
-            changeset_id=os.urandom(ID_DIGITS // 2).hex(),
+            changeset_id=os.urandom(wire.ID_DIGITS // 2).hex(),
             state="open",
             agent="",
             instance_key="",
@@ -192,9 +183,9 @@ class Engine:
             self._remove_worktree(record)
             self.records.remove(changeset_id)
 
-    def held(self) -> list[HeldChangeset]:
+    def held(self) -> list[wire.HeldChangeset]:
         """The worktrees that are there, with the events whose turns have them."""
-        return [HeldChangeset(one.changeset_id, one.event_id) for one in self.records.all() if one.state == "open"]
+        return [wire.HeldChangeset(one.changeset_id, one.event_id) for one in self.records.all() if one.state == "open"]
 
     def difference(self, changeset_id: str) -> bytes:
         """What a changeset has changed, or would, as a patch. Raises GoondanError."""
@@ -246,11 +237,11 @@ class Engine:
     def _worktree(self, record: Record) -> str:
         return os.path.join(self.folder, WORKTREES, record.changeset_id)
 
-    def _opened(self, record: Record, repository: Repository | None = None) -> OpenedChangeset:
+    def _opened(self, record: Record, repository: Repository | None = None) -> wire.OpenedChangeset:
         repository = repository or self._repository()
         hinted = bundle_files(self._options, repository)[:MAX_HINTED]
-        hint = ChangesetHint(repository.prefix or ".", hinted)
-        return OpenedChangeset(record.changeset_id, f"git:{record.base}", self._worktree(record), hint)
+        hint = wire.ChangesetHint(repository.prefix or ".", hinted)
+        return wire.OpenedChangeset(record.changeset_id, f"git:{record.base}", self._worktree(record), hint)
 
     def _make_worktree(self, repository: Repository, record: Record, files: Mapping[str, TreeEntry]) -> None:
         """Register it, and write its files ourselves: git would run the filters of the repository."""
@@ -294,7 +285,7 @@ class Engine:
             with suppress(OSError):  # as git does with its last one
                 os.rmdir(os.path.dirname(admin))
 
-    def _commit(self, record: Record, message: str, look: Look) -> CommittedChangeset:
+    def _commit(self, record: Record, message: str, look: Look) -> wire.CommittedChangeset:
         repository = self._repository()
         store, head = repository.store, repository.head()
         base = store.files(record.base)
@@ -355,7 +346,7 @@ class Engine:
         changes: Mapping[str, Proposed | None],
         text: str,
         look: Look,
-    ) -> CommittedChangeset:
+    ) -> wire.CommittedChangeset:
         store = repository.store
         entries = self._stored(store, changes)
         tree = store.write_tree(head.commit, entries, os.path.join(self.folder, "tree"))
@@ -389,7 +380,7 @@ class Engine:
             raise
         return self._committed(record, head.commit, commit, intent.steps)
 
-    def _committed(self, record: Record, parent: str, commit: str, steps: list[Step]) -> CommittedChangeset:
+    def _committed(self, record: Record, parent: str, commit: str, steps: list[Step]) -> wire.CommittedChangeset:
         """It is done: its answer."""
         result = note_committed(self.records, record, parent, commit, steps)
         self._remove_worktree(record)
@@ -416,16 +407,16 @@ class Engine:
         }
 
 
-def not_committed(changeset_id: str, base_ref: str, error: ErrorPayload) -> CommittedChangeset:
+def not_committed(changeset_id: str, base_ref: str, error: ErrorPayload) -> wire.CommittedChangeset:
     """The answer for what did not become a commit."""
     failed = error.code not in ("E_CHANGESET_INVALID", "E_CHANGESET_DENIED", "E_CHANGESET_CONFLICT")
     text = error.message if not error.suggestion else f"{error.message} {error.suggestion}"
     code = "E_CHANGESET_IO" if failed else error.code
-    return CommittedChangeset(
+    return wire.CommittedChangeset(
         status="failed" if failed else "rejected",
         changeset_id=changeset_id,
         base_ref=base_ref,
-        error=ChangesetError(code, text),
+        error=wire.ChangesetError(code, text),
     )
 
 
@@ -437,7 +428,7 @@ def _check_room(folder: str, size: int) -> None:
 
 
 def _message(text: str) -> str:
-    kept = "".join(c for c in text[:MAX_MESSAGE] if c in "\n\t" or c.isprintable())
+    kept = "".join(c for c in text[: wire.MAX_MESSAGE] if c in "\n\t" or c.isprintable())
     return kept.encode("utf-8", "replace").decode().strip()
 
 

@@ -27,19 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 from msgspec import Raw
 
-from goondan.features.changesets.wire import (
-    FEATURE,
-    ChangesetAnswered,
-    ChangesetAsked,
-    ChangesetDone,
-    ChangesetError,
-    ChangesetsHeld,
-    ChangesetsOver,
-    ChangesetWish,
-    CommittedChangeset,
-    ToBroker,
-    decode_to_supervisor,
-)
+from goondan.features.changesets import wire
 from goondan.kernel.spawn import command, memory_file, start_program
 from goondan.kernel.traces.logs import open_log
 from goondan.schemas.wire.codec import DECODE_ERRORS, to_raw
@@ -144,15 +132,15 @@ class Changesets:
     def heard(self, payload: Raw) -> None:
         """A message of the broker's half."""
         try:
-            message = decode_to_supervisor(payload)
+            message = wire.decode_to_supervisor(payload)
         except DECODE_ERRORS as error:
             _log.error("the broker sent no message about changesets: %s", error)
             return
-        if isinstance(message, ChangesetAsked):
+        if isinstance(message, wire.ChangesetAsked):
             if message.wish.request not in self._asked:  # a broker after the one that asked asks again
                 self._asked.add(message.wish.request)
                 self._soon(self._serve(message.wish))
-        elif isinstance(message, ChangesetsOver):
+        elif isinstance(message, wire.ChangesetsOver):
             self._soon(self._remove(message.changeset_ids))
         else:
             self._soon(self._say_held())
@@ -179,20 +167,20 @@ class Changesets:
 
     # --- inside
 
-    def _tell(self, message: ToBroker) -> None:
-        self._conductor.tell(FEATURE, to_raw(message))
+    def _tell(self, message: wire.ToBroker) -> None:
+        self._conductor.tell(wire.FEATURE, to_raw(message))
 
-    async def _serve(self, wish: ChangesetWish) -> None:
+    async def _serve(self, wish: wire.ChangesetWish) -> None:
         from goondan.features.changesets.process.worker import Task
 
         try:
             kind = OPENING if wish.commit is None else FINISHING
             answer = await self._done(kind, lambda: Task(wish=wish, powers=self._conductor.powers))
-            done = answer.done or ChangesetDone(request=wish.request)
+            done = answer.done or wire.ChangesetDone(request=wish.request)
         except GoondanError as error:
             done = _failed(wish, error.info)
         self._asked.discard(wish.request)
-        self._tell(ChangesetAnswered(done))
+        self._tell(wire.ChangesetAnswered(done))
 
     async def _remove(self, changeset_ids: list[str]) -> None:
         from goondan.features.changesets.process.worker import Task
@@ -207,12 +195,12 @@ class Changesets:
         from goondan.features.changesets.bundle.entries import FOLDER
 
         if not os.path.isdir(os.path.join(self._reader.options.state_dir, FOLDER)):
-            self._tell(ChangesetsHeld([]))
+            self._tell(wire.ChangesetsHeld([]))
             return
         from goondan.features.changesets.process.worker import Task
 
         try:
-            self._tell(ChangesetsHeld((await self._done(ASKING, Task)).held))
+            self._tell(wire.ChangesetsHeld((await self._done(ASKING, Task)).held))
         except GoondanError as error:
             _log.warning("the worktrees of changesets were not looked at: %s", error)
 
@@ -315,17 +303,17 @@ class Changesets:
         task.add_done_callback(self._tasks.discard)
 
 
-def _failed(wish: ChangesetWish, error: ErrorPayload) -> ChangesetDone:
+def _failed(wish: wire.ChangesetWish, error: ErrorPayload) -> wire.ChangesetDone:
     """The answer when there is no worker that could give one."""
     if wish.commit is None:
-        return ChangesetDone(request=wish.request, error=error)
-    committed = CommittedChangeset(
+        return wire.ChangesetDone(request=wish.request, error=error)
+    committed = wire.CommittedChangeset(
         status="failed",
         changeset_id=wish.commit.changeset_id,
         base_ref="",
-        error=ChangesetError("E_CHANGESET_IO", error.message),
+        error=wire.ChangesetError("E_CHANGESET_IO", error.message),
     )
-    return ChangesetDone(request=wish.request, committed=committed)
+    return wire.ChangesetDone(request=wish.request, committed=committed)
 
 
 async def _exactly(loop: asyncio.AbstractEventLoop, channel: socket.socket, size: int) -> bytes:

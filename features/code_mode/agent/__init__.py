@@ -22,19 +22,9 @@ from goondan.agentproc.machine.tool_ranking import best
 from goondan.agentproc.machine.turn import RunTool
 from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.parts import AgentFeature, Call, Done, Start, TurnCore, TurnPart
+from goondan.features.code_mode import wire
 from goondan.features.code_mode.agent.script_log import ScriptLog
 from goondan.features.code_mode.agent.scripts import MAX_SHOWN_ARGS, Record, Scripts, inner_id, told
-from goondan.features.code_mode.wire import (
-    CODE_TOOL,
-    EXTENSION,
-    TOOL,
-    TOOLS,
-    FoundTool,
-    FoundTools,
-    InnerCall,
-    InnerResult,
-    ToolsQuery,
-)
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, is_bundled
 from goondan.schemas.wire.errors import for_model
 from goondan.schemas.wire.frames import OPERATOR_AGENT, ErrorPayload, Frame, ToolError, ToolResult
@@ -53,7 +43,7 @@ class ScriptCalls(TurnPart):
         self._scripts = Scripts()
         self._actions: dict[str, RunTool] = {}
         self._names: tuple[StepCatalog, dict[str, str]] | None = None
-        self.asks = {TOOL: self._make_call, TOOLS: self._find}
+        self.asks = {wire.TOOL: self._make_call, wire.TOOLS: self._find}
 
     def call(self, call: Call, done: Done, start: Start) -> None:
         """A call is about to be made. A script is registered, so that it may make calls from now on.
@@ -63,7 +53,7 @@ class ScriptCalls(TurnPart):
         """
         action = call.action
         unread = action.broken is not None and call.args == action.part.args
-        if call.tool != CODE_TOOL or unread or not has_code_mode(self._turn.spec):
+        if call.tool != wire.CODE_TOOL or unread or not has_code_mode(self._turn.spec):
             start(call, done)
         elif action.again:
             done(self._lost(call.id))
@@ -111,7 +101,7 @@ class ScriptCalls(TurnPart):
 
     def _make_call(self, asked: Asked) -> None:
         """One call. Raises GoondanError E_FRAME_INVALID."""
-        call: InnerCall = asked.read(InnerCall)
+        call: wire.InnerCall = asked.read(wire.InnerCall)
         script, name = self._script_of(asked), self._name(call.name)
         number = self._scripts.call(script, name)
         if isinstance(number, ErrorPayload):
@@ -136,20 +126,20 @@ class ScriptCalls(TurnPart):
 
     def _find(self, asked: Asked) -> None:
         """A look into the catalog. Raises GoondanError E_FRAME_INVALID."""
-        query: ToolsQuery = asked.read(ToolsQuery)
+        query: wire.ToolsQuery = asked.read(wire.ToolsQuery)
         refused = self._scripts.search(self._script_of(asked))
         if refused is not None:
             asked.refuse(refused)
             return
-        items = [item for item in self._turn.calls.catalog.items if item.name != CODE_TOOL]
+        items = [item for item in self._turn.calls.catalog.items if item.name != wire.CODE_TOOL]
         limit = max(0, min(query.limit, MAX_FOUND))
         if query.query is not None:
             found = best(items, query.query, limit)
         else:
             wanted = {self._name(name) for name in query.names[:MAX_FOUND]}
             found = [item for item in items if item.name in wanted]
-        told_ = [FoundTool(item.name, item.description, item.parameters) for item in found]
-        asked.answer(Raw(msgspec.msgpack.encode(FoundTools(told_, len(items)))))
+        told_ = [wire.FoundTool(item.name, item.description, item.parameters) for item in found]
+        asked.answer(Raw(msgspec.msgpack.encode(wire.FoundTools(told_, len(items)))))
 
     # --- inside
 
@@ -169,7 +159,7 @@ class ScriptCalls(TurnPart):
 def has_code_mode(spec: AgentSpec) -> bool:
     """Whether scripts of this agent may call its tools."""
     return spec.name == OPERATOR_AGENT or any(
-        is_bundled(EXTENSION, extension.entry, extension.bundled) for extension in spec.extensions
+        is_bundled(wire.EXTENSION, extension.entry, extension.bundled) for extension in spec.extensions
     )
 
 
@@ -191,7 +181,7 @@ _ENDED: Final = ToolError(message="the script ended before its call", name="Call
 def _encoded(result: ToolResult) -> Raw:
     status: Any = result.status
     output = _NOTHING if result.output is None and status == "ok" else result.output
-    return Raw(msgspec.msgpack.encode(InnerResult(status, output, result.handle)))
+    return Raw(msgspec.msgpack.encode(wire.InnerResult(status, output, result.handle)))
 
 
 def _payload(error: ToolError) -> ErrorPayload:

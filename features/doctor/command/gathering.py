@@ -26,27 +26,7 @@ from typing import Final
 import msgspec
 import zmq
 
-from goondan.features.doctor.command.rules.facts import (
-    UNLIMITED,
-    Bundle,
-    Cgroup,
-    ChosenServer,
-    Facts,
-    Folder,
-    Host,
-    Lack,
-    Limits,
-    LockPlace,
-    Model,
-    RunDir,
-    Running,
-    Runtime,
-    StateLevel,
-    StateLevels,
-    Survey,
-    Variable,
-    Versions,
-)
+from goondan.features.doctor.command.rules import facts
 from goondan.features.model_servers.api import choice
 from goondan.features.model_servers.api.finding import Asking
 from goondan.kernel import lock, paths, rundir, state_root
@@ -76,13 +56,13 @@ _CGROUP_ROOT: Final = "/sys/fs/cgroup"
 _OCTAL: Final = re.compile(r"\\([0-7]{3})")
 
 
-def gather_facts(bundle: str | None) -> Facts:
+def gather_facts(bundle: str | None) -> facts.Facts:
     """All facts, for the bundle at `bundle` (None: the one that commands take by default)."""
     survey = _start_survey()
     try:
         found, named, models = _bundle(bundle)
         asked = [(model, Asking(model, ASK_S)) for model in models]
-        return Facts(
+        return facts.Facts(
             versions=_versions(),
             host=_host(),
             limits=_limits(),
@@ -121,22 +101,22 @@ def _start_survey() -> subprocess.Popen[bytes] | None:
         return None
 
 
-def _answer(survey: subprocess.Popen[bytes] | None) -> Survey | None:
+def _answer(survey: subprocess.Popen[bytes] | None) -> facts.Survey | None:
     if survey is None:
         return None
     try:
         data, _ = survey.communicate(timeout=SURVEY_S)
-        return msgspec.json.decode(data, type=Survey) if survey.returncode == 0 else None
+        return msgspec.json.decode(data, type=facts.Survey) if survey.returncode == 0 else None
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError):
         return None
 
 
-def _runtimes(bundle: str) -> list[Runtime]:
+def _runtimes(bundle: str) -> list[facts.Runtime]:
     """The JavaScript runtimes that are looked for when a bundle has such a tool."""
     root = bundle if os.path.isdir(bundle) else os.path.dirname(bundle)
     found = sorted(javascript.look(root or "/", os.environ), key=javascript.rank)
     return [
-        Runtime(name=one.name, program=one.program, place=one.place, version=one.version, problem=one.problem)
+        facts.Runtime(name=one.name, program=one.program, place=one.place, version=one.version, problem=one.problem)
         for one in found
     ]
 
@@ -144,12 +124,12 @@ def _runtimes(bundle: str) -> list[Runtime]:
 # --- this machine ---------------------------------------------------------------------------------------------------
 
 
-def _versions() -> Versions:
+def _versions() -> facts.Versions:
     own = "unknown"
     with suppress(PackageNotFoundError):
         own = version("goondan-kernel")
     system = os.uname()
-    return Versions(
+    return facts.Versions(
         kernel=own,
         python=sys.version.split()[0],
         pyzmq=zmq.__version__,
@@ -162,8 +142,8 @@ def _versions() -> Versions:
     )
 
 
-def _host() -> Host:
-    return Host(
+def _host() -> facts.Host:
+    return facts.Host(
         uid=os.geteuid(),
         user_numbers=(users.NUMBERS.jails[0], users.NUMBERS.instances[1]),
         numbers_problem=users.problem() or "",
@@ -193,46 +173,48 @@ def _setuid_bwrap() -> str:
         return ""
 
 
-def _cgroup(membership: str) -> Cgroup:
+def _cgroup(membership: str) -> facts.Cgroup:
     """From /proc/self/cgroup: lines of `number:controllers:path`, number 0 without controllers for version 2."""
     groups = [line.split(":", 2) for line in membership.splitlines() if line.count(":") >= 2]
     unified = next((path for number, _, path in groups if number == "0"), None)
     if unified is not None and os.path.exists(f"{_CGROUP_ROOT}/cgroup.controllers"):
-        return Cgroup("v2", unified)
+        return facts.Cgroup("v2", unified)
     for _, names, path in groups:
         if "memory" in names.split(","):
-            return Cgroup("v1", path)
-    return Cgroup("none")
+            return facts.Cgroup("v1", path)
+    return facts.Cgroup("none")
 
 
-def _limits() -> Limits:
+def _limits() -> facts.Limits:
     pids: int | None = None
     for line in _read("/proc/self/cgroup").splitlines():
         _, _, path = line.partition("::")
         if path:
             pids = _number(f"{_CGROUP_ROOT}{path.rstrip('/')}/pids.max")
-    return Limits(open_files=_limit(resource.RLIMIT_NOFILE), processes=_limit(resource.RLIMIT_NPROC), pids_max=pids)
+    return facts.Limits(
+        open_files=_limit(resource.RLIMIT_NOFILE), processes=_limit(resource.RLIMIT_NPROC), pids_max=pids
+    )
 
 
 def _limit(which: int) -> tuple[int, int]:
-    soft, hard = (UNLIMITED if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(which))
+    soft, hard = (facts.UNLIMITED if value == resource.RLIM_INFINITY else value for value in resource.getrlimit(which))
     return soft, hard
 
 
-def _variables(named: Mapping[str, str], env: Mapping[str, str]) -> list[Variable]:
+def _variables(named: Mapping[str, str], env: Mapping[str, str]) -> list[facts.Variable]:
     """The vendors' keys and what the bundle names; `named` is name -> who wants it."""
     found = []
     for name in dict.fromkeys((*(provider.key_variable for provider in PROVIDERS), *sorted(named))):
         value = env.get(name, "")
         padded = value != value.strip()
-        found.append(Variable(name=name, is_set=bool(value), wanted_by=named.get(name, ""), padded=padded))
+        found.append(facts.Variable(name=name, is_set=bool(value), wanted_by=named.get(name, ""), padded=padded))
     return found
 
 
 # --- paths ----------------------------------------------------------------------------------------------------------
 
 
-def _run_dir(bundle: str) -> RunDir:
+def _run_dir(bundle: str) -> facts.RunDir:
     xdg = os.environ.get("XDG_RUNTIME_DIR", "")
     try:
         usual = paths.run_dirs(bundle)
@@ -240,52 +222,52 @@ def _run_dir(bundle: str) -> RunDir:
         record = lock.read_record(state_dir)
         held = record is not None and lock.is_held(state_dir)
     except GoondanError as error:
-        return RunDir(problem=error.info.message, fix=error.info.suggestion or "")
+        return facts.RunDir(problem=error.info.message, fix=error.info.suggestion or "")
     above = os.path.join(xdg, "goondan")
     unused_xdg = xdg if xdg and not any(os.path.dirname(path) == above for path in usual) else ""
     if record is not None and held:
-        return RunDir(path=record.run_dir, socket_bytes=paths.socket_bytes(record.run_dir), unused_xdg=unused_xdg)
+        return facts.RunDir(path=record.run_dir, socket_bytes=paths.socket_bytes(record.run_dir), unused_xdg=unused_xdg)
     unused = []
     for path in usual:
         try:
             rundir.examine(path)
         except GoondanError as error:
-            unused.append(Lack(path, error.info.message, error.info.suggestion or ""))
+            unused.append(facts.Lack(path, error.info.message, error.info.suggestion or ""))
         else:
-            return RunDir(path=path, socket_bytes=paths.socket_bytes(path), unused=unused, unused_xdg=unused_xdg)
+            return facts.RunDir(path=path, socket_bytes=paths.socket_bytes(path), unused=unused, unused_xdg=unused_xdg)
     problem, fix = None, ""
     try:
         rundir.examine_fresh(state_dir)
     except GoondanError as error:
         problem, fix = error.info.message, error.info.suggestion or ""
-    return RunDir(problem=problem, fix=fix, unused=unused, unused_xdg=unused_xdg)
+    return facts.RunDir(problem=problem, fix=fix, unused=unused, unused_xdg=unused_xdg)
 
 
-def _lock_place(bundle: str) -> LockPlace:
+def _lock_place(bundle: str) -> facts.LockPlace:
     try:
         state_dir = paths.state_dir(bundle)
         path = f"{state_dir}/{lock.FOLDER}"
         lock.read_record(state_dir)
     except GoondanError as error:
-        return LockPlace(problem=error.info.message, fix=error.info.suggestion or "")
-    return LockPlace(path=path)
+        return facts.LockPlace(problem=error.info.message, fix=error.info.suggestion or "")
+    return facts.LockPlace(path=path)
 
 
-def _levels(bundle: str) -> StateLevels:
+def _levels(bundle: str) -> facts.StateLevels:
     try:
         workspace = paths.state_dir(bundle)
     except GoondanError:
-        return StateLevels()
+        return facts.StateLevels()
     root = paths.root_of(workspace)
     found = list(state_root.look(root, workspace))
     refused = state_root.why_refused(root)
     own = next((level for level in found if level.path == root), None)
-    return StateLevels(
+    return facts.StateLevels(
         root=root,
         uid=None if own is None else own.uid,
         mode=None if own is None else own.mode,
         looked_at=len(found),
-        levels=[StateLevel(path=at.path, problem=at.problem, mendable=at.mendable) for at in found if at.problem],
+        levels=[facts.StateLevel(path=at.path, problem=at.problem, mendable=at.mendable) for at in found if at.problem],
         refused="" if refused is None else refused.info.message,
         fix="" if refused is None else refused.info.suggestion or "",
         doubt=state_root.doubt(root),
@@ -293,11 +275,11 @@ def _levels(bundle: str) -> StateLevels:
     )
 
 
-def _state(bundle: str) -> Folder:
+def _state(bundle: str) -> facts.Folder:
     try:
         path = paths.state_dir(bundle)
     except GoondanError as error:
-        return Folder(path="", problem=error.info.message)
+        return facts.Folder(path="", problem=error.info.message)
     above = _existing(path)
     problem: str | None = None
     free_bytes = free_files = None
@@ -314,7 +296,7 @@ def _state(bundle: str) -> Folder:
         free_files = space.f_favail if space.f_files else None
     except OSError as error:
         problem = error.strerror or str(error)
-    return Folder(
+    return facts.Folder(
         path=path, problem=problem, free_bytes=free_bytes, free_files=free_files, filesystem=_filesystem(above)
     )
 
@@ -344,12 +326,12 @@ def _filesystem(path: str) -> str:
 # --- kernel and bundle ----------------------------------------------------------------------------------------------
 
 
-def _running(bundle: str) -> Running:
+def _running(bundle: str) -> facts.Running:
     try:
         state_dir = paths.state_dir(bundle)
         record = lock.read_record(state_dir)
     except GoondanError:
-        return Running()  # the place of the lock says why nobody can tell
+        return facts.Running()  # the place of the lock says why nobody can tell
     try:
         client = SupervisorClient.connect(state_dir)
         if client is not None:
@@ -357,19 +339,19 @@ def _running(bundle: str) -> Running:
                 rows = client.ask("ps").processes or []
             finally:
                 client.close()
-            return Running(status="runs", pid=client.pid, processes=sum(row.pid is not None for row in rows))
+            return facts.Running(status="runs", pid=client.pid, processes=sum(row.pid is not None for row in rows))
         broker = by_hand(BundleTarget(bundle, state_dir))
         if broker is not None:
             broker.finish()
-            return Running(status="by hand", pid=broker.pid)
+            return facts.Running(status="by hand", pid=broker.pid)
         if record is not None and lock.is_held(state_dir):
-            return Running(status="cut off", pid=record.pid)
+            return facts.Running(status="cut off", pid=record.pid)
     except GoondanError:
-        return Running(status="hangs")
-    return Running(status="none" if record is None else "left")
+        return facts.Running(status="hangs")
+    return facts.Running(status="none" if record is None else "left")
 
 
-def _bundle(given: str | None) -> tuple[Bundle, dict[str, str], list[ModelSpec]]:
+def _bundle(given: str | None) -> tuple[facts.Bundle, dict[str, str], list[ModelSpec]]:
     """The bundle, the variables that it names, and the models of its agents, each once. Before anybody has agreed to
     the bundle, nothing is sent to servers that it names: then there are no models.
     """
@@ -377,10 +359,10 @@ def _bundle(given: str | None) -> tuple[Bundle, dict[str, str], list[ModelSpec]]
         path = paths.find_bundle(given)
         inspected = inspect_bundle(path, state_dir=paths.state_dir(path))
     except BundleError as error:
-        return Bundle(path=given or "", errors=error.problems), {}, []
+        return facts.Bundle(path=given or "", errors=error.problems), {}, []
     except GoondanError as error:
-        return Bundle(path=given or "", refused=error.info), {}, []
-    found = Bundle(
+        return facts.Bundle(path=given or "", refused=error.info), {}, []
+    found = facts.Bundle(
         path=path,
         errors=inspected.errors,
         warnings=inspected.warnings,
@@ -393,24 +375,24 @@ def _bundle(given: str | None) -> tuple[Bundle, dict[str, str], list[ModelSpec]]
     return found, wanted_variables(inspected.loaded.documents), models[:MAX_ASKED]
 
 
-def _asked(asked: list[tuple[ModelSpec, Asking]]) -> list[Model]:
+def _asked(asked: list[tuple[ModelSpec, Asking]]) -> list[facts.Model]:
     """What their servers have said."""
     until = time.monotonic() + ASK_S
     found = []
     for model, asking in asked:
         learned = asking.wait(until - time.monotonic())
         if learned is not None:
-            found.append(Model(text=model_text(model), keyed=model.api_key is not None, learned=learned))
+            found.append(facts.Model(text=model_text(model), keyed=model.api_key is not None, learned=learned))
     return found
 
 
-def _chosen(bundle: str) -> ChosenServer | None:
+def _chosen(bundle: str) -> facts.ChosenServer | None:
     try:
         root = paths.root_of(paths.state_dir(bundle))
     except GoondanError:
         return None
     chosen = choice.read(root, bundle).endpoint
-    return None if chosen is None else ChosenServer(endpoint=chosen, taken=choice.endpoint(root, bundle) is None)
+    return None if chosen is None else facts.ChosenServer(endpoint=chosen, taken=choice.endpoint(root, bundle) is None)
 
 
 # --- small things ---------------------------------------------------------------------------------------------------

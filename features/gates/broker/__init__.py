@@ -20,17 +20,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec import Struct
 
+from goondan.features.gates import wire
 from goondan.features.gates.broker.gate import Ask, Gate, Permit
 from goondan.features.gates.broker.learned import Key, Lesson
-from goondan.features.gates.wire import (
-    GateChanged,
-    HeldPermit,
-    KeptState,
-    PermitAsk,
-    PermitGranted,
-    PermitOver,
-    PlaceInLine,
-)
 from goondan.kernel.broker.state.bus import RETRY_AFTER_MS, Bus, Core
 from goondan.kernel.broker.state.entities import AGENTS, Connection, Event
 from goondan.kernel.broker.state.parts import LIST_BYTES, SHORT_BYTES, Op, Part, Take, Waiting, fitting
@@ -162,11 +154,11 @@ class Gates(Part):
     def ask(self, connection: Connection, frame: Frame, now: float) -> None:
         """`model.permit`: a request wants to go out, perhaps again."""
         event = _leased(connection, frame)
-        request = from_raw(frame.payload, PermitAsk)
+        request = from_raw(frame.payload, wire.PermitAsk)
         way, key = self._way(connection, request.model), (connection.address, request.id)
         gate = way.gate
         if request.refused is None and not gate.limited:
-            self._reply(connection, frame.id, PermitGranted(open=True))
+            self._reply(connection, frame.id, wire.PermitGranted(open=True))
             return
         ask = self._new_ask(gate, key, event, request, now)
         self._asked[key] = _Asked(connection.incarnation, frame.id, event)
@@ -175,7 +167,7 @@ class Gates(Part):
         self._tell_all(way)
         self._serve(way, now)
 
-    def _new_ask(self, gate: Gate, key: Key, event: Event, request: PermitAsk, now: float) -> Ask:
+    def _new_ask(self, gate: Gate, key: Key, event: Event, request: wire.PermitAsk, now: float) -> Ask:
         """The ask in the line. A repeat, and a request that was refused, keep their place. Raises GoondanError."""
         since = now
         if request.asked_ms is not None and now - self._began < RETURN_S:
@@ -201,7 +193,7 @@ class Gates(Part):
 
     def over(self, connection: Connection, frame: Frame, now: float) -> None:
         """`model.over`: a request is over, or was given up."""
-        said = from_raw(frame.payload, PermitOver)
+        said = from_raw(frame.payload, wire.PermitOver)
         way, key = self._way(connection, said.model), (connection.address, said.id)
         self._forget(key)
         if not way.gate.limited:
@@ -217,7 +209,7 @@ class Gates(Part):
     def out(self, connection: Connection, frame: Frame, now: float) -> None:
         """`model.out`: a request that went through an open gate is still out."""
         event = _leased(connection, frame)
-        self._is_out(connection, event, from_raw(frame.payload, HeldPermit), now)
+        self._is_out(connection, event, from_raw(frame.payload, wire.HeldPermit), now)
 
     def here(self, peer: Connection, hello: Hello, now: float) -> None:
         """An agent has said hello. It keeps the permits that it names, and its asks come again by themselves."""
@@ -227,11 +219,11 @@ class Gates(Part):
         for way in self._ways.values():
             for key in [key for key in way.gate.permits if key[0] == address]:
                 self._free(way.gate, key)
-        for kept in _read(hello.gates[:MAX_REQUESTS], KeptState):
+        for kept in _read(hello.gates[:MAX_REQUESTS], wire.KeptState):
             self._inherit(peer, kept.model, kept.state, now)
         event = None if peer.instance is None else peer.instance.leased
         if event is not None:
-            for held in _read(hello.permits[:MAX_REQUESTS], HeldPermit):
+            for held in _read(hello.permits[:MAX_REQUESTS], wire.HeldPermit):
                 self._is_out(peer, event, held, now)
 
     def tick(self, now: float) -> None:
@@ -324,7 +316,7 @@ class Gates(Part):
             self._free(way.gate, permit.key)
             return
         self._holders[permit.key] = asked
-        self._reply(connection, asked.frame_id, PermitGranted(state=self._state(way, now), others=permit.others))
+        self._reply(connection, asked.frame_id, wire.PermitGranted(state=self._state(way, now), others=permit.others))
 
     def _give_up(self, gate: Gate, now: float) -> None:
         since = gate.refusing_since
@@ -337,7 +329,7 @@ class Gates(Part):
                 info = error_payload("E_MODEL_FAILED", message)
                 self._bus.error(connection.cls, connection.ident, info, Frame("model.permit", id=asked.frame_id))
 
-    def _is_out(self, connection: Connection, event: Event, held: HeldPermit, now: float) -> None:
+    def _is_out(self, connection: Connection, event: Event, held: wire.HeldPermit, now: float) -> None:
         way, key = self._way(connection, held.model), (connection.address, held.id)
         if key in way.gate.permits or self._count(key[0]) >= MAX_REQUESTS:
             return
@@ -411,7 +403,7 @@ class Gates(Part):
     def _count(self, address: str) -> int:
         return len(self._of.get(address, ()))
 
-    def _reply(self, connection: Connection, frame_id: str, granted: PermitGranted) -> None:
+    def _reply(self, connection: Connection, frame_id: str, granted: wire.PermitGranted) -> None:
         self._bus.reply(connection, frame_id, granted)
 
     def _tell_all(self, way: _Way) -> None:
@@ -423,7 +415,7 @@ class Gates(Part):
         for connection in self._bus.presence.connections[AGENTS].values():
             for document, name in self._names.get(connection.claims.agent or "", {}).items():
                 if self._ways.get(name) is way:
-                    changed = to_raw(GateChanged(document, limited))
+                    changed = to_raw(wire.GateChanged(document, limited))
                     self._bus.send(connection, Frame("model.gate", payload=changed))
 
     def _tell_places(self, gate: Gate, now: float) -> None:
@@ -433,7 +425,7 @@ class Gates(Part):
             asked = self._asked.get(key)
             connection = None if asked is None or not asked.event.live else self._connection(key, asked)
             if asked is not None and connection is not None:
-                told = PlaceInLine(key[1], place, held_ms)
+                told = wire.PlaceInLine(key[1], place, held_ms)
                 self._bus.send(connection, Frame("model.line", event_id=asked.event.id, payload=to_raw(told)))
 
 

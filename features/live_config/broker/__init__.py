@@ -23,36 +23,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from goondan.features.live_config.broker.patches import (
-    ConfigPatched,
-    Patch,
-    Patches,
-    entry_of,
-    patch_of,
-    patch_written,
-    patches_forgotten,
-    record_of,
-)
-from goondan.features.live_config.broker.rules import (
-    Proposer,
-    check_fit,
-    check_instance,
-    judge,
-    load_checker,
-    with_schema,
-    within_bound,
-)
-from goondan.features.live_config.wire import (
-    CONFLICT,
-    LIMIT,
-    MAX_OPERATIONS,
-    MAX_PATCH_ID,
-    MAX_PROPOSAL_BYTES,
-    MAX_REASON,
-    NOT_FOUND,
-    ConfigOutcome,
-    ConfigProposal,
-)
+from goondan.features.live_config import wire
+from goondan.features.live_config.broker import patches, rules
 from goondan.kernel.broker.state.bus import RETRY_AFTER_MS, Bus, Core
 from goondan.kernel.broker.state.entities import AGENTS, Connection
 from goondan.kernel.broker.state.parts import LISTS_BYTES, OfInstances, Op, Part, Record, Take, fitting
@@ -116,7 +88,7 @@ class LiveConfigs(Part, OfInstances):
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._patches = Patches()
+        self._patches = patches.Patches()
         self._bases: dict[str, _Base] = {}
         #: Whether the plan is new, and nobody has looked whether its schemas have to be compiled.
         self._new_plan = True
@@ -126,21 +98,21 @@ class LiveConfigs(Part, OfInstances):
         self._judged: dict[str, deque[float]] = {}
         #: Patch id -> its parts that have nothing to act on, as they were reported last.
         self._idle: dict[str, list[str]] = {}
-        self.takes = (Take((AGENTS,), "config.propose", self.propose, MAX_PROPOSAL_BYTES, confined="own state"),)
+        self.takes = (Take((AGENTS,), "config.propose", self.propose, wire.MAX_PROPOSAL_BYTES, confined="own state"),)
         #: Records of an earlier broker, until the whole journal was read.
-        self._restored: list[ConfigPatched] = []
-        self.records = (Record(ConfigPatched, lambda _, record: self._restored.append(record)),)
+        self._restored: list[patches.ConfigPatched] = []
+        self.records = (Record(patches.ConfigPatched, lambda _, record: self._restored.append(record)),)
         self.ops = (
             Op("config.list", self._list),
             Op("config.show", self._show),
-            Op("config.propose", self._propose_as_operator, most_bytes=MAX_PROPOSAL_BYTES + LISTS_BYTES),
+            Op("config.propose", self._propose_as_operator, most_bytes=wire.MAX_PROPOSAL_BYTES + LISTS_BYTES),
             Op("config.revert", self._revert),
         )
 
     def resumed(self, now: float) -> None:
         """Take over the decisions of an earlier broker."""
         restored, self._restored = self._restored, []
-        self._patches.restore(patch_of(record) for record in restored)
+        self._patches.restore(patches.patch_of(record) for record in restored)
         self._note_idle()
 
     def revise(self, plan: KernelPlan) -> None:
@@ -153,7 +125,7 @@ class LiveConfigs(Part, OfInstances):
         """Load what checks configs, while nobody waits for the answer to a patch."""
         if self._new_plan:
             self._new_plan = False
-            load_checker(self._bus.plan.agents)
+            rules.load_checker(self._bus.plan.agents)
 
     # --- what is in force
 
@@ -190,11 +162,11 @@ class LiveConfigs(Part, OfInstances):
     def propose(self, connection: Connection, frame: Frame, now: float) -> None:
         """`config.propose` from an agent."""
         instance = connection.instance
-        proposal = from_raw(frame.payload, ConfigProposal)
+        proposal = from_raw(frame.payload, wire.ConfigProposal)
         if instance is None or not self._bus.plan.agents[instance.agent].extensions:
             raise fail("E_FORBIDDEN", "only an agent with extensions may propose a patch")
         event = instance.leased
-        patch = Patch(
+        patch = patches.Patch(
             number=0,
             id=proposal.id,
             agent=instance.agent,
@@ -209,7 +181,7 @@ class LiveConfigs(Part, OfInstances):
         if self._told_again(connection, frame, patch):
             return
         self._check_rate(instance.agent, now)
-        proposer = Proposer(False, self._base(instance.agent).allowed, proposal.registered[:MAX_OPERATIONS])
+        proposer = rules.Proposer(False, self._base(instance.agent).allowed, proposal.registered[: wire.MAX_OPERATIONS])
         self._decide(connection, frame, patch, proposal, proposer, now)
 
     # --- the journal's word
@@ -230,7 +202,7 @@ class LiveConfigs(Part, OfInstances):
         for connection, frame_id in self._askers.pop(patch_id, []):
             self._tell(connection, frame_id, patch)
 
-    def _refuse(self, patch: Patch) -> None:
+    def _refuse(self, patch: patches.Patch) -> None:
         """The disk has no room for a decision: it counts as not made."""
         if patch.state == "staged":
             self._patches.forget(patch, never_was=True)
@@ -245,7 +217,7 @@ class LiveConfigs(Part, OfInstances):
         for patch in gone:
             self._patches.forget(patch)
         if gone:
-            item = patches_forgotten(patch.number for patch in gone)
+            item = patches.patches_forgotten(patch.number for patch in gone)
             self._bus.stage(item)
 
     # --- inside
@@ -254,18 +226,18 @@ class LiveConfigs(Part, OfInstances):
         self,
         connection: Connection,
         frame: Frame,
-        patch: Patch,
-        proposal: ConfigProposal,
-        proposer: Proposer,
+        patch: patches.Patch,
+        proposal: wire.ConfigProposal,
+        proposer: rules.Proposer,
         now: float,
     ) -> None:
         """Judge a proposal, and have the journal write the decision."""
         redact = self._redactor()
-        patch.reason = redact((proposal.reason or "")[:MAX_REASON])
-        patch.asked = [redact(f"{one.op} {one.path}"[:_MAX_ASKED]) for one in proposal.patches[:MAX_OPERATIONS]]
+        patch.reason = redact((proposal.reason or "")[: wire.MAX_REASON])
+        patch.asked = [redact(f"{one.op} {one.path}"[:_MAX_ASKED]) for one in proposal.patches[: wire.MAX_OPERATIONS]]
         patch.made_from = proposal.revision
         patch.at_ms = int((self._bus.booted_at + now) * 1000)
-        forgotten: list[Patch] = []
+        forgotten: list[patches.Patch] = []
         try:
             forgotten = self._judge(patch, proposal, proposer, redact)
         except GoondanError as error:
@@ -275,7 +247,7 @@ class LiveConfigs(Part, OfInstances):
             self._patches.forget(old)
         patch.number = self._patches.next_number()
         self._patches.add(patch)
-        item = patch_written(record_of(patch), [old.number for old in forgotten])
+        item = patches.patch_written(patches.record_of(patch), [old.number for old in forgotten])
         if patch.state == "rejected":
             self._bus.counters["config_rejected"] += 1
             self._bus.stage(item._replace(refusable=False))
@@ -285,22 +257,24 @@ class LiveConfigs(Part, OfInstances):
         self._askers[patch.id] = [(connection, frame.id)]
         self._bus.stage(item, partial(self._journaled, patch.id))
 
-    def _judge(self, patch: Patch, proposal: ConfigProposal, proposer: Proposer, redact: Redactor) -> list[Patch]:
+    def _judge(
+        self, patch: patches.Patch, proposal: wire.ConfigProposal, proposer: rules.Proposer, redact: Redactor
+    ) -> list[patches.Patch]:
         """Fill in what the patch does. Returns the patches to forget for it. Raises GoondanError when it is refused."""
         agent, key = patch.agent, patch.by_key if patch.by == AGENT else patch.key
         base = self._base(agent)
         if proposal.base != base.digest:
-            raise fail(CONFLICT, f"the patch was made from what the bundle said of {agent} before")
+            raise fail(wire.CONFLICT, f"the patch was made from what the bundle said of {agent} before")
         self._patches.check_conflict(agent, key, proposal.revision, frozenset())
         before = apply_changes(base.declared, self._changes(agent, key, proposal.revision))
-        judged = judge(base.spec, before, proposal.patches, proposer)
+        judged = rules.judge(base.spec, before, proposal.patches, proposer)
         encoded = msgspec.json.encode(judged.change).decode()
         if redact(encoded) != encoded:
             hint = "A patch is kept as it is; name a variable in the bundle's document instead."
             raise fail("E_CONFIG_INVALID_VALUE", "a patch may not hold the key of a model", suggestion=hint)
         self._patches.check_conflict(agent, key, proposal.revision, judged.touched)
         current = self._coming(agent, patch.key)
-        check_fit(base.spec, base.declared, current, [*current, judged.change])
+        rules.check_fit(base.spec, base.declared, current, [*current, judged.change])
         if patch.key is None:
             self._check_instances(agent, judged.change, proposer.operator)
         forgotten = self._patches.make_room(agent, patch.key, judged.change)
@@ -321,69 +295,73 @@ class LiveConfigs(Part, OfInstances):
             "base": self._base(agent).digest,
         }
         try:
-            proposal = msgspec.convert(fields, ConfigProposal)
+            proposal = msgspec.convert(fields, wire.ConfigProposal)
         except msgspec.ValidationError as error:
             raise fail("E_CONFIG_INVALID_VALUE", f"no patch: {error}") from None
-        patch = Patch(number=0, id=proposal.id, agent=agent, key=key, change=Change(), touched=frozenset(), by=OPERATOR)
+        patch = patches.Patch(
+            number=0, id=proposal.id, agent=agent, key=key, change=Change(), touched=frozenset(), by=OPERATOR
+        )
         if not self._told_again(connection, frame, patch):
-            self._decide(connection, frame, patch, proposal, Proposer(True), now)
+            self._decide(connection, frame, patch, proposal, rules.Proposer(True), now)
 
     def _revert(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         patch_id = asked.get("patchId")
         patch = self._patches.find(patch_id) if isinstance(patch_id, str) else None
         if patch is None or patch.state == "rejected":
-            raise fail(NOT_FOUND, f"there is no accepted patch {str(patch_id)[:100]!r}")
+            raise fail(wire.NOT_FOUND, f"there is no accepted patch {str(patch_id)[:100]!r}")
         if patch.state == "reverted":
             self._tell(connection, frame.id, patch)
             return
         if patch.state == "accepted" and not patch.reverting:
             self._check_without(patch)
             patch.reverting = self._patches.next_number()
-            item = patch_written(record_of(patch, reverted=patch.reverting))
+            item = patches.patch_written(patches.record_of(patch, reverted=patch.reverting))
             self._bus.stage(item, partial(self._journaled, patch.id))
         elif patch.state == "staged":
             message = "the patch is on its way into the journal"
             raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
         self._join(connection, frame, patch)
 
-    def _check_without(self, patch: Patch) -> None:
+    def _check_without(self, patch: patches.Patch) -> None:
         """Raise GoondanError when, without this patch, the config of an extension would not fit its schema."""
         if patch.agent not in self._bus.plan.agents:
             return
         base = self._base(patch.agent)
         left = self._coming(patch.agent, patch.key, without=patch)
-        check_fit(base.spec, base.declared, self._coming(patch.agent, patch.key), left)
+        rules.check_fit(base.spec, base.declared, self._coming(patch.agent, patch.key), left)
         if patch.key is None:
             self._check_instances(patch.agent, patch.change, True, without=patch)
 
-    def _check_instances(self, agent: str, change: Change, operator: bool, *, without: Patch | None = None) -> None:
+    def _check_instances(
+        self, agent: str, change: Change, operator: bool, *, without: patches.Patch | None = None
+    ) -> None:
         """Check the instances that have patches of their own: this change begins to count for all of the agent, or it
         does not count any more (`without`). Raise GoondanError when the config of an extension would not fit its
         schema in one of them.
         """
         base = self._base(agent)
-        concerned = with_schema(base.spec, change)
+        concerned = rules.with_schema(base.spec, change)
         if not concerned:
             return
         instances = {
             key: own
             for key, own in self._patches.instances(agent).items()
-            if any(with_schema(base.spec, patch.change) & concerned for patch in own)
+            if any(rules.with_schema(base.spec, patch.change) & concerned for patch in own)
         }
         size = sum(patch.size for own in instances.values() for patch in own)
         if not operator and (len(instances) > MAX_JUDGED_INSTANCES or size > MAX_JUDGED_BYTES):
             message = f"{len(instances)} instances have patches of their own for the config of the same extension"
-            raise fail(LIMIT, message, suggestion="An operator can propose it: `gdn config propose`.")
+            raise fail(wire.LIMIT, message, suggestion="An operator can propose it: `gdn config propose`.")
         for key in instances:
             before = self._coming(agent, key)
             after = [*before, change] if without is None else self._coming(agent, key, without=without)
-            check_instance(base.spec, base.declared, before, after, key)
+            rules.check_instance(base.spec, base.declared, before, after, key)
 
-    def _told_again(self, connection: Connection, frame: Frame, asked: Patch) -> bool:
+    def _told_again(self, connection: Connection, frame: Frame, asked: patches.Patch) -> bool:
         """Whether this proposal was made before. Then it is answered here, or waits with the first."""
         patch_id = asked.id
-        if not 0 < len(patch_id) <= MAX_PATCH_ID or not patch_id.isascii() or not patch_id.isprintable():
-            raise fail("E_FRAME_INVALID", f"the id of a patch has 1 to {MAX_PATCH_ID} printable ASCII characters")
+        if not 0 < len(patch_id) <= wire.MAX_PATCH_ID or not patch_id.isascii() or not patch_id.isprintable():
+            raise fail("E_FRAME_INVALID", f"the id of a patch has 1 to {wire.MAX_PATCH_ID} printable ASCII characters")
         known = self._patches.find(patch_id)
         if known is None:
             return False
@@ -395,7 +373,7 @@ class LiveConfigs(Part, OfInstances):
             self._tell(connection, frame.id, known)
         return True
 
-    def _join(self, connection: Connection, frame: Frame, patch: Patch) -> None:
+    def _join(self, connection: Connection, frame: Frame, patch: patches.Patch) -> None:
         waiting = self._askers.setdefault(patch.id, [])
         waiting[:] = [asker for asker in waiting if asker[1] != frame.id]
         if len(waiting) >= MAX_ASKERS:
@@ -422,10 +400,10 @@ class LiveConfigs(Part, OfInstances):
             connection.allowed |= self.allows(agent, own)  # a step that runs keeps what it began with
             self._bus.send(connection, Frame("config.changed", payload=to_raw(self.changes(agent, own))))
 
-    def _tell(self, connection: Connection, frame_id: str, patch: Patch) -> None:
+    def _tell(self, connection: Connection, frame_id: str, patch: patches.Patch) -> None:
         accepted = patch.state != "rejected"
         revision = (patch.reverted or patch.number) if accepted else 0
-        outcome = ConfigOutcome(
+        outcome = wire.ConfigOutcome(
             status="accepted" if accepted else "rejected", patch_id=patch.id, revision=revision, error=patch.error
         )
         self._bus.reply(connection, frame_id, outcome)
@@ -440,11 +418,11 @@ class LiveConfigs(Part, OfInstances):
     def _changes(self, agent: str, key: str | None, revision: int | None = None) -> list[Change]:
         return [self._fitting(patch) for patch in self._patches.in_force(agent, key, revision)]
 
-    def _coming(self, agent: str, key: str | None, *, without: Patch | None = None) -> list[Change]:
+    def _coming(self, agent: str, key: str | None, *, without: patches.Patch | None = None) -> list[Change]:
         """The changes that will be in force when all decisions are journaled. They have to fit together."""
         return [self._fitting(patch) for patch in self._patches.coming(agent, key) if patch is not without]
 
-    def _fitting(self, patch: Patch) -> Change:
+    def _fitting(self, patch: patches.Patch) -> Change:
         """The change of a patch, without tools that are gone or that it would not be allowed to add now."""
         change = patch.change
         if change.tools is None or not change.tools.added:
@@ -452,17 +430,17 @@ class LiveConfigs(Part, OfInstances):
         left = [name for name in change.tools.added if not self._why_not(patch, name)]
         return change if left == change.tools.added else replace(change, tools=replace(change.tools, added=left))
 
-    def _why_not(self, patch: Patch, tool: str) -> str:
+    def _why_not(self, patch: patches.Patch, tool: str) -> str:
         """Why a patch does not add this tool; "" when it adds it."""
         spec = self._bus.plan.agents[patch.agent]
         known = any(tool_of(item) == tool for item in spec.registry)
         if not known and tool not in patch.dynamic:
             return f"Tool/{tool} is not in the bundle any more"
-        if known and patch.by != OPERATOR and not within_bound(spec, tool, self._base(patch.agent).allowed):
+        if known and patch.by != OPERATOR and not rules.within_bound(spec, tool, self._base(patch.agent).allowed):
             return f"Tool/{tool} is one that extensions may not add any more"
         return ""
 
-    def _idle_parts(self, patch: Patch) -> list[str]:
+    def _idle_parts(self, patch: patches.Patch) -> list[str]:
         """The parts of a patch that have nothing to act on."""
         spec = self._bus.plan.agents.get(patch.agent)
         if spec is None:
@@ -502,7 +480,8 @@ class LiveConfigs(Part, OfInstances):
         agent, key = asked.get("agent"), asked.get("instanceKey")
         every = [patch for patch in self._patches if agent in (None, patch.agent) and key in (None, patch.key)]
         newest = fitting(
-            entry_of(patch, self._idle_parts(patch) if patch.state == "accepted" else []) for patch in reversed(every)
+            patches.entry_of(patch, self._idle_parts(patch) if patch.state == "accepted" else [])
+            for patch in reversed(every)
         )
         listed = newest[::-1]
         body = {"patches": listed, "more": len(every) - len(listed)}

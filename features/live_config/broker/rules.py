@@ -35,20 +35,8 @@ from msgspec import UNSET, Struct
 from goondan.features.changesets.wire import DENIED
 from goondan.features.live_config.broker.json_patch import apply_operations, pointer
 from goondan.features.live_config.wire import MAX_OPERATIONS, Operation
+from goondan.schemas.bundle import effective_config
 from goondan.schemas.bundle.address import shown_tool_name
-from goondan.schemas.bundle.effective_config import (
-    Applied,
-    Change,
-    ModelName,
-    Touched,
-    apply_changes,
-    change_of,
-    declared,
-    reference_name,
-    shown,
-    tool_of,
-    touches,
-)
 from goondan.schemas.bundle.extensions import check_config
 from goondan.schemas.bundle.json_values import same_json
 from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec
@@ -101,12 +89,14 @@ class Judged(Struct, frozen=True):
     """A patch that may be made."""
 
     #: What it changes.
-    change: Change
+    change: effective_config.Change
     #: The parts of the configuration that it touches.
-    touched: frozenset[Touched]
+    touched: frozenset[effective_config.Touched]
 
 
-def judge(spec: AgentSpec, before: Applied, operations: Sequence[Operation], proposer: Proposer) -> Judged:
+def judge(
+    spec: AgentSpec, before: effective_config.Applied, operations: Sequence[Operation], proposer: Proposer
+) -> Judged:
     """Judge these operations on the configuration `before` of the agent `spec`.
 
     Raises GoondanError: E_CHANGESET_DENIED, E_CONFIG_INVALID_VALUE, E_CONFIG_MISSING_REF, E_CONFIG_DUPLICATE.
@@ -115,8 +105,8 @@ def judge(spec: AgentSpec, before: Applied, operations: Sequence[Operation], pro
         raise fail(
             "E_CONFIG_INVALID_VALUE", f"a patch has 1 to {MAX_OPERATIONS} operations, this has {len(operations)}"
         )
-    whole: set[Touched] = set()
-    document = shown(spec, before)
+    whole: set[effective_config.Touched] = set()
+    document = effective_config.shown(spec, before)
     for operation in operations:
         path = pointer(operation.path)
         if not _is_open(path, proposer):
@@ -128,14 +118,14 @@ def judge(spec: AgentSpec, before: Applied, operations: Sequence[Operation], pro
         whole.update(_whole(document, path, operation))
         document = apply_operations(document, (operation,))
     after = _read(spec, before, document, proposer)
-    change = change_of(before, after)
+    change = effective_config.change_of(before, after)
     _check_model(spec, change, proposer)
     _check_tools(spec, change, proposer)
     _check_extensions(spec, change, proposer)
-    return Judged(change, frozenset(touches(change) | whole))
+    return Judged(change, frozenset(effective_config.touches(change) | whole))
 
 
-def _whole(document: Mapping[str, Any], path: Sequence[str], operation: Operation) -> list[Touched]:
+def _whole(document: Mapping[str, Any], path: Sequence[str], operation: Operation) -> list[effective_config.Touched]:
     """The parts that an operation touches besides its changes: to write a whole list or object means all of it."""
     if len(path) == 1 and path[0] in _LISTS:
         return [(path[0],)]
@@ -143,7 +133,7 @@ def _whole(document: Mapping[str, Any], path: Sequence[str], operation: Operatio
         return []
     if len(path) == 2:
         try:
-            named = reference_name(operation.value, "Extension")
+            named = effective_config.reference_name(operation.value, "Extension")
         except ValueError:
             return []  # no extension, and refused for that
         return [("extensions", named, "config")] if "config" in operation.value else []
@@ -160,7 +150,9 @@ def _is_open(path: Sequence[str], proposer: Proposer) -> bool:
     return path[0] != "extensions" or len(path) <= 2 or path[2] == "config"
 
 
-def _read(spec: AgentSpec, before: Applied, document: Mapping[str, Any], proposer: Proposer) -> Applied:
+def _read(
+    spec: AgentSpec, before: effective_config.Applied, document: Mapping[str, Any], proposer: Proposer
+) -> effective_config.Applied:
     """Read a configuration from a document."""
     prompt = document.get("prompt")
     system = prompt.get("system") if isinstance(prompt, dict) else None
@@ -168,10 +160,14 @@ def _read(spec: AgentSpec, before: Applied, document: Mapping[str, Any], propose
         raise fail("E_CONFIG_INVALID_VALUE", "/prompt is {system}, and system a text or null")
     names, configs = _extensions(spec, before, document, proposer)
     tools = _tools(spec, before, document, proposer)
-    return Applied(tools, names, configs, system, _model(before, document, proposer), _max_steps(document, proposer))
+    return effective_config.Applied(
+        tools, names, configs, system, _model(before, document, proposer), _max_steps(document, proposer)
+    )
 
 
-def _model(before: Applied, document: Mapping[str, Any], proposer: Proposer) -> ModelName:
+def _model(
+    before: effective_config.Applied, document: Mapping[str, Any], proposer: Proposer
+) -> effective_config.ModelName:
     given = document.get("model")
     if not isinstance(given, dict) or given.keys() - {"provider", "model"}:
         raise _denied("what a Model document says, but for the model's name", proposer)
@@ -181,7 +177,7 @@ def _model(before: Applied, document: Mapping[str, Any], proposer: Proposer) -> 
     if model != before.model.model and (not isinstance(model, str) or not _MODEL.match(model)):
         message = "/model/model is the name of a model: 1 to 200 printable ASCII characters without a space"
         raise fail("E_CONFIG_INVALID_VALUE", message)
-    return ModelName(provider, model)
+    return effective_config.ModelName(provider, model)
 
 
 def _max_steps(document: Mapping[str, Any], proposer: Proposer) -> int:
@@ -194,9 +190,11 @@ def _max_steps(document: Mapping[str, Any], proposer: Proposer) -> int:
     return steps
 
 
-def _tools(spec: AgentSpec, before: Applied, document: Mapping[str, Any], proposer: Proposer) -> list[str]:
+def _tools(
+    spec: AgentSpec, before: effective_config.Applied, document: Mapping[str, Any], proposer: Proposer
+) -> list[str]:
     registered = {shown_tool_name(name) for name in proposer.registered if _DYNAMIC_NAME.match(name)}
-    declared_tools = {tool_of(item) for item in spec.registry if item.source.type == "config"}
+    declared_tools = {effective_config.tool_of(item) for item in spec.registry if item.source.type == "config"}
     known = declared_tools.union(before.tools, registered)
     names: dict[str, None] = {}
     for given in _list(document, "tools"):
@@ -210,9 +208,9 @@ def _tools(spec: AgentSpec, before: Applied, document: Mapping[str, Any], propos
 
 
 def _extensions(
-    spec: AgentSpec, before: Applied, document: Mapping[str, Any], proposer: Proposer
+    spec: AgentSpec, before: effective_config.Applied, document: Mapping[str, Any], proposer: Proposer
 ) -> tuple[list[str], dict[str, dict[str, Any]]]:
-    configs = {**declared(spec).configs, **before.configs}
+    configs = {**effective_config.declared(spec).configs, **before.configs}
     names: list[str] = []
     for given in _list(document, "extensions"):
         name = _reference(given, "Extension")
@@ -238,7 +236,7 @@ def _check_keys(given: Any, known: frozenset[str], what: str, proposer: Proposer
         raise _denied(what, proposer)
 
 
-def _check_model(spec: AgentSpec, change: Change, proposer: Proposer) -> None:
+def _check_model(spec: AgentSpec, change: effective_config.Change, proposer: Proposer) -> None:
     if change.model is None:
         return
     if spec.model.pricing is not None:
@@ -247,7 +245,7 @@ def _check_model(spec: AgentSpec, change: Change, proposer: Proposer) -> None:
         raise fail("E_CONFIG_INVALID_VALUE", "the provider `embedded` has one model only")
 
 
-def _check_tools(spec: AgentSpec, change: Change, proposer: Proposer) -> None:
+def _check_tools(spec: AgentSpec, change: effective_config.Change, proposer: Proposer) -> None:
     if change.tools is None or proposer.operator:
         return
     for name in change.tools.added:
@@ -258,10 +256,10 @@ def _check_tools(spec: AgentSpec, change: Change, proposer: Proposer) -> None:
 
 def within_bound(spec: AgentSpec, tool: str, allowed: frozenset[str]) -> bool:
     """Whether an agent may call every export of this Tool. A Tool that is not in the bundle is a dynamic one."""
-    return all(item.name in allowed for item in spec.registry if tool_of(item) == tool)
+    return all(item.name in allowed for item in spec.registry if effective_config.tool_of(item) == tool)
 
 
-def _check_extensions(spec: AgentSpec, change: Change, proposer: Proposer) -> None:
+def _check_extensions(spec: AgentSpec, change: effective_config.Change, proposer: Proposer) -> None:
     specs = {extension.name: extension for extension in spec.extensions}
     for edit in change.configs:
         for text in _texts(edit.value):
@@ -330,7 +328,7 @@ def _list(document: Mapping[str, Any], field: str) -> list[Any]:
 
 def _reference(given: Any, kind: str) -> str:
     try:
-        return reference_name(given, kind)
+        return effective_config.reference_name(given, kind)
     except ValueError as error:
         hint = f"Write {kind}/name or {{kind: {kind}, name: …}}."
         raise fail("E_CONFIG_INVALID_VALUE", str(error), suggestion=hint) from None
@@ -345,27 +343,40 @@ def load_checker(agents: Mapping[str, AgentSpec]) -> None:
         import goondan.schemas.bundle.arguments  # noqa: F401
 
 
-def check_fit(spec: AgentSpec, base: Applied, before: Iterable[Change], after: Iterable[Change]) -> None:
+def check_fit(
+    spec: AgentSpec,
+    base: effective_config.Applied,
+    before: Iterable[effective_config.Change],
+    after: Iterable[effective_config.Change],
+) -> None:
     """Compare the configuration with the changes `before` and with those `after`. A config that differs has to fit.
 
     Raises GoondanError E_CONFIG_INVALID_VALUE, E_CONFIG_SCHEMA for a bad schema.
     """
     if all(extension.config_schema is None for extension in spec.extensions):
         return
-    for name, issues, _ in _misfits(spec, apply_changes(base, before), apply_changes(base, after)):
+    for name, issues, _ in _misfits(
+        spec, effective_config.apply_changes(base, before), effective_config.apply_changes(base, after)
+    ):
         message = f"the config of Extension/{name} would not fit its configSchema: {'; '.join(issues[:_MAX_NAMED])}"
         hint = "`gdn extension list` says where the extension is declared; its configSchema says what fits."
         raise fail("E_CONFIG_INVALID_VALUE", message, suggestion=hint)
 
 
-def check_instance(spec: AgentSpec, base: Applied, before: Iterable[Change], after: Iterable[Change], key: str) -> None:
+def check_instance(
+    spec: AgentSpec,
+    base: effective_config.Applied,
+    before: Iterable[effective_config.Change],
+    after: Iterable[effective_config.Change],
+    key: str,
+) -> None:
     """The same for an instance with patches of its own, when a patch for all of its agent comes or goes.
 
     If a config did not fit before, this patch is not the cause. The error does not tell the issues: the proposer of a
     patch for all of an agent may not read the patches of each instance. Raises GoondanError E_CONFIG_INVALID_VALUE.
     """
-    old = apply_changes(base, before)
-    for name, _, fitted in _misfits(spec, old, apply_changes(base, after)):
+    old = effective_config.apply_changes(base, before)
+    for name, _, fitted in _misfits(spec, old, effective_config.apply_changes(base, after)):
         if fitted:
             message = (
                 f"with the patches of instance {key!r} the config of Extension/{name} would not fit its configSchema"
@@ -376,7 +387,7 @@ def check_instance(spec: AgentSpec, base: Applied, before: Iterable[Change], aft
             raise fail("E_CONFIG_INVALID_VALUE", message, suggestion=hint)
 
 
-def with_schema(spec: AgentSpec, change: Change) -> frozenset[str]:
+def with_schema(spec: AgentSpec, change: effective_config.Change) -> frozenset[str]:
     """The extensions with a schema whose config or presence a change may alter."""
     named = {edit.extension for edit in change.configs}
     if change.extensions is not None:
@@ -384,7 +395,9 @@ def with_schema(spec: AgentSpec, change: Change) -> frozenset[str]:
     return frozenset(one.name for one in spec.extensions if one.config_schema is not None and one.name in named)
 
 
-def _misfits(spec: AgentSpec, old: Applied, new: Applied) -> Iterator[tuple[str, list[str], bool]]:
+def _misfits(
+    spec: AgentSpec, old: effective_config.Applied, new: effective_config.Applied
+) -> Iterator[tuple[str, list[str], bool]]:
     """The extensions whose config differs and does not fit: name, issues, and whether it fitted before."""
     for extension in spec.extensions:
         name = extension.name

@@ -23,16 +23,7 @@ import msgspec
 
 from goondan.features.mcp.bundle.document import MAX_NAME, PREFIX, extension_document, yaml_text
 from goondan.features.mcp.command.registries import interpreter_reads, node_command, reachable, source_of
-from goondan.features.mcp.command.rules.packages import (
-    CALL,
-    MODULE,
-    Installed,
-    PackageCommand,
-    arguments,
-    bundle_text,
-    package_command,
-    program_of,
-)
+from goondan.features.mcp.command.rules import packages
 from goondan.kernel.bundle.documents import base_tools, load_documents
 from goondan.kernel.bundle.rules import positions
 from goondan.kernel.bundle.rules.problems import Report
@@ -96,7 +87,7 @@ def add(
     name = name.removeprefix(PREFIX)
     check_name(name, "Extension", base_tools(), fits=len(name) <= MAX_NAME)
     known = {} if words else known_server(name)
-    found = package_command(words or known["command"])
+    found = packages.package_command(words or known["command"])
     if found is None:
         hint = "Write npx -y PACKAGE, uvx PACKAGE, pipx run PACKAGE or pip install PACKAGE, as its makers do."
         raise fail("E_USAGE", "this command installs no package of a registry", suggestion=hint)
@@ -170,19 +161,19 @@ def _place(folder: str, name: str, replace: bool) -> Iterator[str]:
     shutil.rmtree(before, ignore_errors=True)
 
 
-def _install(found: PackageCommand, target: str, allow_net: tuple[str, ...]) -> Installed:
+def _install(found: packages.PackageCommand, target: str, allow_net: tuple[str, ...]) -> packages.Installed:
     """Install into the folder. Raises GoondanError E_MCP_INSTALL."""
     source = source_of(found)
     grants, via = reachable(source.hosts)
     say(f"installing {found.package}, from {', '.join(source.hosts) or 'folders'}", stream=sys.stderr)
-    text = bundle_text(target, [*grants, *allow_net], source.reads)
-    asked = arguments(found, target, source.installer, source.settings, via, source.certificates)
+    text = packages.bundle_text(target, [*grants, *allow_net], source.reads)
+    asked = packages.arguments(found, target, source.installer, source.settings, via, source.certificates)
     result = _called(text, asked)
     if result.get("status") != "ok":
         error = result.get("error") or {}
         raise fail("E_MCP_INSTALL", f"{found.package}: {error.get('message')}", suggestion=error.get("suggestion"))
     try:
-        return msgspec.convert(result.get("output"), Installed)
+        return msgspec.convert(result.get("output"), packages.Installed)
     except msgspec.ValidationError as error:
         raise fail("E_MCP_INSTALL", f"the installer's jail gave no answer: {error}") from None
 
@@ -193,18 +184,20 @@ def _called(bundle: str, asked: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="goondan-mcp-") as own:
         os.environ["GOONDAN_STATE_ROOT"] = os.path.join(own, "state")
         place = os.path.join(own, "bundle")
-        os.makedirs(os.path.join(place, os.path.dirname(MODULE)))
-        shutil.copyfile(_INSTALLER, os.path.join(place, MODULE))
+        os.makedirs(os.path.join(place, os.path.dirname(packages.MODULE)))
+        shutil.copyfile(_INSTALLER, os.path.join(place, packages.MODULE))
         with open(os.path.join(place, "goondan.yaml"), "w") as file:
             file.write(bundle)
-        call = ToolCall(tool=CALL, args=asked, instance=DEFAULT_INSTANCE, workdir=None)
+        call = ToolCall(tool=packages.CALL, args=asked, instance=DEFAULT_INSTANCE, workdir=None)
         with attach_or_start(locate(place, trust=True), ()) as kernel:
             return over_session(kernel, lambda session: perform(session, call))
 
 
-def _transport(found: PackageCommand, installed: Installed, name: str, target: str) -> tuple[dict[str, Any], list[str]]:
+def _transport(
+    found: packages.PackageCommand, installed: packages.Installed, name: str, target: str
+) -> tuple[dict[str, Any], list[str]]:
     """How the installed program is started, and what its jail reads. Raises GoondanError E_MCP_INSTALL."""
-    program = program_of(found, installed)
+    program = packages.program_of(found, installed)
     if program is None:
         has = ", ".join(sorted(installed.programs)) or "none"
         hint = "Name one: npx -y -p PACKAGE PROGRAM, or uvx --from PACKAGE PROGRAM." if installed.programs else None
@@ -225,7 +218,7 @@ def _transport(found: PackageCommand, installed: Installed, name: str, target: s
     return _stdio([node, shown], found), [inside, *reads]
 
 
-def _stdio(command: list[str], found: PackageCommand) -> dict[str, Any]:
+def _stdio(command: list[str], found: packages.PackageCommand) -> dict[str, Any]:
     return {"type": "stdio", "command": [*command, *found.arguments]}
 
 
@@ -236,8 +229,8 @@ def _is_script_of_node(path: str) -> bool:
 
 
 def _report(
-    found: PackageCommand,
-    installed: Installed,
+    found: packages.PackageCommand,
+    installed: packages.Installed,
     document: dict[str, Any],
     folder: str,
     agent: str | None,

@@ -45,16 +45,7 @@ from mcp_types import (
 )
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from goondan.features.mcp.command.rules.offering import (
-    MAX_BODY,
-    Gate,
-    Refusal,
-    call_result,
-    failure,
-    named,
-    offered,
-    tool_entry,
-)
+from goondan.features.mcp.command.rules import offering
 from goondan.kernel.cli.commands.call import tool_result
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, LineReader
 from goondan.kernel.cli.session import CANCEL_S, Message, Session
@@ -134,12 +125,12 @@ class Offer:
         When the waiting is cancelled, the turn is cancelled with its call.
         """
         if self._open >= MAX_OPEN:
-            return failure(_plain(fail("E_OVERLOADED", f"{MAX_OPEN} calls are under way, and no more may")))
+            return offering.failure(_plain(fail("E_OVERLOADED", f"{MAX_OPEN} calls are under way, and no more may")))
         self._open += 1
         try:
             return await self._call(name, arguments, progress)
         except GoondanError as error:
-            return failure(_plain(error))
+            return offering.failure(_plain(error))
         finally:
             self._open -= 1
 
@@ -153,7 +144,7 @@ class Offer:
     # --- inside
 
     def _named(self, tools: Sequence[OperatorTool]) -> dict[str, OperatorTool]:
-        return named(offered(tools, self._patterns), short=self._short)
+        return offering.named(offering.offered(tools, self._patterns), short=self._short)
 
     async def _look(self) -> list[OperatorTool]:
         message = Message(self._agent, self._instance, None, OPERATOR_TOOLS, workdir=self._workdir)
@@ -181,7 +172,7 @@ class Offer:
             raise
         finally:
             telling.cancel()
-        return call_result(tool_result(answer), {"turnId": answer.turn_id, "traceId": answer.trace_id})
+        return offering.call_result(tool_result(answer), {"turnId": answer.turn_id, "traceId": answer.trace_id})
 
     async def _cancel(self, event_id: str) -> None:
         with suppress(GoondanError):  # it has just ended
@@ -220,7 +211,9 @@ def make_server(offer: Offer, agent: str, version: str) -> Server[Any]:
         if params is not None and params.cursor is not None:
             raise MCPError(INVALID_PARAMS, "there is one page of tools, and no cursor leads to another")
         tools = await _told(offer.tools())
-        return ListToolsResult.model_validate({"tools": [tool_entry(name, tool) for name, tool in tools.items()]})
+        return ListToolsResult.model_validate(
+            {"tools": [offering.tool_entry(name, tool) for name, tool in tools.items()]}
+        )
 
     async def call_tool(ctx: Any, params: CallToolRequestParams) -> CallToolResult:
         name = await _told(offer.full_name(params.name))
@@ -318,9 +311,12 @@ class _Quiet(uvicorn.Server):
 class HttpService:
     """The server on a socket that listens."""
 
-    def __init__(self, server: Server[Any], listening: socket.socket, gate: Gate) -> None:
+    def __init__(self, server: Server[Any], listening: socket.socket, gate: offering.Gate) -> None:
         self._manager = StreamableHTTPSessionManager(
-            server, session_idle_timeout=SESSION_IDLE_S, max_sessions=MAX_SESSIONS, max_request_body_size=MAX_BODY
+            server,
+            session_idle_timeout=SESSION_IDLE_S,
+            max_sessions=MAX_SESSIONS,
+            max_request_body_size=offering.MAX_BODY,
         )
         self._listening = listening
         self._uvicorn = _Quiet(
@@ -349,7 +345,7 @@ class HttpService:
         self._uvicorn.should_exit = True
 
 
-def guarded(app: _App, gate: Gate) -> _App:
+def guarded(app: _App, gate: offering.Gate) -> _App:
     """An application behind the gate."""
 
     async def guard(scope: _Message, receive: _Receive, send: _Send) -> None:
@@ -378,12 +374,12 @@ def guarded(app: _App, gate: Gate) -> _App:
         except TimeoutError:
             if complete:
                 raise
-            await _refuse(Refusal(408, f"the body did not come within {BODY_S:g} s"), send)
+            await _refuse(offering.Refusal(408, f"the body did not come within {BODY_S:g} s"), send)
 
     return guard
 
 
-async def _refuse(refusal: Refusal, send: _Send) -> None:
+async def _refuse(refusal: offering.Refusal, send: _Send) -> None:
     """Answer, and close the connection: what comes behind a refused head is not read."""
     headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close")]
     if refusal.wants_token:

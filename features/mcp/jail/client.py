@@ -36,15 +36,7 @@ from goondan.features.mcp.jail.protocol.bounds import MAX_NAME
 from goondan.features.mcp.jail.protocol.results import Failure, is_gone
 from goondan.schemas.bundle.arguments import TOO_MUCH, ArgumentChecker, compile_arguments
 from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.worker.servers import (
-    CONNECT_S,
-    NewsKind,
-    ServerInit,
-    ServerListing,
-    ServerPrompt,
-    ServerResource,
-    ServerTool,
-)
+from goondan.schemas.worker import servers
 
 #: Pages of one list. A server whose list has no end is cut off here.
 MAX_PAGES: Final = 200
@@ -59,14 +51,14 @@ TASKS: Final = "io.modelcontextprotocol/tasks"
 #: Characters of what a server says about its use.
 MAX_INSTRUCTIONS: Final = 16_384
 
-_LISTS: Final[tuple[NewsKind, ...]] = ("tools", "resources", "prompts")
+_LISTS: Final[tuple[servers.NewsKind, ...]] = ("tools", "resources", "prompts")
 _INFO: Final = types.Implementation(name="goondan", version="1")
-_CHANGED: Final[dict[type[BaseModel], NewsKind]] = {
+_CHANGED: Final[dict[type[BaseModel], servers.NewsKind]] = {
     types.ToolListChangedNotification: "tools",
     types.ResourceListChangedNotification: "resources",
     types.PromptListChangedNotification: "prompts",
 }
-_EVENTS: Final[dict[type[Any], NewsKind]] = {
+_EVENTS: Final[dict[type[Any], servers.NewsKind]] = {
     ToolsListChanged: "tools",
     ResourcesListChanged: "resources",
     PromptsListChanged: "prompts",
@@ -80,7 +72,7 @@ Way = Callable[[], AbstractAsyncContextManager[Dispatcher[Any]]]
 class Events(Protocol):
     """What a client tells, and asks of, the worker around it."""
 
-    def changed(self, kind: NewsKind, uri: str | None = None) -> None:
+    def changed(self, kind: servers.NewsKind, uri: str | None = None) -> None:
         """Something of the server has changed."""
 
     def log(self, level: str, message: str) -> None:
@@ -99,16 +91,16 @@ class Events(Protocol):
 class Client:
     """The connection with one server."""
 
-    def __init__(self, init: ServerInit, events: Events) -> None:
+    def __init__(self, init: servers.ServerInit, events: Events) -> None:
         self._init = init
         self._events = events
         self._session: ClientSession | None = None
         #: How long connecting may take.
         self._connecting: asyncio.Timeout | None = None
         #: Which kinds of lists the server tells about when they change.
-        self._watched: set[NewsKind] = set()
+        self._watched: set[servers.NewsKind] = set()
         #: The tools of the last listing, by their exports.
-        self.exports: dict[str, ServerTool] = {}
+        self.exports: dict[str, servers.ServerTool] = {}
         self._of_tasks: set[str] = set()
         self._dispatcher: Dispatcher[Any] | None = None
         self._checkers: dict[str, ArgumentChecker] = {}
@@ -125,7 +117,7 @@ class Client:
         """Whether the server speaks a version without handshake and session."""
         return self.session.protocol_version in MODERN_PROTOCOL_VERSIONS
 
-    def only_as_task(self, tool: ServerTool) -> bool:
+    def only_as_task(self, tool: servers.ServerTool) -> bool:
         """Whether a tool of a server of the handshake era must be called as a task."""
         capabilities = self.session.server_capabilities
         if tool.name not in self._of_tasks:
@@ -135,7 +127,7 @@ class Client:
         requests = capabilities.tasks.requests
         return requests is not None and requests.tools is not None and requests.tools.call is not None
 
-    async def call_as_task(self, tool: ServerTool, arguments: dict[str, Any], ttl_ms: int) -> dict[str, Any]:
+    async def call_as_task(self, tool: servers.ServerTool, arguments: dict[str, Any], ttl_ms: int) -> dict[str, Any]:
         """Begin a call that the server is to go on with by itself, and keep the outcome of for `ttl_ms`; the answer,
         which makes a task. Raises MCPError.
         """
@@ -144,7 +136,7 @@ class Client:
         # Past the session: it takes nothing but a finished result for an answer to a call.
         return await self._dispatcher.send_raw_request("tools/call", params)
 
-    def check_structured(self, tool: ServerTool, result: dict[str, Any]) -> None:
+    def check_structured(self, tool: servers.ServerTool, result: dict[str, Any]) -> None:
         """Raise Failure when a result does not fit what its tool has declared."""
         if tool.output_schema is None:
             return
@@ -159,7 +151,7 @@ class Client:
             told = "; ".join(issues[:3]).replace("args", "the result")
             raise Failure("E_MCP_PROTOCOL", f"{tool.name} returned what does not fit its own schema: {told}")
 
-    def _new_checker(self, tool: ServerTool) -> ArgumentChecker:
+    def _new_checker(self, tool: servers.ServerTool) -> ArgumentChecker:
         """The checker of a tool's results. A schema that cannot be used refuses none of them."""
         checker = compile_arguments(tool.output_schema, {})
         try:
@@ -172,10 +164,10 @@ class Client:
         self._checkers[tool.name] = checker
         return checker
 
-    async def run(self, way: Way, connected: Callable[[ServerListing], None]) -> None:
+    async def run(self, way: Way, connected: Callable[[servers.ServerListing], None]) -> None:
         """Connect, list, and stay until this is cancelled. Raises what the connection fails with."""
         async with AsyncExitStack() as stack:
-            async with asyncio.timeout(CONNECT_S) as self._connecting:
+            async with asyncio.timeout(servers.CONNECT_S) as self._connecting:
                 dispatcher = self._dispatcher = await stack.enter_async_context(way())
                 session = await stack.enter_async_context(self._opened(dispatcher))
                 await negotiate(session, handshake=self._init.handshake)
@@ -196,7 +188,7 @@ class Client:
 
     def go_on(self) -> None:
         """The person has come back: connecting may take its time anew (login.Clock)."""
-        self._let_connecting_take(CONNECT_S)
+        self._let_connecting_take(servers.CONNECT_S)
         self._events.login(None)
 
     def _let_connecting_take(self, seconds: float | None) -> None:
@@ -221,17 +213,17 @@ class Client:
 
     # --- lists
 
-    async def look(self) -> ServerListing:
+    async def look(self) -> servers.ServerListing:
         """Ask for everything that is wanted. Raises Failure, MCPError, ValidationError, TimeoutError."""
         async with asyncio.timeout(LIST_S):
             return await self._look()
 
-    async def _look(self) -> ServerListing:
+    async def _look(self) -> servers.ServerListing:
         session, init = self.session, self._init
         capabilities = session.server_capabilities or types.ServerCapabilities()
         room = results.Room()
         ttls: list[int] = []
-        tools: list[ServerTool] = []
+        tools: list[servers.ServerTool] = []
         has_tools = init.tools and capabilities.tools is not None
         has_resources = init.resources and capabilities.resources is not None
         has_prompts = init.prompts and capabilities.prompts is not None
@@ -239,9 +231,9 @@ class Client:
             raw = [tool async for page in self._pages(session.list_tools, "tools", ttls) for tool in page.tools]
             tools = results.tools(map(_dumped, raw), init.longest_export, room)
             self._of_tasks = {it.name for it in raw if it.execution and it.execution.task_support == "required"}
-        resources: list[ServerResource] = []
-        templates: list[ServerResource] = []
-        prompts: list[ServerPrompt] = []
+        resources: list[servers.ServerResource] = []
+        templates: list[servers.ServerResource] = []
+        prompts: list[servers.ServerPrompt] = []
         if has_resources:
             pages = self._pages(session.list_resources, "resources", ttls)
             resources = results.resources([_dumped(it) async for page in pages for it in page.resources], "uri", room)
@@ -258,7 +250,7 @@ class Client:
         self.exports = {tool.export: tool for tool in tools}
         self._checkers.clear()
         info = session.server_info
-        return ServerListing(
+        return servers.ServerListing(
             server_name=bounds.line(info.name, MAX_NAME) if info is not None else "",
             server_version=bounds.line(info.version, MAX_NAME) if info is not None else "",
             protocol_version=session.protocol_version or "",
@@ -271,7 +263,7 @@ class Client:
             ttl_ms=min(ttls, default=None),
         )
 
-    async def _pages(self, ask: Callable[..., Any], kind: NewsKind, ttls: list[int]) -> AsyncIterator[Any]:
+    async def _pages(self, ask: Callable[..., Any], kind: servers.NewsKind, ttls: list[int]) -> AsyncIterator[Any]:
         """The pages of one list. `ttls` gets for how long each is good, unless changes of it are told."""
         cursor: str | None = None
         seen: set[str] = set()
@@ -300,7 +292,7 @@ class Client:
     async def _watch(self) -> asyncio.Task[None] | None:
         """Have changes told. In the handshake era the server tells by itself."""
         capabilities = self.session.server_capabilities or types.ServerCapabilities()
-        offered: set[NewsKind] = set()
+        offered: set[servers.NewsKind] = set()
         for kind in _LISTS:
             told = getattr(capabilities, kind)
             if getattr(self._init, kind) and told is not None and told.list_changed:
@@ -319,7 +311,7 @@ class Client:
             raise
         return watcher
 
-    async def _listen(self, offered: set[NewsKind], confirmed: asyncio.Event) -> None:
+    async def _listen(self, offered: set[servers.NewsKind], confirmed: asyncio.Event) -> None:
         """Listen, and listen again when the server has ended it."""
         failed = 0
         while True:

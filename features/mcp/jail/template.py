@@ -45,19 +45,8 @@ from msgspec import Raw
 
 from goondan import schemas, toolhost
 from goondan.features.mcp.jail.worker import serve as be_worker
+from goondan.schemas.worker import worker_frames
 from goondan.schemas.worker.servers import ServerInit
-from goondan.schemas.worker.worker_frames import (
-    WORKER_PROTOCOL,
-    Call,
-    Exit,
-    HostFrame,
-    Init,
-    List,
-    Listed,
-    Ready,
-    Result,
-    WorkerFrame,
-)
 from goondan.toolhost import own_confinement
 from goondan.toolhost.inside.system import Filter
 from goondan.toolhost.inside.wire import Frames, framed
@@ -243,7 +232,7 @@ class _Other:
 
     def run(self) -> None:
         """Until the worker is gone."""
-        self._send(Init(WORKER_PROTOCOL, "warm", "", {}, server=self.server_init))
+        self._send(worker_frames.Init(worker_frames.WORKER_PROTOCOL, "warm", "", {}, server=self.server_init))
         with self._selector as selector:
             selector.register(self._host, selectors.EVENT_READ, self._heard)
             selector.register(self._server, selectors.EVENT_READ, self._asked)
@@ -257,24 +246,24 @@ class _Other:
                         selector.unregister(end)
                         end.close()
 
-    def _send(self, frame: HostFrame) -> None:
+    def _send(self, frame: worker_frames.HostFrame) -> None:
         self._host.sendall(framed(msgspec.msgpack.encode(frame)))
 
     def _heard(self, data: bytes) -> None:
         """Frames of the worker."""
         for body in self._frames.feed(data):
-            frame = msgspec.msgpack.decode(body, type=WorkerFrame)
-            if isinstance(frame, Ready):
-                self._send(List(1))
-            elif isinstance(frame, Listed | Result):
+            frame = msgspec.msgpack.decode(body, type=worker_frames.WorkerFrame)
+            if isinstance(frame, worker_frames.Ready):
+                self._send(worker_frames.List(1))
+            elif isinstance(frame, worker_frames.Listed | worker_frames.Result):
                 self._next()
 
     def _next(self) -> None:
         if not self._left:
-            self._send(Exit())
+            self._send(worker_frames.Exit())
             return
         export, args = self._left.pop(0)
-        call = Call(
+        call = worker_frames.Call(
             call_id=export, export=export, input=Raw(msgspec.msgpack.encode(args)), agent_name="a", instance_key="k",
             turn_id="t", tool_call_id=export, workdir="/", deadline_ms=10_000,
         )  # fmt: skip

@@ -36,27 +36,9 @@ from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.text.secret_values import in_texts
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.worker import worker_frames
 from goondan.schemas.worker.logins import ServerOp, ServerReply, ServerWish
 from goondan.schemas.worker.servers import NewsKind, ServerInit, ServerListing
-from goondan.schemas.worker.worker_frames import (
-    WORKER_PROTOCOL,
-    Answer,
-    Ask,
-    Call,
-    Cancel,
-    Exit,
-    HostFrame,
-    Init,
-    List,
-    Listed,
-    LoadFailed,
-    Log,
-    LoginNeeded,
-    News,
-    Ready,
-    WorkerError,
-    WorkerFrame,
-)
 from goondan.toolhost.calls.untrusted import Allowance
 from goondan.toolhost.inside.wire import Frames, framed
 from goondan.toolhost.socket_end import SocketEnd
@@ -74,7 +56,7 @@ LEAVE_S: Final = 5.0
 DRAIN_S: Final = 2.0
 T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(HostFrame).decode
+_decode = msgspec.msgpack.Decoder(worker_frames.HostFrame).decode
 _plain = msgspec.msgpack.Decoder().decode
 #: The name of errors about logins.
 LOGIN_ERROR: Final = "OAuthError"
@@ -115,7 +97,7 @@ class Worker:
         self._client: Client | None = None
         self._calls: Calls | None = None
         #: Calls that came before the server was connected.
-        self._early: list[HostFrame] = []
+        self._early: list[worker_frames.HostFrame] = []
         self._ready = False
         self._leaving = False
         #: The host was told that the server cannot be used.
@@ -140,27 +122,27 @@ class Worker:
 
     # --- frames of the host
 
-    def _frame(self, frame: HostFrame) -> None:
-        if isinstance(frame, Init):
+    def _frame(self, frame: worker_frames.HostFrame) -> None:
+        if isinstance(frame, worker_frames.Init):
             self._living = self._loop.create_task(self._live(frame))
-        elif isinstance(frame, Exit):
+        elif isinstance(frame, worker_frames.Exit):
             self._leave()
-        elif isinstance(frame, Answer) and not frame.call_id:
+        elif isinstance(frame, worker_frames.Answer) and not frame.call_id:
             self._tokens.answered(frame)
         elif not self._ready:
             self._early.append(frame)
         else:
             self._work(frame)
 
-    def _work(self, frame: HostFrame) -> None:
+    def _work(self, frame: worker_frames.HostFrame) -> None:
         assert self._calls is not None
-        if isinstance(frame, Call):
+        if isinstance(frame, worker_frames.Call):
             self._calls.start(frame)
-        elif isinstance(frame, Cancel):
+        elif isinstance(frame, worker_frames.Cancel):
             self._calls.cancel(frame.call_id)
-        elif isinstance(frame, Answer):
+        elif isinstance(frame, worker_frames.Answer):
             self._calls.answered(frame)
-        elif isinstance(frame, List):
+        elif isinstance(frame, worker_frames.List):
             self._spawn(self._list(frame.list_id))
 
     def _host_gone(self) -> None:
@@ -177,11 +159,13 @@ class Worker:
 
     # --- the server
 
-    async def _live(self, init: Init) -> None:
+    async def _live(self, init: worker_frames.Init) -> None:
         """From `init` to the end of the server."""
         asked, self._name = init.server, init.tool
-        if init.protocol != WORKER_PROTOCOL or asked is None:
-            self._fail_to_load(f"this worker speaks protocol {WORKER_PROTOCOL}, and with MCP servers only")
+        if init.protocol != worker_frames.WORKER_PROTOCOL or asked is None:
+            self._fail_to_load(
+                f"this worker speaks protocol {worker_frames.WORKER_PROTOCOL}, and with MCP servers only"
+            )
             return
         if asked.secrets:
             self._channel.hide(asked.secrets)
@@ -234,7 +218,7 @@ class Worker:
 
     def _connected(self, listing: ServerListing) -> None:
         self._ready = True
-        self._channel.send(Ready(protocol=WORKER_PROTOCOL, exports=[], listing=listing))
+        self._channel.send(worker_frames.Ready(protocol=worker_frames.WORKER_PROTOCOL, exports=[], listing=listing))
         early, self._early = self._early, []
         for frame in early:
             self._work(frame)
@@ -242,7 +226,7 @@ class Worker:
     def _fail_to_load(self, message: str) -> None:
         if not self._given_up:
             self._given_up = True
-            self._channel.send(LoadFailed(message=bounds.line(message, 2000)))
+            self._channel.send(worker_frames.LoadFailed(message=bounds.line(message, 2000)))
             self._channel.flush()
             self._end(1)
 
@@ -268,9 +252,9 @@ class Worker:
         try:
             listing = await self._client.look()
         except Exception as error:
-            self._channel.send(Listed(list_id=list_id, error=error_of(error)))
+            self._channel.send(worker_frames.Listed(list_id=list_id, error=error_of(error)))
         else:
-            self._channel.send(Listed(list_id=list_id, listing=listing))
+            self._channel.send(worker_frames.Listed(list_id=list_id, listing=listing))
 
     # --- what the client tells and asks (client.Events)
 
@@ -279,7 +263,7 @@ class Worker:
         if (kind, uri) in self._untold:
             return
         if self._told.take(self._loop.time()):
-            self._channel.send(News(kind=kind, uri=uri))
+            self._channel.send(worker_frames.News(kind=kind, uri=uri))
         elif len(self._untold) < NEWS_BURST:
             self._untold.add((kind, uri))
             self._loop.call_later(1.0, self._tell_late, kind, uri)
@@ -294,17 +278,17 @@ class Worker:
             self._dropped += 1
             return
         if self._dropped:
-            self._channel.send(Log(level="warn", message=f"{self._dropped} lines were dropped"))
+            self._channel.send(worker_frames.Log(level="warn", message=f"{self._dropped} lines were dropped"))
             self._dropped = 0
-        self._channel.send(Log(level=level, message=bounds.line(message)))  # type: ignore[arg-type] # one of the four
+        self._channel.send(worker_frames.Log(level=level, message=bounds.line(message)))  # type: ignore[arg-type] # one of the four
 
     def login(self, message: str | None) -> None:
         """A person has to log in, as the process that holds tokens says, or (None) has come back."""
         error = None
         if message is not None:
             hint = f"Run `gdn auth login mcp:{self._name}`. The next step tries again."
-            error = WorkerError(name=LOGIN_ERROR, message=message, code="E_OAUTH_LOGIN", suggestion=hint)
-        self._channel.send(LoginNeeded(error=error))
+            error = worker_frames.WorkerError(name=LOGIN_ERROR, message=message, code="E_OAUTH_LOGIN", suggestion=hint)
+        self._channel.send(worker_frames.LoginNeeded(error=error))
 
     def _noise(self, text: str) -> None:
         self.log("warn", text)
@@ -357,7 +341,7 @@ def _hear_loggers(worker: Worker) -> None:
 class TokenKeeper:
     """Asks the process that holds tokens, and gets its answers. Use from the loop's thread only."""
 
-    def __init__(self, send: Callable[[WorkerFrame], None], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, send: Callable[[worker_frames.WorkerFrame], None], loop: asyncio.AbstractEventLoop) -> None:
         self._send = send
         self._loop = loop
         self._numbers = 0
@@ -369,14 +353,14 @@ class TokenKeeper:
         number = self._numbers
         waits = self._open[number] = self._loop.create_future()
         wish = ServerWish(op=op, server="", document=document, url=url)  # the host knows which server it is
-        self._send(Ask(call_id="", ask_id=number, op="login", value=to_raw(wish)))
+        self._send(worker_frames.Ask(call_id="", ask_id=number, op="login", value=to_raw(wish)))
         try:
             reply: ServerReply = await waits
             return reply
         finally:
             del self._open[number]
 
-    def answered(self, answer: Answer) -> None:
+    def answered(self, answer: worker_frames.Answer) -> None:
         """An answer has come. One that nobody waits for is skipped."""
         waits = self._open.get(answer.ask_id)
         if waits is None or waits.done():
@@ -399,7 +383,7 @@ class Channel(SocketEnd):
         channel: socket.socket,
         loop: asyncio.AbstractEventLoop,
         *,
-        on_frame: Callable[[HostFrame], None],
+        on_frame: Callable[[worker_frames.HostFrame], None],
         on_end: Callable[[], None],
     ) -> None:
         """`channel` becomes ours. `on_end` is called when the host has closed its end."""
@@ -414,10 +398,10 @@ class Channel(SocketEnd):
         """From now on `***` is sent in the place of each of these."""
         self._redact = Redactor(*secrets)
 
-    def send(self, frame: WorkerFrame) -> None:
+    def send(self, frame: worker_frames.WorkerFrame) -> None:
         """Queue a frame. Frames of one turn of the loop are written together."""
         body = _encode(frame)
-        to_keeper = isinstance(frame, Ask) and frame.op == "login"  # it takes tokens there
+        to_keeper = isinstance(frame, worker_frames.Ask) and frame.op == "login"  # it takes tokens there
         if self._redact is not None and not to_keeper:
             body = without(body, self._redact)
         self.put(framed(body))

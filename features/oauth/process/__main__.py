@@ -22,15 +22,8 @@ from goondan.features.oauth.process.authority import Authority
 from goondan.features.oauth.process.vault import Vault, read_or_make
 from goondan.features.oauth.wire import GrantedNews, Order, TokensSpec
 from goondan.kernel.paths import key_file, root_of
+from goondan.schemas.system import startup
 from goondan.schemas.system.secrecy import close_memory
-from goondan.schemas.system.startup import (
-    close_to_others,
-    die_with_parent,
-    read_token,
-    report_failure,
-    report_ready,
-    set_process_name,
-)
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
@@ -131,9 +124,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--parent-pid", type=int, help="end when this process, our parent, ends")
     parser.add_argument("--broker-uid", type=int, help="user of the broker (default: ours)")
     options = parser.parse_args(arguments)
-    close_to_others()
-    die_with_parent(options.parent_pid)
-    set_process_name("gdn-oauth")
+    startup.close_to_others()
+    startup.die_with_parent(options.parent_pid)
+    startup.set_process_name("gdn-oauth")
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s oauth %(message)s")
     for noisy in ("httpx2", "httpcore2", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
@@ -147,17 +140,17 @@ def main(arguments: list[str] | None = None) -> int:
     def ready() -> None:
         nonlocal waiting
         waiting = None
-        report_ready(options.ready_fd)
+        startup.report_ready(options.ready_fd)
 
     async def life() -> int:
         return await Keeper(options.endpoint, token, open_vault, options.broker_uid).run(ready)
 
     try:
-        token = read_token(options.token_fd, options.token_file)
+        token = startup.read_token(options.token_fd, options.token_file)
         return asyncio.run(life())
     except GoondanError as error:
         print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
-        report_failure(waiting, error.info)
+        startup.report_failure(waiting, error.info)
         return 2 if error.info.code == "E_USAGE" else 1
 
 

@@ -21,6 +21,7 @@ from shlex import quote
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
+from goondan.features.oauth import wire
 from goondan.features.oauth.process.http import Http, Redirects
 from goondan.features.oauth.process.pending import LIFETIME_S, Pending, Register
 from goondan.features.oauth.process.rules import grants, protocol
@@ -28,21 +29,6 @@ from goondan.features.oauth.process.rules.grants import Grant, Login
 from goondan.features.oauth.process.rules.protocol import Endpoints, ServerRefused
 from goondan.features.oauth.process.servers import Servers
 from goondan.features.oauth.process.vault import Vault
-from goondan.features.oauth.wire import (
-    LOCAL_SUBJECT,
-    SERVER_APP,
-    AuthorizationRequired,
-    GrantedNews,
-    ListOrder,
-    LoginOrder,
-    OAuthAppSpec,
-    Order,
-    RevokeOrder,
-    ServerOrder,
-    TokenOrder,
-    TokenReady,
-    WaitOrder,
-)
 from goondan.schemas.text.times import rfc3339_seconds
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError, fail
@@ -76,7 +62,7 @@ class Authority:
     def __init__(
         self,
         open_vault: Callable[[], Vault],
-        tell: Callable[[GrantedNews], None],
+        tell: Callable[[wire.GrantedNews], None],
         *,
         http: Http | None = None,
         clock: Callable[[], float] = time.time,
@@ -86,35 +72,35 @@ class Authority:
         self._http = http or Http()
         self._clock = clock
         self._vault: Vault | None = None
-        self._apps: dict[str, OAuthAppSpec] = {}
+        self._apps: dict[str, wire.OAuthAppSpec] = {}
         self._redirects = Redirects(self._arrived)
         self._register = Register()
         self._servers = Servers(lambda: self._held, clock)
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        self._published: dict[str, tuple[float, OAuthAppSpec, Endpoints]] = {}
+        self._published: dict[str, tuple[float, wire.OAuthAppSpec, Endpoints]] = {}
         self._failures: dict[tuple[str, str], tuple[float, GoondanError]] = {}
 
-    def serve(self, apps: dict[str, OAuthAppSpec]) -> None:
+    def serve(self, apps: dict[str, wire.OAuthAppSpec]) -> None:
         """Serve these apps from now on."""
         self._apps = apps
         for pending in self._register:
             if apps.get(pending.app.name) != pending.app:
                 self._end(pending, fail("E_OAUTH_APP", f"OAuthApp/{pending.app.name} has changed meanwhile"))
 
-    async def carry_out(self, order: Order) -> Any:
+    async def carry_out(self, order: wire.Order) -> Any:
         """Carry out an order, and return the payload of its `reply`. Raises GoondanError."""
         match order:
-            case TokenOrder():
+            case wire.TokenOrder():
                 return await self._token(order)
-            case LoginOrder():
+            case wire.LoginOrder():
                 return await self._login(order)
-            case WaitOrder():
+            case wire.WaitOrder():
                 return await self._wait(order)
-            case RevokeOrder():
+            case wire.RevokeOrder():
                 return await self._revoke(order)
-            case ListOrder():
+            case wire.ListOrder():
                 return self._list()
-            case ServerOrder():
+            case wire.ServerOrder():
                 return await self._servers.carry_out(order)
 
     async def close(self) -> None:
@@ -127,7 +113,7 @@ class Authority:
 
     # --- tokens
 
-    async def _token(self, order: TokenOrder) -> TokenReady | AuthorizationRequired:
+    async def _token(self, order: wire.TokenOrder) -> wire.TokenReady | wire.AuthorizationRequired:
         app = self._app(order.app)
         scopes = _asked_scopes(app, order.scopes)
         async with self._lock(app.name, order.subject):
@@ -153,7 +139,7 @@ class Authority:
             pending.add_asker(order.agent, order.instance_key)
             return _required(pending, reason)
 
-    async def _refresh(self, app: OAuthAppSpec, grant: Grant) -> Grant:
+    async def _refresh(self, app: wire.OAuthAppSpec, grant: Grant) -> Grant:
         """The grant after a refresh: with a new token, or lost. Raises GoondanError when the outcome is not known."""
         key = (app.name, grant.subject)
         self._check_failures(key)
@@ -175,7 +161,7 @@ class Authority:
         self._held.save(grant)
         return grant
 
-    async def _fetch(self, app: OAuthAppSpec, subject: str, scopes: list[str]) -> Grant:
+    async def _fetch(self, app: wire.OAuthAppSpec, subject: str, scopes: list[str]) -> Grant:
         """Get a token of the app itself."""
         key = (app.name, subject)
         self._check_failures(key)
@@ -190,7 +176,7 @@ class Authority:
         return grant
 
     async def _get_tokens(
-        self, app: OAuthAppSpec, endpoint: str, form: dict[str, str], *secrets: str | None
+        self, app: wire.OAuthAppSpec, endpoint: str, form: dict[str, str], *secrets: str | None
     ) -> protocol.Tokens:
         """Ask the token endpoint. Raises ServerRefused, GoondanError E_OAUTH_SERVER."""
         methods = (await self._endpoints(app)).auth_methods
@@ -200,11 +186,11 @@ class Authority:
 
     # --- people
 
-    async def _login(self, order: LoginOrder) -> AuthorizationRequired:
-        if order.app.startswith(SERVER_APP):
+    async def _login(self, order: wire.LoginOrder) -> wire.AuthorizationRequired:
+        if order.app.startswith(wire.SERVER_APP):
             url, until = self._servers.page(order.app)
             message = f"the MCP server wants you to log in: open {url} in a browser on this machine"
-            return AuthorizationRequired(url, message, [], LOCAL_SUBJECT, until)
+            return wire.AuthorizationRequired(url, message, [], wire.LOCAL_SUBJECT, until)
         app = self._app(order.app)
         if app.flow == "clientCredentials":
             message = f"OAuthApp/{app.name} has tokens of its own (flow: clientCredentials), to which nobody agrees"
@@ -216,8 +202,8 @@ class Authority:
             pending = await self._ask_person(app, order.subject, _with_held(app, grant, scopes), device=device)
             return _required(pending, "")
 
-    async def _wait(self, order: WaitOrder) -> dict[str, Any]:
-        if order.app.startswith(SERVER_APP):
+    async def _wait(self, order: wire.WaitOrder) -> dict[str, Any]:
+        if order.app.startswith(wire.SERVER_APP):
             await self._servers.agreed(order.app)
             return {"status": "granted", "scopes": []}
         pending = self._register.find(order.app, order.subject)
@@ -226,7 +212,7 @@ class Authority:
             raise fail("E_OAUTH_UNAVAILABLE", message, suggestion="The process that asked has ended: begin anew.")
         return {"status": "granted", "scopes": await asyncio.shield(pending.outcome)}
 
-    async def _ask_person(self, app: OAuthAppSpec, subject: str, scopes: list[str], *, device: bool) -> Pending:
+    async def _ask_person(self, app: wire.OAuthAppSpec, subject: str, scopes: list[str], *, device: bool) -> Pending:
         """The open authorization for a person. All who ask meanwhile get the same one."""
         known = self._register.find(app.name, subject)
         if known is not None and known.serves(app, scopes, device=device, now=self._clock()):
@@ -243,7 +229,7 @@ class Authority:
         self._register.enter(pending)
         return pending
 
-    async def _by_redirect(self, app: OAuthAppSpec, subject: str, scopes: list[str]) -> Pending:
+    async def _by_redirect(self, app: wire.OAuthAppSpec, subject: str, scopes: list[str]) -> Pending:
         endpoint = await self._endpoint(app, "authorization")
         await self._endpoint(app, "token")  # a missing endpoint is reported now, and not after the person has agreed
         redirect_uri = await self._redirects.open(app.redirect_uri)
@@ -268,7 +254,7 @@ class Authority:
         pending.task = asyncio.create_task(self._expire(pending, LIFETIME_S))
         return pending
 
-    async def _by_device(self, app: OAuthAppSpec, subject: str, scopes: list[str]) -> Pending:
+    async def _by_device(self, app: wire.OAuthAppSpec, subject: str, scopes: list[str]) -> Pending:
         endpoint = await self._endpoint(app, "device")
         token_endpoint = await self._endpoint(app, "token")
         methods = (await self._endpoints(app)).auth_methods
@@ -357,7 +343,7 @@ class Authority:
         log.info("%s has agreed to %s: %s", visible_line(pending.subject), app.name, " ".join(grant.scopes))
         pending.agreed(grant.scopes)
         self._over(pending)
-        self._tell(GrantedNews(app.name, pending.subject, grant.scopes, sorted(pending.askers)))
+        self._tell(wire.GrantedNews(app.name, pending.subject, grant.scopes, sorted(pending.askers)))
 
     def _end(self, pending: Pending, error: GoondanError) -> None:
         """End an authorization without a token, if it has not ended yet."""
@@ -415,7 +401,7 @@ class Authority:
             return Login("the bundle has no such OAuthApp any more")
         return grants.judge(grant, app, grant.scopes, now)
 
-    async def _revoke(self, order: RevokeOrder) -> dict[str, Any]:
+    async def _revoke(self, order: wire.RevokeOrder) -> dict[str, Any]:
         """Forget the tokens here in any case, and report what the server answered."""
         self._servers.forget(order.app)
         async with self._lock(order.app, order.subject):
@@ -464,7 +450,7 @@ class Authority:
     def _lock(self, app: str, subject: str) -> asyncio.Lock:
         return self._locks.setdefault((app, subject), asyncio.Lock())
 
-    def _app(self, name: str) -> OAuthAppSpec:
+    def _app(self, name: str) -> wire.OAuthAppSpec:
         app = self._apps.get(name)
         if app is None:
             raise fail("E_OAUTH_APP", f"the bundle has no OAuthApp {name[:100]!r}")
@@ -472,7 +458,7 @@ class Authority:
             raise fail("E_OAUTH_APP", f"OAuthApp/{name} cannot be used: {app.fault}")
         return app
 
-    async def _endpoint(self, app: OAuthAppSpec, name: str) -> str:
+    async def _endpoint(self, app: wire.OAuthAppSpec, name: str) -> str:
         """The URL of an endpoint: `authorization`, `token` or `device`. Raises GoondanError."""
         found: str | None = getattr(await self._endpoints(app), name)
         if found is None:
@@ -481,7 +467,7 @@ class Authority:
             raise fail("E_OAUTH_APP", message, suggestion=f"Add {field}, or the issuer if that publishes it.")
         return found
 
-    async def _endpoints(self, app: OAuthAppSpec) -> Endpoints:
+    async def _endpoints(self, app: wire.OAuthAppSpec) -> Endpoints:
         """The endpoints from the app's document and from the document of its issuer."""
         if app.issuer is None:
             return protocol.own_endpoints(app)
@@ -507,7 +493,7 @@ class Authority:
             del self._failures[key]
 
     @contextmanager
-    def _noting(self, app: OAuthAppSpec, key: tuple[str, str]) -> Iterator[None]:
+    def _noting(self, app: wire.OAuthAppSpec, key: tuple[str, str]) -> Iterator[None]:
         """Record a failure of the server in this context. Raises GoondanError in place of ServerRefused."""
         try:
             yield
@@ -523,7 +509,7 @@ class Authority:
         return error
 
 
-def _asked_scopes(app: OAuthAppSpec, scopes: list[str] | None) -> list[str]:
+def _asked_scopes(app: wire.OAuthAppSpec, scopes: list[str] | None) -> list[str]:
     """The requested scopes, each once. Raises GoondanError E_OAUTH_SCOPE for a scope that the app does not name."""
     if scopes is None:
         return list(dict.fromkeys(app.scopes))
@@ -534,7 +520,7 @@ def _asked_scopes(app: OAuthAppSpec, scopes: list[str] | None) -> list[str]:
     return list(dict.fromkeys(scopes))
 
 
-def _with_held(app: OAuthAppSpec, grant: Grant | None, scopes: Iterable[str]) -> list[str]:
+def _with_held(app: wire.OAuthAppSpec, grant: Grant | None, scopes: Iterable[str]) -> list[str]:
     """The scopes that a person is asked for: the requested ones, and those agreed to before that the app still
     names.
     """
@@ -542,8 +528,8 @@ def _with_held(app: OAuthAppSpec, grant: Grant | None, scopes: Iterable[str]) ->
     return list(dict.fromkeys([*scopes, *held]))
 
 
-def _ready(grant: Grant) -> TokenReady:
-    return TokenReady(
+def _ready(grant: Grant) -> wire.TokenReady:
+    return wire.TokenReady(
         access_token=grant.access_token,
         token_type=grant.token_type,
         scopes=grant.scopes,
@@ -552,14 +538,14 @@ def _ready(grant: Grant) -> TokenReady:
     )
 
 
-def _required(pending: Pending, reason: str) -> AuthorizationRequired:
+def _required(pending: Pending, reason: str) -> wire.AuthorizationRequired:
     command = f"gdn auth login {pending.app.name} --subject {quote(pending.subject)}"
     if pending.user_code is not None:
         how = f"open {pending.url} and give the code {pending.user_code}"
     else:
         how = f"open {pending.url} in a browser on this machine"
     because = f" ({reason})" if reason else ""
-    return AuthorizationRequired(
+    return wire.AuthorizationRequired(
         authorization_url=pending.url,
         message=f"{pending.subject} has to agree to {pending.app.name}{because}: {how}, or run `{command}`",
         scopes=pending.scopes,
@@ -569,7 +555,7 @@ def _required(pending: Pending, reason: str) -> AuthorizationRequired:
     )
 
 
-def _refusal(app: OAuthAppSpec, refused: ServerRefused) -> GoondanError:
+def _refusal(app: wire.OAuthAppSpec, refused: ServerRefused) -> GoondanError:
     return fail("E_OAUTH_REFUSED", f"the server refuses {app.name}: {refused}")
 
 

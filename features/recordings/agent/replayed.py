@@ -18,38 +18,9 @@ from typing import Any, Final
 import msgspec
 
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
-from goondan.features.recordings.agent.forms import (
-    Places,
-    filled_places,
-    model_answer,
-    model_error,
-    recorded_answer,
-    request_of,
-    same_args,
-    shown_answer,
-    shown_call,
-    tool_result,
-)
-from goondan.features.recordings.wire import (
-    RecordedCall,
-    RecordedListing,
-    RecordedStep,
-    RecordedTurn,
-    ReplaySpec,
-    Request,
-    read_recording,
-    whole_requests,
-)
-from goondan.features.recordings.wire.texts import (
-    DIFFERENCE_FILE,
-    Difference,
-    FoundDifference,
-    comparable,
-    differs,
-    first_difference,
-    same,
-    without_places,
-)
+from goondan.features.recordings import wire
+from goondan.features.recordings.agent import forms
+from goondan.features.recordings.wire import texts
 from goondan.schemas.wire.errors import GoondanError, tool_error
 from goondan.schemas.wire.frames import ToolResult
 from goondan.schemas.worker.servers import ServerListing
@@ -66,17 +37,17 @@ _Asked = tuple[int, int, bool, int]
 class Replayed:
     """The recorded part of one agent instance. `folder` is the instance's. The file is read at the first use."""
 
-    def __init__(self, spec: ReplaySpec, agent: str, instance: str, folder: str) -> None:
+    def __init__(self, spec: wire.ReplaySpec, agent: str, instance: str, folder: str) -> None:
         self._spec = spec
         self._agent = agent
         self._instance = instance
         self._folder = folder
         self._turn = 0
-        self._places: Places = ()
+        self._places: forms.Places = ()
         self._loaded = False
-        self._turns: dict[int, RecordedTurn] = {}
-        self._steps: dict[_Asked, tuple[RecordedStep, Request]] = {}
-        self._calls: dict[tuple[int, int], list[RecordedCall]] = {}
+        self._turns: dict[int, wire.RecordedTurn] = {}
+        self._steps: dict[_Asked, tuple[wire.RecordedStep, wire.Request]] = {}
+        self._calls: dict[tuple[int, int], list[wire.RecordedCall]] = {}
         self._listings: dict[tuple[str, int], Any] = {}
         self._asked: Counter[tuple[int, int, bool]] = Counter()
         self._listed: Counter[str] = Counter()
@@ -86,7 +57,7 @@ class Replayed:
         self.window: int | None = None
         self._told = False
 
-    def begin(self, turn: int, asked: str, places: Places) -> None:
+    def begin(self, turn: int, asked: str, places: forms.Places) -> None:
         """A turn begins; `asked` is what it was asked. Raises GoondanError E_REPLAY_DIFFERS,
         E_CONFIG_INVALID_VALUE.
         """
@@ -96,7 +67,7 @@ class Replayed:
         if recorded is None:
             raise self._differs(0, "the number of turns", f"{len(self._turns)} turns", f"turn {turn}")
         came = self._comparable(asked)
-        if not same(comparable(recorded.input), came):
+        if not texts.same(texts.comparable(recorded.input), came):
             raise self._differs(0, "what the turn was asked", recorded.input, came)
 
     def answer(self, request: ModelRequest, *, aside: bool) -> ModelAnswer:
@@ -104,15 +75,15 @@ class Replayed:
         recorded, expected = self._recorded(request, aside)
         while recorded.fault is not None and self._has_another(request, aside):
             recorded, expected = self._recorded(request, aside)
-        found = first_difference(expected, request_of(request, self._places))
+        found = texts.first_difference(expected, forms.request_of(request, self._places))
         if found is not None:
             raise self._differs(request.step, *found)
         if recorded.answer is not None:
-            return model_answer(recorded.answer, self._fill)
+            return forms.model_answer(recorded.answer, self._fill)
         fault = recorded.fault
         if fault is None:
             raise self._differs(request.step, "the answer", "", "a request that was not answered when it was recorded")
-        raise model_error(fault)
+        raise forms.model_error(fault)
 
     def compare(self, request: ModelRequest, answer: ModelAnswer) -> None:
         """Compare the answer of another model, or to another prompt, with the recorded one. Raises GoondanError
@@ -122,27 +93,27 @@ class Replayed:
         if recorded.answer is None:
             return
         only_calls = self._spec.only_calls
-        expected = comparable(shown_answer(recorded.answer, only_calls))
-        came = self._comparable(shown_answer(recorded_answer(answer), only_calls))
-        if not same(expected, came):
+        expected = texts.comparable(forms.shown_answer(recorded.answer, only_calls))
+        came = self._comparable(forms.shown_answer(forms.recorded_answer(answer), only_calls))
+        if not texts.same(expected, came):
             raise self._differs(request.step, "the model's answer", expected, came)
 
     def result(self, step: int, tool: str, args: Any) -> ToolResult | None:
         """The recorded result of a call. None: the recording has no such call, or it has no result."""
         waiting = self._calls.get((self._turn, step), [])
         for at, call in enumerate(waiting):
-            if call.tool == tool and same_args(call.args, args, self._places):
+            if call.tool == tool and forms.same_args(call.args, args, self._places):
                 del waiting[at]
                 with suppress(msgspec.ValidationError, GoondanError, TypeError, ValueError, OverflowError):
-                    return tool_result(call.result, self._fill)
+                    return forms.tool_result(call.result, self._fill)
                 return None
         return None
 
     def no_such_call(self, step: int, tool: str, args: Any) -> ToolResult:
         """The result of a call that the recording does not have."""
         recorded = self._calls.get((self._turn, step), [])
-        expected = " or ".join(shown_call(call.tool, call.args) for call in recorded)
-        error = self._differs(step, "a tool call", expected, self._comparable(shown_call(tool, args)))
+        expected = " or ".join(forms.shown_call(call.tool, call.args) for call in recorded)
+        error = self._differs(step, "a tool call", expected, self._comparable(forms.shown_call(tool, args)))
         return ToolResult(status="error", error=tool_error(error.info.code, error.info.message, name="ReplayError"))
 
     def listing(self, server: str) -> ServerListing:
@@ -159,13 +130,13 @@ class Replayed:
 
     # --- inside
 
-    def _recorded(self, request: ModelRequest, aside: bool) -> tuple[RecordedStep, Request]:
+    def _recorded(self, request: ModelRequest, aside: bool) -> tuple[wire.RecordedStep, wire.Request]:
         """The next recorded request of a step."""
         self._asked[self._turn, request.step, aside] += 1
         n = self._asked[self._turn, request.step, aside]
         found = self._steps.get((self._turn, request.step, aside, n))
         if found is None:
-            came = request_of(request, self._places).entries
+            came = forms.request_of(request, self._places).entries
             raise self._differs(request.step, "the number of requests", "", came[-1] if came else "a request")
         return found
 
@@ -177,7 +148,7 @@ class Replayed:
 
     def _differs(self, step: int, what: str, expected: str, came: str) -> GoondanError:
         """The error of a difference. The instance's first one is written down."""
-        difference = Difference(
+        difference = texts.Difference(
             agent=self._agent,
             instance=self._instance,
             turn=self._turn,
@@ -188,34 +159,34 @@ class Replayed:
         )
         if not self._told:
             self._told = True
-            path = os.path.join(self._folder, DIFFERENCE_FILE)
+            path = os.path.join(self._folder, texts.DIFFERENCE_FILE)
             with suppress(OSError), open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                file.write(msgspec.json.encode(FoundDifference(time.time_ns(), difference)))
-        return differs(difference)
+                file.write(msgspec.json.encode(texts.FoundDifference(time.time_ns(), difference)))
+        return texts.differs(difference)
 
     def _comparable(self, text: str) -> str:
-        return comparable(without_places(text, self._places))
+        return texts.comparable(texts.without_places(text, self._places))
 
     def _fill(self, value: Any) -> Any:
-        return filled_places(self._places, value)
+        return forms.filled_places(self._places, value)
 
     def _load(self) -> None:
         """Read the file. Raises GoondanError E_CONFIG_INVALID_VALUE."""
         if self._loaded:
             return
-        _, parts = read_recording(self._spec.recording, lambda part: part.agent == self._agent)
+        _, parts = wire.read_recording(self._spec.recording, lambda part: part.agent == self._agent)
         known = {part.instance for part in parts}
         instance = self._instance if self._instance in known else USUAL
         own = [part for part in parts if part.instance == instance]
-        self._turns = {part.turn: part for part in own if isinstance(part, RecordedTurn)}
-        for step, whole in whole_requests(part for part in own if isinstance(part, RecordedStep)):
+        self._turns = {part.turn: part for part in own if isinstance(part, wire.RecordedTurn)}
+        for step, whole in wire.whole_requests(part for part in own if isinstance(part, wire.RecordedStep)):
             self._steps[step.turn, step.step, step.aside, step.n] = step, whole
             self.own = self.own or step.own
             self.window = self.window or step.window
         for part in own:
-            if isinstance(part, RecordedCall):
+            if isinstance(part, wire.RecordedCall):
                 self._calls.setdefault((part.turn, part.step), []).append(part)
-            elif isinstance(part, RecordedListing):
+            elif isinstance(part, wire.RecordedListing):
                 self._listings[part.server, part.n] = part.listing
         self._loaded = True
 

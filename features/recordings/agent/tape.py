@@ -28,26 +28,9 @@ from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.parts import Ask, Call, Done, OnNews, Start, TurnCore, TurnPart
 from goondan.features.approvals.wire import decide, policies_of
-from goondan.features.recordings import PROVIDER
+from goondan.features.recordings import PROVIDER, wire
 from goondan.features.recordings.agent.forms import Places, recorded_answer, recorded_fault, recorded_result, request_of
 from goondan.features.recordings.agent.replayed import Replayed, ReplayProvider, is_aside
-from goondan.features.recordings.wire import (
-    MAX_FILE_BYTES,
-    MAX_LINE_BYTES,
-    NOTHING,
-    Noted,
-    Part,
-    RecordedCall,
-    RecordedFile,
-    RecordedListing,
-    RecordedStep,
-    RecordedTurn,
-    RecordingsPart,
-    Stopped,
-    encode_noted,
-    noted_file,
-    parts_of,
-)
 from goondan.features.recordings.wire.texts import STATE, WORKDIR, comparable, without_places
 from goondan.schemas.bundle.address import SEPARATOR
 from goondan.schemas.bundle.launch import ModelSpec
@@ -75,28 +58,29 @@ class Recorder:
     """
 
     def __init__(self, folder: str, run: str, redact: Callable[[str], str]) -> None:
-        self._path = os.path.join(folder, noted_file(run))
+        self._path = os.path.join(folder, wire.noted_file(run))
         self._redact = redact
         self._fd: int | None = None
-        self._room = MAX_FILE_BYTES
+        self._room = wire.MAX_FILE_BYTES
         self._stopped = False
         #: Folders of this machine, each with the name that is written in its place.
         self.places: Places = ()
 
-    def write(self, part: Part) -> None:
+    def write(self, part: wire.Part) -> None:
         """Append a part of the recording."""
         if self._stopped:
             return
         places = self.places
-        files = part.files if isinstance(part, RecordedTurn) else []
+        files = part.files if isinstance(part, wire.RecordedTurn) else []
         told = msgspec.structs.replace(part, files=[]) if files else part
         plain = in_texts(to_builtins(told), lambda text: without_places(self._redact(text), places))
         clean = msgspec.convert(plain, type(part))
-        line = encode_noted(Noted(time.time_ns(), msgspec.structs.replace(clean, files=files) if files else clean))
-        if len(line) > MAX_LINE_BYTES or len(line) > self._room - _ROOM_FOR_END:
-            why = (
-                f"it would be larger than {MAX_FILE_BYTES >> 20} MiB, or a line longer than {MAX_LINE_BYTES >> 20} MiB"
-            )
+        line = wire.encode_noted(
+            wire.Noted(time.time_ns(), msgspec.structs.replace(clean, files=files) if files else clean)
+        )
+        if len(line) > wire.MAX_LINE_BYTES or len(line) > self._room - _ROOM_FOR_END:
+            most, most_line = wire.MAX_FILE_BYTES >> 20, wire.MAX_LINE_BYTES >> 20
+            why = f"it would be larger than {most} MiB, or a line longer than {most_line} MiB"
             line = self._last(why)
         try:
             self._append(line)
@@ -107,7 +91,7 @@ class Recorder:
         """The line after which nothing is written any more."""
         log.error("the run is recorded no further: %s", why)
         self._stopped = True
-        return encode_noted(Noted(time.time_ns(), Stopped(why)))
+        return wire.encode_noted(wire.Noted(time.time_ns(), wire.Stopped(why)))
 
     def _append(self, line: bytes) -> None:
         if self._fd is None:
@@ -127,7 +111,7 @@ class Recorder:
 class Tape:
     """The recording of one agent instance, and the recorded run that answers it. `part` says what there is of both."""
 
-    def __init__(self, part: RecordingsPart, instance: Instance) -> None:
+    def __init__(self, part: wire.RecordingsPart, instance: Instance) -> None:
         spec, folder = instance.spec, instance.place.instance_dir
         self.agent = spec.name
         self.instance_key = instance.instance_key
@@ -139,7 +123,7 @@ class Tape:
         #: Which calls a person decided about in the recorded run.
         self.policies = policies_of(spec.parts)
         #: The last request of the conversation that was written.
-        self.before = NOTHING
+        self.before = wire.NOTHING
         self._listings: Counter[str] = Counter()
 
     def provider(self, _: ModelSpec) -> ReplayProvider:
@@ -163,7 +147,7 @@ class Tape:
         if self.recorder is not None:
             self._listings[server] += 1
             self.recorder.write(
-                RecordedListing(
+                wire.RecordedListing(
                     agent=self.agent,
                     instance=self.instance_key,
                     server=server,
@@ -216,7 +200,7 @@ class TapedTurn(TurnPart):
             return
         error = None if end is None else end.error
         tape.recorder.write(
-            RecordedTurn(
+            wire.RecordedTurn(
                 agent=tape.agent,
                 instance=tape.instance_key,
                 turn=self._turn,
@@ -229,12 +213,12 @@ class TapedTurn(TurnPart):
             )
         )
 
-    def _file(self, file: FilePart) -> RecordedFile:
+    def _file(self, file: FilePart) -> wire.RecordedFile:
         """A file of the conversation with its bytes; without them when it cannot be read."""
         data = b""
         with suppress(OSError):
             data = Path(self._tape.folder, "files", file.blob.file).read_bytes()
-        return RecordedFile(file.media_type, data, file.name)
+        return wire.RecordedFile(file.media_type, data, file.name)
 
     # --- the model
 
@@ -271,12 +255,12 @@ class TapedTurn(TurnPart):
         provider = instance.provider_in_place(request.model) if in_place else instance.provider
         self._requests[request.step, aside] += 1
         whole = request_of(request, self._places, shorten=False)
-        shared, entries, tools = parts_of(whole, NOTHING if aside else tape.before)
+        shared, entries, tools = wire.parts_of(whole, wire.NOTHING if aside else tape.before)
         if not aside:
             tape.before = whole
         listed = instance.context.listed
         tape.recorder.write(
-            RecordedStep(
+            wire.RecordedStep(
                 agent=tape.agent,
                 instance=tape.instance_key,
                 turn=self._turn,
@@ -348,7 +332,7 @@ class TapedTurn(TurnPart):
         if tape.recorder is not None and self._turn:
             told = recorded_result(result)
             tape.recorder.write(
-                RecordedCall(
+                wire.RecordedCall(
                     agent=tape.agent,
                     instance=tape.instance_key,
                     turn=self._turn,

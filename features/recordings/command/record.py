@@ -20,27 +20,8 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from goondan.features.recordings import wire
 from goondan.features.recordings.bundle import RECORD_VARIABLE
-from goondan.features.recordings.wire import (
-    FORMAT,
-    MAX_FILE_BYTES,
-    NOTHING,
-    Noted,
-    Part,
-    RecordedCall,
-    RecordedListing,
-    RecordedStep,
-    RecordedTurn,
-    Recording,
-    Request,
-    Stopped,
-    encode,
-    in_order,
-    noted_file,
-    parts_of,
-    read_noted,
-    whole_requests,
-)
 from goondan.features.recordings.wire.texts import shortened
 from goondan.kernel.bundle.files import read_file
 from goondan.kernel.bundle.loader import inspect_bundle
@@ -212,32 +193,32 @@ def _write(file: str, data: bytes) -> None:
 # --- one file of what the instances have written down ---------------------------------------------------------------
 
 
-def collect(state_dir: str, run: str) -> list[list[Noted]]:
+def collect(state_dir: str, run: str) -> list[list[wire.Noted]]:
     """What each instance has written down of a run, and delete it."""
     found = []
     for instance in instances(state_dir):
-        path = os.path.join(instance.folder, noted_file(run))
+        path = os.path.join(instance.folder, wire.noted_file(run))
         try:
-            data = read_file(path, 2 * MAX_FILE_BYTES)
+            data = read_file(path, 2 * wire.MAX_FILE_BYTES)
         except Unreadable:
             continue
-        found.append(read_noted(data))
+        found.append(wire.read_noted(data))
         with suppress(OSError):
             os.unlink(path)
     return found
 
 
-def make(noted: Iterable[list[Noted]], key: str, entry_agent: str, redact: Callable[[str], str]) -> Made:
+def make(noted: Iterable[list[wire.Noted]], key: str, entry_agent: str, redact: Callable[[str], str]) -> Made:
     """The recording of a run. `key` is the instance key that the run had of its own. `redact` takes secrets out of a
     text.
 
     Raises GoondanError E_STATE when the run was too large to be recorded, or not all of it could be written.
     """
-    parts: list[Part] = []
-    outside: list[tuple[int, RecordedTurn]] = []
+    parts: list[wire.Part] = []
+    outside: list[tuple[int, wire.RecordedTurn]] = []
     warnings: list[str] = []
     for lines in noted:
-        stopped = next((line.part for line in lines if isinstance(line.part, Stopped)), None)
+        stopped = next((line.part for line in lines if isinstance(line.part, wire.Stopped)), None)
         if stopped is not None:
             raise fail("E_STATE", f"not all of the run could be recorded: {stopped.why}", suggestion="Record less.")
         of_instance = _of_instance(lines, lambda text: redact(text).replace(key, USUAL))
@@ -250,20 +231,20 @@ def make(noted: Iterable[list[Noted]], key: str, entry_agent: str, redact: Calla
             )
     place = {id(turn): n for n, (_, turn) in enumerate(sorted(outside, key=lambda pair: pair[0]), 1)}
     parts = [
-        replace(part, outside=place.get(id(part), 0)) if isinstance(part, RecordedTurn) else part for part in parts
+        replace(part, outside=place.get(id(part), 0)) if isinstance(part, wire.RecordedTurn) else part for part in parts
     ]
-    parts.sort(key=in_order)
-    lines_of_file = [Recording(FORMAT, entry_agent), *parts]
-    data = b"".join(map(encode, lines_of_file))
-    if len(data) > MAX_FILE_BYTES:
-        raise fail("E_STATE", f"the recording would have {len(data)} bytes, limit {MAX_FILE_BYTES}")
-    if any(isinstance(part, RecordedTurn) and part.status is None for part in parts):
+    parts.sort(key=wire.in_order)
+    lines_of_file = [wire.Recording(wire.FORMAT, entry_agent), *parts]
+    data = b"".join(map(wire.encode, lines_of_file))
+    if len(data) > wire.MAX_FILE_BYTES:
+        raise fail("E_STATE", f"the recording would have {len(data)} bytes, limit {wire.MAX_FILE_BYTES}")
+    if any(isinstance(part, wire.RecordedTurn) and part.status is None for part in parts):
         warnings.append("a turn had not ended; a replay of it will differ")
     return Made(
         data=data,
-        turns=sum(isinstance(part, RecordedTurn) for part in parts),
-        steps=sum(isinstance(part, RecordedStep) for part in parts),
-        calls=sum(isinstance(part, RecordedCall) for part in parts),
+        turns=sum(isinstance(part, wire.RecordedTurn) for part in parts),
+        steps=sum(isinstance(part, wire.RecordedStep) for part in parts),
+        calls=sum(isinstance(part, wire.RecordedCall) for part in parts),
         agents=sorted({part.agent for part in parts}),
         warnings=warnings,
     )
@@ -273,28 +254,28 @@ class _OfInstance(Struct):
     """The part of one instance."""
 
     #: Its lines, in the order of the file.
-    parts: list[Part]
+    parts: list[wire.Part]
     #: When each turn from outside began, and the turn, which is one of `parts`.
-    outside: list[tuple[int, RecordedTurn]]
+    outside: list[tuple[int, wire.RecordedTurn]]
     #: Whether it had turns before the run.
     earlier: bool
 
 
-def _of_instance(lines: list[Noted], clean: Callable[[str], str]) -> _OfInstance:
-    turns: dict[int, RecordedTurn] = {}
+def _of_instance(lines: list[wire.Noted], clean: Callable[[str], str]) -> _OfInstance:
+    turns: dict[int, wire.RecordedTurn] = {}
     began: dict[int, int] = {}
-    calls: dict[tuple[int, str], RecordedCall] = {}
-    listings: dict[tuple[str, int], RecordedListing] = {}
+    calls: dict[tuple[int, str], wire.RecordedCall] = {}
+    listings: dict[tuple[str, int], wire.RecordedListing] = {}
     for line in lines:
         part = line.part
-        if isinstance(part, RecordedTurn):
+        if isinstance(part, wire.RecordedTurn):
             earlier = turns.get(part.turn)  # the files stand only where the turn begins
             files = part.files or ([] if earlier is None else earlier.files)
             turns[part.turn] = replace(_cleaned(replace(part, files=[]), clean), files=files)
             began.setdefault(part.turn, line.at)
-        elif isinstance(part, RecordedCall):
+        elif isinstance(part, wire.RecordedCall):
             calls[part.turn, part.id] = _cleaned(part, clean)
-        elif isinstance(part, RecordedListing):
+        elif isinstance(part, wire.RecordedListing):
             listings[part.server, part.n] = _cleaned(part, clean)
     number = {turn: n for n, turn in enumerate(sorted(turns), 1)}
     numbered = {turn: replace(part, turn=number[turn], outside=0) for turn, part in turns.items()}
@@ -302,7 +283,7 @@ def _of_instance(lines: list[Noted], clean: Callable[[str], str]) -> _OfInstance
         parts=[
             *listings.values(),
             *numbered.values(),
-            *_steps((line.part for line in lines if isinstance(line.part, RecordedStep)), number, clean),
+            *_steps((line.part for line in lines if isinstance(line.part, wire.RecordedStep)), number, clean),
             *(replace(call, turn=number[call.turn]) for call in calls.values() if call.turn in number),
         ],
         outside=[(began[turn], numbered[turn]) for turn, part in turns.items() if part.outside],
@@ -310,19 +291,21 @@ def _of_instance(lines: list[Noted], clean: Callable[[str], str]) -> _OfInstance
     )
 
 
-def _steps(steps: Iterable[RecordedStep], number: dict[int, int], clean: Callable[[str], str]) -> list[RecordedStep]:
+def _steps(
+    steps: Iterable[wire.RecordedStep], number: dict[int, int], clean: Callable[[str], str]
+) -> list[wire.RecordedStep]:
     """The last of each step, in order, with the entries that differ from the step before."""
-    whole: dict[tuple[int, int, bool, int], tuple[RecordedStep, Request]] = {}
-    for step, request in whole_requests(steps):
+    whole: dict[tuple[int, int, bool, int], tuple[wire.RecordedStep, wire.Request]] = {}
+    for step, request in wire.whole_requests(steps):
         whole[step.turn, step.step, step.aside, step.n] = step, request
-    kept: list[RecordedStep] = []
-    before = NOTHING
+    kept: list[wire.RecordedStep] = []
+    before = wire.NOTHING
     for place in sorted(whole):
         step, request = whole[place]
         if step.turn not in number:
             continue
-        cleaned = Request([shortened(clean(entry)) for entry in request.entries], request.tools)
-        shared, entries, tools = parts_of(cleaned, NOTHING if step.aside else before)
+        cleaned = wire.Request([shortened(clean(entry)) for entry in request.entries], request.tools)
+        shared, entries, tools = wire.parts_of(cleaned, wire.NOTHING if step.aside else before)
         before = before if step.aside else cleaned
         plain = _cleaned(replace(step, entries=[]), clean)
         kept.append(replace(plain, turn=number[step.turn], shared=shared, entries=entries, tools=tools))

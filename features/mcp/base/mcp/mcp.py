@@ -23,15 +23,7 @@ from goondan.agentproc.extensions.dynamic_tools import ServedTool
 from goondan.schemas.bundle.address import build_tool_name, is_shown_name
 from goondan.schemas.bundle.launch import CatalogItem, ServerSource, ToolSource
 from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.worker.servers import (
-    SHARED_RESOURCES,
-    ServerListing,
-    ServerNews,
-    ServerPrompt,
-    ServerResource,
-    ServerTool,
-    holds_server,
-)
+from goondan.schemas.worker import servers
 
 #: How long a server has when the extension is registered (seconds): less than the extension has itself.
 REGISTER_S: Final = 25.0
@@ -89,7 +81,7 @@ def read_settings(config: Mapping[str, Any]) -> Settings:
     """The settings of a config that fits its schema."""
     exposed = config.get("expose", {})
     return Settings(
-        stateful=holds_server(config),
+        stateful=servers.holds_server(config),
         tools=exposed.get("tools", False),
         resources=exposed.get("resources", False),
         prompts=exposed.get("prompts", False),
@@ -106,8 +98,8 @@ class Server:
         self._settings = settings
         self._clock = clock
         self._name: str = api.extension.metadata.name
-        self._listing: ServerListing | None = None
-        self._tools: dict[str, tuple[ServerTool, ServedTool]] = {}
+        self._listing: servers.ServerListing | None = None
+        self._tools: dict[str, tuple[servers.ServerTool, ServedTool]] = {}
         self._blocks: list[dict[str, Any]] = []
         #: Whether this agent holds the server.
         self._attached = False
@@ -123,7 +115,7 @@ class Server:
 
     # --- events
 
-    def heard(self, news: ServerNews) -> None:
+    def heard(self, news: servers.ServerNews) -> None:
         """Handle news of the server."""
         if news.kind == "gone":
             self._attached = False
@@ -139,7 +131,7 @@ class Server:
 
     async def clean_up(self, payload: Any) -> None:
         """The extension is unloaded: leave the server."""
-        self._api.instance.shared.get(SHARED_RESOURCES, {}).pop(self._api.server.name, None)
+        self._api.instance.shared.get(servers.SHARED_RESOURCES, {}).pop(self._api.server.name, None)
         if self._attached:
             self._attached = False
             await self._api.server.detach()
@@ -210,7 +202,7 @@ class Server:
             self._not_before = self._clock() + pause_s
         self._api.logger.warn(f"MCP server {self._api.server.name}: {error.info.code}: {error.info.message}")
 
-    def _offer(self, listing: ServerListing) -> None:
+    def _offer(self, listing: servers.ServerListing) -> None:
         """Offer the tools of a listing. A tool that is as it was keeps its item, and so its compiled schema."""
         known, self._tools = self._tools, {}
         for tool in listing.tools:
@@ -224,16 +216,18 @@ class Server:
         self._api.server.offer([served for _, served in self._tools.values()])
         self._blocks = blocks_of(listing, self._settings, self._name)
         if self._settings.resources:
-            self._api.instance.shared.setdefault(SHARED_RESOURCES, {})[self._api.server.name] = listing.resources
+            self._api.instance.shared.setdefault(servers.SHARED_RESOURCES, {})[self._api.server.name] = (
+                listing.resources
+            )
 
-    def _is_wanted(self, tool: ServerTool) -> bool:
+    def _is_wanted(self, tool: servers.ServerTool) -> bool:
         """Whether `expose` lets the tool through. Reading resources and getting prompts is offered with these."""
         tools = self._settings.tools
         if tool.offered or tools is True:
             return True
         return tools is not False and any(fnmatchcase(tool.name, pattern) for pattern in tools)
 
-    def _served(self, name: str, tool: ServerTool, server_name: str) -> ServedTool:
+    def _served(self, name: str, tool: servers.ServerTool, server_name: str) -> ServedTool:
         item = CatalogItem(
             name=name,
             description=tool.description,
@@ -251,7 +245,7 @@ def parameters_of(schema: dict[str, Any] | None) -> dict[str, Any]:
     return schema if "type" in schema else {"type": "object", **schema}
 
 
-def blocks_of(listing: ServerListing, settings: Settings, source: str) -> list[dict[str, Any]]:
+def blocks_of(listing: servers.ServerListing, settings: Settings, source: str) -> list[dict[str, Any]]:
     """The blocks that tell the model of a listing (MCP-17, MCP-18), each only if it has something to say."""
     blocks: list[dict[str, Any]] = []
     if settings.instructions and listing.instructions:
@@ -268,7 +262,7 @@ def blocks_of(listing: ServerListing, settings: Settings, source: str) -> list[d
     return blocks
 
 
-def resource_item(resource: ServerResource) -> dict[str, Any]:
+def resource_item(resource: servers.ServerResource) -> dict[str, Any]:
     """A resource as the model is told it."""
     item: dict[str, Any] = {"uri": resource.uri, "name": resource.name}
     if resource.mime_type is not None:
@@ -276,13 +270,13 @@ def resource_item(resource: ServerResource) -> dict[str, Any]:
     return item
 
 
-def template_item(resource: ServerResource) -> dict[str, Any]:
+def template_item(resource: servers.ServerResource) -> dict[str, Any]:
     """A template of resources as the model is told it."""
     item = resource_item(resource)
     return {"uriTemplate": item.pop("uri"), **item}
 
 
-def prompt_item(prompt: ServerPrompt) -> dict[str, Any]:
+def prompt_item(prompt: servers.ServerPrompt) -> dict[str, Any]:
     """A prompt as the model is told it."""
     item: dict[str, Any] = {"name": prompt.name}
     if prompt.description is not None:

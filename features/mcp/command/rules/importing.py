@@ -19,17 +19,7 @@ from msgspec import Struct
 
 from goondan.features.mcp.bundle.document import extension_document, usable_name
 from goondan.features.mcp.command.rules.packages import PackageCommand, package_command
-from goondan.schemas.text.secret_values import (
-    REFERENCE,
-    VARIABLE,
-    is_harmless,
-    is_secret_name,
-    looks_secret,
-    own_reference,
-    url_secret,
-    variable_name,
-    without_scheme,
-)
+from goondan.schemas.text import secret_values
 from goondan.schemas.wire.errors import fail
 
 # --- their lists ----------------------------------------------------------------------------------------------------
@@ -261,7 +251,7 @@ def _shared_values(servers: list[ForeignServer]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for server in servers:
         for key, value in server.env.items():
-            if not REFERENCE.search(value):
+            if not secret_values.REFERENCE.search(value):
                 found.setdefault(key, set()).add(value)
     return found
 
@@ -318,7 +308,7 @@ class _Conversion:
 
     def _endpoint(self, url: str) -> str | None:
         try:
-            parts = urlsplit(REFERENCE.sub("", url).strip())
+            parts = urlsplit(secret_values.REFERENCE.sub("", url).strip())
             host, port = parts.hostname, parts.port
         except ValueError:
             return None
@@ -331,40 +321,46 @@ class _Conversion:
                 "its URL has a user or a query, which may be a secret, so they are left out; `headers` can hold secrets"
             )
         path = parts.path
-        if url_secret(urlunsplit((parts.scheme, "host", parts.path, "", ""))) is not None:
-            path = "/".join("REPLACE-ME" if looks_secret(part) else part for part in parts.path.split("/"))
+        if secret_values.url_secret(urlunsplit((parts.scheme, "host", parts.path, "", ""))) is not None:
+            path = "/".join(
+                "REPLACE-ME" if secret_values.looks_secret(part) else part for part in parts.path.split("/")
+            )
             self._say("a part of its URL may be a secret; REPLACE-ME stands there")
         where = f"[{host}]" if ":" in host else host
         return urlunsplit((parts.scheme, where if port is None else f"{where}:{port}", path, "", ""))
 
     def _header(self, name: str, value: str) -> str:
-        scheme, rest = without_scheme(value)
-        return scheme + self._value(rest, name, variable_name(self._name, name))
+        scheme, rest = secret_values.without_scheme(value)
+        return scheme + self._value(rest, name, secret_values.variable_name(self._name, name))
 
     # --- texts that may be secrets
 
     def _variable(self, name: str, value: str) -> None:
         """Take one variable over."""
-        if VARIABLE.fullmatch(name) is None:
+        if secret_values.VARIABLE.fullmatch(name) is None:
             self._say(f"`env` has a name that no variable can have, which is left out: {name}")
             return
-        own = name if len(self._values.get(name, ())) < 2 else variable_name(self._name, name)
+        own = name if len(self._values.get(name, ())) < 2 else secret_values.variable_name(self._name, name)
         self._env[name] = self._value(value, name, own)
 
     def _value(self, value: str, name: str, variable: str) -> str:
         """The value, or what stands in its place."""
-        if not REFERENCE.search(value):
+        if not secret_values.REFERENCE.search(value):
             bare = re.fullmatch(r"\$([A-Za-z_]\w*)", value)
             if bare is not None:
                 return self._need(bare.group(1))
-            return value if is_harmless(name, value) else self._hidden(name, variable)
-        rest = REFERENCE.sub("", value)
-        if rest.strip(" :/@") and not is_harmless("", rest.strip(" :/@")) and without_scheme(value)[0] == "":
+            return value if secret_values.is_harmless(name, value) else self._hidden(name, variable)
+        rest = secret_values.REFERENCE.sub("", value)
+        if (
+            rest.strip(" :/@")
+            and not secret_values.is_harmless("", rest.strip(" :/@"))
+            and secret_values.without_scheme(value)[0] == ""
+        ):
             return self._hidden(name, variable)
-        return REFERENCE.sub(lambda match: self._reference(match.group(1)), value)
+        return secret_values.REFERENCE.sub(lambda match: self._reference(match.group(1)), value)
 
     def _reference(self, inside: str) -> str:
-        name, remark = own_reference(inside)
+        name, remark = secret_values.own_reference(inside)
         if remark is not None:
             self._say(f"{name} {remark}: set it")
         return self._need(name)
@@ -407,29 +403,36 @@ class _Conversion:
         """The word as a shell reads it, when it may hold a secret; None when it is to stay as it is."""
         pair = _NAMED.fullmatch(word)
         if before in _TAKES_PAIR and (header := _HEADER.fullmatch(word)) is not None:
-            scheme, rest = without_scheme(header.group(2))
+            scheme, rest = secret_values.without_scheme(header.group(2))
             return self._in_shell(f"{header.group(1)}: {scheme}", rest, header.group(1))
-        if pair is not None and (is_secret_name(pair.group(1)) or looks_secret(pair.group(2))):
-            if is_harmless("", pair.group(2)):
+        if pair is not None and (
+            secret_values.is_secret_name(pair.group(1)) or secret_values.looks_secret(pair.group(2))
+        ):
+            if secret_values.is_harmless("", pair.group(2)):
                 return None
             return self._in_shell(f"{pair.group(1)}=", pair.group(2), pair.group(1))
-        if REFERENCE.search(word.replace("${WORKDIR}", "")):
+        if secret_values.REFERENCE.search(word.replace("${WORKDIR}", "")):
             return self._in_shell("", word, before if before.startswith("-") else "ARGUMENT")
-        if before.startswith("-") and is_secret_name(before) and not word.startswith("-") and "=" not in before:
-            return None if is_harmless("", word) else self._in_shell("", word, before)
-        if pair is None and not word.startswith("-") and looks_secret(word):
+        if (
+            before.startswith("-")
+            and secret_values.is_secret_name(before)
+            and not word.startswith("-")
+            and "=" not in before
+        ):
+            return None if secret_values.is_harmless("", word) else self._in_shell("", word, before)
+        if pair is None and not word.startswith("-") and secret_values.looks_secret(word):
             return self._in_shell("", word, before if before.startswith("-") else "ARGUMENT")
         return None
 
     def _in_shell(self, kept: str, secret: str, what: str) -> str:
         whole = re.fullmatch(r"\$\{([^{}$]+)\}", secret)
         if whole is not None:
-            name, remark = own_reference(whole.group(1))
+            name, remark = secret_values.own_reference(whole.group(1))
             if remark is not None:
                 self._say(f"{name} {remark}: set it")
             self._env[name] = self._need(name)
         else:
-            name = variable_name(self._name, what)
+            name = secret_values.variable_name(self._name, what)
             while name in self._env:
                 name += "_2"
             self._env[name] = self._hidden(f"the argument {what.strip('-') or 'of its command'}", name)
@@ -451,7 +454,7 @@ class _Conversion:
             self._say("its program lies outside of the system's folders: grant its folder in sandbox.filesystem.read")
         if command[0][1:2] == ":" or command[0].endswith((".exe", ".cmd", ".bat")):
             self._say("its program is one of another operating system")
-        paths = [word for word in command[1:] if word.startswith(("/", "~/")) and not looks_secret(word)]
+        paths = [word for word in command[1:] if word.startswith(("/", "~/")) and not secret_values.looks_secret(word)]
         if paths:
             self._say(
                 f"{len(paths)} of its arguments are paths outside of its workdir, seen only when granted: "

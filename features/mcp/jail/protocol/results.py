@@ -35,14 +35,7 @@ from goondan.features.mcp.jail.protocol.bounds import (
     Excess,
 )
 from goondan.schemas.wire.codec import encode_value
-from goondan.schemas.worker.servers import (
-    GET_PROMPT,
-    READ_RESOURCE,
-    ServerPrompt,
-    ServerResource,
-    ServerTool,
-    export_names,
-)
+from goondan.schemas.worker import servers
 from goondan.schemas.worker.worker_frames import WorkerError
 
 Item = TypeVar("Item", bound=msgspec.Struct)
@@ -111,10 +104,10 @@ class Room:
         return [*self.notes, f"{self._unnamed} more were left out"] if self._unnamed else self.notes
 
 
-def tools(listed: Iterable[dict[str, Any]], longest_export: int, room: Room) -> list[ServerTool]:
+def tools(listed: Iterable[dict[str, Any]], longest_export: int, room: Room) -> list[servers.ServerTool]:
     """The tools of a server, from the maps that it lists, each with the export by which it is called."""
     kept = _kept(listed, "name", "tool", lambda name, item: _tool(name, item, room), room)
-    exports = export_names((tool.name for tool in kept), longest_export)
+    exports = servers.export_names((tool.name for tool in kept), longest_export)
     return [msgspec.structs.replace(tool, export=exports[tool.name]) for tool in kept]
 
 
@@ -144,28 +137,38 @@ def _kept(
     return list(kept.values())
 
 
-def offered(tools: list[ServerTool], *, resources: bool, prompts: bool) -> list[ServerTool]:
+def offered(tools: list[servers.ServerTool], *, resources: bool, prompts: bool) -> list[servers.ServerTool]:
     """The exports that are no tools of the server: the ways to its resources and prompts."""
     taken = {tool.export for tool in tools}
-    added: list[ServerTool] = []
-    if resources and READ_RESOURCE not in taken:
+    added: list[servers.ServerTool] = []
+    if resources and servers.READ_RESOURCE not in taken:
         text = "Reads a resource of this server. Its resources are listed in the context."
         added.append(
-            ServerTool(export=READ_RESOURCE, name=READ_RESOURCE, description=text, input_schema=_READ, offered=True)
+            servers.ServerTool(
+                export=servers.READ_RESOURCE,
+                name=servers.READ_RESOURCE,
+                description=text,
+                input_schema=_READ,
+                offered=True,
+            )
         )
-    if prompts and GET_PROMPT not in taken:
+    if prompts and servers.GET_PROMPT not in taken:
         text = "Gets a prompt of this server: messages to go by. Its prompts are listed in the context."
-        added.append(ServerTool(export=GET_PROMPT, name=GET_PROMPT, description=text, input_schema=_GET, offered=True))
+        added.append(
+            servers.ServerTool(
+                export=servers.GET_PROMPT, name=servers.GET_PROMPT, description=text, input_schema=_GET, offered=True
+            )
+        )
     return added
 
 
-def resources(listed: Iterable[dict[str, Any]], uri: str, room: Room) -> list[ServerResource]:
+def resources(listed: Iterable[dict[str, Any]], uri: str, room: Room) -> list[servers.ServerResource]:
     """Resources, or templates of them; `uri` names the field with their URI."""
     return _kept(listed, uri, "resource", _resource, room)
 
 
-def _resource(uri: str, item: dict[str, Any]) -> ServerResource:
-    return ServerResource(
+def _resource(uri: str, item: dict[str, Any]) -> servers.ServerResource:
+    return servers.ServerResource(
         uri=uri,
         name=bounds.line(item.get("name"), bounds.MAX_NAME),
         mime_type=bounds.line(item.get("mimeType"), MAX_MEDIA_TYPE) or None,
@@ -173,16 +176,16 @@ def _resource(uri: str, item: dict[str, Any]) -> ServerResource:
     )
 
 
-def prompts(listed: Iterable[dict[str, Any]], room: Room) -> list[ServerPrompt]:
+def prompts(listed: Iterable[dict[str, Any]], room: Room) -> list[servers.ServerPrompt]:
     """Prompts."""
     return _kept(listed, "name", "prompt", _prompt, room)
 
 
-def _prompt(name: str, item: dict[str, Any]) -> ServerPrompt:
-    return ServerPrompt(name=name, description=_description(item), arguments=_arguments(item.get("arguments")))
+def _prompt(name: str, item: dict[str, Any]) -> servers.ServerPrompt:
+    return servers.ServerPrompt(name=name, description=_description(item), arguments=_arguments(item.get("arguments")))
 
 
-def _tool(name: str, item: dict[str, Any], room: Room) -> ServerTool | None:
+def _tool(name: str, item: dict[str, Any], room: Room) -> servers.ServerTool | None:
     schemas: dict[str, dict[str, Any] | None] = {}
     for field in ("inputSchema", "outputSchema"):
         schema = item.get(field)
@@ -192,7 +195,7 @@ def _tool(name: str, item: dict[str, Any], room: Room) -> ServerTool | None:
             return None
         schemas[field] = schema
     annotations = item.get("annotations")
-    return ServerTool(
+    return servers.ServerTool(
         export="",
         name=name,
         description=_description(item),

@@ -23,14 +23,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from goondan.features.skills.wire.skill_text import (
-    MAX_DESCRIPTION,
-    MAX_FRONT_MATTER,
-    SKILL_FILE,
-    SkillText,
-    is_skill_name,
-    read_skill_text,
-)
+from goondan.features.skills.wire import skill_text
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.worker.servers import READ_RESOURCE, ServerResource
@@ -42,7 +35,7 @@ MAX_SKILL_FILE: Final = 256 << 10
 MAX_NAMES: Final = 2000
 MAX_SKILLS: Final = 256
 #: Bytes of a SKILL.md in which its front matter or first line is looked for: a character has four at most.
-_HEAD: Final = 4 * MAX_FRONT_MATTER
+_HEAD: Final = 4 * skill_text.MAX_FRONT_MATTER
 #: Problems of one scan that are told; a hostile folder could fill the log.
 MAX_PROBLEMS: Final = 20
 #: The longest URI of a skill (characters): the model is told it.
@@ -84,7 +77,7 @@ class Skill(Struct, frozen=True):
     @property
     def path(self) -> str:
         """The path of its SKILL.md."""
-        return f"{self.dir}/{SKILL_FILE}"
+        return f"{self.dir}/{skill_text.SKILL_FILE}"
 
 
 class Found(Struct):
@@ -153,7 +146,7 @@ def _names(place: SkillPlace, problems: list[str]) -> list[str]:
         return []
 
 
-def _look(place: SkillPlace, name: str, problems: list[str]) -> SkillText | None:
+def _look(place: SkillPlace, name: str, problems: list[str]) -> skill_text.SkillText | None:
     """What the skill of this name says; None when it is none. When it has a SKILL.md, the problems say why."""
     shown = visible_line(f"{place.path}/{name}")
     try:
@@ -162,12 +155,12 @@ def _look(place: SkillPlace, name: str, problems: list[str]) -> SkillText | None
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        problems.append(f"{shown} is left out: {SKILL_FILE} {_reason(error)}")
+        problems.append(f"{shown} is left out: {skill_text.SKILL_FILE} {_reason(error)}")
         return None
-    if not is_skill_name(name):
+    if not skill_text.is_skill_name(name):
         problems.append(f"{shown} is left out: a skill has a name of 1 to 64 characters")
         return None
-    return read_skill_text(text, name)
+    return skill_text.read_skill_text(text, name)
 
 
 @contextmanager
@@ -187,7 +180,7 @@ def _folder(place: SkillPlace, *more: str) -> Iterator[int]:
 
 def _text(folder: int, limit: int, *, head: int | None = None) -> str:
     """The text of the SKILL.md in a folder, or its first `head` bytes. Raises OSError, ValueError."""
-    with open(os.open(SKILL_FILE, _FILE, dir_fd=folder), "rb") as file:
+    with open(os.open(skill_text.SKILL_FILE, _FILE, dir_fd=folder), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("is no file")
@@ -237,11 +230,11 @@ def served_skills(resources: Mapping[str, Sequence[Any]], limit: int) -> dict[st
     for prefix, listed in resources.items():
         for resource in listed:
             match = _URI.fullmatch(resource.uri) if isinstance(resource, ServerResource) else None
-            if match is None or len(resource.uri) > MAX_URI or not is_skill_name(match[1]):
+            if match is None or len(resource.uri) > MAX_URI or not skill_text.is_skill_name(match[1]):
                 continue
             if len(found) < limit and visible_line(resource.uri) == resource.uri:
-                text = (resource.description or resource.name).replace("\n", " ")[: 2 * MAX_DESCRIPTION]
-                described = read_skill_text(text, match[1]).description
+                text = (resource.description or resource.name).replace("\n", " ")[: 2 * skill_text.MAX_DESCRIPTION]
+                described = skill_text.read_skill_text(text, match[1]).description
                 reader = build_tool_name(prefix, READ_RESOURCE)
                 found.setdefault(match[1], ServedSkill(match[1], described, resource.uri, reader))
     return found

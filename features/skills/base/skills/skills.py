@@ -14,16 +14,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from goondan.features.skills.base.skills.finding import (
-    MAX_SKILLS,
-    ServedSkill,
-    Skill,
-    SkillPlace,
-    find_skills,
-    read_skill,
-    repository_place,
-    served_skills,
-)
+from goondan.features.skills.base.skills import finding
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.servers import SHARED_RESOURCES
 
@@ -92,7 +83,7 @@ class _Skills:
         self._dirs: list[str] = list(discovery.get("skillDirs") or [])
         self._scans_at_first: bool = scans.get("onInit") is not False
         self.scans_repositories: bool = scans.get("onRepoAvailable") is not False
-        self._catalog: dict[str, Skill] = {}
+        self._catalog: dict[str, finding.Skill] = {}
         #: The root of the last scan, and the workdir at that time; "" before the first scan.
         self._root = self._workdir = ""
         self._opened: dict[str, str] = dict(api.state.get().get("open", {}))
@@ -116,36 +107,36 @@ class _Skills:
         return self._scans_at_first and self._workdir != self._api.workdir
 
     async def _scan(self, root: str) -> None:
-        self._take(root, await asyncio.to_thread(find_skills, self._places(root)))
+        self._take(root, await asyncio.to_thread(finding.find_skills, self._places(root)))
 
     def _take(self, root: str, found: Any) -> None:
         self._root, self._workdir, self._catalog = root, self._api.workdir, found.skills
         for problem in found.problems:
             self._api.logger.warn(f"Skills Extension: {problem}")
 
-    def _places(self, root: str) -> list[SkillPlace]:
-        places: list[SkillPlace] = []
+    def _places(self, root: str) -> list[finding.SkillPlace]:
+        places: list[finding.SkillPlace] = []
         for directory in self._repo_dirs:
-            place = repository_place(root, directory)
+            place = finding.repository_place(root, directory)
             if place is None:
                 self._api.logger.warn(f"Skills Extension: {directory!r} leads out of the repository")
             else:
                 places.append(place)
         for directory in self._dirs:
             if directory.startswith("/"):
-                places.append(SkillPlace(directory))
+                places.append(finding.SkillPlace(directory))
             else:  # the kernel has made those of the bundle absolute; a patch of the config was not the kernel's
                 self._api.logger.warn(f"Skills Extension: {directory!r} is no absolute path")
         return places
 
     @property
-    def _all(self) -> dict[str, Skill | ServedSkill]:
+    def _all(self) -> dict[str, finding.Skill | finding.ServedSkill]:
         """The skills on disk, then those of MCP servers. Of two with one name that on disk counts."""
         resources = self._api.instance.shared.get(SHARED_RESOURCES)
-        served = served_skills(resources, MAX_SKILLS) if resources else {}
+        served = finding.served_skills(resources, finding.MAX_SKILLS) if resources else {}
         return {**self._catalog, **{name: skill for name, skill in served.items() if name not in self._catalog}}
 
-    def _find(self, name: str) -> Skill | ServedSkill:
+    def _find(self, name: str) -> finding.Skill | finding.ServedSkill:
         """Raises LookupError, as the model reads it (SKILL-11)."""
         skill = self._all.get(name)
         if skill is None:
@@ -182,10 +173,10 @@ class _Skills:
         """Handle `skills.open`: from the next step on the model reads the skill's text (SKILL-10)."""
         await self._be_ready()
         skill = self._find(given["name"])
-        if isinstance(skill, ServedSkill):
+        if isinstance(skill, finding.ServedSkill):
             return {"name": skill.name, "path": skill.path, "dir": skill.dir, "content": "", "hint": skill.hint}
         try:
-            content = await asyncio.to_thread(read_skill, skill)
+            content = await asyncio.to_thread(finding.read_skill, skill)
         except FileNotFoundError:
             raise LookupError(f"Skill not found: {skill.name}") from None
         except (OSError, ValueError) as error:
@@ -212,9 +203,9 @@ class _Skills:
     def folder(self, args: dict[str, Any]) -> str:
         """The folder of a call of `skills.run`."""
         if self._is_due():  # a turn that another process began, and that goes on here with this call
-            self._take(self._api.workdir, find_skills(self._places(self._api.workdir)))
+            self._take(self._api.workdir, finding.find_skills(self._places(self._api.workdir)))
         skill = self._find(args["name"])
-        if isinstance(skill, ServedSkill):
+        if isinstance(skill, finding.ServedSkill):
             message = f"Skill {skill.name} is an MCP server's: it has no directory here"
             raise fail("E_TOOL", message, suggestion=skill.hint)
         return skill.dir

@@ -367,7 +367,7 @@ def test_a_worker_logs_in_while_it_connects_and_the_next_one_need_not(server: Se
 def test_connecting_waits_for_a_person_longer_than_for_a_server(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("goondan.features.mcp.jail.client.CONNECT_S", 8)
+    monkeypatch.setattr("goondan.schemas.worker.servers.CONNECT_S", 8)
 
     class Slow(Keeper):
         async def ask(self, op: ServerOp, *, document: str | None = None, url: str | None = None) -> ServerReply:
