@@ -13,14 +13,14 @@ Source: docs/approvals.md, docs/decisions/069.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Literal
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
 
 from goondan.features.approvals import wire
 from goondan.features.approvals.broker.decisions import read_script
 from goondan.features.approvals.broker.item import (
     CallContent,
-    Decided,
     Item,
     Script,
     Wanted,
@@ -29,7 +29,7 @@ from goondan.features.approvals.broker.item import (
     read_ask,
     read_call,
 )
-from goondan.features.approvals.broker.items import Items, reply
+from goondan.features.approvals.broker.items import Items
 from goondan.features.approvals.broker.operators import Operators
 from goondan.kernel.broker.routing.calls import refuse_call
 from goondan.kernel.broker.state.bus import MAX_ID, Core, outer_call
@@ -91,46 +91,68 @@ class GatedCalls(Part, OfCalls):
             raise fail("E_FRAME_INVALID", f"a call needs a callId of 1 to {MAX_ID} characters")
         call = read_call(frame, self._aliases.get((instance.agent, tool), {}))
         decision = wire.decide(policies, tool, call.args)
-        if item is None and decision.action == "allow":
-            _read_as(frame, call)
-            return True
-        digest = digest_of(tool, place.path, call.data)
-        if item is None and decision.action == "ask" and call.args is not wire.UNREADABLE:
-            script = self._script_of(event, frame.within)
-            wanted = Wanted(event, call_id, tool, digest, call.data, place.path, decision, script)
-            return self._admits_new(connection, frame, call, wanted, now)
-        refusal = _refusal(item, event, tool, digest, call, decision)
-        if refusal is not None or item is None:
-            refuse_call(self._bus, connection, frame, refusal or _denied(tool, "a rule of the bundle"))
+        if item is None:
+            if decision.action != "allow" and call.args is wire.UNREADABLE:
+                reason = f"its arguments are larger than a person is shown ({wire.MAX_ARGS_BYTES} bytes)"
+                decision = wire.Decision("deny", reason)
+            digest = "" if decision.action != "ask" else digest_of(tool, place.path, call.data)
+            wanted = partial(Wanted, event, call_id, tool, digest, call.data, place.path)
+            state = self._asks(connection, frame, event, decision, wanted, now)
+            if state is not None and state.state == "run":
+                _read_as(frame, call)
+                return True
+            if state is not None:
+                refuse_call(self._bus, connection, frame, _denied(tool, state.reason))
+            return False
+        refusal = _refusal(item, event, tool, digest_of(tool, place.path, call.data), decision)
+        if refusal is not None:
+            refuse_call(self._bus, connection, frame, refusal)
             self._items.mark_told(item)
             return False
-        if item.open:
+        if item.open or item.state == "starting":
             item.asker = connection, frame
-            if item.state != "staged":
+            if item.state in ("waits", "deciding"):
                 self._items.tell_waits(item)
             return False
         if item.state == "approved":
             self._items.use(item, connection, frame, now)
-            return False
-        if item.state == "starting":
-            item.asker = connection, frame
             return False
         _read_as(frame, call)
         frame.first_sent_ms = item.started_ms
         frame.attach = item.restored or event.work.calls.get(call_id) is not None
         return True
 
-    def _admits_new(self, connection: Connection, frame: Frame, call: CallContent, wanted: Wanted, now: float) -> bool:
-        """Whether a call that a rule wants a person to decide goes on. Nobody was asked about it so far."""
-        known = self._decided_with(wanted, connection, frame)
-        if known == "covered":
-            _read_as(frame, call)
-        elif known == "denied":
-            reason = self._items.scripts.reason(wanted.group)
-            refuse_call(self._bus, connection, frame, _denied(wanted.tool, reason))
-        elif known == "ask":
-            self._items.ask_person(wanted, now).asker = connection, frame
-        return known == "covered"
+    def _asks(
+        self,
+        connection: Connection,
+        frame: Frame,
+        event: Event,
+        decision: wire.Decision,
+        wanted: Callable[[wire.Decision, Script | None], Wanted],
+        now: float,
+    ) -> wire.ApprovalState | None:
+        """What the rules say of a call about which nobody was asked, or what a person has said of others of its script.
+        None: the call waits for a person, and is told so when the journal has the item.
+        """
+        if decision.action == "allow":
+            return wire.ApprovalState(state="run")
+        if decision.action == "deny":
+            return wire.ApprovalState(state="denied", reason=decision.reason or "a rule of the bundle")
+        within = frame.within
+        script = None if within is None else Script(within, read_script(outer_call(self._bus, event, within).script))
+        asked = wanted(decision, script)
+        known = None if asked.group is None else self._items.scripts.look(asked.group)
+        if known is None:
+            self._items.ask_person(asked, now).asker = connection, frame
+        elif known.state == "staged":
+            known.others.append((connection, frame))
+        elif known.open:
+            self._items.tell_wait_of(known, connection, frame)
+        elif known.state == "denied":
+            return wire.ApprovalState(state="denied", reason=None if known.decided is None else known.decided.reason)
+        else:
+            return wire.ApprovalState(state="run")
+        return None
 
     def opens(self, call: Call, frame: Frame, now: float) -> None:
         """Remember a script: a person is shown it with the calls that it makes."""
@@ -161,30 +183,14 @@ class GatedCalls(Part, OfCalls):
         elif item is None:
             policies = self.policies.get(instance.agent, [])
             decision = wire.Decision("ask") if asked.kind == "question" else wire.decide(policies, tool, args)
-            if decision.action == "allow":
-                self._reply(connection, frame, wire.ApprovalState(state="run"))
-            elif decision.action == "deny":
-                reason = decision.reason or "a rule of the bundle"
-                self._reply(connection, frame, wire.ApprovalState(state="denied", reason=reason))
-            else:
-                script = self._script_of(event, frame.within)
-                wanted = Wanted(event, call_id, tool, digest, data, place, decision, script, asked)
-                self._ask_new(connection, frame, wanted, now)
+            wanted = partial(Wanted, event, call_id, tool, digest, data, place, asked=asked)
+            state = self._asks(connection, frame, event, decision, wanted, now)
+            if state is not None:
+                self._reply(connection, frame, state)
         elif item.event is not event or item.tool != tool or item.digest != digest:
             raise fail("E_APPROVAL_MISMATCH", f"the callId {call_id[:100]!r} was asked about with another content")
         else:
             self._ask_again(connection, frame, item, now)
-
-    def _ask_new(self, connection: Connection, frame: Frame, wanted: Wanted, now: float) -> None:
-        """A person decides about this `approval.ask`, or has decided about others of its script."""
-        match self._decided_with(wanted, connection, frame):
-            case "covered":
-                self._reply(connection, frame, wire.ApprovalState(state="run"))
-            case "denied":
-                reason = self._items.scripts.reason(wanted.group)
-                self._reply(connection, frame, wire.ApprovalState(state="denied", reason=reason))
-            case "ask":
-                self._items.ask_person(wanted, now).asker = connection, frame
 
     def _ask_again(self, connection: Connection, frame: Frame, item: Item, now: float) -> None:
         """The same `approval.ask` as before: the asker hears what has become of it."""
@@ -202,32 +208,10 @@ class GatedCalls(Part, OfCalls):
     def _question_over(self, item: Item | None, event: Event) -> None:
         """Nobody wants the answer to a question any more. One that is decided stays so."""
         if item is not None and item.event is event and item.kind == "question" and item.state == "waits":
-            self._items.decide(item, Decided("denied", None, self._items.wall_ms(), WITHDRAWN))
+            self._items.decide(item, self._items.denied(item, WITHDRAWN))
 
     def _reply(self, connection: Connection, frame: Frame, state: wire.ApprovalState) -> None:
-        reply(self._bus, connection, frame.id, state)
-
-    # --- calls of scripts
-
-    def _script_of(self, event: Event, within: str | None) -> Script | None:
-        """The script that makes a call; None for a call of the model."""
-        return None if within is None else Script(within, read_script(outer_call(self._bus, event, within).script))
-
-    def _decided_with(
-        self, wanted: Wanted, connection: Connection, frame: Frame
-    ) -> Literal["covered", "denied", "waits", "ask"]:
-        """What decisions about other calls of its script mean for a call. `waits`: it is told so now, or soon."""
-        group = wanted.group
-        known = None if group is None else self._items.scripts.look(group)
-        if known is None:
-            return "ask"
-        if not isinstance(known, Item):
-            return known
-        if known.state == "staged":
-            known.others.append((connection, frame))
-        else:
-            self._items.tell_wait_of(known, connection, frame)
-        return "waits"
+        self._bus.reply(connection, frame.id, state)
 
 
 def _read_as(frame: Frame, call: CallContent) -> None:
@@ -236,17 +220,10 @@ def _read_as(frame: Frame, call: CallContent) -> None:
         frame.payload = to_raw(call.payload)
 
 
-def _refusal(
-    item: Item | None, event: Event, tool: str, digest: str, call: CallContent, decision: wire.Decision
-) -> ErrorPayload | None:
-    """Why a call gets an error as its result; None when it does not."""
-    if item is None:
-        if call.args is wire.UNREADABLE:
-            return _denied(tool, f"its arguments are larger than a person is shown ({wire.MAX_ARGS_BYTES} bytes)")
-        return _denied(tool, decision.reason or "a rule of the bundle")
+def _refusal(item: Item, event: Event, tool: str, digest: str, decision: wire.Decision) -> ErrorPayload | None:
+    """Why a call gets an error as its result about which a person was asked; None when it does not."""
     if item.event is not event or item.tool != tool or item.digest != digest:
-        message = f"{tool}: the call is another one than a person was asked about"
-        return error_payload("E_APPROVAL_MISMATCH", message)
+        return error_payload("E_APPROVAL_MISMATCH", f"{tool}: the call is another one than a person was asked about")
     if item.state == "denied":
         return _denied(tool, None if item.decided is None else item.decided.reason)
     if item.state == "approved" and decision.action == "deny":

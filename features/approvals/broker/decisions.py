@@ -18,17 +18,17 @@ Source: docs/approvals.md, "Who may answer"; docs/code-mode.md; docs/design/tool
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
 from msgspec import Raw
 
 from goondan.features.approvals.broker.item import (
+    ApprovalAnswered,
     ApprovalAsked,
     ApprovalRemembered,
-    Decided,
     Group,
     Item,
     decision_kept,
@@ -64,7 +64,7 @@ class History:
         """Take over a record of an earlier broker; they come in the order of their numbers."""
         self._kept.append(record)
 
-    def add(self, item: Item, decided: Decided, asked: ApprovalAsked | None, asked_ms: int) -> None:
+    def add(self, item: Item, decided: ApprovalAnswered, asked: ApprovalAsked | None, asked_ms: int) -> None:
         """Write a decision down. `asked` is the journal's record of the item."""
         redact = Redactor(*(model.api_key for spec in self._bus.plan.agents.values() for model in spec.models))
         instance = item.event.instance
@@ -112,55 +112,38 @@ class ScriptDecisions:
     """The decisions about calls of scripts that run."""
 
     def __init__(self) -> None:
-        self._asked: dict[Group, Item] = {}
-        self._left: dict[Group, int] = {}
-        self._denied: dict[Group, str | None] = {}
-        self._groups: dict[tuple[str, str, str], set[Group]] = {}
+        #: The item about which a person was asked last, and how many other calls its yes was used for.
+        self._items: dict[Group, Item] = {}
+        self._used: Counter[Group] = Counter()
 
-    def look(self, group: Group) -> Item | Literal["covered", "denied"] | None:
-        """What is known of such a call: it is covered by a yes (and counted now), was denied, waits for the decision
-        about this item, or nothing.
+    def look(self, group: Group) -> Item | None:
+        """The item whose decision is for such a call: it is open, denied, or approved (and one more call is counted).
+        None: a person has to be asked.
         """
-        if group in self._denied:
-            return "denied"
-        left = self._left.get(group, 0)
-        if left > 0:
-            self._left[group] = left - 1
-            return "covered"
-        item = self._asked.get(group)
-        return item if item is not None and item.open else None
-
-    def reason(self, group: Group | None) -> str | None:
-        """What the person said who denied such calls."""
-        return None if group is None else self._denied.get(group)
+        item = self._items.get(group)
+        if item is None or item.open or item.state == "denied":
+            return item
+        if self._used[group] >= COVERED - 1:  # the call that was asked about is one of those that the yes is for
+            return None
+        self._used[group] += 1
+        return item
 
     def asked(self, item: Item) -> None:
         """A person is asked about a call of a script."""
         if item.group is not None:
-            self._asked[item.group] = item
-            self._groups.setdefault(item.group.script, set()).add(item.group)
-
-    def decided(self, item: Item) -> None:
-        """A person has decided. The call that was asked about is one of those that a yes is for."""
-        group = item.group
-        if group is None or self._asked.get(group) is not item:
-            return
-        del self._asked[group]
-        if item.state == "approved":
-            self._left[group] = COVERED - 1
-        elif item.state == "denied":
-            self._denied[group] = None if item.decided is None else item.decided.reason
+            self._items[item.group] = item
+            self._used.pop(item.group, None)
 
     def forget(self, item: Item) -> None:
-        """Nobody is asked about this item any more."""
-        if item.group is not None and self._asked.get(item.group) is item:
-            del self._asked[item.group]
+        """Nobody could be asked about this item."""
+        if item.group is not None and self._items.get(item.group) is item:
+            del self._items[item.group]
 
     def over(self, script: tuple[str, str, str]) -> None:
         """A script has ended."""
-        for group in self._groups.pop(script, ()):
-            for known in (self._asked, self._left, self._denied):
-                known.pop(group, None)
+        for group in [group for group in self._items if group.script == script]:
+            del self._items[group]
+            self._used.pop(group, None)
 
 
 def read_script(payload: bytes) -> str | None:

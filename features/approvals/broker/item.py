@@ -41,7 +41,6 @@ _ANSWER: Final = "answer"
 #: Issues that a person is told of.
 _TOLD: Final = 5
 _ordered: Final = msgspec.msgpack.Encoder(order="deterministic")
-_Decision = Literal["approved", "denied", "answered"]
 #: The subjects of records: of items, and of decisions that are kept.
 _ITEM: Final = "approval:"
 _REMEMBERED: Final = "approval-decided:"
@@ -153,21 +152,6 @@ def decision_kept(record: ApprovalRemembered, forgotten: Iterable[int]) -> Write
     return Writes((*gone, Put(f"{_REMEMBERED}{record.number}", encode(record))))
 
 
-class Decided(Struct, frozen=True):
-    """A decision about an item."""
-
-    #: The decision.
-    how: _Decision
-    #: The user who decided; None when the kernel decided in the person's place.
-    uid: int | None
-    #: When (milliseconds since 1970).
-    at_ms: int
-    #: The person's reason.
-    reason: str | None = None
-    #: The person's answer to a question.
-    answer: Raw | None = None
-
-
 class Group(NamedTuple):
     """Calls that one decision is for."""
 
@@ -250,9 +234,9 @@ class Item(Struct):
     #: The state of the item.
     state: ItemState = "staged"
     #: The decision; None while there is none.
-    decided: Decided | None = None
+    decided: ApprovalAnswered | None = None
     #: A decision on its way into the journal; it becomes `decided` when the journal has it.
-    deciding: Decided | None = None
+    deciding: ApprovalAnswered | None = None
     #: When the call was allowed to start (milliseconds of CLOCK_BOOTTIME); 0 if that was before this boot.
     started_ms: int = 0
     #: True when an earlier broker allowed the call to start, so it may have run.

@@ -14,7 +14,7 @@ Source: docs/approvals.md, docs/decisions/069.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Raw
 
@@ -24,7 +24,6 @@ from goondan.features.approvals.broker.item import (
     ApprovalAsked,
     ApprovalRemembered,
     ApprovalStarted,
-    Decided,
     Item,
     OfItem,
     Wanted,
@@ -34,7 +33,7 @@ from goondan.features.approvals.broker.item import (
     item_written,
 )
 from goondan.features.approvals.wire import MAX_EXPIRY_S, WAITS, ApprovalState, code_of
-from goondan.kernel.broker.state.bus import Bus, Core, Lossy
+from goondan.kernel.broker.state.bus import Core, Lossy
 from goondan.kernel.broker.state.entities import CLIENTS, Connection, Event, Standing
 from goondan.kernel.broker.state.parts import OfCalls, OfEvents, Part, Record
 from goondan.kernel.broker.state.shares import Pool, kept_of
@@ -49,11 +48,6 @@ MAX_ITEM_BYTES: Final = 64 << 20
 #: The same for one event, with its decided items: they stay in the journal until the event ends.
 MAX_OF_EVENT: Final = 1024
 MAX_BYTES_OF_EVENT: Final = 32 << 20
-
-
-def reply(bus: Bus, connection: Connection, frame_id: str, body: Any) -> None:
-    """Answer a frame."""
-    bus.reply(connection, frame_id, body)
 
 
 class Items(Part, OfEvents, OfCalls):
@@ -86,9 +80,29 @@ class Items(Part, OfEvents, OfCalls):
         """A new item. Raises GoondanError E_TOOL_LIMIT when too many wait."""
         event, asked, script = wanted.event, wanted.asked, wanted.script
         instance = event.instance
-        schema = None if asked is None or asked.schema is None else bytes(asked.schema)
-        text = None if script is None else script.text
-        size = len(wanted.args) + len(schema or b"") + len((text or "").encode())
+        expires_s = wanted.decision.expires_s if asked is None or asked.expires_s is None else asked.expires_s
+        expires = now + min(max(1.0, expires_s), MAX_EXPIRY_S)
+        record = ApprovalAsked(
+            agent=instance.agent,
+            key=instance.key,
+            event_id=event.id,
+            call_id=wanted.call_id,
+            kind=wanted.kind,
+            tool=wanted.tool,
+            digest=wanted.digest,
+            args=Raw(wanted.args),
+            workdir=wanted.workdir,
+            asked=self._bus.ledger.moment(now),
+            expires=self._bus.ledger.moment(expires),
+            message=None if asked is None else asked.message,
+            schema=None if asked is None or asked.schema is None else Raw(bytes(asked.schema)),
+            reason=wanted.decision.reason,
+            within=None if script is None else script.call_id,
+            rule=wanted.decision.rule,
+            script=None if script is None else script.text,
+        )
+        item = _item_of(record, event, now, expires)
+        item.group, size = wanted.group, item.size
         standing = event.standing = event.standing or Standing()
         if standing.asked >= MAX_OF_EVENT or standing.asked_bytes + size > MAX_BYTES_OF_EVENT:
             message = f"this turn has asked people about {standing.asked} calls, {standing.asked_bytes} bytes"
@@ -96,40 +110,6 @@ class Items(Part, OfEvents, OfCalls):
         for pool, amount in ((self._pool, 1), (self._bytes, size)):
             if pool.shortage(event.session, event.root, amount, operator=event.by_operator) is not None:
                 raise fail("E_TOOL_LIMIT", "too many calls of this work wait for a person", suggestion="Wait for some.")
-        expires_s = wanted.decision.expires_s if asked is None or asked.expires_s is None else asked.expires_s
-        item = Item(
-            approval_subject(instance.agent, instance.key, wanted.call_id),
-            wanted.call_id,
-            code_of(instance.agent, instance.key, wanted.call_id),
-            event,
-            wanted.kind,
-            wanted.tool,
-            wanted.digest,
-            now,
-            now + min(max(1.0, expires_s), MAX_EXPIRY_S),
-            size,
-            within=None if script is None else script.call_id,
-            group=wanted.group,
-        )
-        record = ApprovalAsked(
-            agent=instance.agent,
-            key=instance.key,
-            event_id=event.id,
-            call_id=wanted.call_id,
-            kind=item.kind,
-            tool=wanted.tool,
-            digest=wanted.digest,
-            args=Raw(wanted.args),
-            workdir=wanted.workdir,
-            asked=self._bus.ledger.moment(now),
-            expires=None if item.expires is None else self._bus.ledger.moment(item.expires),
-            message=None if asked is None else asked.message,
-            schema=None if schema is None else Raw(schema),
-            reason=wanted.decision.reason,
-            within=item.within,
-            rule=wanted.decision.rule,
-            script=text,
-        )
         self._keep(item)
         self._stop_clocks(item)
         self.scripts.asked(item)
@@ -137,14 +117,11 @@ class Items(Part, OfEvents, OfCalls):
         self._bus.counters["approvals_asked"] += 1
         return item
 
-    def decide(self, item: Item, decided: Decided) -> None:
+    def decide(self, item: Item, decided: ApprovalAnswered) -> None:
         """Have the journal write a decision. It counts when the journal has it."""
         item.state, item.deciding = "deciding", decided
         self.history.add(item, decided, self.record_of(item), self.wall_ms(item.asked))
-        self._stage(
-            item,
-            ApprovalAnswered(item.event.id, decided.how, decided.uid, decided.at_ms, decided.reason, decided.answer),
-        )
+        self._stage(item, decided)
         self._release_time(item)  # into the journal together: a crash loses no time that stood still
 
     def use(self, item: Item, connection: Connection, frame: Frame, now: float) -> None:
@@ -161,6 +138,10 @@ class Items(Part, OfEvents, OfCalls):
             item.told = True
             if item.event.standing is not None:
                 item.event.standing.unread -= 1
+
+    def denied(self, item: Item, why: str) -> ApprovalAnswered:
+        """The decision of the kernel, in a person's place."""
+        return ApprovalAnswered(item.event.id, "denied", None, self.wall_ms(), why)
 
     def record_of(self, item: Item) -> ApprovalAsked | None:
         """The journal's record of a waiting item."""
@@ -245,10 +226,9 @@ class Items(Part, OfEvents, OfCalls):
             info = error_payload("E_DISK_FULL", "the disk of the state directory is full; nobody could be asked")
             self._bus.error(connection.cls, connection.ident, info, frame)
 
-    def _decided(self, item: Item, decided: Decided, now: float) -> None:
+    def _decided(self, item: Item, decided: ApprovalAnswered, now: float) -> None:
         event = item.event
         item.state, item.decided, item.deciding = decided.how, decided, None
-        self.scripts.decided(item)
         by = "the kernel" if decided.uid is None else f"uid {decided.uid}"
         where = f"{event.instance.address} {item.tool} {item.id} sha256:{item.digest}"
         self._bus.notices.append(f"approval {item.code}: {decided.how} by {by}: {where}")
@@ -270,7 +250,7 @@ class Items(Part, OfEvents, OfCalls):
             return
         connection, frame = asker
         if frame.type == "approval.ask":
-            reply(self._bus, connection, frame.id, ApprovalState(state="run"))
+            self._bus.reply(connection, frame.id, ApprovalState(state="run"))
         else:
             self._core.call_goes_on(connection, frame)
 
@@ -286,7 +266,7 @@ class Items(Part, OfEvents, OfCalls):
     def tell_wait_of(self, item: Item, connection: Connection, frame: Frame) -> None:
         """Tell a process that a call of it waits for the decision about this item."""
         if frame.type == "approval.ask":
-            reply(self._bus, connection, frame.id, ApprovalState(state="waits"))
+            self._bus.reply(connection, frame.id, ApprovalState(state="waits"))
             return
         info = error_payload(WAITS, f"{item.tool}: a person has to approve this call ({item.code})")
         self._bus.error(connection.cls, connection.ident, info, frame)
@@ -315,7 +295,7 @@ class Items(Part, OfEvents, OfCalls):
         """Tell an operator the state of the item that he or she has decided about."""
         decided = item.decided
         state = item.state if decided is None else decided.how
-        reply(self._bus, connection, frame_id, {"id": item.id, "code": item.code, "state": state})
+        self._bus.reply(connection, frame_id, {"id": item.id, "code": item.code, "state": state})
 
     def _is_here(self, connection: Connection) -> bool:
         return self._bus.presence.connections[CLIENTS].get(connection.ident) is connection
@@ -387,7 +367,7 @@ class Items(Part, OfEvents, OfCalls):
         """Deny items that have waited too long, and forget watchers that are gone."""
         for item in list(self.all.values()):
             if item.state == "waits" and item.expires is not None and item.expires <= now:
-                self.decide(item, Decided("denied", None, self.wall_ms(), "nobody answered in time"))
+                self.decide(item, self.denied(item, "nobody answered in time"))
         for ident, connection in list(self._watchers.items()):
             if not self._is_here(connection):
                 del self._watchers[ident]
@@ -405,10 +385,9 @@ class Items(Part, OfEvents, OfCalls):
                 if event is None or event.finished:
                     self._bus.stage(item_over(subject))
                 else:
-                    self._keep(self._restored(subject, record, event))
+                    self._keep(self._restored(record, event))
             elif item is not None and isinstance(record, ApprovalAnswered):
-                item.state = record.how
-                item.decided = Decided(record.how, record.uid, record.at_ms, record.reason, record.answer)
+                item.state, item.decided = record.how, record
             elif item is not None and isinstance(record, ApprovalStarted):
                 item.state, item.restored, item.told = "started", True, True
                 item.started_ms = self._bus.ledger.boot_ms(record.at)
@@ -420,19 +399,27 @@ class Items(Part, OfEvents, OfCalls):
                 standing.unread += 1
                 standing.ready = True
 
-    def _restored(self, subject: str, record: ApprovalAsked, event: Event) -> Item:
+    def _restored(self, record: ApprovalAsked, event: Event) -> Item:
         ledger = self._bus.ledger
-        return Item(
-            subject,
-            record.call_id,
-            code_of(record.agent, record.key, record.call_id),
-            event,
-            record.kind,
-            record.tool,
-            record.digest,
-            ledger.on_clock(record.asked),
-            None if record.expires is None else ledger.on_clock(record.expires),
-            len(memoryview(record.args)) + len((record.script or "").encode()),
-            state="waits",
-            within=record.within,
-        )
+        expires = None if record.expires is None else ledger.on_clock(record.expires)
+        item = _item_of(record, event, ledger.on_clock(record.asked), expires)
+        item.state = "waits"
+        return item
+
+
+def _item_of(record: ApprovalAsked, event: Event, asked: float, expires: float | None) -> Item:
+    """The item of a record."""
+    schema = b"" if record.schema is None else record.schema
+    return Item(
+        approval_subject(record.agent, record.key, record.call_id),
+        record.call_id,
+        code_of(record.agent, record.key, record.call_id),
+        event,
+        record.kind,
+        record.tool,
+        record.digest,
+        asked,
+        expires,
+        len(memoryview(record.args)) + len(memoryview(schema)) + len((record.script or "").encode()),
+        within=record.within,
+    )

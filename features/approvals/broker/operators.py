@@ -9,10 +9,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final, Literal
 
 from msgspec import Raw
+from msgspec.structs import replace
 
 from goondan.features.approvals.broker.decisions import COVERED
-from goondan.features.approvals.broker.item import Decided, Item, check_answer
-from goondan.features.approvals.broker.items import Items, reply
+from goondan.features.approvals.broker.item import ApprovalAnswered, Item, check_answer
+from goondan.features.approvals.broker.items import Items
 from goondan.features.approvals.wire import (
     MAX_ANSWER_BYTES,
     MAX_ARGS_BYTES,
@@ -20,11 +21,11 @@ from goondan.features.approvals.wire import (
     ApprovalDecision,
     ApprovalItem,
 )
-from goondan.kernel.broker.state.bus import RETRY_AFTER_MS, Bus
+from goondan.kernel.broker.state.bus import Bus, join, overloaded
 from goondan.kernel.broker.state.entities import Connection, Event
 from goondan.kernel.broker.state.parts import LIST_BYTES, LISTS_BYTES, UTF8_BYTES, Op, Part, Waiting, fitting
 from goondan.schemas.wire.codec import from_raw
-from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import Frame
 
 #: Items in one answer; bytes of the arguments, and of the schema, that it has of each item.
@@ -36,8 +37,6 @@ UNKNOWN_USER: Final = -1
 MAX_SHOWN: Final = 20
 #: Characters of the name of a tool in such words.
 MAX_NAME: Final = 80
-#: Operators who may wait for one decision to be journaled.
-MAX_DECIDERS: Final = 64
 
 
 class Operators(Part):
@@ -58,14 +57,14 @@ class Operators(Part):
         With `answered`: the history of decisions. `blocked` has the roots that only a person can bring further.
         """
         if asked.get("answered") is True:
-            reply(self._bus, connection, frame.id, self._items.history.listed())
+            self._bus.reply(connection, frame.id, self._items.history.listed())
             return
         every = [item for item in self._items.all.values() if item.state != "staged"]
         items = every if asked.get("all") else [item for item in every if item.open]
         listed = fitting(self._shown(item, MAX_LISTED_ARGS) for item in items[:MAX_LISTED])
         blocked = fitting(self._blocked(), LIST_BYTES // 8)
         body = {"items": listed, "more": len(items) - len(listed), "blocked": blocked}
-        reply(self._bus, connection, frame.id, body)
+        self._bus.reply(connection, frame.id, body)
 
     def waiting(self, now: float) -> Iterator[Waiting]:
         """The events whose calls wait for a person, and how many messages wait behind them."""
@@ -99,12 +98,12 @@ class Operators(Part):
 
     def show(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`approve.show`: one item with all of its arguments."""
-        reply(self._bus, connection, frame.id, self._shown(self._find(asked.get("id")), MAX_ARGS_BYTES))
+        self._bus.reply(connection, frame.id, self._shown(self._find(asked.get("id")), MAX_ARGS_BYTES))
 
     def watch(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`approve.watch`: from now on this connection gets `approval.news` whenever the list changes."""
         self._items.watch(connection)
-        reply(self._bus, connection, frame.id, {})
+        self._bus.reply(connection, frame.id, {})
 
     def answer(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`approve.answer`: take a decision. It is answered when the journal has it."""
@@ -113,14 +112,11 @@ class Operators(Part):
         uid = connection.claims.uid
         decided = self._read(decision, item, UNKNOWN_USER if uid is None else uid)
         if item.state == "deciding" and item.deciding is not None and _agree(item.deciding, decided):
-            if len(item.operators) >= MAX_DECIDERS:
-                message = "too many decide about this item"
-                raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
-            item.operators.append((connection, frame.id))
+            join(item.operators, connection, frame, "item")
         elif item.decided is not None and _agree(item.decided, decided):
             self._items.tell_decision(connection, frame.id, item)
         elif item.state == "staged":
-            raise GoondanError(error_payload("E_OVERLOADED", "it is just being asked", retry_after_ms=RETRY_AFTER_MS))
+            raise overloaded("it is just being asked")
         elif item.state != "waits":
             how = (item.decided or item.deciding or decided).how
             raise fail("E_APPROVAL_DECIDED", f"{item.code} was {how} already")
@@ -128,21 +124,22 @@ class Operators(Part):
             item.operators.append((connection, frame.id))
             self._items.decide(item, decided)
 
-    def _read(self, decision: ApprovalDecision, item: Item, uid: int) -> Decided:
+    def _read(self, decision: ApprovalDecision, item: Item, uid: int) -> ApprovalAnswered:
         reason = None if decision.reason is None else decision.reason[:MAX_MESSAGE]
+        decided = ApprovalAnswered(item.event.id, "denied", uid, self._items.wall_ms(), reason)
         if decision.decision == "no":
-            return Decided("denied", uid, self._items.wall_ms(), reason)
+            return decided
         if (decision.decision == "answer") is not (item.kind == "question"):
             what = "a question: answer it" if item.kind == "question" else "no question: say yes or no"
             raise fail("E_USAGE", f"{item.code} is {what}", suggestion=f"See gdn approve show {item.code}.")
         if decision.decision == "yes":
-            return Decided("approved", uid, self._items.wall_ms(), reason)
+            return replace(decided, how="approved")
         if decision.answer is None or len(memoryview(decision.answer)) > MAX_ANSWER_BYTES:
             raise fail("E_USAGE", f"an answer is a JSON value of at most {MAX_ANSWER_BYTES} bytes")
         record = self._items.record_of(item)
         if record is not None and record.schema is not None:
             check_answer(from_raw(record.schema, object), from_raw(decision.answer, object))
-        return Decided("answered", uid, self._items.wall_ms(), reason, Raw(bytes(decision.answer)))
+        return replace(decided, how="answered", answer=Raw(bytes(decision.answer)))
 
     def _find(self, name: Any) -> Item:
         """Find an item by id or code. Raises GoondanError E_APPROVAL_NOT_FOUND."""
@@ -212,5 +209,5 @@ def _shown_state(item: Item) -> Literal["waits", "approved", "denied", "answered
             return state
 
 
-def _agree(one: Decided, other: Decided) -> bool:
+def _agree(one: ApprovalAnswered, other: ApprovalAnswered) -> bool:
     return one.how == other.how and one.answer == other.answer
