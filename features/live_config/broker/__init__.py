@@ -20,17 +20,15 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import replace
 
 from goondan.features.live_config import wire
 from goondan.features.live_config.broker import patches, rules
-from goondan.kernel.broker.state.bus import RETRY_AFTER_MS, Bus, Core
+from goondan.kernel.broker.state.bus import Bus, Core, join, overloaded
 from goondan.kernel.broker.state.entities import AGENTS, Connection
 from goondan.kernel.broker.state.parts import LISTS_BYTES, OfInstances, Op, Part, Record, Take, fitting
 from goondan.schemas.bundle.address import is_instance_key
 from goondan.schemas.bundle.effective_config import (
-    Applied,
     Change,
     LiveChanges,
     apply_changes,
@@ -40,7 +38,7 @@ from goondan.schemas.bundle.effective_config import (
     shown,
     tool_of,
 )
-from goondan.schemas.bundle.launch import AgentSpec, KernelPlan
+from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
@@ -49,8 +47,6 @@ from goondan.schemas.wire.frames import OPERATOR_AGENT, Frame
 #: At most so many proposals of one agent are judged in so many seconds, because each is written to the journal.
 MAX_PROPOSALS: Final = 600
 WINDOW_S: Final = 60.0
-#: Frames that may wait for one decision. More are refused with E_OVERLOADED.
-MAX_ASKERS: Final = 64
 #: An extension's patch for its whole agent is judged together with the patches of at most so many instances and bytes:
 #: each of these takes about 20 us. Operators have no such bound: 20,000 patches take half a second, once.
 MAX_JUDGED_INSTANCES: Final = 256
@@ -58,24 +54,6 @@ MAX_JUDGED_BYTES: Final = 256 << 10
 #: Characters that are kept of an extension's name, and of one operation.
 _MAX_NAME: Final = 64
 _MAX_ASKED: Final = 200
-
-
-#: Who proposed a patch.
-AGENT: Final = "agent"
-OPERATOR: Final = "operator"
-
-
-class _Base(Struct, frozen=True):
-    """The part of the bundle that is about one agent."""
-
-    #: Its specification.
-    spec: AgentSpec
-    #: The configuration that the bundle declares.
-    declared: Applied
-    #: The digest of this configuration.
-    digest: str
-    #: The tools that the agent may call.
-    allowed: frozenset[str]
 
 
 def parts(core: Core) -> Sequence[Part]:
@@ -89,7 +67,7 @@ class LiveConfigs(Part, OfInstances):
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._patches = patches.Patches()
-        self._bases: dict[str, _Base] = {}
+        self._bases: dict[str, patches.Base] = {}
         #: Whether the plan is new, and nobody has looked whether its schemas have to be compiled.
         self._new_plan = True
         #: Patch id -> connections and frame ids that wait until the decision is journaled.
@@ -145,7 +123,7 @@ class LiveConfigs(Part, OfInstances):
         added = {
             name
             for patch in self._patches.in_force(agent, key)
-            if patch.by == OPERATOR and patch.change.tools is not None
+            if patch.by == patches.OPERATOR and patch.change.tools is not None
             for name in patch.change.tools.added
         }
         registry = self._bus.plan.agents[agent].registry if added else ()
@@ -173,7 +151,7 @@ class LiveConfigs(Part, OfInstances):
             key=instance.key if proposal.scope == "instance" else None,
             change=Change(),
             touched=frozenset(),
-            by=AGENT,
+            by=patches.AGENT,
             by_key=instance.key,
             extension=None if proposal.extension is None else proposal.extension[:_MAX_NAME],
             event_id=None if event is None else event.id,
@@ -261,7 +239,7 @@ class LiveConfigs(Part, OfInstances):
         self, patch: patches.Patch, proposal: wire.ConfigProposal, proposer: rules.Proposer, redact: Redactor
     ) -> list[patches.Patch]:
         """Fill in what the patch does. Returns the patches to forget for it. Raises GoondanError when it is refused."""
-        agent, key = patch.agent, patch.by_key if patch.by == AGENT else patch.key
+        agent, key = patch.agent, patch.by_key if patch.by == patches.AGENT else patch.key
         base = self._base(agent)
         if proposal.base != base.digest:
             raise fail(wire.CONFLICT, f"the patch was made from what the bundle said of {agent} before")
@@ -299,7 +277,7 @@ class LiveConfigs(Part, OfInstances):
         except msgspec.ValidationError as error:
             raise fail("E_CONFIG_INVALID_VALUE", f"no patch: {error}") from None
         patch = patches.Patch(
-            number=0, id=proposal.id, agent=agent, key=key, change=Change(), touched=frozenset(), by=OPERATOR
+            number=0, id=proposal.id, agent=agent, key=key, change=Change(), touched=frozenset(), by=patches.OPERATOR
         )
         if not self._told_again(connection, frame, patch):
             self._decide(connection, frame, patch, proposal, rules.Proposer(True), now)
@@ -318,8 +296,7 @@ class LiveConfigs(Part, OfInstances):
             item = patches.patch_written(patches.record_of(patch, reverted=patch.reverting))
             self._bus.stage(item, partial(self._journaled, patch.id))
         elif patch.state == "staged":
-            message = "the patch is on its way into the journal"
-            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+            raise overloaded("the patch is on its way into the journal")
         self._join(connection, frame, patch)
 
     def _check_without(self, patch: patches.Patch) -> None:
@@ -374,19 +351,14 @@ class LiveConfigs(Part, OfInstances):
         return True
 
     def _join(self, connection: Connection, frame: Frame, patch: patches.Patch) -> None:
-        waiting = self._askers.setdefault(patch.id, [])
-        waiting[:] = [asker for asker in waiting if asker[1] != frame.id]
-        if len(waiting) >= MAX_ASKERS:
-            message = "too many wait for this patch"
-            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
-        waiting.append((connection, frame.id))
+        join(self._askers.setdefault(patch.id, []), connection, frame, "patch")
 
     def _check_rate(self, agent: str, now: float) -> None:
         judged = self._judged.setdefault(agent, deque(maxlen=MAX_PROPOSALS))
         if len(judged) == MAX_PROPOSALS and now - judged[0] < WINDOW_S:
             message = f"{MAX_PROPOSALS} patches were proposed within {WINDOW_S:g} s"
             wait_ms = int((WINDOW_S - (now - judged[0])) * 1000) + 1
-            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=wait_ms))
+            raise overloaded(message, wait_ms)
         judged.append(now)
 
     def _push(self, agent: str, key: str | None) -> None:
@@ -408,51 +380,25 @@ class LiveConfigs(Part, OfInstances):
         )
         self._bus.reply(connection, frame_id, outcome)
 
-    def _base(self, agent: str) -> _Base:
+    def _base(self, agent: str) -> patches.Base:
         base = self._bases.get(agent)
         if base is None:
             spec = self._bus.plan.agents[agent]
-            base = self._bases[agent] = _Base(spec, declared(spec), digest_of(spec), reachable_tools(spec))
+            base = self._bases[agent] = patches.Base(spec, declared(spec), digest_of(spec), reachable_tools(spec))
         return base
 
     def _changes(self, agent: str, key: str | None, revision: int | None = None) -> list[Change]:
-        return [self._fitting(patch) for patch in self._patches.in_force(agent, key, revision)]
+        return [self._base(agent).fitting(patch) for patch in self._patches.in_force(agent, key, revision)]
 
     def _coming(self, agent: str, key: str | None, *, without: patches.Patch | None = None) -> list[Change]:
         """The changes that will be in force when all decisions are journaled. They have to fit together."""
-        return [self._fitting(patch) for patch in self._patches.coming(agent, key) if patch is not without]
-
-    def _fitting(self, patch: patches.Patch) -> Change:
-        """The change of a patch, without tools that are gone or that it would not be allowed to add now."""
-        change = patch.change
-        if change.tools is None or not change.tools.added:
-            return change
-        left = [name for name in change.tools.added if not self._why_not(patch, name)]
-        return change if left == change.tools.added else replace(change, tools=replace(change.tools, added=left))
-
-    def _why_not(self, patch: patches.Patch, tool: str) -> str:
-        """Why a patch does not add this tool; "" when it adds it."""
-        spec = self._bus.plan.agents[patch.agent]
-        known = any(tool_of(item) == tool for item in spec.registry)
-        if not known and tool not in patch.dynamic:
-            return f"Tool/{tool} is not in the bundle any more"
-        if known and patch.by != OPERATOR and not rules.within_bound(spec, tool, self._base(patch.agent).allowed):
-            return f"Tool/{tool} is one that extensions may not add any more"
-        return ""
+        return [self._base(agent).fitting(patch) for patch in self._patches.coming(agent, key) if patch is not without]
 
     def _idle_parts(self, patch: patches.Patch) -> list[str]:
         """The parts of a patch that have nothing to act on."""
-        spec = self._bus.plan.agents.get(patch.agent)
-        if spec is None:
+        if patch.agent not in self._bus.plan.agents:
             return [f"the bundle has no agent {patch.agent}"]
-        added = [] if patch.change.tools is None else patch.change.tools.added
-        idle = [why for name in added if (why := self._why_not(patch, name))]
-        model = patch.change.model
-        if model is not None and model.provider != spec.model.provider:
-            idle.append(f"the agent's model is one of {spec.model.provider}, not of {model.provider}")
-        has = {extension.name for extension in spec.extensions}
-        named = dict.fromkeys(one.extension for one in patch.change.configs)
-        return idle + [f"the agent has no Extension/{name}" for name in named if name not in has]
+        return self._base(patch.agent).idle_parts(patch)
 
     def _note_idle(self) -> None:
         """Tell operators which patches have lost the parts that they act on."""

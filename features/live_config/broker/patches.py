@@ -19,10 +19,13 @@ from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
+from goondan.features.live_config.broker.rules import within_bound
 from goondan.features.live_config.wire import CONFLICT, LIMIT
 from goondan.kernel.broker.state.records import Item, Put, Retire, encode
-from goondan.schemas.bundle.effective_config import ORDER, Change, Touched, overlap, touches
+from goondan.schemas.bundle.effective_config import ORDER, Applied, Change, Touched, overlap, tool_of, touches
+from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import ErrorPayload
 
@@ -34,6 +37,10 @@ MAX_IN_ALL: Final = 20_000
 MAX_REJECTED: Final = 50
 #: Bytes of all changes that are in force for one instance, as msgpack: `welcome` has them, in one frame.
 MAX_CHANGES_BYTES: Final = 256 << 10
+
+#: Who proposed a patch.
+AGENT: Final = "agent"
+OPERATOR: Final = "operator"
 
 State = Literal["staged", "accepted", "reverted", "rejected"]
 #: The subjects of records.
@@ -287,6 +294,47 @@ class Patches:
                 return False
             waiting = {touched for touched in waiting if not _sets(later, touched)}
         return not waiting
+
+
+class Base(Struct, frozen=True):
+    """The part of the bundle that is about one agent."""
+
+    #: Its specification.
+    spec: AgentSpec
+    #: The configuration that the bundle declares.
+    declared: Applied
+    #: The digest of this configuration.
+    digest: str
+    #: The tools that the agent may call.
+    allowed: frozenset[str]
+
+    def fitting(self, patch: Patch) -> Change:
+        """The change of a patch, without tools that are gone or that it would not be allowed to add now."""
+        tools = patch.change.tools
+        added = [] if tools is None else [name for name in tools.added if not self._why_not(patch, name)]
+        if tools is None or added == tools.added:
+            return patch.change
+        return replace(patch.change, tools=replace(tools, added=added))
+
+    def _why_not(self, patch: Patch, tool: str) -> str:
+        """Why a patch does not add this tool; "" when it adds it."""
+        known = any(tool_of(item) == tool for item in self.spec.registry)
+        if not known and tool not in patch.dynamic:
+            return f"Tool/{tool} is not in the bundle any more"
+        if known and patch.by != OPERATOR and not within_bound(self.spec, tool, self.allowed):
+            return f"Tool/{tool} is one that extensions may not add any more"
+        return ""
+
+    def idle_parts(self, patch: Patch) -> list[str]:
+        """The parts of a patch that have nothing to act on."""
+        added = [] if patch.change.tools is None else patch.change.tools.added
+        idle = [why for name in added if (why := self._why_not(patch, name))]
+        model = patch.change.model
+        if model is not None and model.provider != self.spec.model.provider:
+            idle.append(f"the agent's model is one of {self.spec.model.provider}, not of {model.provider}")
+        has = {extension.name for extension in self.spec.extensions}
+        named = dict.fromkeys(one.extension for one in patch.change.configs)
+        return idle + [f"the agent has no Extension/{name}" for name in named if name not in has]
 
 
 def _size_of(change: Change) -> int:

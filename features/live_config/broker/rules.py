@@ -33,7 +33,6 @@ from typing import Any, Final
 from msgspec import UNSET, Struct
 
 from goondan.features.changesets.wire import DENIED
-from goondan.features.live_config.broker.json_patch import apply_operations, pointer
 from goondan.features.live_config.wire import MAX_OPERATIONS, Operation
 from goondan.schemas.bundle import effective_config
 from goondan.schemas.bundle.address import shown_tool_name
@@ -43,6 +42,10 @@ from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec
 from goondan.schemas.wire.codec import check_json
 from goondan.schemas.wire.errors import GoondanError, fail
 
+#: Segments of one pointer; effective configurations are not deep.
+MAX_SEGMENTS: Final = 32
+_INDEX: Final = re.compile(r"(?:0|[1-9][0-9]{0,9})\Z")
+_BAD_ESCAPE: Final = re.compile(r"~(?![01])")
 #: One error names at most so many issues.
 _MAX_NAMED: Final = 5
 #: The parts that extensions may patch, and the parts that only operators may patch.
@@ -332,6 +335,61 @@ def _reference(given: Any, kind: str) -> str:
     except ValueError as error:
         hint = f"Write {kind}/name or {{kind: {kind}, name: …}}."
         raise fail("E_CONFIG_INVALID_VALUE", str(error), suggestion=hint) from None
+
+
+# --- JSON Patch (RFC 6902) with `add`, `remove` and `replace`, and JSON Pointer (RFC 6901) ----------------------------
+
+
+def apply_operations(document: Any, operations: Iterable[Operation]) -> Any:
+    """The document after all operations, in order. Raises GoondanError E_CONFIG_INVALID_VALUE: nothing is applied."""
+    for operation in operations:
+        path = pointer(operation.path)
+        if operation.op != "remove" and operation.value is UNSET:
+            raise fail("E_CONFIG_INVALID_VALUE", f"{_told(operation)} has no value")
+        document = _apply(document, path, operation)
+    return document
+
+
+def pointer(text: str) -> list[str]:
+    """The segments of a JSON Pointer. Raises GoondanError E_CONFIG_INVALID_VALUE."""
+    if text == "":
+        return []
+    if not text.startswith("/") or _BAD_ESCAPE.search(text):
+        hint = "A path begins with / and writes / as ~1 and ~ as ~0 in a name."
+        raise fail("E_CONFIG_INVALID_VALUE", f"{text[:100]!r} is no JSON Pointer", suggestion=hint)
+    segments = [segment.replace("~1", "/").replace("~0", "~") for segment in text[1:].split("/")]
+    if len(segments) > MAX_SEGMENTS:
+        raise fail("E_CONFIG_INVALID_VALUE", f"a path has {len(segments)} segments, and at most {MAX_SEGMENTS}")
+    return segments
+
+
+def _apply(node: Any, path: list[str], operation: Operation) -> Any:
+    if not path:
+        if operation.op == "remove":
+            raise fail("E_CONFIG_INVALID_VALUE", "the whole configuration cannot be removed")
+        return operation.value
+    key, *rest = path
+    adds = operation.op == "add" and not rest
+    at: Any = key
+    if isinstance(node, list):
+        at = len(node) if adds and key == "-" else int(key) if _INDEX.match(key) else -1
+    known = 0 <= at < len(node) + adds if isinstance(node, list) else isinstance(node, dict) and (adds or key in node)
+    if not known:
+        raise fail("E_CONFIG_INVALID_VALUE", f"{_told(operation)}: there is no {key[:80]!r}")
+    made = node.copy()  # containers beside the path are shared with the given document
+    if rest:
+        made[at] = _apply(node[at], rest, operation)
+    elif operation.op == "remove":
+        del made[at]
+    elif adds and isinstance(node, list):
+        made.insert(at, operation.value)
+    else:
+        made[at] = operation.value
+    return made
+
+
+def _told(operation: Operation) -> str:
+    return f"{operation.op} {operation.path[:200]}"
 
 
 # --- whether configs fit their schemas -----------------------------------------------------------------------------

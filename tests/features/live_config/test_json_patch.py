@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.features.live_config.broker.json_patch import apply_operations, pointer
+from goondan.features.live_config.broker.rules import apply_operations, pointer
 from goondan.features.live_config.wire import Operation
 from goondan.schemas.wire.errors import GoondanError
 
