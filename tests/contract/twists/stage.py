@@ -96,6 +96,26 @@ def old(name: str, source: str, **more: Any) -> Written:
     return Written(name, textwrap.dedent(source), old=True, **more)
 
 
+def mutator(point: str, body: str, name: str = "a", *, old: bool = True, **more: Any) -> Written:
+    """An extension with one mutator at this point: `body` is what it does with `ctx`."""
+    return _acting("def act(ctx):", f"pipelines.mutate({point!r}, act)", body, name, old, more)
+
+
+def wrap(point: str, body: str, name: str = "a", *, old: bool = True, **more: Any) -> Written:
+    """An extension with one wrap at this point: `body` is what it does with `ctx` and `next`."""
+    return _acting("async def act(ctx, next):", f"pipelines.wrap({point!r}, act)", body, name, old, more)
+
+
+def layer(kind: str, body: str, name: str = "a", *, old: bool = False, **more: Any) -> Written:
+    """An extension with one middleware of this kind: `body` is what it does with `ctx`."""
+    return _acting("async def act(ctx):", f"pipeline.register({kind!r}, act)", body, name, old, more)
+
+
+def _acting(head: str, registers: str, body: str, name: str, old: bool, more: dict[str, Any]) -> Written:
+    inside = textwrap.indent(textwrap.dedent(body).strip("\n"), " " * 8)
+    return Written(name, f"def register(api):\n    {head}\n{inside}\n\n    api.{registers}\n", old=old, **more)
+
+
 def calls(*wanted: tuple[str, str, Any] | tuple[str, Any]) -> ModelAnswer:
     """A model that wants calls: (name, args) or (id, name, args)."""
     made = [(f"c{number}", *one) if len(one) == 2 else one for number, one in enumerate(wanted, 1)]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.contract.twists.stage import NOTES, Actor, Stage, calls, new, old
+from tests.unit.agentproc.turns import failed
 
 
 async def events(stage: Stage, body: str) -> Actor:
@@ -208,10 +209,7 @@ except Exception as error:
 async def test_subscriptions_that_are_no_good(stage: Stage, line: str) -> None:
     """7.1 with rubbish: an error where it stands, not later somewhere else."""
     actor = await stage.agent(new("bus", f"def register(api): api.events.{line}"))
-    answer = await actor.turn()
-    assert answer.error is not None
-    assert answer.error.code == "E_EXTENSION_FAILED"
-    assert "bus" in answer.error.message
+    failed(await actor.turn(), "E_EXTENSION_FAILED", "bus")
 
 
 async def test_two_instances_do_not_hear_each_other(stage: Stage) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from goondan.kernel.bundle.loader import inspect_bundle
 from goondan.kernel.bundle.rules.problems import BundleError, Problem
-from tests.contract.twists.stage import NOTES, Stage, calls, new, old
+from tests.contract.twists.stage import NOTES, Stage, calls, mutator, new, old
+from tests.unit.agentproc.turns import failed
 
 BASIC = """
     async def register(api):
@@ -183,11 +184,7 @@ async def test_an_exception_in_register_fails_each_message_and_loads_no_later_on
         new("later", "def register(api): note('later')"),
     )
     for said in ("one", "two"):
-        answer = await actor.turn(said)
-        assert answer.error is not None
-        assert answer.error.code == "E_EXTENSION_FAILED"
-        assert "broken" in answer.error.message
-        assert "token" in answer.error.message
+        failed(await actor.turn(said), "E_EXTENSION_FAILED", "broken", "token")
     assert "later" not in NOTES
     assert actor.asked == []
 
@@ -211,10 +208,7 @@ async def test_modules_that_cannot_be_loaded(stage: Stage, source: str) -> None:
     """3.1 with what is no register, and everything that a module can raise: one error, and the process serves on."""
     actor = await stage.agent(new("odd", source))
     for said in ("one", "two"):
-        answer = await actor.turn(said)
-        assert answer.error is not None, answer
-        assert answer.error.code == "E_EXTENSION_FAILED"
-        assert "odd" in answer.error.message
+        failed(await actor.turn(said), "E_EXTENSION_FAILED", "odd")
 
 
 @pytest.mark.parametrize("source", ["value = 1", "def register(api)\n    pass", "raise SystemExit(3)"])
@@ -345,14 +339,12 @@ async def test_nobody_else_hears_of_a_cleanup(stage: Stage) -> None:
         "def register(api): api.events.on('extension.cleanup', lambda p: note(api.extension.metadata.name, p['name']))"
     )
     without = """
-        def register(api):
-            def config(ctx):
-                kept = [one for one in ctx.effective_config["extensions"] if "goes" not in str(one)]
-                return ctx.replace(effective_config={**ctx.effective_config, "extensions": kept})
-
-            api.pipelines.mutate("step.config", config)
+        kept = [one for one in ctx.effective_config["extensions"] if "goes" not in str(one)]
+        return ctx.replace(effective_config={**ctx.effective_config, "extensions": kept})
     """
-    actor = await stage.agent(new("takes", without), new("goes", listens), new("stays", listens))
+    actor = await stage.agent(
+        mutator("step.config", without, "takes", old=False), new("goes", listens), new("stays", listens)
+    )
     answer = await actor.turn()
     assert answer.error is None
     assert NOTES == [("goes", "goes")]

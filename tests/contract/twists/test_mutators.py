@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.twists.stage import NOTES, Stage, calls, fails, new, old
+from tests.contract.twists.stage import NOTES, Stage, calls, fails, mutator, new, old
+from tests.unit.agentproc.turns import failed
 
 READ = ("files__read", {"path": "a"})
 MUTATED = (
@@ -24,22 +25,12 @@ MUTATED = (
 
 async def test_blocks_by_unpacking_and_by_replace(stage: Stage) -> None:
     """5.5 step.blocks in both ways of writing it; the second extension sees the block of the first."""
-    unpacks = """
-        def register(api):
-            def blocks(ctx):
-                return {**ctx, "blocks": [*ctx.blocks, {"type": "custom.info", "data": {"stepIndex": ctx.step.index}}]}
-
-            api.pipelines.mutate("step.blocks", blocks)
-    """
+    unpacks = 'return {**ctx, "blocks": [*ctx.blocks, {"type": "custom.info", "data": {"stepIndex": ctx.step.index}}]}'
     replaces = """
-        def register(api):
-            async def blocks(ctx):
-                note([block["type"] for block in ctx.blocks])
-                return ctx.replace(blocks=[*ctx.blocks, {"type": "second"}])
-
-            api.pipelines.mutate("step.blocks", blocks)
+        note([block["type"] for block in ctx.blocks])
+        return ctx.replace(blocks=[*ctx.blocks, {"type": "second"}])
     """
-    actor = await stage.agent(old("a", unpacks), old("b", replaces))
+    actor = await stage.agent(mutator("step.blocks", unpacks), mutator("step.blocks", replaces, "b"))
     await actor.turn()
     assert actor.asked[0].blocks == [{"type": "custom.info", "data": {"stepIndex": 0}}, {"type": "second"}]
     assert NOTES == [["custom.info"]]
@@ -47,15 +38,11 @@ async def test_blocks_by_unpacking_and_by_replace(stage: Stage) -> None:
 
 async def test_blocks_are_of_one_step(stage: Stage) -> None:
     """5.5 step.blocks in the first step only: the second step begins without; nothing is stored."""
-    source = """
-        def register(api):
-            def blocks(ctx):
-                note(len(ctx.blocks))
-                return ctx if ctx.step.index else ctx.replace(blocks=[{"type": "first", "text": "only now"}])
-
-            api.pipelines.mutate("step.blocks", blocks)
+    body = """
+        note(len(ctx.blocks))
+        return ctx if ctx.step.index else ctx.replace(blocks=[{"type": "first", "text": "only now"}])
     """
-    actor = await stage.agent(old("a", source))
+    actor = await stage.agent(mutator("step.blocks", body))
     await actor.turn("x", calls(READ), "done")
     assert [request.blocks for request in actor.asked] == [[{"type": "first", "text": "only now"}], []]
     assert NOTES == [0, 0]
@@ -100,15 +87,11 @@ async def test_a_block_that_is_changed_afterwards(stage: Stage) -> None:
 
 async def test_blocks_appended_in_place(stage: Stage) -> None:
     """5.5 step.blocks without the copy: a list that is changed in place counts as given back, or is refused by name."""
-    source = """
-        def register(api):
-            def blocks(ctx):
-                ctx.blocks.append({"type": "in place"})
-                return ctx
-
-            api.pipelines.mutate("step.blocks", blocks)
+    body = """
+        ctx.blocks.append({"type": "in place"})
+        return ctx
     """
-    actor = await stage.agent(old("a", source))
+    actor = await stage.agent(mutator("step.blocks", body))
     answer = await actor.turn()
     assert answer.error is None, answer.error
     assert actor.asked[0].blocks == [{"type": "in place"}]
@@ -121,24 +104,16 @@ async def test_blocks_of_another_shape(stage: Stage, blocks: str) -> None:
     """EXT-13: a block is an object with a string `type` and JSON values. Else the step fails, by name."""
     source = f"def register(api): api.pipelines.mutate('step.blocks', lambda ctx: ctx.replace(blocks={blocks}))"
     actor = await stage.agent(old("shapeless", source))
-    answer = await actor.turn()
-    assert answer.error is not None
-    assert answer.error.code == "E_MIDDLEWARE"
-    assert "shapeless" in answer.error.message
-    assert "step.blocks" in answer.error.message
+    failed(await actor.turn(), "E_MIDDLEWARE", "shapeless", "step.blocks")
 
 
 async def test_the_tools_filter_holds_for_the_model_and_for_its_calls(stage: Stage) -> None:
     """5.5 step.tools with a model that calls what it was not shown: refused, and nothing leaves the agent."""
-    source = """
-        def register(api):
-            def tools(ctx):
-                kept = [tool for tool in ctx.tool_catalog if not tool.name.startswith("files__w")]
-                return {**ctx, "tool_catalog": kept}
-
-            api.pipelines.mutate("step.tools", tools)
+    body = """
+        kept = [tool for tool in ctx.tool_catalog if not tool.name.startswith("files__w")]
+        return {**ctx, "tool_catalog": kept}
     """
-    actor = await stage.agent(old("a", source))
+    actor = await stage.agent(mutator("step.tools", body))
     await actor.turn("x", calls(("w", "files__wipe", {}), ("r", *READ)), "done")
     assert "files__wipe" not in actor.shown(0)
     assert actor.results()["w"]["code"] == "E_TOOL_NOT_IN_CATALOG"
@@ -225,16 +200,12 @@ async def test_metadata_by_assignment_in_two_extensions(stage: Stage) -> None:
 
 async def test_metadata_is_of_one_turn(stage: Stage) -> None:
     """5.5 turn.pre and turn.post over two turns: the second begins with nothing."""
-    source = """
-        def register(api):
-            def pre(ctx):
-                note(dict(ctx.turn.metadata))
-                ctx.turn.metadata["startTime"] = 1
-                return ctx
-
-            api.pipelines.mutate("turn.pre", pre)
+    body = """
+        note(dict(ctx.turn.metadata))
+        ctx.turn.metadata["startTime"] = 1
+        return ctx
     """
-    actor = await stage.agent(old("a", source))
+    actor = await stage.agent(mutator("turn.pre", body))
     await actor.turn("one")
     await actor.turn("two")
     assert NOTES == [{}, {}]
@@ -259,9 +230,7 @@ async def test_the_duration_of_a_turn_that_failed(stage: Stage) -> None:
             api.pipelines.mutate("turn.pre", pre)
     """
     actor = await stage.agent(old("a", source))
-    answer = await actor.turn("x", fails("down"))
-    assert answer.error is not None
-    assert answer.error.code == "E_MODEL_FAILED"
+    failed(await actor.turn("x", fails("down")), "E_MODEL_FAILED")
     mended = await actor.turn("mend", fails("down"))
     assert (mended.status, mended.response, mended.error) == ("completed", "sorry", None)
     assert NOTES == [(5, "E_MODEL_FAILED")] * 2
@@ -312,16 +281,12 @@ async def test_one_handler_registered_twice_runs_twice(stage: Stage) -> None:
 @pytest.mark.parametrize("point", MUTATED)
 async def test_an_exception_at_each_point(stage: Stage, point: str) -> None:
     """5.5 with an error at each point: around a call it is that call's, elsewhere the turn's; the agent goes on."""
-    source = f"""
-        def register(api):
-            def fails(ctx):
-                if ctx.turn.input_event.input == "fail":
-                    raise ValueError("boom")
-                return ctx
-
-            api.pipelines.mutate("{point}", fails)
+    body = """
+        if ctx.turn.input_event.input == "fail":
+            raise ValueError("boom")
+        return ctx
     """
-    actor = await stage.agent(old("bomb", source))
+    actor = await stage.agent(mutator(point, body, "bomb"))
     answer = await actor.turn("fail", calls(READ), "done")
     if point.startswith("toolCall"):
         assert answer.error is None
@@ -329,10 +294,7 @@ async def test_an_exception_at_each_point(stage: Stage, point: str) -> None:
         assert (result["status"], result["name"]) == ("error", "ValueError")
         assert "boom" in result["message"]
     else:
-        assert answer.error is not None
-        assert answer.error.code == "E_MIDDLEWARE"
-        for part in ("boom", "bomb", point):
-            assert part in answer.error.message
+        failed(answer, "E_MIDDLEWARE", "boom", "bomb", point)
     after = await actor.turn("well", calls(("after", *READ)), "done")
     assert (after.error, after.response) == (None, "done")
     assert actor.results()["after"]["status"] == "ok"
@@ -386,23 +348,16 @@ async def test_rubbish_from_each_point(stage: Stage, point: str) -> None:
 async def test_registrations_that_are_refused(stage: Stage, line: str) -> None:
     """5.1: unknown points, points of the other kind, and what is no function: loading fails, by name."""
     actor = await stage.agent(new("wrong", f"def register(api):\n    def ok(ctx, next=None): return ctx\n    {line}"))
-    answer = await actor.turn()
-    assert answer.error is not None, answer
-    assert answer.error.code == "E_EXTENSION_FAILED"
-    assert "wrong" in answer.error.message
+    failed(await actor.turn(), "E_EXTENSION_FAILED", "wrong")
 
 
 async def test_only_what_the_table_names_may_be_given_back(stage: Stage) -> None:
     """5.4: another `turn`, `agent` or `step` in the context is refused at a point that may not change it."""
-    source = """
-        def register(api):
-            def change(ctx):
-                what = ctx.turn.input_event.input
-                return ctx.replace(**{what: {"changed": True}}) if what != "well" else ctx
-
-            api.pipelines.mutate("step.blocks", change)
+    body = """
+        what = ctx.turn.input_event.input
+        return ctx.replace(**{what: {"changed": True}}) if what != "well" else ctx
     """
-    actor = await stage.agent(old("changer", source))
+    actor = await stage.agent(mutator("step.blocks", body, "changer"))
     for what in ("turn", "agent", "swarm", "step", "effective_config", "tool_catalog"):
         answer = await actor.turn(what)
         assert answer.error is not None, what
@@ -413,17 +368,13 @@ async def test_only_what_the_table_names_may_be_given_back(stage: Stage) -> None
 
 async def test_step_config_is_of_one_step(stage: Stage) -> None:
     """step.config with another prompt in step 0 only, by two extensions: the second sees what the first gave."""
-    source = """
-        def register(api):
-            def config(ctx):
-                if ctx.step.index:
-                    return ctx
-                said = ctx.effective_config["prompt"]["system"] + api.extension.metadata.name
-                return ctx.replace(effective_config={**ctx.effective_config, "prompt": {"system": said}})
-
-            api.pipelines.mutate("step.config", config)
+    body = """
+        if ctx.step.index:
+            return ctx
+        said = ctx.effective_config["prompt"]["system"] + api.extension.metadata.name
+        return ctx.replace(effective_config={**ctx.effective_config, "prompt": {"system": said}})
     """
-    actor = await stage.agent(old("a", source), old("b", source))
+    actor = await stage.agent(mutator("step.config", body), mutator("step.config", body, "b"))
     await actor.turn("x", calls(READ), "done")
     assert [request.system for request in actor.asked] == ["You are main.ab", "You are main."]
 
@@ -431,36 +382,25 @@ async def test_step_config_is_of_one_step(stage: Stage) -> None:
 @pytest.mark.parametrize("key", ["model", "policy", "swarm", "agent"])
 async def test_what_step_config_may_not_change(stage: Stage, key: str) -> None:
     """step.config may change prompt.system, tools and extensions, and nothing else."""
-    source = f"""
-        def register(api):
-            def config(ctx):
-                return ctx.replace(effective_config={{**ctx.effective_config, "{key}": {{"x": 1}}}})
-
-            api.pipelines.mutate("step.config", config)
+    body = f"""
+        return ctx.replace(effective_config={{**ctx.effective_config, "{key}": {{"x": 1}}}})
     """
-    actor = await stage.agent(old("grabs", source))
-    answer = await actor.turn()
-    assert answer.error is not None
-    assert answer.error.code == "E_MIDDLEWARE"
-    assert "grabs" in answer.error.message
+    actor = await stage.agent(mutator("step.config", body, "grabs"))
+    failed(await actor.turn(), "E_MIDDLEWARE", "grabs")
     assert actor.asked == []
 
 
 async def test_step_config_in_place_does_not_last(stage: Stage) -> None:
     """step.config that changes the object in place: whatever it does to this step, the next begins anew."""
-    source = """
-        def register(api):
-            def config(ctx):
-                if ctx.step.index == 0:
-                    ctx.effective_config["prompt"]["system"] = "taken over"
-                    ctx.effective_config["tools"].clear()
-                else:
-                    note(ctx.effective_config["prompt"]["system"], len(ctx.effective_config["tools"]))
-                return ctx
-
-            api.pipelines.mutate("step.config", config)
+    body = """
+        if ctx.step.index == 0:
+            ctx.effective_config["prompt"]["system"] = "taken over"
+            ctx.effective_config["tools"].clear()
+        else:
+            note(ctx.effective_config["prompt"]["system"], len(ctx.effective_config["tools"]))
+        return ctx
     """
-    actor = await stage.agent(old("a", source))
+    actor = await stage.agent(mutator("step.config", body))
     await actor.turn("x", calls(READ), "done")
     assert NOTES == [("You are main.", 2)]
     again = await actor.turn("y", calls(READ), "done")
@@ -470,32 +410,23 @@ async def test_step_config_in_place_does_not_last(stage: Stage) -> None:
 
 async def test_going_on_for_ever_is_bounded(stage: Stage) -> None:
     """step.post that always goes on: `maxStepsPerTurn` ends it."""
-    source = """
-        def register(api):
-            def post(ctx):
-                ctx.step.result.should_continue = True
-                return ctx
-
-            api.pipelines.mutate("step.post", post)
+    body = """
+        ctx.step.result.should_continue = True
+        return ctx
     """
-    actor = await stage.agent(old("a", source), swarm={"maxStepsPerTurn": 3})
+    actor = await stage.agent(mutator("step.post", body), swarm={"maxStepsPerTurn": 3})
     answer = await actor.turn("x", *["again"] * 10)
     assert len(actor.asked) == 3
-    assert answer.error is not None
-    assert answer.error.code == "E_MAX_STEPS"
+    failed(answer, "E_MAX_STEPS")
 
 
 async def test_stopping_in_the_middle(stage: Stage) -> None:
     """step.post with should_continue False after tool calls: the calls are done, the turn ends with the step's text."""
-    source = """
-        def register(api):
-            def post(ctx):
-                ctx.step.result.should_continue = False
-                return ctx
-
-            api.pipelines.mutate("step.post", post)
+    body = """
+        ctx.step.result.should_continue = False
+        return ctx
     """
-    actor = await stage.agent(old("a", source))
+    actor = await stage.agent(mutator("step.post", body))
     answer = await actor.turn("x", calls(READ), "never said")
     assert len(actor.asked) == 1
     assert actor.sent() == [READ]
@@ -504,18 +435,14 @@ async def test_stopping_in_the_middle(stage: Stage) -> None:
 
 async def test_arguments_are_checked_behind_the_mutators(stage: Stage) -> None:
     """toolCall.pre that makes arguments wrong, and one that makes wrong ones right."""
-    source = """
-        def register(api):
-            def pre(ctx):
-                if ctx.tool_call.args.get("path") == "break":
-                    ctx.tool_call.args = {"path": 5}
-                if "file" in ctx.tool_call.args:
-                    ctx.tool_call.args = {"path": ctx.tool_call.args["file"]}
-                return ctx
-
-            api.pipelines.mutate("toolCall.pre", pre)
+    body = """
+        if ctx.tool_call.args.get("path") == "break":
+            ctx.tool_call.args = {"path": 5}
+        if "file" in ctx.tool_call.args:
+            ctx.tool_call.args = {"path": ctx.tool_call.args["file"]}
+        return ctx
     """
-    actor = await stage.agent(old("a", source))
+    actor = await stage.agent(mutator("toolCall.pre", body))
     await actor.turn("x", calls(("b", "files__read", {"path": "break"}), ("m", "files__read", {"file": "y"})), "done")
     assert actor.results()["b"]["code"] == "E_TOOL_INVALID_ARGS"
     assert actor.results()["m"]["status"] == "ok"
@@ -524,15 +451,11 @@ async def test_arguments_are_checked_behind_the_mutators(stage: Stage) -> None:
 
 async def test_what_the_model_asked_for_stays_in_the_conversation(stage: Stage) -> None:
     """toolCall.pre that changes arguments in place: the call in the history is what the model said."""
-    source = """
-        def register(api):
-            def pre(ctx):
-                ctx.tool_call.args["path"] = "changed"
-                return ctx
-
-            api.pipelines.mutate("toolCall.pre", pre)
+    body = """
+        ctx.tool_call.args["path"] = "changed"
+        return ctx
     """
-    actor = await stage.agent(old("a", source))
+    actor = await stage.agent(mutator("toolCall.pre", body))
     await actor.turn("x", calls(("r", "files__read", {"path": "asked"})), "done")
     assert actor.sent() == [("files__read", {"path": "changed"})]
     (said,) = [m.data for m in actor.asked[1].messages if type(m.data).__name__ == "AssistantData"]
@@ -541,17 +464,13 @@ async def test_what_the_model_asked_for_stays_in_the_conversation(stage: Stage) 
 
 async def test_results_changed_by_two_mutators(stage: Stage) -> None:
     """toolCall.post by assignment and in place, in order, for a result and for an error."""
-    source = """
-        def register(api):
-            def post(ctx):
-                note(ctx.tool_result.status)
-                if ctx.tool_result.status == "ok":
-                    ctx.tool_result.output = {"by": api.extension.metadata.name, "was": ctx.tool_result.output}
-                return ctx
-
-            api.pipelines.mutate("toolCall.post", post)
+    body = """
+        note(ctx.tool_result.status)
+        if ctx.tool_result.status == "ok":
+            ctx.tool_result.output = {"by": api.extension.metadata.name, "was": ctx.tool_result.output}
+        return ctx
     """
-    actor = await stage.agent(old("a", source), old("b", source))
+    actor = await stage.agent(mutator("toolCall.post", body), mutator("toolCall.post", body, "b"))
     await actor.turn("x", calls(("r", *READ), ("bad", "files__read", {})), "done")
     found: Any = actor.results()
     assert found["r"]["output"] == {

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.contract.twists.stage import NOTES, Stage, calls, new, old
+from tests.contract.twists.stage import NOTES, Stage, calls, layer, new, old
+from tests.unit.agentproc.turns import failed
 
 AUTO = {"goondan.ai/expose-tools": "auto"}
 ECHO = """
@@ -105,10 +106,7 @@ async def test_catalog_items_of_another_shape(stage: Stage, item: str) -> None:
     """ITEM-01 bent: what is no item fails the step by name, or is the tool that it names; never a crash."""
     source = f"def register(api): api.pipelines.mutate('step.tools', lambda ctx: ctx.replace(tool_catalog=[{item}]))"
     actor = await stage.agent(old("shapeless", source))
-    answer = await actor.turn()
-    assert answer.error is not None
-    assert answer.error.code == "E_MIDDLEWARE"
-    assert "shapeless" in answer.error.message
+    failed(await actor.turn(), "E_MIDDLEWARE", "shapeless")
 
 
 async def test_registered_again_by_its_owner(stage: Stage) -> None:
@@ -138,11 +136,7 @@ async def test_a_name_that_somebody_else_has(stage: Stage, name: str) -> None:
     actor = await stage.agent(
         new("first", first), new("greedy", source), tools=["Tool/files", "Tool/bash", "Tool/agents"]
     )
-    answer = await actor.turn()
-    assert answer.error is not None
-    assert answer.error.code == "E_EXTENSION_FAILED"
-    assert "greedy" in answer.error.message
-    assert name.replace(".", "__") in answer.error.message
+    failed(await actor.turn(), "E_EXTENSION_FAILED", "greedy", name.replace(".", "__"))
 
 
 @pytest.mark.parametrize(
@@ -171,10 +165,7 @@ async def test_definitions_that_are_refused(stage: Stage, definition: str) -> No
     actor = await stage.agent(
         new("wrong", f"def register(api):\n    f = lambda ctx, input: 1\n    api.tools.register({definition})")
     )
-    answer = await actor.turn()
-    assert answer.error is not None
-    assert answer.error.code == "E_EXTENSION_FAILED"
-    assert "wrong" in answer.error.message
+    failed(await actor.turn(), "E_EXTENSION_FAILED", "wrong")
 
 
 async def test_a_name_with_several_dots(stage: Stage) -> None:
@@ -183,25 +174,18 @@ async def test_a_name_with_several_dots(stage: Stage) -> None:
         "def register(api): api.tools.register({'name': 'a.b.c', 'description': 'd', 'handler': lambda c, i: 'ran'})"
     )
     actor = await stage.agent(new("dots", source))
-    answer = await actor.turn("x", "done")
-    assert answer.error is not None
-    assert answer.error.code == "E_EXTENSION_FAILED"
-    assert "'a.b.c' cannot be a tool's name" in answer.error.message
+    failed(await actor.turn("x", "done"), "E_EXTENSION_FAILED", "'a.b.c' cannot be a tool's name")
 
 
 async def test_registered_in_the_middle_of_a_step(stage: Stage) -> None:
     """001 12.3: a tool that a handler or a layer registers is in the next step's catalog, not in the one that runs."""
-    source = """
-        def register(api):
-            async def step(ctx):
-                if ctx.step_index == 0:
-                    api.tools.register({"name": "late.run", "description": "d", "handler": lambda ctx, input: "ran"})
-                result = await ctx.next()
-                return result
-
-            api.pipeline.register("step", step)
+    body = """
+        if ctx.step_index == 0:
+            api.tools.register({"name": "late.run", "description": "d", "handler": lambda ctx, input: "ran"})
+        result = await ctx.next()
+        return result
     """
-    actor = await stage.agent(new("late", source))
+    actor = await stage.agent(layer("step", body, "late"))
     await actor.turn("x", calls(("a", "late__run", {})), calls(("b", "late__run", {})), "done")
     assert ["late__run" in actor.shown(n) for n in range(3)] == [False, True, True]
     assert actor.results()["a"]["code"] == "E_TOOL_NOT_IN_CATALOG"

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from goondan.schemas.wire.frames import ToolResult
-from tests.contract.twists.stage import NOTES, Stage, calls, fails, new, old
+from tests.contract.twists.stage import NOTES, Stage, calls, fails, layer, new, old, wrap
 from tests.unit.agentproc.fakes import ok
+from tests.unit.agentproc.turns import failed
 
 READ = ("files__read", {"path": "a"})
 
@@ -31,9 +32,7 @@ async def test_two_llm_call_wraps_and_a_failure(stage: Stage) -> None:
             api.pipelines.wrap("step.llmCall", call)
     """
     actor = await stage.agent(old("a", source), old("b", source))
-    answer = await actor.turn("x", fails("down"))
-    assert answer.error is not None
-    assert answer.error.code == "E_MODEL_FAILED"
+    failed(await actor.turn("x", fails("down")), "E_MODEL_FAILED")
     assert [one[:2] for one in NOTES] == [("a", "in"), ("b", "in"), ("b", "failed"), ("a", "failed")]
     assert NOTES[0][3] == "Model/console"
     assert NOTES[3][2] == "E_MODEL_FAILED"
@@ -41,16 +40,12 @@ async def test_two_llm_call_wraps_and_a_failure(stage: Stage) -> None:
 
 async def test_the_answer_is_there_behind_next(stage: Stage) -> None:
     """5.6 step.llmCall that reads what the model said."""
-    source = """
-        def register(api):
-            async def call(ctx, next):
-                result = await next(ctx)
-                note(result.llm_result.text, len(result.llm_result.tool_calls), result.llm_result.finish_reason)
-                return result
-
-            api.pipelines.wrap("step.llmCall", call)
+    body = """
+        result = await next(ctx)
+        note(result.llm_result.text, len(result.llm_result.tool_calls), result.llm_result.finish_reason)
+        return result
     """
-    actor = await stage.agent(old("a", source))
+    actor = await stage.agent(wrap("step.llmCall", body))
     await actor.turn("x", calls(READ), "done")
     assert NOTES == [("", 1, "tool-calls"), ("done", 0, "stop")]
 
@@ -109,20 +104,14 @@ async def test_wraps_that_break_the_rule(stage: Stage, point: str) -> None:
 
 async def test_a_wrap_that_swallows_the_failure_of_the_model(stage: Stage) -> None:
     """5.6 step.llmCall with a catch that raises nothing: there is no answer, so the step fails all the same."""
-    source = """
-        def register(api):
-            async def call(ctx, next):
-                try:
-                    return await next(ctx)
-                except Exception:
-                    return ctx
-
-            api.pipelines.wrap("step.llmCall", call)
+    body = """
+        try:
+            return await next(ctx)
+        except Exception:
+            return ctx
     """
-    actor = await stage.agent(old("swallows", source))
-    answer = await actor.turn("x", fails("down"))
-    assert answer.error is not None
-    assert (answer.error.code, "without llm_result" in answer.error.message) == ("E_MIDDLEWARE", True)
+    actor = await stage.agent(wrap("step.llmCall", body, "swallows"))
+    failed(await actor.turn("x", fails("down")), "E_MIDDLEWARE", "without llm_result")
     assert (await actor.turn()).error is None
 
 
@@ -151,9 +140,7 @@ async def test_a_model_that_fails_twice(stage: Stage) -> None:
 async def test_a_model_that_always_fails(stage: Stage) -> None:
     """5.6 step.llmError without an end: asked again three times, then the model's error ends the turn."""
     actor = await stage.agent(old("a", ERROR))
-    answer = await actor.turn("x", *[fails(str(n)) for n in range(9)])
-    assert answer.error is not None
-    assert answer.error.code == "E_MODEL_FAILED"
+    failed(await actor.turn("x", *[fails(str(n)) for n in range(9)]), "E_MODEL_FAILED")
     assert len(actor.asked) == 4
     assert [one[0] for one in NOTES if one[0] != "post"][:3] == [1, 2, 3]
 
@@ -197,24 +184,16 @@ async def test_a_wrap_around_a_wrap_that_asks_again(stage: Stage) -> None:
 
 async def test_llm_error_that_does_not_ask_again(stage: Stage) -> None:
     """5.6 step.llmError without next: the model's error stands. One that raises: its own error, by name."""
-    source = """
-        def register(api):
-            async def gives_up(ctx, next):
-                if ctx.turn.input_event.input == "raise":
-                    raise RuntimeError("enough")
-                return ctx
-
-            api.pipelines.wrap("step.llmError", gives_up)
+    body = """
+        if ctx.turn.input_event.input == "raise":
+            raise RuntimeError("enough")
+        return ctx
     """
-    actor = await stage.agent(old("quitter", source))
+    actor = await stage.agent(wrap("step.llmError", body, "quitter"))
     answer = await actor.turn("x", fails("down"), "never")
     assert answer.error is not None
     assert (answer.error.code, len(actor.asked)) == ("E_MODEL_FAILED", 1)
-    answer = await actor.turn("raise", fails("down"), "never")
-    assert answer.error is not None
-    assert answer.error.code == "E_MIDDLEWARE"
-    assert "quitter" in answer.error.message
-    assert "enough" in answer.error.message
+    failed(await actor.turn("raise", fails("down"), "never"), "E_MIDDLEWARE", "quitter", "enough")
 
 
 GUARD = """
@@ -276,20 +255,16 @@ async def test_the_error_of_a_tool_passes_through_a_wrap_unchanged(stage: Stage)
 
 async def test_a_wrap_that_swallows_the_error_of_a_tool(stage: Stage) -> None:
     """5.6 toolCall.exec with a catch that raises nothing and gives its context back: the model still reads an error."""
-    source = """
-        def register(api):
-            async def swallow(ctx, next):
-                try:
-                    return await next(ctx)
-                except Exception:
-                    return ctx
-
-            api.pipelines.wrap("toolCall.exec", swallow)
+    body = """
+        try:
+            return await next(ctx)
+        except Exception:
+            return ctx
     """
     from goondan.schemas.wire.frames import ToolError
 
-    failed = ToolResult(status="error", error=ToolError(message="no such file", name="OSError", code="E_TOOL"))
-    actor = await stage.agent(old("swallows", source), handler=lambda tool, args: failed)
+    result = ToolResult(status="error", error=ToolError(message="no such file", name="OSError", code="E_TOOL"))
+    actor = await stage.agent(wrap("toolCall.exec", body, "swallows"), handler=lambda tool, args: result)
     await actor.turn("x", calls(READ), "done")
     assert actor.results()["c1"]["status"] == "error"
 
@@ -412,18 +387,14 @@ async def test_a_result_that_is_changed_afterwards(stage: Stage) -> None:
 
 async def test_metadata_is_of_one_call(stage: Stage) -> None:
     """CALL-16 with three calls at once and two layers: the layers of one call share it, the calls do not."""
-    source = """
-        def register(api):
-            async def layer(ctx):
-                ctx.metadata.setdefault("seen", []).append(ctx.tool_call_id + api.extension.metadata.name)
-                result = await ctx.next()
-                if api.extension.metadata.name == "a":
-                    note(ctx.metadata["seen"])
-                return result
-
-            api.pipeline.register("toolCall", layer)
+    body = """
+        ctx.metadata.setdefault("seen", []).append(ctx.tool_call_id + api.extension.metadata.name)
+        result = await ctx.next()
+        if api.extension.metadata.name == "a":
+            note(ctx.metadata["seen"])
+        return result
     """
-    actor = await stage.agent(new("a", source), new("b", source))
+    actor = await stage.agent(layer("toolCall", body), layer("toolCall", body, "b"))
     await actor.turn("x", calls(*[(n, *READ) for n in "123"]), "done")
     assert sorted(NOTES) == [["1a", "1b"], ["2a", "2b"], ["3a", "3b"]]
 
@@ -453,14 +424,7 @@ async def test_results_stand_in_the_order_of_the_calls(stage: Stage) -> None:
 )
 async def test_the_message_of_a_layer_is_bounded_like_a_tools(stage: Stage, tool: str, args: Any, limit: int) -> None:
     """ERROR-03, 001 10.4: a long message of middleware is cut at the limit of the tool that is called."""
-    source = """
-        def register(api):
-            async def layer(ctx):
-                raise ValueError("가" * 5000)
-
-            api.pipeline.register("toolCall", layer)
-    """
-    actor = await stage.agent(new("long", source))
+    actor = await stage.agent(layer("toolCall", 'raise ValueError("가" * 5000)', "long"))
     await actor.turn("x", calls(("c1", tool, args)), "done")
     message = actor.results()["c1"]["message"]
     assert len(message) == limit
@@ -546,17 +510,13 @@ async def test_a_changed_item_reaches_the_model(stage: Stage) -> None:
 
 async def test_going_on_after_a_failed_step_is_bounded(stage: Stage) -> None:
     """docs: should_continue True after a failed step tries again, within maxStepsPerTurn."""
-    source = """
-        def register(api):
-            async def step(ctx):
-                result = await ctx.next()
-                note(result.status)
-                result.should_continue = True
-                return result
-
-            api.pipeline.register("step", step)
+    body = """
+        result = await ctx.next()
+        note(result.status)
+        result.should_continue = True
+        return result
     """
-    actor = await stage.agent(new("a", source), swarm={"maxStepsPerTurn": 3})
+    actor = await stage.agent(layer("step", body), swarm={"maxStepsPerTurn": 3})
     answer = await actor.turn("x", fails("1"), fails("2"), fails("3"), "never")
     assert NOTES == ["failed"] * 3
     assert answer.error is not None
@@ -566,57 +526,44 @@ async def test_events_of_the_conversation_in_a_bent_order(stage: Stage) -> None:
     """docs, "The conversation": remove of a result, of a message that there is not, a truncate, and rubbish. The model
     is always shown a valid history, and what cannot be is an error by name.
     """
-    source = """
-        def register(api):
-            async def step(ctx):
-                what = ctx.turn.input_event.input
-                if ctx.step_index == 1 and what == "results":
-                    for message in ctx.conversation_state.next_messages:
-                        if type(message.data).__name__ == "ToolData":
-                            ctx.emit_message_event({"type": "remove", "targetId": message.id})
-                if ctx.step_index == 1 and what == "all":
-                    ctx.emit_message_event({"type": "truncate"})
-                if what == "nothing":
-                    ctx.emit_message_event({"type": "remove", "targetId": "no such message"})
-                if what == "rubbish":
-                    ctx.emit_message_event({"type": "append", "message": {"data": {"role": "emperor", "content": 1}}})
-                return await ctx.next()
-
-            api.pipeline.register("step", step)
+    body = """
+        what = ctx.turn.input_event.input
+        if ctx.step_index == 1 and what == "results":
+            for message in ctx.conversation_state.next_messages:
+                if type(message.data).__name__ == "ToolData":
+                    ctx.emit_message_event({"type": "remove", "targetId": message.id})
+        if ctx.step_index == 1 and what == "all":
+            ctx.emit_message_event({"type": "truncate"})
+        if what == "nothing":
+            ctx.emit_message_event({"type": "remove", "targetId": "no such message"})
+        if what == "rubbish":
+            ctx.emit_message_event({"type": "append", "message": {"data": {"role": "emperor", "content": 1}}})
+        return await ctx.next()
     """
-    actor = await stage.agent(new("edits", source))
+    actor = await stage.agent(layer("step", body, "edits"))
     answer = await actor.turn("results", calls(READ), "done")
     assert answer.error is None, answer.error
     assert actor.results(-1)["c1"]  # a result behind every call
     answer = await actor.turn("all", calls(("c2", *READ)), "done")
     assert answer.error is None, answer.error
     assert (await actor.turn("nothing")).error is None
-    answer = await actor.turn("rubbish")
-    assert answer.error is not None
-    assert answer.error.code == "E_MIDDLEWARE"
-    assert "edits" in answer.error.message
+    failed(await actor.turn("rubbish"), "E_MIDDLEWARE", "edits")
     assert (await actor.turn("well")).error is None
 
 
 async def test_views_of_two_layers(stage: Stage) -> None:
     """docs, "What the model is shown": outer layers change first; nothing is stored; rubbish is an error by name."""
-    source = """
-        def register(api):
-            async def step(ctx):
-                name = api.extension.metadata.name
-                if ctx.turn.input_event.input == "fail":
-                    ctx.view_messages(lambda messages: 5)
-                else:
-                    ctx.view_messages(lambda messages: [*messages, {"data": {"role": "user", "content": name}}])
-                return await ctx.next()
-
-            api.pipeline.register("step", step)
+    body = """
+        name = api.extension.metadata.name
+        if ctx.turn.input_event.input == "fail":
+            ctx.view_messages(lambda messages: 5)
+        else:
+            ctx.view_messages(lambda messages: [*messages, {"data": {"role": "user", "content": name}}])
+        return await ctx.next()
     """
-    actor = await stage.agent(new("a", source), new("b", source))
+    actor = await stage.agent(layer("step", body), layer("step", body, "b"))
     assert (await actor.turn("one")).error is None
     assert actor.texts() == ["one", "a", "b"]
     assert (await actor.turn("two")).error is None
     assert actor.texts() == ["one", "two", "a", "b"]
-    answer = await actor.turn("fail")
-    assert answer.error is not None
-    assert answer.error.code == "E_MIDDLEWARE"
+    failed(await actor.turn("fail"), "E_MIDDLEWARE")

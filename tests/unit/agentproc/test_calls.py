@@ -17,6 +17,7 @@ from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail, tool_error
 from goondan.schemas.wire.frames import Frame, ToolCallPayload, ToolResult
 from tests.unit.agentproc.fakes import BASH, FakeLink, make_spec, ok
+from tests.unit.agentproc.turns import failed
 
 CONTEXT = CallContext("t1", "e1", 7)
 UNKNOWN = ToolResult(status="error", error=tool_error("E_TOOL_OUTCOME_UNKNOWN", "host lost", name="ToolHostLost"))
@@ -76,8 +77,7 @@ async def test_arguments_nested_too_deep_are_refused() -> None:
         deep = {"a": deep}
     link = FakeLink()
     result = await caller(link).call(catalog(), "notes__add", deep, call_id="t1/c1", context=CONTEXT)
-    assert result.error is not None
-    assert result.error.code == "E_TOOL_INVALID_ARGS"
+    failed(result, "E_TOOL_INVALID_ARGS")
     assert link.calls == []
 
 
@@ -107,8 +107,7 @@ async def test_a_call_without_time_left_is_not_sent() -> None:
     link = FakeLink()
     context = CallContext("t1", "e1", 1, asyncio.get_running_loop().time() - 1)
     result = await caller(link).call(catalog(), "notes__add", {}, call_id="t1/c1", context=context)
-    assert result.error is not None
-    assert result.error.code == "E_TOOL_TIMEOUT"
+    failed(result, "E_TOOL_TIMEOUT")
     assert link.calls == []
 
 
@@ -209,8 +208,7 @@ async def test_a_result_that_is_none_is_an_error(payload: Any) -> None:
             self._open.pop(call_id)[1](Frame("tool.result", call_id=call_id, payload=to_raw(payload)), None)
 
     result = await caller(OddLink()).call(catalog(), "notes__add", {}, call_id="t1/c1", context=CONTEXT)
-    assert result.error is not None
-    assert result.error.code == "E_TOOL_BAD_OUTPUT"
+    failed(result, "E_TOOL_BAD_OUTPUT")
 
 
 async def test_cancelled_calls_are_taken_back_and_abandoned_ones_left_alone() -> None:

@@ -9,7 +9,7 @@ from goondan.agentproc.extensions.points.contexts import StepContext
 from goondan.schemas.wire.blobs import describe
 from goondan.schemas.wire.frames import OPERATOR, FilePart, Source
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says
-from tests.unit.agentproc.turns import Make, the_answer
+from tests.unit.agentproc.turns import Make, failed, the_answer
 
 
 async def test_a_file_to_which_no_message_refers_goes_with_the_next_process(make: Make, tmp_path: Path) -> None:
@@ -45,6 +45,4 @@ async def test_only_an_operators_event_has_files(make: Make) -> None:
     link = FakeLink()
     part = FilePart(describe(b"x", "5e" * 16), "image/png")
     await make(link, FakeModel()).run(event_frame("e1", "look", files=[part], source=Source("agent", "other", "k")))
-    answer = the_answer(link)
-    assert answer.error is not None
-    assert answer.error.code == "E_FORBIDDEN"
+    failed(the_answer(link), "E_FORBIDDEN")

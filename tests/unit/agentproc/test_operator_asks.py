@@ -38,7 +38,7 @@ from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import TOOL_COMPLETED, Completion, OperatorTool, Source, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says
 from tests.unit.agentproc.turn_driver import OK, Driver
-from tests.unit.agentproc.turns import Make, api_of, the_answer, until
+from tests.unit.agentproc.turns import Make, api_of, failed, the_answer, until
 
 CALL = BeginCall("x__y", {"n": 1}, "(An operator calls x__y.)")
 OFF = Cancel(error_payload("E_CANCELLED", "enough"))
@@ -148,8 +148,7 @@ async def test_only_its_own_tools_can_be_called(make: Make) -> None:
     link = FakeLink()
     await make(link, FakeModel()).run(asks("other__tool", {}))
     result = ran(link)
-    assert result.error is not None
-    assert result.error.code == "E_TOOL_NOT_IN_CATALOG"
+    failed(result, "E_TOOL_NOT_IN_CATALOG")
     assert link.calls == []
 
 

@@ -36,6 +36,7 @@ from goondan.agentproc.machine.turn import (
 from goondan.agentproc.turn.run import CANCELLED
 from goondan.schemas.wire.errors import error_payload
 from tests.unit.agentproc.turn_driver import FAILED, OK, Driver, calls
+from tests.unit.agentproc.turns import failed
 
 
 def test_a_turn_without_tools_is_one_step() -> None:
@@ -114,8 +115,7 @@ def test_cancel_gives_every_open_call_a_result() -> None:
     actions = driver.give(Cancel(error_payload("E_AGENT_TIMEOUT", "late")))
     assert actions[0] == DropCalls(["a", "c"])
     assert driver.results() == [("a", "error"), ("b", "ok"), ("c", "error")]
-    assert driver.ends[0].error is not None
-    assert driver.ends[0].error.code == "E_AGENT_TIMEOUT"
+    failed(driver.ends[0], "E_AGENT_TIMEOUT")
     assert driver.give(ToolFinished("a", OK), ModelAnswered("late")) == []
 
 
@@ -214,8 +214,7 @@ def test_a_failed_step_may_be_tried_again_but_not_for_ever() -> None:
         (action,) = driver.give(StepLeft(should_continue=True))
         assert isinstance(action, EnterStep if step < 3 else LeaveTurn)
     driver.give(TurnLeft())
-    assert driver.ends[0].error is not None
-    assert driver.ends[0].error.code == "E_MAX_STEPS"
+    failed(driver.ends[0], "E_MAX_STEPS")
 
 
 def test_a_failed_step_that_is_not_tried_again_fails_the_turn_as_before() -> None:

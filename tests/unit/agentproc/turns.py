@@ -11,12 +11,13 @@ from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.extensions.api import ExtensionApi
 from goondan.agentproc.extensions.state import ExtState, StoredState
 from goondan.agentproc.machine.messages import Message, ToolData
+from goondan.agentproc.machine.turn import End
 from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.parts import AgentFeature
 from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.bundle.launch import ExtensionSpec
-from goondan.schemas.wire.frames import Answer, ToolResult
+from goondan.schemas.wire.frames import Answer, ErrorPayload, ToolError, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, make_spec
 
 Make = Callable[..., TurnRunner]
@@ -99,3 +100,14 @@ def last_results(messages: list[Message]) -> list[tuple[str, str]]:
 
 def code_of(answer: Answer | ToolResult) -> str | None:
     return None if answer.error is None else answer.error.code
+
+
+def failed(ended: Answer | ToolResult | End, code: str, *words: str) -> ErrorPayload | ToolError:
+    """The error of what has failed: it has this code, and its message these words."""
+    error = ended.error
+    assert error is not None, ended
+    assert ended.status in ("failed", "error")
+    assert error.code == code, error
+    for part in words:
+        assert part in error.message, (part, error)
+    return error

@@ -23,7 +23,7 @@ from goondan.agentproc.providers.base import (
 from goondan.agentproc.providers.history import result_text
 from goondan.schemas.bundle.launch import ModelSpec
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
-from tests.unit.agentproc.turns import Make, code_of
+from tests.unit.agentproc.turns import Make, code_of, failed
 
 SPEC = ModelSpec(provider="openai", model="m", endpoint="http://127.0.0.1:1/v1")
 
@@ -202,12 +202,8 @@ async def test_a_message_that_cannot_fit_fails_with_numbers_and_the_next_one_goe
     link = await talk(make, model, ["first", "x" * 100_000, "hi"])
     first, second, third = link.answers()
     assert first.status == third.status == "completed"
-    assert code_of(second) == "E_CONTEXT_OVERFLOW"
-    assert second.error is not None
-    assert "of the 4096 tokens of the context" in second.error.message
-    assert "of the messages that cannot be left out" in second.error.message
-    assert second.error.suggestion is not None
-    assert second.error.suggestion.startswith("Send a shorter message")
+    words = ("of the 4096 tokens of the context", "of the messages that cannot be left out")
+    assert (failed(second, "E_CONTEXT_OVERFLOW", *words).suggestion or "").startswith("Send a shorter message")
     assert third.response == "three"
 
 

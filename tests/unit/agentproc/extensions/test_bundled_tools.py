@@ -12,7 +12,7 @@ from goondan.schemas.wire.errors import tool_error
 from goondan.schemas.wire.frames import ToolResult
 from tests.unit.agentproc.bundled import bundled
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
-from tests.unit.agentproc.turns import Make, code_of, the_answer
+from tests.unit.agentproc.turns import Make, failed, the_answer
 
 TEXTS = {
     "files__read": "Read a text file.",
@@ -127,10 +127,7 @@ async def test_a_call_that_fails_does_not_count_and_the_turn_fails_after_the_rem
     runner = make(link, model, extensions=[bundled("required-tools-guard", {"tools": ["notes__add"]})])
     await runner.load_extensions()
     await runner.run(event_frame("e1", "go"))
-    answer = the_answer(link)
-    assert code_of(answer) == "E_MIDDLEWARE"
-    assert answer.error is not None
-    assert "required tools were not called with success: notes__add" in answer.error.message
+    failed(the_answer(link), "E_MIDDLEWARE", "required tools were not called with success: notes__add")
     assert len(model.requests) == 4
 
 

@@ -14,7 +14,7 @@ from goondan.agentproc.extensions.engine import run
 from goondan.agentproc.extensions.points.pipeline import POINTS, Layer
 from tests.unit.agentproc.extensions.test_points import pipelines, result_of
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
-from tests.unit.agentproc.turns import Make, code_of, the_answer
+from tests.unit.agentproc.turns import Make, code_of, failed, the_answer
 
 #: Mutators whose failure ends the turn.
 OF_TURNS = [name for name, point in POINTS.items() if point.form == "mutate" and point.kind in ("turn", "step")]
@@ -49,10 +49,7 @@ async def test_a_mutator_that_fails_ends_the_turn_with_its_name(make: Make, poin
     runner = make(link, FakeModel(says("done"), says("again")))
     pipelines(runner, "culprit").mutate(point, handler)
     await runner.run(event_frame("e1", "go"))
-    answer = the_answer(link)
-    assert (answer.status, code_of(answer)) == ("failed", "E_MIDDLEWARE")
-    assert answer.error is not None
-    assert f"the {point} handler of extension culprit failed" in answer.error.message
+    failed(the_answer(link), "E_MIDDLEWARE", f"the {point} handler of extension culprit failed")
     runner.instance.pipeline.unregister("culprit")
     await runner.run(event_frame("e2", "again"))
     assert link.answers()[-1].status == "completed"  # the agent goes on

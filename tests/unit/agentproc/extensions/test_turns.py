@@ -18,7 +18,7 @@ from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import fail, tool_error
 from goondan.schemas.wire.frames import Answer, Frame, ToolCallPayload, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
-from tests.unit.agentproc.turns import Make, code_of, settle
+from tests.unit.agentproc.turns import Make, code_of, failed, settle
 
 
 def put(runner: TurnRunner, kind: str, handler: Any, extension: str = "ext", priority: int = 0) -> None:
@@ -207,9 +207,7 @@ async def test_a_spoiled_catalog_fails_the_turn_and_names_the_extension(make: Ma
     put(runner, "step", spoil, "spoiler")
     await runner.run(event_frame("e1", "go"))
     answer = answer_of(link)
-    assert code_of(answer) == "E_MIDDLEWARE"
-    assert answer.error is not None
-    assert "spoiler" in answer.error.message
+    failed(answer, "E_MIDDLEWARE", "spoiler")
 
 
 @pytest.mark.requirement("CONTEXT-10")
@@ -390,10 +388,7 @@ async def test_turn_and_step_middleware_that_fails_fails_the_turn_with_a_valid_h
     put(runner, kind, broken, "fragile")
     await runner.run(event_frame("e1", "go"))
     answer = answer_of(link)
-    assert (answer.status, code_of(answer)) == ("failed", "E_MIDDLEWARE")
-    assert answer.error is not None
-    assert "fragile" in answer.error.message
-    assert "RuntimeError: out of order" in answer.error.message
+    failed(answer, "E_MIDDLEWARE", "fragile", "RuntimeError: out of order")
     assert is_presentable(runner.instance.store.load_messages())
 
 

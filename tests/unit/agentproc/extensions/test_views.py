@@ -10,7 +10,7 @@ import pytest
 from goondan.agentproc.machine.messages import UserData
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
-from tests.unit.agentproc.turns import Make, code_of, settle, the_answer
+from tests.unit.agentproc.turns import Make, code_of, failed, settle, the_answer
 
 
 def user_texts(request: ModelRequest) -> list[str]:
@@ -56,11 +56,7 @@ async def test_a_view_that_fails_fails_its_turn_by_name(make: Make, change: Any,
 
     runner.instance.pipeline.register("step", layer, extension="viewer")
     await runner.run(event_frame("e1", "go"))
-    answer = the_answer(link)
-    assert code_of(answer) == "E_MIDDLEWARE"
-    assert answer.error is not None
-    assert "extension viewer" in answer.error.message
-    assert told in answer.error.message
+    failed(the_answer(link), "E_MIDDLEWARE", "extension viewer", told)
     assert model.requests == []
 
 
