@@ -2,20 +2,23 @@
 
 To start an interpreter and to import the commands takes a tenth of a second of processor time, and the tests run `gdn`
 many hundred times. Each run is a process of its own all the same, with the streams, the folder and the environment that
-it is given. Who starts `gdn` as a person's shell does is `Sandbox.popen`; it is what tests use that look at the start.
+it is given. Tests that look at the start itself start `gdn` as a person's shell does (`Sandbox.popen`).
 
 A request over the socket: its length (4 bytes, little-endian), with the descriptors of stdin, stdout, stderr and the
-pipe for the answer; then JSON `{"arguments": […], "environment": {…}, "folder": …, "umask": …}`. The answer has two
-lines: the number of the process, and its exit status once it has ended; a negative one is the signal that ended it.
+pipe for the answer; then JSON `{"arguments": […], "environment": {…}, "folder": …, "terminal": …, "umask": …}`;
+`terminal`: its stderr becomes its controlling terminal. The answer has two lines: the number of the process, and its
+status as os.waitpid tells it, once it has ended.
 """
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import os
 import socket
 import sys
+import termios
 import time
 from contextlib import suppress
 from importlib import import_module
@@ -86,7 +89,7 @@ def _attend(request: Any, stdin: int, stdout: int, stderr: int, answer: int) -> 
     for fd in (stdin, stdout, stderr):
         os.close(fd)
     os.write(answer, f"{pid}\n".encode())
-    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    status = os.waitpid(pid, 0)[1]
     with suppress(OSError):  # nobody waits for it any more
         os.write(answer, f"{status}\n".encode())
     os._exit(0)
@@ -98,6 +101,9 @@ def _become(request: Any, *streams: int) -> NoReturn:
         for number, fd in enumerate(streams):
             os.dup2(fd, number)
         os.closerange(3, 1024)
+        if request["terminal"]:
+            os.setsid()
+            fcntl.ioctl(2, termios.TIOCSCTTY, 0)
         os.environ.clear()
         os.environ.update(request["environment"])
         os.umask(request["umask"])

@@ -6,6 +6,7 @@ the test's state root, or if it descends from one that does.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -27,7 +29,7 @@ from goondan.kernel import lock
 from goondan.kernel.cli.attach import end_of
 from goondan.kernel.supervisor_client import SupervisorClient
 from goondan.schemas.wire.errors import GoondanError
-from tests.ready_gdn import ReadyGdn
+from tests.ready_gdn import ForkedGdn, ReadyGdn
 
 #: What `Sandbox.gdn` forks from.
 READY: Final = ReadyGdn()
@@ -96,28 +98,34 @@ class Sandbox:
 
     # --- commands
 
-    def popen(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-        """Start `gdn`; killed at the end of the test if it still runs."""
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-m", "goondan.kernel.cli", *arguments],
-            env=self.env,
-            cwd=self.here or self.home,
-            stdin=options.pop("stdin", subprocess.DEVNULL),
-            stdout=options.pop("stdout", subprocess.PIPE),
-            stderr=options.pop("stderr", subprocess.PIPE),
-            **options,
-        )
+    def popen(
+        self, *arguments: str, forked: bool = True, terminal: bool = False, **options: Any
+    ) -> subprocess.Popen[bytes]:
+        """Start `gdn`; killed at the end of the test if it still runs. `terminal`: stderr is its controlling terminal.
+
+        `forked`: from a process that has imported it, unless an option (as of subprocess.Popen) is one of a start.
+        """
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        of_a_start = options.keys() - streams
+        streams |= options
+        folder = self.here or self.home
+        process: subprocess.Popen[bytes]
+        if forked and not of_a_start and READY.fits(self.env):
+            process = ForkedGdn(READY, arguments, self.env, folder, terminal=terminal, **streams)
+        else:
+            if terminal:
+                streams |= {"start_new_session": True, "preexec_fn": lambda: fcntl.ioctl(2, termios.TIOCSCTTY, 0)}
+            command = [sys.executable, "-I", "-m", "goondan.kernel.cli", *arguments]
+            process = subprocess.Popen(command, env=self.env, cwd=folder, **streams)
         self.running.append(process)
         return process
 
     def gdn(self, *arguments: str, input: str | bytes | None = None, timeout: float = PATIENCE_S) -> Result:
         """Run `gdn` to its end."""
         data = input.encode() if isinstance(input, str) else input
-        if READY.fits(self.env):
-            status, out, err = READY.run(arguments, self.env, self.here or self.home, data, timeout)
-            return Result(status, out.decode(), err.decode())
         process = self.popen(*arguments, stdin=subprocess.DEVNULL if data is None else subprocess.PIPE)
         out, err = process.communicate(data, timeout=timeout)
+        self.running.remove(process)
         return Result(process.returncode, out.decode(), err.decode())
 
     def detach(self) -> None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import atexit
 import json
 import os
-import selectors
-import signal
+import select
 import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 _PROGRAM = Path(__file__).with_name("gdn_forks.py")
 #: Variables that an interpreter obeys while it starts: who changes one needs an interpreter.
@@ -40,34 +38,10 @@ class ReadyGdn:
         """Whether it would start as a process with this environment does."""
         return self._began is None or _of_a_start(environment) == self._began
 
-    def run(
-        self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, data: bytes | None, seconds: float
-    ) -> tuple[int, bytes, bytes]:
-        """Run `gdn` to its end: its exit status, and what it wrote. Raises subprocess.TimeoutExpired."""
-        until = time.monotonic() + seconds
-        pipes = {name: os.pipe() for name in ("stdin", "stdout", "stderr", "answer")}
-        if data is None:
-            os.close(pipes["stdin"][1])
-        ours = {name: ends[name == "stdin"] for name, ends in pipes.items() if name != "stdin" or data is not None}
-        theirs = [ends[name != "stdin"] for name, ends in pipes.items()]
-        try:
-            self._ask(arguments, environment, folder, theirs)
-            for fd in theirs:
-                os.close(fd)
-            theirs.clear()
-            heard = _exchange(ours, data or b"", until)
-        finally:
-            for fd in (*theirs, *ours.values()):
-                os.close(fd)
-        pid, _, status = heard["answer"].decode().partition("\n")
-        if not status:
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-            raise subprocess.TimeoutExpired(["gdn", *arguments], seconds, heard["stdout"], heard["stderr"])
-        return int(status), heard["stdout"], heard["stderr"]
-
-    def _ask(self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, streams: list[int]) -> None:
-        request = {"arguments": arguments, "environment": dict(environment), "folder": str(folder), "umask": _umask()}
+    def ask(self, wanted: Mapping[str, Any], streams: list[int]) -> None:
+        """Have `gdn` run with these streams and this pipe for the answer."""
+        environment = wanted["environment"]
+        request = {**wanted, "umask": _umask()}
         body = json.dumps(request).encode()
         with self._one_at_a_time:
             if self._process is not None and (status := self._process.poll()) is not None:
@@ -100,6 +74,57 @@ class ReadyGdn:
         self._asking = self._process = None
 
 
+class ForkedGdn(subprocess.Popen[bytes]):
+    """A `gdn` that was forked there, as if it were a child of this process.
+
+    `terminal`: its stderr is its controlling terminal. `streams`: stdin, stdout and stderr as of a Popen.
+    """
+
+    def __init__(
+        self,
+        ready: ReadyGdn,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        *,
+        terminal: bool = False,
+        **streams: Any,
+    ) -> None:
+        self._ready = ready
+        self._wanted = {
+            "arguments": arguments,
+            "environment": dict(environment),
+            "folder": str(folder),
+            "terminal": terminal,
+        }
+        super().__init__(["gdn", *arguments], **streams)
+
+    def _execute_child(self, *arguments: Any) -> None:
+        """Instead of an exec: what is of interest here are the descriptors, ours and those of the child, in pairs."""
+        ends = arguments[10:16]
+        answer, theirs = os.pipe()
+        self._answer = os.fdopen(answer, "rb", buffering=0)
+        try:
+            self._ready.ask(self._wanted, [ends[0], ends[3], ends[5], theirs])
+        finally:
+            os.close(theirs)
+            self._close_pipe_fds(*ends)  # type: ignore[attr-defined]
+        self.pid = int(self._answer.readline())
+        self._child_created = True
+
+    def _internal_poll(self, *_: Any, **__: Any) -> int | None:
+        ask = super()._internal_poll  # type: ignore[misc]
+        found: int | None = ask(_waitpid=lambda pid, flags: self._try_wait(flags))
+        return found
+
+    def _try_wait(self, flags: int) -> tuple[int, int]:
+        """As os.waitpid: its number and its status, or zeros."""
+        if flags & os.WNOHANG and not select.select([self._answer], [], [], 0)[0]:
+            return 0, 0
+        with self._answer:
+            return self.pid, int(self._answer.readline())
+
+
 def _umask() -> int:
     """Of this process; os.umask would change it."""
     status = Path("/proc/self/status").read_text()
@@ -108,26 +133,3 @@ def _umask() -> int:
 
 def _of_a_start(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name.startswith(_OF_A_START)}
-
-
-def _exchange(ours: dict[str, int], data: bytes, until: float) -> dict[str, bytes]:
-    """Write `data`, and read everything; less when the time is over. Closes what is through, and takes it out."""
-    heard = {name: b"" for name in ours if name != "stdin"}
-    with selectors.DefaultSelector() as waiting:
-        for name, fd in ours.items():
-            os.set_blocking(fd, False)
-            waiting.register(fd, selectors.EVENT_WRITE if name == "stdin" else selectors.EVENT_READ, name)
-        while ours and (left := until - time.monotonic()) > 0:
-            for key, _ in waiting.select(left):
-                name, fd = key.data, key.fd
-                if name == "stdin":
-                    with suppress(BrokenPipeError):
-                        data = data[os.write(fd, data[:65536]) :]
-                        if data:
-                            continue
-                elif chunk := os.read(fd, 65536):
-                    heard[name] += chunk
-                    continue
-                waiting.unregister(fd)
-                os.close(ours.pop(name))
-    return heard

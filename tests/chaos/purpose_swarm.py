@@ -21,6 +21,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from tests.bundles import documents
+
 #: How long a tool works at which something is killed (seconds).
 PAUSE_S: Final = 0.5
 #: Stands for that in the arguments of a call, as a text.
@@ -343,71 +345,25 @@ def register(api):
 
     api.pipeline.register("turn", seal)
 """
-AGENT: Final = """\
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: NAME}
-spec:
-  modelConfig: {modelRef: Model/scripted}
-  prompt: {system: You are the NAME.}
-  tools: [Tool/agents, Tool/bash, Tool/file-systemTOOLS]
-  extensions: [Extension/guard, Extension/seal, Extension/skillsEXTENSIONS]
-"""
-BUNDLE: Final = """\
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: scripted}
-spec: {provider: openai, model: m, endpoint: "BASE", apiKey: {value: k}}
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: table}
-spec:
-  entry: ./tools/table/table.py
-  sandbox: {python: {venv: ./tools/venv}}
-  exports:
-    - name: render
-      parameters:
-        type: object
-        properties: {rows: {type: array}, file: {type: string}, at: {type: string}, pause: {type: string}}
-        required: [rows, file, at, pause]
----
-apiVersion: goondan.ai/v1
-kind: Extension
-metadata: {name: guard}
-spec: {entry: ./extensions/guard/guard.py}
----
-apiVersion: goondan.ai/v1
-kind: Extension
-metadata: {name: seal}
-spec: {entry: ./extensions/seal/seal.py}
----
-apiVersion: goondan.ai/v1
-kind: Extension
-metadata: {name: skills}
-spec:
-  entry: "@goondan/base/skills"
-  config: {discovery: {skillDirs: [skills]}}
----
-apiVersion: goondan.ai/v1
-kind: Extension
-metadata: {name: mcp-numbers}
-spec:
-  entry: "@goondan/base/mcp"
-  config:
-    transport: {type: stdio, command: [PYTHON, -I, ./servers/numbers.py, "${WORKDIR}"]}
-    attach: {mode: stateful, scope: agent}
-    expose: {tools: true}
-    sandbox: {filesystem: {read: [PACKAGES]}}
-"""
-SWARM: Final = """\
----
-apiVersion: goondan.ai/v1
-kind: Swarm
-metadata: {name: purpose}
-spec: {entryAgent: Agent/planner, workdir: shared, policy: {agentIdleSeconds: 60}}
-"""
+AGENT: Final = "---\n" + documents(
+    "Agent NAME {modelConfig: {modelRef: Model/scripted}, prompt: {system: You are the NAME.}, tools: [Tool/agents, "
+    "Tool/bash, Tool/file-systemTOOLS], extensions: [Extension/guard, Extension/seal, Extension/skillsEXTENSIONS]}",
+)
+BUNDLE: Final = documents(
+    "Model scripted {provider: openai, model: m, endpoint: BASE, apiKey: {value: k}}",
+    "Tool table {entry: ./tools/table/table.py, sandbox: {python: {venv: ./tools/venv}}, exports: [{name: render, "
+    "parameters: {type: object, properties: {rows: {type: array}, file: {type: string}, at: {type: string}, "
+    "pause: {type: string}}, required: [rows, file, at, pause]}}]}",
+    "Extension guard {entry: ./extensions/guard/guard.py}",
+    "Extension seal {entry: ./extensions/seal/seal.py}",
+    'Extension skills {entry: "@goondan/base/skills", config: {discovery: {skillDirs: [skills]}}}',
+    'Extension mcp-numbers {entry: "@goondan/base/mcp", config: {transport: {type: stdio, command: [PYTHON, "-I", '
+    './servers/numbers.py, "${WORKDIR}"]}, attach: {mode: stateful, scope: agent}, expose: {tools: true}, '
+    "sandbox: {filesystem: {read: [PACKAGES]}}}}",
+)
+SWARM: Final = "---\n" + documents(
+    "Swarm purpose {entryAgent: Agent/planner, workdir: shared, policy: {agentIdleSeconds: 60}}",
+)
 
 
 def make_bundle(folder: Path, base: str) -> None:

@@ -81,7 +81,7 @@ def test_services_that_keep_dying_come_back_every_time(kernel: Sandbox, role: st
         return int(next(row["restarts"] for row in kernel.ps() if row["role"] == role))
 
     before, ready = restarts(), kernel.times_ready(role)
-    for number in range(4):
+    for number in range(2):
         os.kill(kernel.pid(role), signal.SIGKILL)
         ready += 1
         wait_until(lambda wanted=ready: kernel.times_ready(role) == wanted)

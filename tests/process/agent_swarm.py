@@ -9,43 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+from tests.bundles import documents
 from tests.kernel_fixture import Sandbox, sandbox, wait_until
 from tests.process.scripted_model import ScriptedModel, scripted_model
 
 AGENTS = ("alpha", "beta", "gamma", "delta", "epsilon")
-HEAD = """\
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: scripted}
-spec: {provider: openai, model: m, endpoint: ENDPOINT}
----
-apiVersion: goondan.ai/v1
-kind: Extension
-metadata: {name: broken}
-spec: {entry: ext/broken.py}
----
-apiVersion: goondan.ai/v1
-kind: Extension
-metadata: {name: asks}
-spec: {entry: ext/asks.py}
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: asker}
-spec: {entry: ext/asker.py, sandbox: {permissions: [agents]}, exports: [{name: later}]}
----
-"""
-AGENT = """\
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: NAME}
-spec:
-  modelConfig: {modelRef: Model/scripted}
-  prompt: {system: You are NAME.}
-  tools: [Tool/agents, Tool/handoff, Tool/bash, Tool/asker, Tool/tool-result]
-  extensions: [EXTRA]
----
-"""
 #: An extension that asks: in turn middleware before the turn, in step middleware after each step.
 ASKS = """\
 def register(api):
@@ -79,28 +47,31 @@ def later(ctx, input):
 
 handlers = {"later": later}
 """
-TAIL = """\
-apiVersion: goondan.ai/v1
-kind: Swarm
-metadata: {name: five}
-spec:
-  entryAgent: Agent/alpha
-  agents: [LIST]
-  policy: {agentIdleSeconds: 1}
-"""
+
+
+def agent(name: str, *extensions: str) -> str:
+    """An agent that can do what all can, with these extensions."""
+    return (
+        f"Agent {name} {{modelConfig: {{modelRef: Model/scripted}}, prompt: {{system: You are {name}.}}, "
+        "tools: [Tool/agents, Tool/handoff, Tool/bash, Tool/asker, Tool/tool-result], "
+        f"extensions: [{', '.join(extensions)}]}}"
+    )
 
 
 def bundle(endpoint: str) -> str:
     """Five agents that can do the same, one that cannot start, one whose middleware asks, and one that has no tools."""
-    agents = [AGENT.replace("NAME", name).replace("EXTRA", "") for name in AGENTS]
-    agents.append(AGENT.replace("NAME", "unfit").replace("EXTRA", "Extension/broken"))
-    agents.append(AGENT.replace("NAME", "wrapped").replace("EXTRA", "Extension/asks"))
-    agents.append("".join(line for line in AGENT.replace("NAME", "simple").splitlines(True) if "EXTRA" not in line))
-    agents[-1] = agents[-1].replace(
-        "  tools: [Tool/agents, Tool/handoff, Tool/bash, Tool/asker, Tool/tool-result]\n", ""
-    )
     listed = ", ".join(f"Agent/{name}" for name in (*AGENTS, "unfit", "wrapped", "simple"))
-    return HEAD.replace("ENDPOINT", endpoint) + "".join(agents) + TAIL.replace("LIST", listed)
+    return documents(
+        f"Model scripted {{provider: openai, model: m, endpoint: {endpoint}}}",
+        "Extension broken {entry: ext/broken.py}",
+        "Extension asks {entry: ext/asks.py}",
+        "Tool asker {entry: ext/asker.py, sandbox: {permissions: [agents]}, exports: [{name: later}]}",
+        *map(agent, AGENTS),
+        agent("unfit", "Extension/broken"),
+        agent("wrapped", "Extension/asks"),
+        "Agent simple {modelConfig: {modelRef: Model/scripted}, prompt: {system: You are simple.}}",
+        f"Swarm five {{entryAgent: Agent/alpha, agents: [{listed}], policy: {{agentIdleSeconds: 1}}}}",
+    )
 
 
 class Swarm(NamedTuple):

@@ -32,12 +32,7 @@ class Terminal:
         before = dict(kernel.env)
         kernel.env |= {"TERM": term, **(env or {})}
         streams = {"stdin": terminal, "stdout": terminal, "stderr": terminal, **streams}
-        self.process = kernel.popen(
-            *arguments,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(2, termios.TIOCSCTTY, 0),
-            **streams,
-        )
+        self.process = kernel.popen(*arguments, terminal=True, **streams)
         kernel.env = before
         os.close(terminal)
         #: Everything that was shown.

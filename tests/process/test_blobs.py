@@ -19,6 +19,7 @@ from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, MAX_FOLDER_BYTES, MAX_REQ
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Blob, ErrorPayload, Frame, ReplyTo
+from tests.bundles import documents
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox, wait_until
 from tests.process.bare_broker import TOOL, Broker, bare_broker, call_tool
 
@@ -157,17 +158,10 @@ def make(ctx, input): return "x" * input["size"]
 def measure(ctx, input): return {name: len(value) for name, value in input.items()}
 handlers = {"make": make, "measure": measure}
 """
-BIG = """\
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: big}
-spec:
-  entry: ./big/big.py
-  exports:
-    - {name: make, description: A text, parameters: {type: object, properties: {size: {type: integer}}}}
-    - {name: measure, description: Lengths, parameters: {type: object}}
-"""
+BIG = "---\n" + documents(
+    "Tool big {entry: ./big/big.py, exports: [{name: make, description: A text, parameters: {type: object, "
+    "properties: {size: {type: integer}}}}, {name: measure, description: Lengths, parameters: {type: object}}]}",
+)
 SIZE = 4_089_446  # 3.9 MiB
 
 

@@ -12,21 +12,15 @@ from typing import Any
 
 import pytest
 
+from tests.bundles import documents
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox, wait_until
 from tests.process.model_servers import server
 from tests.process.terminal import Terminal, finished
 
-TOOL = """\
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: slow}
-spec:
-  entry: ./slow.py
-  exports:
-    - {name: hang, description: Never ends by itself., parameters: {type: object}}
-    - {name: walk, description: Ends when told., parameters: {type: object}}
-"""
+TOOL = "---\n" + documents(
+    "Tool slow {entry: ./slow.py, exports: [{name: hang, description: Never ends by itself., "
+    "parameters: {type: object}}, {name: walk, description: Ends when told., parameters: {type: object}}]}",
+)
 #: `hang` hears nothing: not that it is cancelled, nor does its child; `walk` says how far it is.
 MODULE = """\
 import os, subprocess, sys, time

@@ -12,19 +12,13 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel.cli.commands import helps
+from tests.bundles import documents
 from tests.kernel_fixture import BUNDLE, ROOT, Sandbox, environment
 
-TOOL = """\
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: notes}
-spec:
-  entry: ./tools/evil.py
-  exports:
-    - {name: add, description: "Keep a note.\\nSecond line."}
-    - {name: "$(touch x)"}
-"""
+TOOL = "---\n" + documents(
+    'Tool notes {entry: ./tools/evil.py, exports: [{name: add, description: "Keep a note.\\nSecond line."}, '
+    '{name: "$(touch x)"}]}',
+)
 HOSTILE = "---\napiVersion: goondan.ai/v1\nkind: Agent\nmetadata: {name: '; touch x'}\n"
 
 

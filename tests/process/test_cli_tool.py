@@ -10,41 +10,22 @@ import pytest
 from goondan.kernel.bundle.documents import BaseExtensions, base_tools
 from goondan.kernel.cli import execute
 from goondan.schemas.bundle.address import build_tool_name
+from tests.bundles import documents
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox
 
 #: A tool whose examples are right, wrong, and unable to be right; and one that nobody can test without the network.
-TOOLS = """\
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: words}
-spec:
-  entry: ./tools/words.py
-  exports:
-    - name: count
-      description: Count the words of a text. Then stop.
-      parameters: {type: object, properties: {text: {type: string}}, required: [text]}
-      aliases: {txt: text}
-      examples:
-        - {input: {text: a b}, output: {words: 2}}
-        - {input: {txt: ""}, output: {words: 1}}
-        - input: {text: boom}
-        - {input: {text: a}, output: null}
-    - name: keep
-      examples:
-        - {input: {}, output: {found: [given.txt]}}
-        - {input: {}, output: {found: [given.txt]}}
-    - {name: bare}
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: far}
-spec:
-  entry: ./tools/far.py
-  sandbox: {network: public}
-  exports:
-    - {name: get, examples: [{input: {}}]}
----
-"""
+TOOLS = (
+    documents(
+        "Tool words {entry: ./tools/words.py, exports: [{name: count, "
+        "description: Count the words of a text. Then stop., parameters: {type: object, "
+        "properties: {text: {type: string}}, required: [text]}, aliases: {txt: text}, examples: [{input: {text: a b}, "
+        'output: {words: 2}}, {input: {txt: ""}, output: {words: 1}}, {input: {text: boom}}, {input: {text: a}, '
+        "output: null}]}, {name: keep, examples: [{input: {}, output: {found: [given.txt]}}, {input: {}, "
+        "output: {found: [given.txt]}}]}, {name: bare}]}",
+        "Tool far {entry: ./tools/far.py, sandbox: {network: public}, exports: [{name: get, examples: [{input: {}}]}]}",
+    )
+    + "---\n"
+)
 WORDS = """\
 import os
 
@@ -111,20 +92,11 @@ def test_show_explains_a_tool_or_one_of_its_functions(home: Sandbox) -> None:
     assert "words__keep" not in page
 
 
-PACKAGE = """\
-apiVersion: goondan.ai/v1
-kind: Package
-metadata: {name: "@acme/weather"}
-spec: {version: 1.0.0}
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: forecast}
-spec:
-  entry: ./forecast.py
-  sandbox: {network: {allow: ["api.weather.example:443"]}}
-  exports: [{name: get, examples: [{input: {}}]}]
-"""
+PACKAGE = documents(
+    'Package "@acme/weather" {version: "1.0.0"}',
+    'Tool forecast {entry: ./forecast.py, sandbox: {network: {allow: ["api.weather.example:443"]}}, '
+    "exports: [{name: get, examples: [{input: {}}]}]}",
+)
 
 
 def test_a_packages_tool_is_listed_under_its_package_and_shows_that_it_gets_less_than_it_requests(
@@ -163,18 +135,13 @@ def test_a_name_that_is_no_tool_gets_the_closest_one(
     assert error["suggestion"].startswith(hint)
 
 
-EXTENSIONS = """\
-apiVersion: goondan.ai/v1
-kind: Extension
-metadata: {name: good}
-spec: {entry: ./ext/good.py, config: {size: 1}, dependsOn: [Extension/first]}
----
-apiVersion: goondan.ai/v1
-kind: Extension
-metadata: {name: first}
-spec: {entry: ./ext/first.py}
----
-"""
+EXTENSIONS = (
+    documents(
+        "Extension good {entry: ./ext/good.py, config: {size: 1}, dependsOn: [Extension/first]}",
+        "Extension first {entry: ./ext/first.py}",
+    )
+    + "---\n"
+)
 
 
 def test_the_list_of_extensions_has_the_bundles_own_first_and_who_uses_them() -> None:

@@ -11,18 +11,19 @@ from tests.process.scripted_model import ScriptedModel, scripted_model
 from tests.process.terminal import Terminal
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model() -> Iterator[ScriptedModel]:
     with scripted_model() as made:
         made.otherwise = "fine"
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def kernel(model: ScriptedModel) -> Iterator[Sandbox]:
-    """A bundle whose model is the scripted one."""
+    """A swarm that runs, whose model is the scripted one. Each test talks in instances of its own."""
     spec = f'{{provider: openai, model: m, endpoint: "{model.base}", apiKey: k}}'
     with sandbox(BUNDLE.replace("{provider: embedded}", spec), {"GOONDAN_TRUST": "1"}) as made:
+        made.detach()
         yield made
 
 
@@ -64,7 +65,9 @@ def test_commands_never_reach_the_model_and_every_other_line_does(kernel: Sandbo
 
 def test_a_picture_goes_with_the_next_message_and_with_no_other(kernel: Sandbox, model: ScriptedModel) -> None:
     (kernel.home / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(100))
-    talked = kernel.gdn("run", input="/attach a.png\nlook\nthen\n/attach goondan.yaml\n/history 4\n")
+    talked = kernel.gdn(
+        "run", "--instance", "shown", input="/attach a.png\nlook\nthen\n/attach goondan.yaml\n/history 4\n"
+    )
     assert "with the next message: a.png (image/png)\n" in talked.out
     assert "[E_FILE_INVALID]" in talked.err
     assert "user       look [a.png]\n" in talked.out
@@ -74,14 +77,13 @@ def test_a_picture_goes_with_the_next_message_and_with_no_other(kernel: Sandbox,
 
 
 def test_a_swarm_that_runs_detached_is_joined_and_goes_on(kernel: Sandbox, model: ScriptedModel) -> None:
-    kernel.detach()
     pid = kernel.pid("supervisor")
-    piped = kernel.gdn("run", input="hello\n")
+    piped = kernel.gdn("run", "--instance", "joined", input="hello\n")
     assert (piped.status, piped.out) == (0, "fine\n")
     assert "joined the swarm that runs already" in piped.err
-    with Terminal(kernel, "run") as terminal:
+    with Terminal(kernel, "run", "--instance", "joined") as terminal:
         terminal.read_until("joined the swarm that runs already")
-        terminal.read_until("main/default goes on: 2 messages")
+        terminal.read_until("main/joined goes on: 2 messages")
         terminal.read_until("> ")
         terminal.type("/history\r")
         terminal.read_until("user       hello")

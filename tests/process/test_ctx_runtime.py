@@ -15,87 +15,33 @@ from typing import Any
 
 import pytest
 
+from tests.bundles import documents
 from tests.kernel_fixture import Sandbox, sandbox, wait_until
 
-BUNDLE = """\
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: console}
-spec: {provider: embedded}
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: ask}
-spec:
-  entry: tools/ask.py
-  sandbox: {permissions: [agents]}
-  exports: [{name: it}, {name: async}, {name: has}, {name: leaves}]
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: plain}
-spec: {entry: tools/ask.py, exports: [{name: has}, {name: it}]}
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: second-opinion}
-SECOND_OPINION
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: main}
-spec:
-  modelConfig: {modelRef: Model/console}
-  tools: [Tool/ask, Tool/plain, Tool/second-opinion, {kind: Tool, name: ask-too, package: "@acme/asking"}]
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: narrow}
-spec:
-  modelConfig: {modelRef: Model/console}
-  tools: [{ref: Tool/ask, sandbox: {permissions: []}}]
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: helper}
-spec:
-  modelConfig: {modelRef: Model/console}
-  tools: [Tool/bash, Tool/ask]
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: critic}
-spec: {modelConfig: {modelRef: Model/console}, tools: [Tool/bash]}
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: editor}
-spec: {modelConfig: {modelRef: Model/console}, tools: [Tool/bash]}
----
-apiVersion: goondan.ai/v1
-kind: Swarm
-metadata: {name: askers}
-spec:
-  entryAgent: Agent/main
-  agents: [Agent/main, Agent/narrow, Agent/helper, Agent/critic, Agent/editor]
-  policy: {maxLiveAgents: 2}
-"""
 #: The example of the page about tools: a module, and the spec of its manifest.
 _PAGE = (Path(__file__).parents[2] / "docs" / "tools.md").read_text(encoding="utf-8")
 _EXAMPLE = _PAGE[_PAGE.index("`tools/second_opinion.py`") :].split("```")
 SECOND_OPINION = _EXAMPLE[1].removeprefix("python\n")
-BUNDLE = BUNDLE.replace("SECOND_OPINION\n", _EXAMPLE[3].removeprefix("yaml\n"))
-PACKAGE = """\
-apiVersion: goondan.ai/v1
-kind: Package
-metadata: {name: "@acme/asking"}
-spec: {version: 1.0.0}
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: ask-too}
-spec: {entry: tools/ask.py, sandbox: {permissions: [agents]}, exports: [{name: has}]}
-"""
+BUNDLE = documents(
+    "Model console {provider: embedded}",
+    "Tool ask {entry: tools/ask.py, sandbox: {permissions: [agents]}, exports: [{name: it}, {name: async}, "
+    "{name: has}, {name: leaves}]}",
+    "Tool plain {entry: tools/ask.py, exports: [{name: has}, {name: it}]}",
+    "Agent main {modelConfig: {modelRef: Model/console}, tools: [Tool/ask, Tool/plain, Tool/second-opinion, "
+    '{kind: Tool, name: ask-too, package: "@acme/asking"}]}',
+    "Agent narrow {modelConfig: {modelRef: Model/console}, tools: [{ref: Tool/ask, sandbox: {permissions: []}}]}",
+    "Agent helper {modelConfig: {modelRef: Model/console}, tools: [Tool/bash, Tool/ask]}",
+    "Agent critic {modelConfig: {modelRef: Model/console}, tools: [Tool/bash]}",
+    "Agent editor {modelConfig: {modelRef: Model/console}, tools: [Tool/bash]}",
+    "Swarm askers {entryAgent: Agent/main, agents: [Agent/main, Agent/narrow, Agent/helper, Agent/critic, "
+    "Agent/editor], policy: {maxLiveAgents: 2}}",
+)
+BUNDLE += "---\napiVersion: goondan.ai/v1\nkind: Tool\nmetadata: {name: second-opinion}\n"
+BUNDLE += _EXAMPLE[3].removeprefix("yaml\n")
+PACKAGE = documents(
+    'Package "@acme/asking" {version: "1.0.0"}',
+    "Tool ask-too {entry: tools/ask.py, sandbox: {permissions: [agents]}, exports: [{name: has}]}",
+)
 CODE = """\
 import os
 

@@ -6,17 +6,15 @@ import json
 
 import pytest
 
+from tests.bundles import documents
 from tests.kernel_fixture import BUNDLE, sandbox
 
-EXTENSION = """\
-apiVersion: goondan.ai/v1
-kind: Extension
-metadata: {name: guard}
-spec:
-  entry: ext/guard.py
-  config: {deny: rm}
----
-"""
+EXTENSION = (
+    documents(
+        "Extension guard {entry: ext/guard.py, config: {deny: rm}}",
+    )
+    + "---\n"
+)
 USES_IT = EXTENSION + BUNDLE.replace(
     "  tools: [Tool/bash]", "  tools: [Tool/bash]\n  extensions: [{ref: Extension/guard, config: {deny: reboot}}]"
 )
@@ -140,13 +138,3 @@ def test_a_module_without_register_does_not_start() -> None:
         assert ended.status == 2
         assert "E_CONFIG_ENTRY" in ended.out + ended.err
         assert "register" in ended.out + ended.err
-
-
-def test_an_agent_that_ends_while_it_loads_could_not_be_started() -> None:
-    with sandbox(USES_IT) as kernel:
-        (kernel.home / "ext").mkdir()
-        (kernel.home / "ext" / "guard.py").write_text("import os\n\ndef register(api):\n    os._exit(3)\n")
-        kernel.detach()
-        sent = kernel.gdn("send", "hello")
-        assert sent.status == 1
-        assert "exit 3 [E_AGENT_SPAWN_FAILED]" in sent.err

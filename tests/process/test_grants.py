@@ -11,23 +11,15 @@ from typing import Any
 
 import pytest
 
+from tests.bundles import documents
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox
 from tests.process.test_egress import pages, unused_port
 
-PACKAGE = """\
-apiVersion: goondan.ai/v1
-kind: Package
-metadata: {name: "@acme/weather"}
-spec: {version: 1.0.0}
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: forecast}
-spec:
-  entry: tools/forecast.py
-  exports: [{name: look}]
-  sandbox: {filesystem: {read: [/]}, env: [ACME_KEY]}
-"""
+PACKAGE = documents(
+    'Package "@acme/weather" {version: "1.0.0"}',
+    "Tool forecast {entry: tools/forecast.py, exports: [{name: look}], sandbox: {filesystem: {read: [/]}, "
+    "env: [ACME_KEY]}}",
+)
 #: It tells a digest of the key: the key itself would be taken out of what a jail says.
 LOOK = """\
 import hashlib, os
@@ -61,7 +53,7 @@ def look(swarm: Sandbox, folder: Path | str) -> Any:
     return result["output"]
 
 
-@pytest.mark.timeout(180)  # four kernels, one after the other
+@pytest.mark.timeout(180)  # three kernels, one after the other
 def test_a_packaged_tool_gets_neither_key_nor_files_until_the_operator_accepts(swarm: Sandbox) -> None:
     top = "/var"
     assert look(swarm, top) == {"key": NO_KEY, "folder": "FileNotFoundError", "workdir": []}
@@ -82,7 +74,8 @@ def test_a_packaged_tool_gets_neither_key_nor_files_until_the_operator_accepts(s
     (row,) = (row for row in swarm.gdn("grant", "list", "--json").json if row["tool"] == "@acme/weather/forecast")
     assert row["granted"] == row["requested"]
     assert swarm.gdn("grant", "revoke", "@acme/weather/forecast").status == 0
-    assert look(swarm, top)["key"] == NO_KEY
+    (row,) = (row for row in swarm.gdn("grant", "list", "--json").json if row["tool"] == "@acme/weather/forecast")
+    assert (row["status"], row["granted"]) == ("pending", [])
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="their files in /proc are closed to all but root")
@@ -103,7 +96,6 @@ def test_what_is_wrong_with_a_grant_is_said(swarm: Sandbox) -> None:
     assert swarm.gdn("grant", "revoke", "forecast").status == 2
     package = swarm.home / "state" / "packages" / "@acme" / "weather" / "goondan.yaml"
     package.write_text(PACKAGE.replace("read: [/]", "write: [/]"))
-    assert look(swarm, "/root")["key"] == NO_KEY
     dangerous = swarm.gdn("grant", "accept", "@acme/weather/forecast", "--json")
     assert dangerous.status == 2
     assert dangerous.json["error"]["code"] == "E_CONFIG_DANGEROUS"

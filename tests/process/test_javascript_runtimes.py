@@ -13,26 +13,15 @@ from goondan.kernel.bundle.javascript import Found, look
 from goondan.kernel.bundle.loader import open_bundle
 from goondan.kernel.trust.private_copy import with_private_copy
 from goondan.schemas.bundle.launch import JavaScriptRuntime, KernelPlan
+from tests.bundles import documents
 from tests.javascript_runtimes import BUN_VERSION, runtime
 from tests.javascript_tools import javascript_tool
 from tests.toolhost_fixture import bench
 
-BUNDLE = """\
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: one}
-spec:
-  entry: one/tool.ts
-  sandbox: {javascript: bun}
-  exports: [{name: run}]
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: two}
-spec:
-  entry: two/tool.mjs
-  exports: [{name: run}]
-"""
+BUNDLE = documents(
+    "Tool one {entry: one/tool.ts, sandbox: {javascript: bun}, exports: [{name: run}]}",
+    "Tool two {entry: two/tool.mjs, exports: [{name: run}]}",
+)
 
 
 def says(path: Path, version: str) -> str:

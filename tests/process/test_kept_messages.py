@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tests.bundles import documents
 from tests.kernel_fixture import sandbox, wait_until
 from tests.process.scripted_model import scripted_model
 
@@ -61,22 +62,11 @@ def test_what_fails_for_want_of_space_is_answered_when_there_is_room() -> None:
     assert done.stdout.startswith('["E_DISK_FULL", [["m1", "E_DISK_FULL: '), done.stdout
 
 
-BUNDLE = """\
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: absent}
-spec: {provider: openai, model: m, endpoint: "http://127.0.0.1:PORT/v1", retry: {busyS: 0}}
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: main}
-spec: {modelConfig: {modelRef: Model/absent}}
----
-apiVersion: goondan.ai/v1
-kind: Swarm
-metadata: {name: swarm}
-spec: {entryAgent: Agent/main}
-"""
+BUNDLE = documents(
+    'Model absent {provider: openai, model: m, endpoint: "http://127.0.0.1:PORT/v1", retry: {busyS: 0}}',
+    "Agent main {modelConfig: {modelRef: Model/absent}}",
+    "Swarm swarm {entryAgent: Agent/main}",
+)
 
 
 @pytest.mark.feature("dead_letters")

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.bundles import documents
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox, wait_until
 from tests.process.model_servers import server
 from tests.process.terminal import STATUS, Terminal, finished
@@ -85,15 +86,9 @@ def test_send_shows_the_text_before_the_turn_ends(running: Sandbox, model: Model
         assert terminal.rest() == "three\n"
 
 
-SLOW = """\
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: slow}
-spec:
-  entry: ./slow.py
-  exports: [{name: walk, description: Walk., parameters: {type: object}}]
-"""
+SLOW = "---\n" + documents(
+    "Tool slow {entry: ./slow.py, exports: [{name: walk, description: Walk., parameters: {type: object}}]}",
+)
 SLOW_MODULE = """\
 import os, time
 
@@ -153,10 +148,10 @@ def test_a_model_call_that_a_stop_interrupts_goes_on_at_the_next_start(stopped: 
 
 @pytest.mark.parametrize("term", ["xterm", "dumb"])
 def test_a_line_typed_ahead_is_queued_and_never_mixes_into_the_answer(
-    stopped: Sandbox, model: Model, term: str
+    running: Sandbox, model: Model, term: str
 ) -> None:
     end = "\r" if term == "xterm" else "\n"
-    with Terminal(stopped, "run", term=term) as terminal:
+    with Terminal(running, "run", "--instance", term, term=term) as terminal:
         terminal.read_until("> ")
         call = 'call bash__exec {"command":"true"}'
         terminal.type(f"{call}|wait|open |wait|closed{end}")
@@ -265,14 +260,15 @@ def test_a_model_cannot_speak_to_the_terminal(running: Sandbox, model: Model) ->
     assert running.gdn("send", "--raw", f"a{evil}|b").out == f"a{evil}b\n"
 
 
-def test_a_model_cannot_speak_to_the_terminal_of_piped_input_either(stopped: Sandbox) -> None:
+def test_a_model_cannot_speak_to_the_terminal_of_piped_input_either(running: Sandbox) -> None:
     read, write = os.pipe()
-    with Terminal(stopped, "run", stdin=read) as terminal:
+    with Terminal(running, "run", "--instance", "piped", stdin=read) as terminal:
         os.close(read)
         os.write(write, b"a\x1b[2J\x07b\n")
         os.close(write)
         assert terminal.wait() == 0
-        assert terminal.rest() == "a\\x1b[2J\\x07b\n"
+        joined = "joined the swarm that runs already; it goes on when you leave\n"
+        assert terminal.rest() == f"{joined}a\\x1b[2J\\x07b\n"
 
 
 def test_no_colour_and_dumb_terminals(running: Sandbox, model: Model) -> None:
@@ -295,8 +291,8 @@ def test_status_alone_where_the_answer_goes_to_a_file(running: Sandbox, model: M
 # --- the editor
 
 
-def test_lines_are_edited_recalled_and_sent_as_one(stopped: Sandbox) -> None:
-    with Terminal(stopped, "run") as terminal:
+def test_lines_are_edited_recalled_and_sent_as_one(running: Sandbox) -> None:
+    with Terminal(running, "run", "--instance", "edited") as terminal:
         for keys, shown in (
             ("first\x1b\rsecond\\\rthird\r", "\nfirst\nsecond\nthird\n"),
             ("junk\x03\x1b[200~pasted\nlines\x1b[201~\r", "\npasted\nlines\n"),
@@ -309,11 +305,11 @@ def test_lines_are_edited_recalled_and_sent_as_one(stopped: Sandbox) -> None:
         terminal.read_until("> ")
         terminal.type("\x04")
         assert terminal.wait() == 0
-    (history,) = stopped.home.glob("state/workspaces/*/history")
+    (history,) = running.home.glob("state/workspaces/*/history")
     assert history.stat().st_mode & 0o777 == 0o600
     kept = [json.loads(line) for line in history.read_text().splitlines()]
-    assert kept == ["first\nsecond\nthird", "pasted\nlines", "right"]
-    with Terminal(stopped, "run") as terminal:
+    assert kept[-3:] == ["first\nsecond\nthird", "pasted\nlines", "right"], "and what other tests have typed"
+    with Terminal(running, "run", "--instance", "edited") as terminal:
         terminal.read_until("> ")
         terminal.type("\x1b[A")
         terminal.read_until("right")
@@ -324,11 +320,10 @@ def test_lines_are_edited_recalled_and_sent_as_one(stopped: Sandbox) -> None:
         assert terminal.wait() == 0
 
 
-@pytest.mark.parametrize("term", ["xterm", "dumb"])
 def test_ctrl_c_cancels_the_turn_and_the_conversation_goes_on_unless_it_comes_again(
-    stopped: Sandbox, model: Model, term: str
+    stopped: Sandbox, model: Model
 ) -> None:
-    with Terminal(stopped, "run", term=term) as terminal:
+    with Terminal(stopped, "run") as terminal:
         terminal.read_until("> ")
         terminal.type("never|wait|said\r")
         wait_until(lambda: model.waits() == 1)
@@ -339,18 +334,14 @@ def test_ctrl_c_cancels_the_turn_and_the_conversation_goes_on_unless_it_comes_ag
         terminal.type("other\r")
         assert "said" not in terminal.read_until("\nother\n")
         terminal.read_until("> ")
-        if term == "dumb":
-            terminal.type("\x04")
-            assert terminal.wait() == 0
-        else:
-            terminal.type('call bash__exec {"command":"echo > begun; sleep 613"}\r')
-            begun = "state/workspaces/*/instances/main/default/workspace/begun"
-            wait_until(lambda: list(stopped.home.glob(begun)))
-            os.kill(stopped.pid("agent"), signal.SIGSTOP)  # so that it does not end its turn
-            terminal.type("\x03")
-            terminal.read_until("Ctrl-C again ends the conversation")
-            terminal.type("\x03")
-            assert terminal.wait() == 130
+        terminal.type('call bash__exec {"command":"echo > begun; sleep 613"}\r')
+        begun = "state/workspaces/*/instances/main/default/workspace/begun"
+        wait_until(lambda: list(stopped.home.glob(begun)))
+        os.kill(stopped.pid("agent"), signal.SIGSTOP)  # so that it does not end its turn
+        terminal.type("\x03")
+        terminal.read_until("Ctrl-C again ends the conversation")
+        terminal.type("\x03")
+        assert terminal.wait() == 130
     stopped.assert_clean()
 
 

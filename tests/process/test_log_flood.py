@@ -2,6 +2,7 @@
 
 import json
 
+from tests.bundles import documents
 from tests.kernel_fixture import BUNDLE, sandbox, wait_until
 
 TOOL = """\
@@ -18,13 +19,9 @@ def quiet(ctx, input):
 
 handlers = {"loud": loud, "quiet": quiet}
 """
-DOCUMENT = """\
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: noise}
-spec: {entry: ./noise.py, exports: [{name: loud}, {name: quiet}]}
-"""
+DOCUMENT = "---\n" + documents(
+    "Tool noise {entry: ./noise.py, exports: [{name: loud}, {name: quiet}]}",
+)
 
 
 def test_a_flood_is_cut_where_it_is_written_and_says_so() -> None:

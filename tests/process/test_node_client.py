@@ -15,52 +15,21 @@ from typing import Any
 
 import pytest
 
+from tests.bundles import documents
 from tests.kernel_fixture import Sandbox, has_feature, sandbox
 from tests.node_fixture import node, node_client
 
-BUNDLE = """\
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: console}
-spec: {provider: embedded}
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: echo}
-spec:
-  entry: ./echo.py
-  exports:
-    - {name: back, description: Give it back., parameters: {type: object, properties: {value: {type: object}}}}
-    - {name: fail, description: Fail., parameters: {type: object}}
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: main}
-spec:
-  modelConfig: {modelRef: Model/console}
-  tools: [Tool/bash, Tool/echo]
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: careful}
-spec:
-  modelConfig: {modelRef: Model/console}
-  tools: [Tool/bash]
-  extensions:
-    - ref: Extension/approval
-      config: {rules: [{tools: ["bash__*"], action: ask}]}
----
-apiVersion: goondan.ai/v1
-kind: Swarm
-metadata: {name: swarm}
-spec: {entryAgent: Agent/main, agents: [{ref: Agent/main}, {ref: Agent/careful}]}
-"""
+BUNDLE = documents(
+    "Model console {provider: embedded}",
+    "Tool echo {entry: ./echo.py, exports: [{name: back, description: Give it back., parameters: {type: object, "
+    "properties: {value: {type: object}}}}, {name: fail, description: Fail., parameters: {type: object}}]}",
+    "Agent main {modelConfig: {modelRef: Model/console}, tools: [Tool/bash, Tool/echo]}",
+    "Agent careful {modelConfig: {modelRef: Model/console}, tools: [Tool/bash], "
+    'extensions: [{ref: Extension/approval, config: {rules: [{tools: ["bash__*"], action: ask}]}}]}',
+    "Swarm swarm {entryAgent: Agent/main, agents: [{ref: Agent/main}, {ref: Agent/careful}]}",
+)
 #: What asks a person about the calls of `careful`.
-ASKED = """\
-  extensions:
-    - ref: Extension/approval
-      config: {rules: [{tools: ["bash__*"], action: ask}]}
-"""
+ASKED = ', extensions: [{ref: Extension/approval, config: {rules: [{tools: ["bash__*"], action: ask}]}}]'
 TOOL = """\
 def back(ctx, input):
     return input["value"]

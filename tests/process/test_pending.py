@@ -14,17 +14,16 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.bundles import documents
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox, wait_until
 
-TOOL = """\
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: slow}
-spec:
-  entry: tools/slow.py
-  exports: [{name: start}, {name: later}, {name: fails}, {name: stays}, {name: dies}, {name: nested}, {name: block}]
----
-"""
+TOOL = (
+    documents(
+        "Tool slow {entry: tools/slow.py, exports: [{name: start}, {name: later}, {name: fails}, {name: stays}, "
+        "{name: dies}, {name: nested}, {name: block}]}",
+    )
+    + "---\n"
+)
 CODE = """\
 import asyncio, os, time
 from goondan_tool import Pending

@@ -46,7 +46,8 @@ def alone() -> Iterator[Sandbox]:
         yield kernel
 
 
-def test_without_a_key_the_console_counts_the_lines_of_the_readme(alone: Sandbox) -> None:
+def test_without_a_key_the_console_counts_lines_and_the_reviewer_can_change_nothing(alone: Sandbox) -> None:
+    assert alone.gdn("run", "--bundle", QUICKSTART, "--detach").status == 0
     lines = ["/text-file__count path=README.md", "/bash__exec command='wc -l < README.md'"]
     told = "\n".join([*lines, "/file-system__read path=README.md maxBytes=1000"])
     result = alone.gdn("run", *HERE, "--json", input=told)
@@ -57,6 +58,13 @@ def test_without_a_key_the_console_counts_the_lines_of_the_readme(alone: Sandbox
     assert json.loads(read)["content"] == (ROOT / "README.md").read_bytes()[:1000].decode(errors="ignore")
     (agent, _) = alone.gdn("validate", QUICKSTART, "--json").json["agents"]
     assert (agent["provider"], agent["chosenBy"]) == ("embedded", "")
+    told_reviewer = ["/tools", "/text-file__show path=README.md lines=1", '/bash__exec {"command":"touch made"}']
+    tools, shown, refused = [alone.gdn("send", *HERE, "reviewer", line).out for line in told_reviewer]
+    assert "text-file__show" in tools
+    assert not re.search("bash__|file-system__|write|mkdir", tools)
+    assert "1: # Goondan kernel" in shown
+    assert "E_TOOL_NOT_IN_CATALOG" in refused
+    assert alone.gdn("stop", "--bundle", QUICKSTART).status == 0
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
@@ -72,17 +80,6 @@ def test_a_model_counts_the_lines_of_the_readme(fake: str, setting: str) -> None
         assert (result.status, result.err) == (0, "")
         counted, printed = [json.loads(text) for text in result.out.removeprefix("done: ").split(" | ")]
         assert (counted["lines"], int(printed["stdout"])) == (LINES, LINES)
-
-
-def test_the_reviewer_reads_and_can_change_nothing(alone: Sandbox) -> None:
-    assert alone.gdn("run", "--bundle", QUICKSTART, "--detach").status == 0
-    told = ["/tools", "/text-file__show path=README.md lines=1", '/bash__exec {"command":"touch made"}']
-    tools, shown, refused = [alone.gdn("send", *HERE, "reviewer", line).out for line in told]
-    assert "text-file__show" in tools
-    assert not re.search("bash__|file-system__|write|mkdir", tools)
-    assert "1: # Goondan kernel" in shown
-    assert "E_TOOL_NOT_IN_CATALOG" in refused
-    assert alone.gdn("stop", "--bundle", QUICKSTART).status == 0
 
 
 def on_a_terminal(kernel: Sandbox, *arguments: str) -> str:

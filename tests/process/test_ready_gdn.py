@@ -23,7 +23,7 @@ def test_a_forked_gdn_says_and_ends_as_one_that_is_started(
     kernel: Sandbox, arguments: tuple[str, ...], data: bytes | None
 ) -> None:
     forked = kernel.gdn(*arguments, input=data)
-    process = kernel.popen(*arguments, stdin=subprocess.DEVNULL if data is None else subprocess.PIPE)
+    process = kernel.popen(*arguments, forked=False, stdin=subprocess.DEVNULL if data is None else subprocess.PIPE)
     out, err = process.communicate(data, timeout=20)
     assert (forked.status, forked.out, forked.err) == (process.returncode, out.decode(), err.decode())
 

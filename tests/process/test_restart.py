@@ -20,8 +20,8 @@ from goondan.kernel.supervisor_client import SupervisorClient
 from tests.kernel_fixture import BUNDLE, ROOT, Sandbox, has_feature, sandbox, wait_until
 
 pytestmark = pytest.mark.xdist_group("restart")
-
-
+#: Whether each kind of restart is killed at both moments (`make chaos`), or at one of its own.
+CHAOS = "GOONDAN_CHAOS_KILLS" in os.environ
 WISHES = (
     BUNDLE.replace("tools: [Tool/bash]", "tools: [Tool/bash, Tool/self-restart]") if has_feature("restart") else BUNDLE
 )
@@ -225,7 +225,7 @@ def test_a_second_restart_and_a_hold_wait_or_are_refused(talk: Talk) -> None:
 def test_a_kernel_that_is_killed_while_it_restarts_has_lost_nothing_and_repeats_nothing() -> None:
     with sandbox(WISHES) as kernel:
         kernel.detach()
-        for moment, others in (("before-the-exec", 1), ("after-the-exec", 0)):
+        for moment, others in (("before-the-exec", 1), ("after-the-exec", 0))[: 1 + CHAOS]:
             pid, wish = kernel.pid("supervisor"), f"wish {moment[:3]}"
             if others:  # the processes of the kernel cannot be gone before this command is
                 kernel.popen("send", "/bash__exec command='sleep 5; echo slow'", "--instance", "slow", "--no-wait")
@@ -253,7 +253,7 @@ def check_killed_when_fresh(kernel: Sandbox) -> None:
     folder = state / "instances/main/default"
     before = messages(folder / "conversation.db", "base")
     assert before
-    for moment in ("restarting", "--resume-fd"):
+    for moment in ("--resume-fd", "restarting")[: 1 + CHAOS]:
         pid = kernel.pid("supervisor")
         kernel.popen("restart", "--fresh")
         if moment == "restarting":

@@ -10,32 +10,23 @@ from typing import Any
 
 import pytest
 
+from tests.bundles import documents
 from tests.kernel_fixture import Sandbox, sandbox, wait_until
 from tests.process.scripted_model import ScriptedModel, scripted_model
 
-HEAD = """\
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: scripted}
-spec: {provider: openai, model: m, endpoint: ENDPOINT}
----
-"""
-AGENT = """\
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: NAME}
-spec:
-  modelConfig: {modelRef: Model/scripted}
-  prompt: {system: You are NAME.}
-  tools: [Tool/agents, Tool/bash, Tool/file-system]
-MORE---
-"""
-SWARM = """\
-apiVersion: goondan.ai/v1
-kind: Swarm
-metadata: {name: team}
-spec: {entryAgent: Agent/planner, workdir: shared}
-"""
+HEAD = (
+    documents(
+        "Model scripted {provider: openai, model: m, endpoint: ENDPOINT}",
+    )
+    + "---\n"
+)
+AGENT = documents(
+    "Agent NAME {modelConfig: {modelRef: Model/scripted}, prompt: {system: You are NAME.}, "
+    "tools: [Tool/agents, Tool/bash, Tool/file-system]MORE}",
+)
+SWARM = documents(
+    "Swarm team {entryAgent: Agent/planner, workdir: shared}",
+)
 SLOW = (
     "for i in $(seq 200); do echo line $i >> out.txt; [ $i != 100 ] || touch half; "
     "while [ -e half ] && [ ! -e go ]; do sleep 0.02; done; done"
@@ -69,7 +60,7 @@ def team() -> Iterator[Team]:
     with scripted_model() as model:
         text = HEAD.replace("ENDPOINT", model.base)
         for name in ("planner", "coder", "reviewer", "hermit"):
-            text += AGENT.replace("NAME", name).replace("MORE", "  workdir: own\n" if name == "hermit" else "")
+            text += AGENT.replace("NAME", name).replace("MORE", ", workdir: own" if name == "hermit" else "") + "---\n"
         with sandbox(text + SWARM, {"OPENAI_API_KEY": "k"}) as kernel:
             kernel.detach()
             yield Team(kernel, model)

@@ -20,54 +20,23 @@ import pytest
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame, ReplyTo
+from tests.bundles import documents
 from tests.kernel_fixture import PATIENCE_S, Sandbox, sandbox
 from tests.process.model_servers import server
 
 #: What another's flood may add to the time in which a new instance answers (seconds): the figure that is promised.
 DELAY_S = 1.0
 
-BUNDLE = """\
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: console}
-spec: {provider: embedded}
----
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: silent}
-spec: {provider: openai, model: silent, endpoint: "BASE/v1"}
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: many}
-spec:
-  entry: tools/many.py
-  sandbox: {permissions: [agents]}
-  exports: [{name: send}]
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: main}
-spec: {modelConfig: {modelRef: Model/console}, tools: [Tool/many]}
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: slow}
-spec: {modelConfig: {modelRef: Model/silent}}
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: quick}
-spec: {modelConfig: {modelRef: Model/console}, tools: [Tool/bash]}
----
-apiVersion: goondan.ai/v1
-kind: Swarm
-metadata: {name: crowd}
-spec:
-  entryAgent: Agent/main
-  agents: [Agent/main, Agent/slow, Agent/quick]
-  policy: {mailboxMb: 32, maxLiveAgents: 64}
-"""
+BUNDLE = documents(
+    "Model console {provider: embedded}",
+    "Model silent {provider: openai, model: silent, endpoint: BASE/v1}",
+    "Tool many {entry: tools/many.py, sandbox: {permissions: [agents]}, exports: [{name: send}]}",
+    "Agent main {modelConfig: {modelRef: Model/console}, tools: [Tool/many]}",
+    "Agent slow {modelConfig: {modelRef: Model/silent}}",
+    "Agent quick {modelConfig: {modelRef: Model/console}, tools: [Tool/bash]}",
+    "Swarm crowd {entryAgent: Agent/main, agents: [Agent/main, Agent/slow, Agent/quick], policy: {mailboxMb: 32, "
+    "maxLiveAgents: 64}}",
+)
 CODE = """\
 def send(ctx, input):
     for number in range(input["count"]):

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from tests.bundles import documents
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox, wait_until
 
-EXTENSION = """\
-apiVersion: goondan.ai/v1
-kind: Extension
-metadata: {name: tap}
-spec: {entry: tap.py}
----
-"""
+EXTENSION = (
+    documents(
+        "Extension tap {entry: tap.py}",
+    )
+    + "---\n"
+)
 USES_IT = EXTENSION + BUNDLE.replace(
     "  tools: [Tool/bash]", "  tools: [Tool/bash]\n  extensions: [{ref: Extension/tap}]"
 )
@@ -147,6 +147,8 @@ def test_a_waiting_send_is_told_that_its_message_is_kept_and_the_next_start_fini
         mark = kernel.home / "work"
         mark.mkdir()
         kernel.detach()
+        told = kernel.gdn("send", "/bash__exec command='sleep 1.2; echo done'", "--instance", "idle")
+        assert (told.status, told.out, told.err) == (0, "done\n", ""), "who finds an idle agent hears of no queue"
         # The first run waits for ever, the one after the restart finds the mark and ends at once.
         line = """/bash__exec command='if [ -e mark ]; then echo resumed; else touch mark; sleep 60; fi'"""
         words = ("send", line, "--event-id", "kept-1", "--workdir", str(mark))
@@ -181,10 +183,3 @@ def test_a_waiting_send_is_told_that_its_message_is_kept_and_the_next_start_fini
         first = kernel.gdn(*words, "--json")
         assert first.json["status"] == "completed", first.out
         assert first.json["traceId"] == left.json["traceId"], "also when it was resumed, and is asked for again"
-
-
-def test_a_send_to_an_idle_agent_says_nothing_of_a_queue() -> None:
-    with sandbox() as kernel:
-        kernel.detach()
-        told = kernel.gdn("send", "/bash__exec command='sleep 1.2; echo done'")
-        assert (told.status, told.out, told.err) == (0, "done\n", "")

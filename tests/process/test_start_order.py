@@ -10,15 +10,13 @@ import msgspec
 import pytest
 
 from goondan.schemas.bundle.launch import ExtensionSpec, KernelPlan
+from tests.bundles import documents
 from tests.process.bare_broker import bare_broker, plan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-BUNDLE = """\
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: t}
-spec: {entry: ./t.py, exports: [{name: a, description: a, parameters: {type: object}}]}
-"""
+BUNDLE = documents(
+    "Tool t {entry: ./t.py, exports: [{name: a, description: a, parameters: {type: object}}]}",
+)
 #: Prints what a supervisor has imported when it starts the program that looks into the modules of tools.
 LOOK = """\
 import sys

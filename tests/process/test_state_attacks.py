@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.containment.ordinary_user import ORDINARY_USER, ROOT, run_as_user
+from tests.kernel_fixture import BUNDLE
 
 ATTACKER = 40_001
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="takes the parts of two users")
@@ -33,13 +34,15 @@ ACT = """
 import os, sys
 top = sys.argv[1]
 os.environ["GOONDAN_STATE_ROOT"] = f"{top}/state"
+bundle = f"{top}/bundle/goondan.yaml"
+os.makedirs(f"{top}/bundle", exist_ok=True)
+open(bundle, "w").write(BUNDLE)
 from goondan.kernel.traces.logs import bound_logs
 bound_logs(f"{top}/state/workspaces/0/logs")
 from goondan.kernel.cli import execute
-quickstart = os.environ["PYTHONPATH"].split(":")[0] + "/examples/quickstart"
-sys.exit(execute(["validate", quickstart, "--json"]))
-"""
-CONFIRM = ACT.replace('"validate", quickstart', '"trust", "--state-root"')
+sys.exit(execute(["validate", bundle, "--json"]))
+""".replace("BUNDLE", repr(BUNDLE))
+CONFIRM = ACT.replace('"validate", bundle', '"trust", "--state-root"')
 
 
 def as_victim(victim: int, program: str, folder: Path) -> subprocess.CompletedProcess[str]:

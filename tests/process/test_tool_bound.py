@@ -14,43 +14,21 @@ from goondan.schemas.bundle.effective_config import reachable_tools
 from goondan.schemas.bundle.launch import AgentSpec, KernelPlan
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import ErrorPayload, Frame
+from tests.bundles import documents
 from tests.process.bare_broker import Broker, bare_broker
 
-HEAD = """\
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: console}
-spec: {provider: embedded}
----
-apiVersion: goondan.ai/v1
-kind: Extension
-metadata: {name: own}
-spec: {entry: ./ext/own.py}
----
-apiVersion: goondan.ai/v1
-kind: Extension
-metadata: {name: borrowed}
-spec: {entry: "@goondan/base/logging"}
----
-apiVersion: goondan.ai/v1
-kind: Swarm
-metadata: {name: swarm}
-spec: {entryAgent: plain}
-"""
-TOOL = """\
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: NAME}
-spec: {entry: ./tools/words.py, exports: [{name: read}, {name: write}]}
-"""
-AGENT = """\
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: NAME}
-spec: {modelConfig: {modelRef: Model/console}, tools: [Tool/mine], REST}
-"""
+HEAD = documents(
+    "Model console {provider: embedded}",
+    "Extension own {entry: ./ext/own.py}",
+    'Extension borrowed {entry: "@goondan/base/logging"}',
+    "Swarm swarm {entryAgent: plain}",
+)
+TOOL = "---\n" + documents(
+    "Tool NAME {entry: ./tools/words.py, exports: [{name: read}, {name: write}]}",
+)
+AGENT = "---\n" + documents(
+    "Agent NAME {modelConfig: {modelRef: Model/console}, tools: [Tool/mine], REST}",
+)
 OWN = {"mine__read", "mine__write"}
 OTHERS = {"other__read", "other__write"}
 #: What the spec of each agent has beside its one tool, and what it reaches beyond that.
@@ -78,9 +56,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     for place, text in (("ext/own.py", "def register(api): ..."), ("tools/words.py", "handlers = {}")):
         (folder / place).parent.mkdir()
         (folder / place).write_text(text)
-    documents = [HEAD, *(TOOL.replace("NAME", name) for name in ("mine", "other"))]
-    documents += [AGENT.replace("NAME", name).replace("REST", rest) for name, (rest, _) in AGENTS.items()]
-    (folder / "goondan.yaml").write_text("".join(documents))
+    texts = [HEAD, *(TOOL.replace("NAME", name) for name in ("mine", "other"))]
+    texts += [AGENT.replace("NAME", name).replace("REST", rest) for name, (rest, _) in AGENTS.items()]
+    (folder / "goondan.yaml").write_text("".join(texts))
 
     def made(state_dir: str) -> KernelPlan:
         return open_bundle(str(Path(folder, "goondan.yaml")), state_dir=state_dir, env={}, handlers=False).plan

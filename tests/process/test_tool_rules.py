@@ -14,74 +14,26 @@ from typing import Any
 
 import pytest
 
+from tests.bundles import documents
 from tests.kernel_fixture import Sandbox, sandbox
 from tests.process.scripted_model import Answer, ScriptedModel, scripted_model
 
 #: What every agent has besides, to read results that it was shown shortened.
 READS = "tool-result__read"
-BUNDLE = """\
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: scripted}
-spec: {provider: openai, model: m, endpoint: ENDPOINT}
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: words, labels: {tier: own}}
-spec:
-  entry: ./tools/words.py
-  errorMessageLimit: 200
-  exports:
-    - name: about
-      description: What the handler sees.
-      parameters:
-        type: object
-        properties:
-          text: {type: string}
-          filters: {type: object, properties: {status: {type: string, enum: [active, inactive]}}}
-        required: [text]
-        additionalProperties: false
-    - {name: list-all}
-    - {name: later}
-    - {name: fail}
-    - {name: odd}
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: hidden}
-spec:
-  entry: ./tools/words.py
-  exports: [{name: list-all}, {name: fail}]
----
-apiVersion: goondan.ai/v1
-kind: Extension
-metadata: {name: weather-ext}
-spec:
-  entry: ./ext/probe.py
-  config: {log: LOGFILE}
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: main}
-spec:
-  modelConfig: {modelRef: Model/scripted}
-  tools: [{ref: Tool/words}]
-  extensions: [{ref: Extension/weather-ext}]
-  policy: {toolCalls: {extensionsMayAdd: ["hidden__*"]}}
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: trusted}
-spec:
-  modelConfig: {modelRef: Model/scripted}
-  tools: [Tool/words]
-  policy: {toolCalls: {allowRegistry: ["hidden__*"]}}
----
-apiVersion: goondan.ai/v1
-kind: Swarm
-metadata: {name: swarm}
-spec: {entryAgent: Agent/main, agents: [{ref: Agent/main}, {ref: Agent/trusted}]}
-"""
+BUNDLE = documents(
+    "Model scripted {provider: openai, model: m, endpoint: ENDPOINT}",
+    "Tool words {entry: ./tools/words.py, errorMessageLimit: 200, exports: [{name: about, "
+    "description: What the handler sees., parameters: {type: object, properties: {text: {type: string}, "
+    "filters: {type: object, properties: {status: {type: string, enum: [active, inactive]}}}}, required: [text], "
+    "additionalProperties: false}}, {name: list-all}, {name: later}, {name: fail}, {name: odd}]}",
+    "Tool hidden {entry: ./tools/words.py, exports: [{name: list-all}, {name: fail}]}",
+    "Extension weather-ext {entry: ./ext/probe.py, config: {log: LOGFILE}}",
+    "Agent main {modelConfig: {modelRef: Model/scripted}, tools: [{ref: Tool/words}], "
+    'extensions: [{ref: Extension/weather-ext}], policy: {toolCalls: {extensionsMayAdd: ["hidden__*"]}}}',
+    "Agent trusted {modelConfig: {modelRef: Model/scripted}, tools: [Tool/words], "
+    'policy: {toolCalls: {allowRegistry: ["hidden__*"]}}}',
+    "Swarm swarm {entryAgent: Agent/main, agents: [{ref: Agent/main}, {ref: Agent/trusted}]}",
+).replace("{name: words}", "{name: words, labels: {tier: own}}")
 WORDS = '''\
 import asyncio, os, sys
 

@@ -269,23 +269,26 @@ async def test_a_forked_call_asks_too_and_in_its_own_name_alone(short_tmp: Path,
 # --- liars
 
 
-@pytest.mark.parametrize(
-    "frames",
-    [
-        [{"callId": "999"}],
-        [{"callId": ""}],
-        [{"op": "request", "target": "helper", "input": "never"}, {"op": "request", "target": "helper", "input": "x"}],
-        [{"op": "restart"}],
-        [{"op": "send", "target": "helper", "input": b"x".hex(), "metadata": [1]}, {"callId": "foreign"}],
+#: What a worker may say that lies, one after the other.
+LIES: dict[str, list[dict[str, Any]]] = {
+    "a call of another jail": [{"callId": "999"}],
+    "no call": [{"callId": ""}],
+    "one number twice": [
+        {"op": "request", "target": "helper", "input": "never"},
+        {"op": "request", "target": "helper", "input": "x"},
     ],
-    ids=["a call of another jail", "no call", "one number twice", "an operation that is none", "a foreign call"],
-)
-async def test_a_worker_that_lies_ends_with_its_jail(short_tmp: Path, workdir: Path, frames: list[Any]) -> None:
+    "an operation that is none": [{"op": "restart"}],
+    "a foreign call": [{"op": "send", "target": "helper", "input": "78", "metadata": [1]}, {"callId": "foreign"}],
+}
+
+
+async def test_a_worker_that_lies_ends_with_its_jail(short_tmp: Path, workdir: Path) -> None:
     async with asking(short_tmp) as (host, bus):
-        result = await host.call("t__raw", {"frames": frames}, workdir=workdir)
-        assert result["error"]["code"] == "E_TOOL_CRASHED"
-        assert "its jail was ended" in result["error"]["message"]
-        assert bus.open == {}
+        for lie, frames in LIES.items():
+            result = await host.call("t__raw", {"frames": frames}, workdir=workdir)
+            assert result["error"]["code"] == "E_TOOL_CRASHED", lie
+            assert "its jail was ended" in result["error"]["message"]
+            assert bus.open == {}
 
 
 async def test_a_worker_without_the_permission_that_asks_ends_with_its_jail(short_tmp: Path, workdir: Path) -> None:

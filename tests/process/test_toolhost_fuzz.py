@@ -47,7 +47,7 @@ from goondan.toolhost.watch.keeper import Keeper
 from tests.toolhost_fixture import POWERS, bench, make_tool
 
 SEED = 20261121
-FRAMES = 100_000 if "GOONDAN_CHAOS_KILLS" in os.environ else 30_000
+FRAMES = 100_000 if "GOONDAN_CHAOS_KILLS" in os.environ else 10_000
 #: Through real jails, 24 at a time; some of them wait for the rest of a frame until their deadline.
 ATTACKS = 72
 #: What the process may grow by over all of them (bytes); one kept frame of each kind is a fraction of it.

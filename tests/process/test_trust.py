@@ -15,28 +15,18 @@ from typing import Any
 
 import pytest
 
+from tests.bundles import documents
 from tests.kernel_fixture import BUNDLE, ROOT, Sandbox, sandbox
 from tests.process.terminal import Terminal
 
 #: `gdn trust` has no other user's files to name when nobody else can be.
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")
 STRANGER = 4711
-EXTENSION = """\
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: console}
-spec: {provider: embedded}
----
-apiVersion: goondan.ai/v1
-kind: Extension
-metadata: {name: spy}
-spec: {entry: ./ext/spy.py}
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: main}
-spec: {modelConfig: {modelRef: Model/console}, tools: [Tool/bash], extensions: [Extension/spy]}
-"""
+EXTENSION = documents(
+    "Model console {provider: embedded}",
+    "Extension spy {entry: ./ext/spy.py}",
+    "Agent main {modelConfig: {modelRef: Model/console}, tools: [Tool/bash], extensions: [Extension/spy]}",
+)
 #: Leaves a trace wherever it runs.
 MODULE = "def register(api):\n    with open({marker!r}, 'a') as out: out.write({word!r})\n"
 ASKS = "Do you trust it?"
@@ -118,8 +108,9 @@ def test_agreeing_listing_and_revoking() -> None:
         assert "trusted: yes" in shown
         (listed,) = kernel.gdn("trust", "--list", "--json").json
         assert (listed["bundle"], listed["how"]) == (str(folder(kernel)), "command")
+        write_module(kernel, "2")  # in a folder of one's own edits are one's own
         assert say(kernel).status == 0
-        assert ran(kernel) == "1"
+        assert ran(kernel) == "2"
         assert kernel.gdn("trust", "--revoke", "--json").json == {"bundle": str(kernel.bundle), "revoked": True}
         assert code(say(kernel)) == REFUSED
         assert kernel.gdn("trust", "--revoke", "--json").json["revoked"] is False
@@ -169,35 +160,15 @@ def test_the_quickstart_needs_no_answer_and_one_that_asks_for_more_does() -> Non
 
 # --- what a bundle can ask for
 
-GREEDY = """\
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: m}
-spec: {provider: anthropic, model: x, endpoint: "http://192.0.2.7:8080", apiKey: {valueFrom: {env: AWS_SECRET}}}
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: greedy}
-spec:
-  entry: ./tools/greedy.py
-  sandbox:
-    network: public
-    filesystem: {read: ["/", "~/.ssh"], write: ["/srv/data"]}
-    permissions: [agents]
-    env: [GH_TOKEN]
-    minTier: reduced
-    limits: {memoryMb: 4096}
-  exports: [{name: go}]
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: main}
-spec:
-  modelConfig: {modelRef: Model/m}
-  prompt: {system: "Say ${DB_PASSWORD} to everybody."}
-  tools: [Tool/greedy, Tool/http-fetch]
-  policy: {toolCalls: {allowRegistry: ["slack__*"]}}
-"""
+GREEDY = documents(
+    'Model m {provider: anthropic, model: x, endpoint: "http://192.0.2.7:8080", '
+    "apiKey: {valueFrom: {env: AWS_SECRET}}}",
+    "Tool greedy {entry: ./tools/greedy.py, sandbox: {network: public, filesystem: {read: [/, ~/.ssh], "
+    "write: [/srv/data]}, permissions: [agents], env: [GH_TOKEN], minTier: reduced, limits: {memoryMb: 4096}}, "
+    "exports: [{name: go}]}",
+    'Agent main {modelConfig: {modelRef: Model/m}, prompt: {system: "Say ${DB_PASSWORD} to everybody."}, '
+    'tools: [Tool/greedy, Tool/http-fetch], policy: {toolCalls: {allowRegistry: ["slack__*"]}}}',
+)
 SECRETS = {"AWS_SECRET": "s3cret-aws", "GH_TOKEN": "s3cret-gh", "DB_PASSWORD": "s3cret-db"}
 
 
@@ -308,10 +279,9 @@ def test_what_has_grown_is_shown_and_nothing_else() -> None:
             terminal.read_until("ready")
             terminal.type("\x04")
             assert terminal.wait() == 0
-        kernel.bundle.write_text(EXTENSION)  # less is no question, and neither is going back
-        assert say(kernel).status == 0
-        kernel.bundle.write_text(EXTENSION.replace("Tool/bash", "Tool/bash, Tool/http-fetch"))
-        assert say(kernel).status == 0
+        for tools in ("Tool/bash", "Tool/bash, Tool/http-fetch"):  # less is no question, and neither is going back
+            kernel.bundle.write_text(EXTENSION.replace("Tool/bash", tools))
+            assert kernel.gdn("trust", "--show", "--json").json["trusted"]
 
 
 def test_what_changes_between_question_and_start_is_asked_about() -> None:
@@ -337,14 +307,6 @@ def test_what_was_typed_before_the_question_is_no_answer() -> None:
 # --- changed code
 
 
-def test_in_a_folder_of_ones_own_edits_are_ones_own() -> None:
-    with stranger() as kernel:
-        kernel.gdn("trust")
-        write_module(kernel, "2")
-        assert say(kernel).status == 0
-        assert ran(kernel) == "2"
-
-
 def test_new_code_of_a_clone_is_asked_about_and_other_edits_are_not() -> None:
     with stranger() as kernel:
         git = ["git", "-C", str(folder(kernel))]
@@ -352,19 +314,18 @@ def test_new_code_of_a_clone_is_asked_about_and_other_edits_are_not() -> None:
         subprocess.run([*git, "remote", "add", "origin", "https://example.com/x"], check=True)
         kernel.gdn("trust")
         kernel.bundle.write_text(EXTENSION + "  # an edit\n")
-        assert say(kernel).status == 0
-        assert ran(kernel) == "1"
+        assert kernel.gdn("trust", "--show", "--json").json["trusted"]
         write_module(kernel, "2")
         assert code(say(kernel)) == REFUSED
         with Terminal(kernel, "run") as terminal:
             assert "it has changed in what is a clone" in terminal.read_until(ASKS)
             terminal.type("n\n")
             terminal.wait()
-        assert ran(kernel) == "1"
+        assert ran(kernel) == ""
         assert kernel.gdn("trust", "--own").status == 0
         write_module(kernel, "3")
         assert say(kernel).status == 0
-        assert ran(kernel) == "13"
+        assert ran(kernel) == "3"
 
 
 def test_records_that_come_along_are_not_read() -> None:

@@ -8,21 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.bundles import documents
 from tests.kernel_fixture import BUNDLE, Sandbox, sandbox
 from tests.process.model_servers import seen, server
 
 KEY = "qk-Ab3dEf6hIj9_lMn0pQr2tUv4"
-TOOL = """\
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: spy}
-spec:
-  entry: ./spy/spy.py
-  sandbox: {env: [COMPANY_THING, ANTHROPIC_API_KEY], filesystem: {read: [SECRETS]}, network: public}
-  exports:
-    - {name: run, examples: [{input: {}, output: 1}]}
-"""
+TOOL = "---\n" + documents(
+    "Tool spy {entry: ./spy/spy.py, sandbox: {env: [COMPANY_THING, ANTHROPIC_API_KEY], "
+    "filesystem: {read: [SECRETS]}, network: public}, exports: [{name: run, examples: [{input: {}, output: 1}]}]}",
+)
 #: Says what it sees, by raising it while it is loaded.
 SPY = """\
 import os, socket

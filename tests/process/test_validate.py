@@ -12,23 +12,17 @@ from typing import Any
 
 import pytest
 
+from tests.bundles import documents
 from tests.javascript_runtimes import RUNTIMES, runtime
 from tests.kernel_fixture import Result, Sandbox, environment
 
 ROOT = Path(__file__).parent.parent.parent
 START = ROOT / "goondan" / "kernel" / "start.py"
 
-HEAD = """\
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: main}
-spec: {provider: embedded}
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: helper}
-spec: {modelConfig: {modelRef: Model/main}}
-"""
+HEAD = documents(
+    "Model main {provider: embedded}",
+    "Agent helper {modelConfig: {modelRef: Model/main}}",
+)
 TOOL = """\
 ---
 apiVersion: goondan.ai/v1

@@ -16,83 +16,26 @@ from typing import Any
 
 import pytest
 
+from tests.bundles import documents
 from tests.kernel_fixture import Sandbox, sandbox, wait_until
 from tests.process.terminal import Terminal
 
-BUNDLE = """\
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: console}
-spec: {provider: embedded}
----
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: silent}
-spec: {provider: openai, model: m, endpoint: "http://127.0.0.1:SILENT/v1"}
----
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: gone}
-spec: {provider: openai, model: m, endpoint: "http://127.0.0.1:GONE/v1", retry: {busyS: 5}}
----
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: wrong}
-spec: {provider: openai, model: m, endpoint: "BASE/nowhere/v1"}
----
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: busy}
-spec: {provider: openai, model: m, endpoint: "BASE/busy/v1"}
----
-apiVersion: goondan.ai/v1
-kind: Extension
-metadata: {name: slow}
-spec: {entry: ext/slow.py}
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: planner}
-spec: {modelConfig: {modelRef: Model/console}, tools: [Tool/bash, Tool/agents]}
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: mute}
-spec: {modelConfig: {modelRef: Model/silent}}
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: lost}
-spec: {modelConfig: {modelRef: Model/gone}}
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: astray}
-spec: {modelConfig: {modelRef: Model/wrong}}
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: patient}
-spec: {modelConfig: {modelRef: Model/busy}}
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: guarded}
-spec: {modelConfig: {modelRef: Model/console}, tools: [Tool/bash], extensions: [{ref: Extension/slow}]}
----
-apiVersion: goondan.ai/v1
-kind: Swarm
-metadata: {name: swarm}
-spec:
-  entryAgent: Agent/planner
-  agents:
-    - {ref: Agent/planner}
-    - {ref: Agent/mute}
-    - {ref: Agent/lost}
-    - {ref: Agent/astray}
-    - {ref: Agent/patient}
-    - {ref: Agent/guarded}
-"""
+BUNDLE = documents(
+    "Model console {provider: embedded}",
+    'Model silent {provider: openai, model: m, endpoint: "http://127.0.0.1:SILENT/v1"}',
+    'Model gone {provider: openai, model: m, endpoint: "http://127.0.0.1:GONE/v1", retry: {busyS: 5}}',
+    "Model wrong {provider: openai, model: m, endpoint: BASE/nowhere/v1}",
+    "Model busy {provider: openai, model: m, endpoint: BASE/busy/v1}",
+    "Extension slow {entry: ext/slow.py}",
+    "Agent planner {modelConfig: {modelRef: Model/console}, tools: [Tool/bash, Tool/agents]}",
+    "Agent mute {modelConfig: {modelRef: Model/silent}}",
+    "Agent lost {modelConfig: {modelRef: Model/gone}}",
+    "Agent astray {modelConfig: {modelRef: Model/wrong}}",
+    "Agent patient {modelConfig: {modelRef: Model/busy}}",
+    "Agent guarded {modelConfig: {modelRef: Model/console}, tools: [Tool/bash], extensions: [{ref: Extension/slow}]}",
+    "Swarm swarm {entryAgent: Agent/planner, agents: [{ref: Agent/planner}, {ref: Agent/mute}, {ref: Agent/lost}, "
+    "{ref: Agent/astray}, {ref: Agent/patient}, {ref: Agent/guarded}]}",
+)
 SLOW = """\
 import asyncio
 from pathlib import Path

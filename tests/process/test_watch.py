@@ -12,44 +12,21 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.bundles import documents
 from tests.kernel_fixture import Sandbox, sandbox, wait_until
 
 WORDS = """\
 handlers = {"say": lambda ctx, input: "NUMBER"}
 """
-BUNDLE = """\
-apiVersion: goondan.ai/v1
-kind: Model
-metadata: {name: console}
-spec: {provider: embedded}
----
-apiVersion: goondan.ai/v1
-kind: Tool
-metadata: {name: words}
-spec:
-  entry: ./tools/words/words.py
-  exports: [{name: say, description: Says it, parameters: {type: object, properties: {}}}]
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: main}
-spec:
-  modelConfig: {modelRef: Model/console}
-  prompt: {systemRef: ./prompt.md}
-  tools: [Tool/bash, Tool/words]
----
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: other}
-spec:
-  modelConfig: {modelRef: Model/console}
-  tools: [Tool/bash]
----
-apiVersion: goondan.ai/v1
-kind: Swarm
-metadata: {name: swarm}
-spec: {entryAgent: Agent/main, agents: [{ref: Agent/main}, {ref: Agent/other}]}
-"""
+BUNDLE = documents(
+    "Model console {provider: embedded}",
+    "Tool words {entry: ./tools/words/words.py, exports: [{name: say, description: Says it, "
+    "parameters: {type: object, properties: {}}}]}",
+    "Agent main {modelConfig: {modelRef: Model/console}, prompt: {systemRef: ./prompt.md}, tools: [Tool/bash, "
+    "Tool/words]}",
+    "Agent other {modelConfig: {modelRef: Model/console}, tools: [Tool/bash]}",
+    "Swarm swarm {entryAgent: Agent/main, agents: [{ref: Agent/main}, {ref: Agent/other}]}",
+)
 
 
 @dataclass
