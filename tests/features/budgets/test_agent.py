@@ -23,7 +23,7 @@ from goondan.agentproc.providers.base import (
 from goondan.features.budgets.agent import BYTES_PER_TOKEN
 from goondan.features.budgets.wire import BudgetGranted, BudgetLeft, BudgetReserve, BudgetSettle
 from goondan.schemas.bundle.launch import ModelSpec
-from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Frame
 from tests.unit.agentproc.bundled import bundled
@@ -40,21 +40,10 @@ class Broker(FakeLink):
     def __init__(self, *grants: BudgetGranted | GoondanError | None) -> None:
         super().__init__()
         self.grants = list(grants)
-        self.waiting: list[asyncio.Future[Frame]] = []
+        self.replies["budget.reserve"] = self._grant
 
-    def post(self, frame: Frame) -> asyncio.Future[Frame]:
-        if frame.type != "budget.reserve":
-            return super().post(frame)
-        super().post(frame)
-        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        grant = self.grants.pop(0) if self.grants else BudgetGranted()
-        if isinstance(grant, GoondanError):
-            future.set_exception(grant)
-        elif grant is not None:
-            future.set_result(Frame("reply", in_reply_to=frame.id, payload=to_raw(grant)))
-        else:
-            self.waiting.append(future)
-        return future
+    def _grant(self, frame: Frame) -> BudgetGranted | GoondanError | None:
+        return self.grants.pop(0) if self.grants else BudgetGranted()
 
     def reserved(self) -> list[BudgetReserve]:
         return [from_raw(frame.payload, BudgetReserve) for frame in self.posted if frame.type == "budget.reserve"]

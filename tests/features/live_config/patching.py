@@ -6,7 +6,6 @@ whole way: extension, agent, frame, broker, journal, `config.changed`, next step
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -65,19 +64,12 @@ class Joined(FakeLink):
     def __init__(self, kernel: Patching, key: str) -> None:
         super().__init__()
         self.kernel, self.key = kernel, key
+        self.replies["config.propose"] = self._propose
 
-    def post(self, frame: Frame) -> asyncio.Future[Frame]:
-        if frame.type != "config.propose":
-            return super().post(frame)
-        self._name(frame)
+    def _propose(self, frame: Frame) -> Any:
         frame.id = f"{self.key}.{self.kernel.count()}.{frame.id}"
-        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         reply = self.kernel.tell(frame, self.key)
-        if reply.type == "error":
-            future.set_exception(GoondanError(from_raw(reply.payload, ErrorPayload)))
-        else:
-            future.set_result(reply)
-        return future
+        return GoondanError(from_raw(reply.payload, ErrorPayload)) if reply.type == "error" else reply
 
 
 class Patching:

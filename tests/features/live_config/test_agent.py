@@ -9,7 +9,7 @@ import pytest
 
 from goondan.features.live_config.wire import ConfigOutcome, ConfigProposal
 from goondan.schemas.bundle.effective_config import Change, Prompt, digest_of
-from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import Frame
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
@@ -24,20 +24,12 @@ class Broker(FakeLink):
         super().__init__()
         self.outcome = outcome
         self.proposals: list[ConfigProposal] = []
+        self.replies["config.propose"] = self._answer
 
-    def post(self, frame: Frame) -> asyncio.Future[Frame]:
-        if frame.type != "config.propose":
-            return super().post(frame)
-        self._name(frame)
+    def _answer(self, frame: Frame) -> Any:
         proposal = from_raw(frame.payload, ConfigProposal)
         self.proposals.append(proposal)
-        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        if isinstance(self.outcome, GoondanError):
-            future.set_exception(self.outcome)
-        else:
-            told = self.outcome or ConfigOutcome(status="accepted", patch_id=proposal.id, revision=len(self.proposals))
-            future.set_result(Frame("reply", in_reply_to=frame.id, payload=to_raw(told)))
-        return future
+        return self.outcome or ConfigOutcome(status="accepted", patch_id=proposal.id, revision=len(self.proposals))
 
 
 @pytest.mark.requirement("CONFIG-01")

@@ -33,9 +33,7 @@ def live(*keys: str, schema: dict[str, Any] = SCHEMA, **config: Any) -> Live:
     made = Live(*keys)
     resource = {"kind": "Extension", "metadata": {"name": "one"}, "spec": {"entry": "x.py", "config": config}}
     one = msgspec.structs.replace(EXTENSIONS[0], config=config, resource=resource, config_schema=schema)
-    spec = msgspec.structs.replace(made.spec, extensions=[one, *EXTENSIONS[1:]])
-    made.world.plan = msgspec.structs.replace(made.world.plan, agents={**made.world.plan.agents, "coder": spec})
-    made.restart()
+    made.becomes(extensions=[one, *EXTENSIONS[1:]])
     return made
 
 
@@ -62,8 +60,7 @@ def test_an_instance_that_sleeps_is_looked_at_as_well_and_after_a_restart() -> N
     made.world.kill_agent(made.world.agents["coder", "k"])
     made.restart()
     assert made.code(remove(f"{AT}/unit"), key="other", scope="agent") == INVALID
-    told = made.admin(op="config.propose", id="o", agent="coder", patches=[remove(f"{AT}/unit")])
-    assert told["error"]["code"] == INVALID
+    assert made.operator(remove(f"{AT}/unit"))["error"]["code"] == INVALID
 
 
 def test_a_revert_for_all_that_an_instance_needs_is_refused() -> None:
@@ -80,21 +77,18 @@ def test_a_revert_for_all_that_an_instance_needs_is_refused() -> None:
 
 def test_an_extension_that_is_put_back_for_all_has_to_fit_everywhere() -> None:
     made = live("k", "other", unit="m")
-    ask = {"op": "config.propose", "agent": "coder"}
     assert made.propose(add(f"{AT}/high", 1)).status == "accepted"
-    assert made.admin(**ask, id="o1", patches=[remove("/extensions/0")])["status"] == "accepted"
+    assert made.operator(remove("/extensions/0"))["status"] == "accepted"
     back = {"kind": "Extension", "name": "one", "config": {}}
-    assert made.admin(**ask, id="o2", patches=[add("/extensions/-", back)])["error"]["code"] == INVALID
-    assert made.admin(**ask, id="o3", patches=[add("/extensions/-", "Extension/one")])["status"] == "accepted"
+    assert made.operator(add("/extensions/-", back))["error"]["code"] == INVALID
+    assert made.operator(add("/extensions/-", "Extension/one"))["status"] == "accepted"
 
 
 def test_an_instance_that_did_not_fit_before_holds_nobody_up() -> None:
     made = live("k", "other", unit="m")
     assert made.propose(add(f"{AT}/high", 1)).status == "accepted"
     one = msgspec.structs.replace(made.spec.extensions[0], config={})  # the bundle's next revision has no unit
-    spec = msgspec.structs.replace(made.spec, extensions=[one, *made.spec.extensions[1:]])
-    made.world.plan = msgspec.structs.replace(made.world.plan, agents={**made.world.plan.agents, "coder": spec})
-    made.restart()
+    made.becomes(extensions=[one, *made.spec.extensions[1:]])
     assert not fits(made, "k")
     assert made.propose(add(f"{AT}/level", 2), key="other", scope="agent").status == "accepted"
     assert made.code(add(f"{AT}/level", 9), key="other", scope="agent") == INVALID
@@ -132,8 +126,7 @@ def test_what_an_agent_may_have_judged_is_bounded_and_what_a_person_may_is_not(
         assert made.propose(add(f"{AT}/high", 1), key=key).status == "accepted"
     assert made.code(add(f"{AT}/level", 1), scope="agent", key="a") == "E_CONFIG_LIMIT"
     assert made.propose(add("/extensions/1/config/y", 1), scope="agent", key="a").status == "accepted", "no schema"
-    told = made.admin(op="config.propose", id="o", agent="coder", patches=[add(f"{AT}/level", 1)])
-    assert told["status"] == "accepted"
+    assert made.operator(add(f"{AT}/level", 1))["status"] == "accepted"
 
 
 STEP = st.tuples(
@@ -164,8 +157,7 @@ def test_whatever_is_proposed_and_taken_back_every_instance_fits(steps: list[tup
             if what == "remove":
                 operation = remove(f"{AT}/{name if name in config else next(iter(config), name)}")
             if who == "operator":
-                asked = {"op": "config.propose", "id": f"o{number}", "agent": "coder", "patches": [operation]}
-                told = made.admin(**asked)
+                told = made.operator(operation)
                 if isinstance(told, dict) and told["status"] == "accepted":
                     accepted.append(told["patchId"])
             else:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from goondan.agentproc.turn.runner import TurnRunner
@@ -39,19 +37,17 @@ class JudgingLink(FakeLink):
 
     runner: TurnRunner
 
-    def post(self, frame: Frame) -> asyncio.Future[Frame]:
-        if frame.type != "config.propose":
-            return super().post(frame)
-        self._name(frame)
+    def __init__(self) -> None:
+        super().__init__()
+        self.replies["config.propose"] = self._judge
+
+    def _judge(self, frame: Frame) -> ConfigOutcome:
         proposal, spec = from_raw(frame.payload, ConfigProposal), self.runner.instance.spec
         proposer = Proposer(False, reachable_tools(spec), proposal.registered)
         judged = judge(spec, declared(spec), proposal.patches, proposer)
         in_force = LiveChanges(revision=1, base=digest_of(spec), changes=[judged.change])
         self.runner.instance.config.take(to_raw(in_force))
-        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        outcome = ConfigOutcome(status="accepted", patch_id=proposal.id, revision=1)
-        future.set_result(Frame("reply", in_reply_to=frame.id, payload=to_raw(outcome)))
-        return future
+        return ConfigOutcome(status="accepted", patch_id=proposal.id, revision=1)
 
 
 @pytest.mark.requirement("CONFIG-02", "CONFIG-01")

@@ -17,17 +17,14 @@ from tests.unit.kernel.broker.swarm import EXTENSIONS
 
 def with_model(live: Live, **changes: Any) -> None:
     """The bundle gives `coder` this model."""
-    spec = msgspec.structs.replace(live.spec, model=ModelSpec(**{"provider": "anthropic", "model": "haiku", **changes}))
-    live.world.plan = msgspec.structs.replace(live.world.plan, agents={**live.world.plan.agents, "coder": spec})
-    live.restart()
+    live.becomes(model=ModelSpec(**{"provider": "anthropic", "model": "haiku", **changes}))
 
 
 def test_an_operator_changes_the_model_and_the_steps_of_a_turn_from_the_next_step_on() -> None:
     live = Live("k", "other")
     with_model(live)
-    ask = {"op": "config.propose", "agent": "coder", "instanceKey": "k"}
     patches = [replace("/model/model", "opus"), replace("/policy/maxStepsPerTurn", 99)]
-    assert live.admin(**ask, id="o1", patches=patches)["status"] == "accepted"
+    assert live.operator(*patches, instanceKey="k")["status"] == "accepted"
     config = live.admin(op="config.show", agent="coder", instanceKey="k")["config"]
     assert (config["model"], config["policy"]) == (
         {"provider": "anthropic", "model": "opus"},
@@ -40,14 +37,13 @@ def test_an_operator_changes_the_model_and_the_steps_of_a_turn_from_the_next_ste
     assert live.code(replace("/model/model", "sonnet")) == "E_CHANGESET_DENIED", "an extension may not"
     # What was set again goes first when there is no more room.
     for number in range(MAX_PATCHES + 5):
-        told = live.admin(**ask, id=f"m{number}", patches=[replace("/model/model", f"m{number}")])
-        assert told["status"] == "accepted"
+        assert live.operator(replace("/model/model", f"m{number}"), instanceKey="k")["status"] == "accepted"
 
 
 def test_a_model_of_another_provider_is_not_asked_for_what_was_set_before() -> None:
     live = Live()
     with_model(live)
-    live.admin(op="config.propose", id="o1", agent="coder", patches=[replace("/model/model", "opus")])
+    live.operator(replace("/model/model", "opus"))
     assert live.config()["model"]["model"] == "opus"
     with_model(live, provider="openai", model="gpt")
     assert live.config()["model"] == {"provider": "openai", "model": "gpt"}
@@ -55,9 +51,10 @@ def test_a_model_of_another_provider_is_not_asked_for_what_was_set_before() -> N
     assert patch["idle"] == ["the agent's model is one of openai, not of anthropic"]
 
 
-@pytest.mark.parametrize(
-    "operation",
-    [
+def test_what_no_kernel_changes_while_it_runs_names_the_way() -> None:
+    live = Live()
+    with_model(live)
+    for operation in (
         replace("/model/provider", "openai"),
         add("/model/endpoint", "http://127.0.0.1:1"),
         add("/model/apiKey", "k"),
@@ -69,41 +66,29 @@ def test_a_model_of_another_provider_is_not_asked_for_what_was_set_before() -> N
         replace("/swarm", "x"),
         replace("/extensions/0/entry", "evil.py"),
         replace("/extensions/3/config/transport", {"command": ["sh"]}),
-    ],
-    ids=lambda operation: str(operation["path"]),
-)
-def test_what_no_kernel_changes_while_it_runs_names_the_way(operation: dict[str, Any]) -> None:
-    live = Live()
-    with_model(live)
-    told = live.admin(op="config.propose", id="o1", agent="coder", patches=[operation])
-    assert (told["status"], told["error"]["code"]) == ("rejected", "E_CHANGESET_DENIED")
-    assert "gdn restart" in told["error"]["suggestion"]
+    ):
+        told = live.operator(operation)
+        assert (told["status"], told["error"]["code"]) == ("rejected", "E_CHANGESET_DENIED"), operation
+        assert "gdn restart" in told["error"]["suggestion"]
 
 
-@pytest.mark.parametrize(
-    ("operation", "code"),
-    [
-        (replace("/model/model", ""), "E_CONFIG_INVALID_VALUE"),
-        (replace("/model/model", "two words"), "E_CONFIG_INVALID_VALUE"),
-        (replace("/model/model", 7), "E_CONFIG_INVALID_VALUE"),
-        (replace("/policy/maxStepsPerTurn", 0), "E_CONFIG_INVALID_VALUE"),
-        (replace("/policy/maxStepsPerTurn", True), "E_CONFIG_INVALID_VALUE"),
-        (replace("/policy/maxStepsPerTurn", 1001), "E_CONFIG_INVALID_VALUE"),
-        (remove("/model"), "E_CHANGESET_DENIED"),
-        (remove("/policy/maxStepsPerTurn"), "E_CONFIG_INVALID_VALUE"),
-    ],
-)
-def test_an_operators_value_is_checked_as_well(operation: dict[str, Any], code: str) -> None:
+def test_an_operators_value_is_checked_as_well() -> None:
     live = Live()
     with_model(live)
-    told = live.admin(op="config.propose", id="o1", agent="coder", patches=[operation])
-    assert told["error"]["code"] == code
+    steps: list[Any] = [0, 1001, -1, 1.5, True, "5", None, [5], 2**63, 1e300]
+    wrong = [replace("/policy/maxStepsPerTurn", value) for value in steps]
+    wrong += [replace("/model/model", value) for value in ("", "two words", 7)]
+    for operation in (*wrong, remove("/policy/maxStepsPerTurn")):
+        assert live.operator(operation)["error"]["code"] == "E_CONFIG_INVALID_VALUE", operation
+    assert live.operator(remove("/model"))["error"]["code"] == "E_CHANGESET_DENIED"
+    for value in (1, 1000):
+        assert live.operator(replace("/policy/maxStepsPerTurn", value))["status"] == "accepted"
 
 
 def test_a_model_with_a_price_is_changed_together_with_it() -> None:
     live = Live()
     with_model(live, pricing=Pricing(input_per_million=1.0, output_per_million=2.0))
-    told = live.admin(op="config.propose", id="o1", agent="coder", patches=[replace("/model/model", "opus")])
+    told = live.operator(replace("/model/model", "opus"))
     assert told["error"]["code"] == "E_CHANGESET_DENIED"
     assert "price" in told["error"]["message"]
 
@@ -122,9 +107,7 @@ SCHEMA = {
 def with_schema(live: Live) -> None:
     """The extension `one` declares what its config looks like."""
     one = msgspec.structs.replace(EXTENSIONS[0], config_schema=SCHEMA)
-    spec = msgspec.structs.replace(live.spec, extensions=[one, *EXTENSIONS[1:]])
-    live.world.plan = msgspec.structs.replace(live.world.plan, agents={**live.world.plan.agents, "coder": spec})
-    live.restart()
+    live.becomes(extensions=[one, *EXTENSIONS[1:]])
 
 
 @pytest.mark.parametrize("operator", [False, True])
@@ -133,7 +116,7 @@ def test_a_config_that_does_not_fit_its_schema_is_refused_before_it_is_in_force(
     with_schema(live)
     wrong = [replace("/extensions/0/config/level", "high-secret-value")]
     if operator:
-        told = live.admin(op="config.propose", id="o1", agent="coder", patches=wrong)
+        told = live.operator(*wrong)
         error = msgspec.convert(told["error"], ErrorPayload)
     else:
         outcome = live.propose(*wrong)

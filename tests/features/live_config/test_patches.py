@@ -99,14 +99,9 @@ class Live:
     def changes(self, key: str = "k") -> LiveChanges:
         return part_of(self.world.router, LiveConfigs).changes("coder", key) or LiveChanges()
 
-    def peer(self, key: str = "k") -> Connection:
-        connection = self.world.router.bus.mailbox.instances["coder", key].conn
-        assert connection is not None
-        return connection
-
     def welcomed(self, key: str) -> LiveChanges:
         """What the agent is told with its `welcome`."""
-        return from_raw(part_of(self.world.router, LiveConfigs).welcome(self.peer(key))["config"], LiveChanges)
+        return from_raw(part_of(self.world.router, LiveConfigs).welcome(self.connection(key))["config"], LiveChanges)
 
     def revision(self, key: str = "k") -> int:
         return self.changes(key).revision
@@ -127,9 +122,20 @@ class Live:
         (frame,) = [frame for frame in frames if frame.in_reply_to == f"a{self.count}"]
         return from_raw(frame.payload, dict if frame.type == "reply" else ErrorPayload)
 
+    def operator(self, *operations: dict[str, Any], **more: Any) -> Any:
+        """What an operator is answered who proposes these operations for `coder`."""
+        asked = {"op": "config.propose", "id": f"o{self.count}", "agent": "coder", "patches": list(operations)}
+        return self.admin(**asked, **more)
+
     def restart(self) -> None:
         self.world.kill_broker()
         run(self.world)
+
+    def becomes(self, **changes: Any) -> None:
+        """The bundle has changed this of `coder`, and the broker starts again."""
+        spec = msgspec.structs.replace(self.spec, **changes)
+        self.world.plan = msgspec.structs.replace(self.world.plan, agents={**self.world.plan.agents, "coder": spec})
+        self.restart()
 
 
 def code_of(outcome: ConfigOutcome) -> str:
@@ -183,6 +189,7 @@ def test_prompt_order_and_config_of_extensions() -> None:
     assert config["prompt"] == {"system": "Be brief."}
     assert [item["name"] for item in config["extensions"]] == names
     assert config["extensions"][2]["config"] == {"level": 1, "nested": {"a": 2, "b": [1]}, "x": [1]}
+    assert live.propose(replace("/prompt/system", "Use ${HOME}.")).status == "accepted", "nothing is filled in there"
     assert live.propose(remove("/prompt/system")).status == "accepted"
     assert live.config()["prompt"] == {"system": None}
     assert live.propose(remove("/tools/0")).status == "accepted"
@@ -234,6 +241,8 @@ DENIED = [
     replace("/model/model", "opus"),
     replace("/model", {}),
     replace("/policy/maxStepsPerTurn", 99),
+    add("/policy", {}),
+    remove("/policy"),
     add("/sandbox", {"network": "public"}),
     add("/permissions/-", "agents"),
     replace("/agent", "reviewer"),
@@ -245,6 +254,7 @@ DENIED = [
     replace("/extensions/2/config/rules", []),
     replace("/extensions/2/config", {}),
     remove("/extensions/0"),
+    replace("/extensions", []),
     remove("/extensions/2"),
     add("/extensions/-", {"kind": "Extension", "name": "evil", "config": {}}),
     replace("/extensions/3/config/transport", {"command": ["sh"]}),
@@ -449,8 +459,11 @@ def test_the_patches_of_an_instance_go_with_it() -> None:
 
 def test_what_was_set_again_is_forgotten_first_and_the_rest_is_refused() -> None:
     live = Live()
+    at = "/extensions/1/config"
     for number in range(MAX_PATCHES + 20):
         assert live.propose(replace("/prompt/system", str(number))).status == "accepted"
+        whole = replace(at, {"level": number}) if number % 2 else add(f"{at}/level", number)
+        assert live.propose(whole).status == "accepted"
     assert live.config()["prompt"]["system"] == str(MAX_PATCHES + 19)
     assert len(live.admin(op="config.list")["patches"]) == MAX_PATCHES
     live.restart()
@@ -481,10 +494,7 @@ def test_rejected_proposals_are_remembered_in_bounds() -> None:
 
 def test_an_operator_may_add_any_tool_and_the_instance_may_call_it() -> None:
     live = Live("k", "other")
-    outcome = live.admin(
-        op="config.propose", id="o1", agent="coder", instanceKey="k", patches=[add("/tools/-", "Tool/secret")]
-    )
-    assert outcome["status"] == "accepted"
+    assert live.operator(add("/tools/-", "Tool/secret"), instanceKey="k")["status"] == "accepted"
     assert live.tools() == ["bash", "secret"]
     assert "secret__tool" in live.connection("k").allowed
     assert "secret__tool" not in live.connection("other").allowed
@@ -495,12 +505,11 @@ def test_an_operator_may_add_any_tool_and_the_instance_may_call_it() -> None:
 
 def test_an_operator_takes_out_extensions_and_puts_them_back_but_brings_no_code() -> None:
     live = Live()
-    ask = {"op": "config.propose", "agent": "coder"}
-    assert live.admin(**ask, id="o1", patches=[remove("/extensions/2")])["status"] == "accepted"
+    assert live.operator(remove("/extensions/2"))["status"] == "accepted"
     assert [item["name"] for item in live.config()["extensions"]] == ["one", "two", "remote"]
-    assert live.admin(**ask, id="o2", patches=[add("/extensions/0", "Extension/gate")])["status"] == "accepted"
+    assert live.operator(add("/extensions/0", "Extension/gate"))["status"] == "accepted"
     assert [item["name"] for item in live.config()["extensions"]] == ["gate", "one", "two", "remote"]
-    refused = live.admin(**ask, id="o3", patches=[replace("/extensions/3/config/transport", "x")])
+    refused = live.operator(replace("/extensions/3/config/transport", "x"))
     assert refused["error"]["code"] == "E_CHANGESET_DENIED"
 
 
@@ -516,6 +525,8 @@ def test_a_revert_is_a_decision_of_its_own() -> None:
     assert live.code(remove("/tools/1"), revision=2) == "E_CONFIG_CONFLICT"
     assert live.admin(op="config.revert", patchId="p1")["revision"] == 3
     assert live.admin(op="config.revert", patchId="nothing").code == "E_PATCH_NOT_FOUND"
+    for wrong in ("", "*", "../p1", "P1x", 5, None, ["a"], "x" * 10_000):
+        assert live.admin(op="config.revert", patchId=wrong).code.startswith("E_"), wrong
 
 
 def test_the_audit_says_who_when_what_and_what_came_of_it() -> None:
@@ -594,4 +605,4 @@ def test_a_tool_that_extensions_may_not_add_any_more_is_not_added_any_more() -> 
 def test_a_welcome_without_patches_carries_nothing() -> None:
     live = Live()
     assert part_of(live.world.router, LiveConfigs).changes("coder", "k") is None
-    assert part_of(live.world.router, LiveConfigs).welcome(live.peer()) == {}
+    assert part_of(live.world.router, LiveConfigs).welcome(live.connection()) == {}

@@ -2,33 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
-from goondan.schemas.wire.errors import GoondanError
 from tests.contract.twists.notes import HAPPENS, NOTES
 from tests.contract.twists.stage import Stage, calls, new
 from tests.features.live_config.patching import Patching, noting
+from tests.features.live_config.test_patches import add, remove, replace
 
 ACCEPTED = ("accepted", "")
-DENIED = ("rejected", "E_CHANGESET_DENIED")
 CONFLICT = ("rejected", "E_CONFIG_CONFLICT")
 FILES, ADMIN = (["files__read", "files__wipe"], ["admin__read", "admin__wipe"])
 BASH = ["bash__exec", "bash__script"]
-
-
-def add(path: str, value: Any) -> dict[str, Any]:
-    return {"op": "add", "path": path, "value": value}
-
-
-def replace(path: str, value: Any) -> dict[str, Any]:
-    return {"op": "replace", "path": path, "value": value}
-
-
-def remove(path: str) -> dict[str, Any]:
-    return {"op": "remove", "path": path}
 
 
 @pytest.fixture
@@ -51,13 +37,10 @@ RUBBISH: list[Any] = [
     [],
     {},
     {"patches": None},
-    {"patches": {}},
     {"patches": []},
     {"patches": "add"},
     {"patches": [None]},
-    {"patches": [[]]},
     {"patches": [{}]},
-    {"patches": [{"op": "add", "path": "/tools/-"}]},
     {"patches": [{"op": "test", "path": "/prompt/system", "value": "You are main."}]},
     {"patches": [{"op": "move", "from": "/tools/0", "path": "/tools/1"}]},
     {"patches": [{"op": "copy", "from": "/tools/0", "path": "/tools/-"}]},
@@ -65,23 +48,10 @@ RUBBISH: list[Any] = [
     {"patches": [{"op": "add", "value": "Tool/admin"}]},
     {"patches": [{"op": "add", "path": 5, "value": "x"}]},
     {"patches": [{"op": "add", "path": "", "value": {}}]},
-    {"patches": [{"op": "add", "path": "tools/-", "value": "Tool/admin"}]},
     {"patches": [{"op": "add", "path": "/", "value": "Tool/admin"}]},
-    {"patches": [{"op": "add", "path": "/tools~2/-", "value": "Tool/admin"}]},
-    {"patches": [{"op": "remove", "path": "/tools/-"}]},
-    {"patches": [{"op": "remove", "path": "/tools/99"}]},
-    {"patches": [{"op": "remove", "path": "/tools/-1"}]},
-    {"patches": [{"op": "remove", "path": "/tools/00"}]},
-    {"patches": [{"op": "remove", "path": "/tools/1e0"}]},
-    {"patches": [{"op": "remove", "path": "/tools/ 1"}]},
-    {"patches": [{"op": "remove", "path": "/tools/٠"}]},
     {"patches": [{"op": "remove", "path": "/tools/" + "9" * 5000}]},
     {"patches": [{"op": "replace", "path": "/prompt/system", "value": 5}]},
-    {"patches": [{"op": "replace", "path": "/prompt/system", "value": ["a"]}]},
-    {"patches": [{"op": "replace", "path": "/prompt/system", "value": True}]},
     {"patches": [{"op": "replace", "path": "/prompt", "value": "text"}]},
-    {"patches": [{"op": "replace", "path": "/prompt/system/0", "value": "x"}]},
-    {"patches": [{"op": "replace", "path": "/prompt~1system", "value": "x"}]},
     {"patches": [{"op": "add", "path": "/tools/-", "value": 5}]},
     {"patches": [{"op": "add", "path": "/tools/-", "value": None}]},
     {"patches": [{"op": "add", "path": "/tools/-", "value": {}}]},
@@ -175,40 +145,6 @@ async def test_the_second_of_two_operations_is_wrong(kernel: Patching) -> None:
     assert await kernel.look("k") == ("New.", [*BASH, *ADMIN])
 
 
-DENIES = [
-    replace("/model/provider", "openai"),
-    replace("/model/model", "other"),
-    replace("/model", {"provider": "embedded", "model": "x"}),
-    replace("/policy/maxStepsPerTurn", 3),
-    add("/policy", {}),
-    remove("/policy"),
-    replace("/swarm", "other"),
-    replace("/agent", "other"),
-    add("/sandbox", {"network": True}),
-    add("/permissions", ["network"]),
-    add("/anything", 1),
-    add("/tools/0/permissions", ["agents"]),
-    replace("/tools/0/entry", "/tmp/evil.py"),
-    remove("/extensions/1"),
-    add("/extensions/-", "Extension/one"),
-    add("/extensions/-", {"kind": "Extension", "name": "mcp", "config": {}}),
-    replace("/extensions", []),
-    replace("/extensions/1/entry", "/tmp/evil.py"),
-    replace("/extensions/1/name", "other"),
-    replace("/extensions/1/kind", "Tool"),
-]
-
-
-async def test_what_the_table_does_not_give_an_extension(kernel: Patching) -> None:
-    told = await kernel.propose("k", *({"patches": [one]} for one in DENIES))
-    assert [(DENIES[at], each) for at, each in enumerate(told) if each[0] == "accepted"] == []
-    codes = {each[1] for each in told}
-    assert codes <= {"E_CHANGESET_DENIED", "E_CONFIG_INVALID_VALUE", "E_CONFIG_DUPLICATE"}, told
-    unknown = ("/tools/0/entry", "/extensions/1/name", "/extensions/1/kind", "/extensions/-")  # what is none at all
-    assert [one for one, each in zip(DENIES, told, strict=True) if each != DENIED and one["path"] not in unknown] == []
-    assert NOTES.count("cleaned") == 0
-
-
 async def test_the_same_tool_twice_is_there_once(kernel: Patching) -> None:
     told = [await kernel.one("k", add("/tools/-", "Tool/admin")) for _ in range(3)]
     assert told[0] == ACCEPTED
@@ -220,26 +156,6 @@ async def test_the_same_tool_twice_is_there_once(kernel: Patching) -> None:
     names = [tool["name"] for tool in kernel.admin(op="config.show", agent="main", instanceKey="k")["config"]["tools"]]
     assert await kernel.one("k", remove(f"/tools/{names.index('admin')}")) == ACCEPTED
     assert not set(ADMIN) & set((await kernel.look("k"))[1])
-
-
-async def test_two_of_one_step_take_out_a_tool_each(kernel: Patching) -> None:
-    """Both mean the lists of the step: the second index is no other because of the first patch."""
-    told = await kernel.propose("k", {"patches": [remove("/tools/0")]}, {"patches": [remove("/tools/1")]})
-    assert told == [ACCEPTED, ACCEPTED]
-    assert (await kernel.look("k"))[1] == []
-
-
-async def test_two_of_one_step_take_out_the_same_tool(kernel: Patching) -> None:
-    told = await kernel.propose("k", {"patches": [remove("/tools/0")]}, {"patches": [remove("/tools/0")]})
-    assert told == [ACCEPTED, CONFLICT]
-    assert (await kernel.look("k"))[1] == BASH
-
-
-async def test_who_names_a_whole_list_touches_all_of_it(kernel: Patching) -> None:
-    whole = {"patches": [replace("/tools", ["Tool/files"])]}
-    assert await kernel.propose("k", {"patches": [add("/tools/-", "Tool/admin")]}, whole) == [ACCEPTED, CONFLICT]
-    assert await kernel.propose("k", whole, {"patches": [remove("/tools/0")]}) == [ACCEPTED, CONFLICT]
-    assert (await kernel.look("k"))[1] == FILES
 
 
 async def test_the_second_of_a_step_with_the_revision_of_the_first(kernel: Patching) -> None:
@@ -269,38 +185,6 @@ async def test_parts_of_one_config_do_not_touch_each_other_and_a_whole_touches_i
     assert configs[-1] == {"level": 6, "lev": 1}
 
 
-async def test_keys_with_slash_tilde_blank_and_other_letters(kernel: Patching) -> None:
-    keys = {"a/b": "a~1b", "a~b": "a~0b", "~1": "~01", "": "", " ": " ", "한글": "한글", "0": "0", "-": "-", "é": "é"}
-    told = await kernel.propose(
-        "k", *({"patches": [add(f"/extensions/1/config/{path}", key)]} for key, path in keys.items())
-    )
-    assert told == [ACCEPTED] * len(keys)
-    await kernel.look("k")
-    configs = [one[2] for one in NOTES if isinstance(one, tuple) and one[:2] == ("registered", "one")]
-    assert {key: configs[-1][key] for key in keys} == {key: key for key in keys}
-
-
-async def test_values_that_look_like_secrets_anywhere(kernel: Patching) -> None:
-    values = [
-        "${HOME}",
-        "a ${HOME} b",
-        ["${HOME}"],
-        {"deep": [{"deeper": "${HOME}"}]},
-        {"valueFrom": {"env": "HOME"}},
-        {"deep": [{"valueFrom": {"env": "HOME"}}]},
-    ]
-    at = "/extensions/1/config/level"
-    told = await kernel.propose("k", *({"patches": [replace(at, value)]} for value in values))
-    assert [each[0] for each in told] == ["rejected"] * len(values), told
-    in_whole = await kernel.one("k", replace("/extensions/1/config", {"x": "${HOME}"}))
-    assert in_whole[0] == "rejected"
-    both = await kernel.one("k", replace(at, 5), replace(at, "${HOME}"), replace(at, "fine"))
-    assert both[0] in ("accepted", "rejected")
-    # A prompt may speak of it: nothing is filled in there.
-    assert await kernel.one("k", replace("/prompt/system", "Use ${HOME}.")) == ACCEPTED
-    assert (await kernel.look("k"))[0] == "Use ${HOME}."
-
-
 PROMPTS = [
     "",
     " ",
@@ -319,17 +203,6 @@ async def test_prompts_of_every_kind_arrive_as_they_are(kernel: Patching) -> Non
         assert await kernel.one("k", replace("/prompt/system", prompt)) == ACCEPTED, prompt[:20]
         system, _ = await kernel.look("k")
         assert (system or "") == prompt, prompt[:20]
-
-
-async def test_a_prompt_is_taken_away_and_put_back(kernel: Patching) -> None:
-    told = await kernel.one("k", remove("/prompt/system"))
-    if told == ACCEPTED:
-        assert not (await kernel.look("k"))[0]
-        assert (await kernel.one("k", add("/prompt/system", "Back.")))[0] == "accepted"
-        assert (await kernel.look("k"))[0] == "Back."
-    else:
-        assert told[0] == "rejected"
-        assert (await kernel.look("k"))[0] == "You are main."
 
 
 async def test_changed_after_the_proposal(stage: Stage) -> None:
@@ -359,91 +232,12 @@ async def test_changed_after_the_proposal(stage: Stage) -> None:
     assert [one[2] for one in NOTES if one[0] == "registered"] == [{"level": 1}, {"level": 2}]
 
 
-async def test_another_instance_knows_nothing_of_it_and_all_know_what_is_for_all(kernel: Patching) -> None:
-    await kernel.start("other")
-    assert await kernel.one("k", replace("/prompt/system", "Mine.")) == ACCEPTED
-    assert (await kernel.look("other"))[0] == "You are main."
-    assert await kernel.one("other", remove("/tools/0"), scope="agent") == ACCEPTED
-    assert (await kernel.look("k")) == ("Mine.", BASH)
-    await kernel.start("later")
-    assert (await kernel.look("later")) == ("You are main.", BASH)
-
-
 async def test_keys_of_instances_that_resemble_each_other(kernel: Patching) -> None:
     for key in ("K", "k ", "k/k", "ｋ", "k\u0301"):
         await kernel.start(key)
     assert await kernel.one("k", replace("/prompt/system", "Mine.")) == ACCEPTED
     for key in ("K", "k ", "k/k", "ｋ", "k\u0301"):
         assert (await kernel.look(key))[0] == "You are main.", key
-
-
-async def test_a_broker_that_dies_between_proposal_and_step(kernel: Patching) -> None:
-    assert await kernel.one("k", replace("/prompt/system", "Kept."), add("/tools/-", "Tool/admin")) == ACCEPTED
-    revision, patch = kernel.told[0][3], kernel.told[0][2]
-    kernel.broker_restarts()
-    await kernel.again("k")
-    assert await kernel.look("k") == ("Kept.", [*FILES, *BASH, *ADMIN])
-    old = {"patches": [replace("/prompt/system", "Older.")], "revision": revision - 1}
-    assert await kernel.propose("k", old) == [CONFLICT]
-    assert await kernel.one("k", replace("/prompt/system", "Newer.")) == ACCEPTED
-    assert kernel.told[0][3] > revision
-    assert kernel.admin(op="config.revert", patchId=patch)["status"] == "accepted"
-    kernel.broker_restarts()
-    await kernel.again("k")
-    assert await kernel.look("k") == ("Newer.", [*FILES, *BASH]), "the prompt is of the later patch"
-
-
-async def test_taken_back_twice_or_never_there(kernel: Patching) -> None:
-    assert await kernel.one("k", replace("/prompt/system", "One.")) == ACCEPTED
-    patch = kernel.told[0][2]
-    assert kernel.admin(op="config.revert", patchId=patch)["status"] == "accepted"
-    assert (await kernel.look("k"))[0] == "You are main."
-    wrong: list[Any] = [patch, "nothing", "", "*", "../" + patch, patch.upper() + "x", 5, None, ["a"], "x" * 10_000]
-    for named in wrong:
-        if named == patch:
-            assert kernel.admin(op="config.revert", patchId=named)["status"] == "accepted", "it is taken back already"
-            continue
-        with pytest.raises(GoondanError) as refused:
-            kernel.admin(op="config.revert", patchId=named)
-        assert refused.value.code.startswith("E_"), named
-    assert (await kernel.look("k"))[0] == "You are main."
-    assert await kernel.one("k", replace("/prompt/system", "Two.")) == ACCEPTED
-    kernel.admin(op="config.revert", patchId=patch)
-    assert (await kernel.look("k"))[0] == "Two.", "only the named one, and once"
-
-
-async def test_set_three_hundred_times(kernel: Patching) -> None:
-    """What was set again by a later patch goes first: an extension that counts in its config is never out of room."""
-    for number in range(300):
-        whole = replace("/extensions/1/config", {"level": number})
-        told = kernel.operator(whole if number % 2 else replace("/extensions/1/config/level", number), key="k")
-        assert told == ACCEPTED, number
-    await kernel.look("k")
-    assert [one[2]["level"] for one in NOTES if one[0] == "registered" and one[1] == "one"][-1] == 299
-    assert len([one for one in kernel.listed("k") if one["status"] == "accepted"]) <= 200
-
-
-STEPS: list[tuple[Any, bool]] = [
-    (1, True),
-    (1000, True),
-    (0, False),
-    (1001, False),
-    (-1, False),
-    (1.5, False),
-    (True, False),
-    ("5", False),
-    (None, False),
-    ([5], False),
-    (2**63, False),
-    (10**300 * 1.0, False),
-]
-
-
-async def test_limits_of_steps_that_operators_try(kernel: Patching) -> None:
-    for value, fits in STEPS:
-        told = kernel.operator(replace("/policy/maxStepsPerTurn", value), key="k")
-        assert (told[0] == "accepted") is fits, (value, told)
-        assert fits or told[1].startswith("E_"), (value, told)
 
 
 async def test_an_operator_takes_an_extension_out_and_puts_it_back(kernel: Patching) -> None:
@@ -491,62 +285,6 @@ async def test_reasons_of_every_kind(kernel: Patching) -> None:
     kept = [one.get("reason") or "" for one in kernel.listed("k")]
     assert max(map(len, kept)) == 500
     assert "한글" in kept
-
-
-async def test_ten_instances_for_all_at_once(kernel: Patching) -> None:
-    """Each adds a key of its own and all want the prompt: one order, every key, one prompt that somebody was told."""
-    keys = [f"i{number}" for number in range(10)]
-    for key in keys:
-        await kernel.start(key)
-    before = len(NOTES)
-    await asyncio.gather(
-        *(
-            kernel.propose(
-                key,
-                {"patches": [add(f"/extensions/1/config/{key}", key)], "scope": "agent"},
-                {"patches": [replace("/prompt/system", key)], "scope": "agent"},
-            )
-            for key in keys
-        )
-    )
-    told = [one for one in NOTES[before:] if one[0] in ("accepted", "rejected")]
-    revisions = [one[3] for one in told if one[0] == "accepted"]
-    assert len(told) == 20 and len(revisions) == len(set(revisions)) >= 11
-    shown = kernel.admin(op="config.show", agent="main")["config"]
-    assert shown["prompt"]["system"] in keys
-    systems = {(await kernel.look(key))[0] for key in ("k", *keys)}
-    assert systems == {shown["prompt"]["system"]}
-    configs = [one[2] for one in NOTES if one[:2] == ("registered", "one")]
-    assert set(keys) <= configs[-1].keys()
-
-
-SCHEMA = {
-    "type": "object",
-    "properties": {"level": {"type": "integer", "maximum": 3}, "unit": {"type": "string"}},
-    "dependentRequired": {"high": ["unit"]},
-}
-
-
-async def test_a_config_that_fits_alone_and_not_with_another_patch(stage: Stage) -> None:
-    one = noting("one", level=1, unit="m")
-    one.spec["configSchema"] = SCHEMA
-    kernel = Patching(stage, one)
-    await kernel.start("k")
-    at = "/extensions/1/config"
-    invalid = ("rejected", "E_CONFIG_INVALID_VALUE")
-    assert await kernel.one("k", replace(f"{at}/level", 4)) == invalid
-    assert await kernel.one("k", replace(f"{at}/level", "1")) == invalid
-    assert await kernel.propose("k", {"patches": [add(f"{at}/high", 1)]}, {"patches": [remove(f"{at}/unit")]}) == [
-        ACCEPTED,
-        invalid,
-    ]
-    assert (await kernel.look("k"))[0] == "You are main."
-    # Both orders.
-    patch = kernel.told[0][2]
-    assert kernel.admin(op="config.revert", patchId=patch)["status"] == "accepted"
-    assert await kernel.one("k", remove(f"{at}/unit")) == ACCEPTED
-    assert await kernel.one("k", add(f"{at}/high", 1)) == invalid
-    await kernel.look("k")
 
 
 #: Two facts of one change at every place of a step: the prompt, and the config, by which a tool is named as well.

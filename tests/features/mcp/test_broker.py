@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from itertools import count
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from msgspec import structs
 
 from goondan.features.mcp.broker import ATTACH_S, MAX_OPEN_EACH, Servers
-from goondan.features.mcp.broker import parts as of_servers
-from goondan.kernel.broker.routing.deletions import Moved
-from goondan.kernel.broker.routing.router import Router
-from goondan.kernel.broker.state.bus import RETURN_S, Bus
+from goondan.kernel.broker.state.bus import RETURN_S
 from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, CONTROL, TOOLS, Spawned
-from goondan.kernel.broker.state.ledger import Ledger
-from goondan.kernel.broker.state.mailbox import Epochs
 from goondan.kernel.broker.state.workdirs import Beneath, Workdir
 from goondan.schemas.bundle.effective_config import server_of
 from goondan.schemas.bundle.launch import KernelPlan, ServerSpec, ToolSpec
-from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.control import Exited, Principal
-from goondan.schemas.wire.frames import AgentEvent, AttachedServer, ErrorPayload, Frame, Hello
-from goondan.schemas.wire.tokens import Claims, mint
+from goondan.schemas.wire.frames import AgentEvent, AttachedServer, ErrorPayload, Frame
+from goondan.schemas.wire.tokens import Claims
 from goondan.schemas.worker.servers import NamedServer, ServerListing, ServerNews
-from tests.unit.kernel.broker.actors import SECRET
-from tests.unit.kernel.broker.memory_journal import MemoryJournal
+from tests.unit.kernel.broker import approving
+from tests.unit.kernel.broker.approving import Peer
 from tests.unit.kernel.broker.swarm import plan
+from tests.unit.kernel.broker.world import part_of
 
 SHARED, OWN = "github", "files"
 LISTING = to_raw(ServerListing(server_name="a server"))
@@ -43,93 +39,43 @@ def server_plan(servers: list[str]) -> KernelPlan:
     return structs.replace(base, agents=agents, toolhost=structs.replace(base.toolhost, tools=tools))
 
 
-class NoFolders:
-    def exists(self, agent: str, key: str) -> bool:
-        return False
-
-    def move(self, agent: str, key: str, keep_workdir: bool) -> None: ...
-
-    def moved(self) -> list[Moved]:
-        return []
-
-
-class Bench:
+class Bench(approving.Bench):
     """A broker, and what it sends to whom."""
 
     def __init__(self, servers: list[str] | None = None) -> None:
-        self.now = 1000.0
+        super().__init__()
         self.plan = server_plan([SHARED, OWN] if servers is None else servers)
-        self.numbers = count(1)
-        self.inbox: dict[bytes, list[Frame]] = {}
-        self.start()
+        self.router = self._router()
+        self.servers = part_of(self.router, Servers)
 
-    def start(self) -> None:
-        ms = int(self.now * 1000)
-        bus = Bus(
-            self.plan,
-            SECRET,
-            broker_id=f"b{ms}",
-            started_ms=ms,
-            epochs=Epochs(0, ms),
-            archive=MemoryJournal(),
-            ledger=Ledger("boot", 0.0),
-        )
-        self.router = Router(bus, NoFolders(), [of_servers])
-        self.servers = next(part for part in self.router.parts if isinstance(part, Servers))
-        self.inbox.clear()
-
-    def flush(self) -> None:
-        bus = self.router.bus
-        while bus.staged:
-            staged, bus.staged = bus.staged, []
-            self.router.settle(staged, self.now)
-        for _, ident, data in bus.out:
-            frame = decode(data)
-            if frame.type not in ("ping", "credit"):
-                self.inbox.setdefault(ident, []).append(frame)
-        bus.out.clear()
-        assert not bus.faults, bus.faults
-
-    def hello(
-        self, cls: int, claims: Claims, incarnation: str = "", attached: list[AttachedServer] | None = None
-    ) -> bytes:
-        ident = b"peer-%d" % next(self.numbers)
-        hello = Hello(mint(SECRET, claims), incarnation or ident.decode(), attached=attached or [], started_ms=1)
-        self.router.stranger(cls, ident, encode(Frame("hello", id="h", payload=to_raw(hello))), self.now)
-        self.flush()
-        welcome, *rest = self.take(ident)
+    def hello(self, cls: int, claims: Claims, incarnation: str = "", attached: Sequence[AttachedServer] = ()) -> Peer:
+        self.incarnations += 1
+        peer = Peer(self, cls, claims, incarnation or f"i{self.incarnations}").hello(attached=attached)
+        welcome, *peer.got = peer.take()
         assert welcome.type == "welcome", bytes(welcome.payload)
-        self.inbox[ident] = rest
-        return ident
+        return peer
 
-    def agent(self, name: str = "coder", key: str = "k", **more: Any) -> bytes:
-        launch = more.pop("launch", 0)
+    def agent(self, name: str = "coder", key: str = "k", launch: int = 0, **more: Any) -> Peer:  # type: ignore[override]
         return self.hello(AGENTS, Claims("agent", agent=name, instance_key=key, launch=launch), **more)
 
-    def host(self, name: str = "1", **more: Any) -> bytes:
-        launch = more.pop("launch", 0)
+    def host(self, name: str = "1", launch: int = 0, **more: Any) -> Peer:
         return self.hello(TOOLS, Claims("toolhost", agent=name, launch=launch), **more)
 
-    def take(self, ident: bytes) -> list[Frame]:
-        return self.inbox.pop(ident, [])
+    def take(self, peer: Peer) -> list[Frame]:
+        return [frame for frame in peer.take() if frame.type != "credit"]
 
-    def send(self, ident: bytes, frame: Frame) -> None:
-        frame.id = frame.id or f"f{next(self.numbers)}"
-        for cls in (AGENTS, TOOLS, CLIENTS, CONTROL):
-            connection = self.router.bus.presence.connections[cls].get(ident)
-            if connection is not None:
-                self.router.receive(connection, encode(frame), self.now)
-        self.flush()
+    def send(self, peer: Peer, frame: Frame) -> None:
+        peer.got = peer.say(frame)
 
-    def ask(self, agent: bytes, server: str, kind: str = "mcp.attach", **more: Any) -> None:
+    def ask(self, agent: Peer, server: str, kind: str = "mcp.attach", **more: Any) -> None:  # type: ignore[override]
         self.send(agent, Frame(kind, payload=to_raw(NamedServer(server)), **more))
 
-    def asked(self, host: bytes, kind: str = "mcp.attach") -> Frame:
+    def asked(self, host: Peer, kind: str = "mcp.attach") -> Frame:
         (frame,) = self.take(host)
         assert frame.type == kind
         return frame
 
-    def attach(self, agent: bytes, host: bytes, server: str = SHARED) -> None:
+    def attach(self, agent: Peer, host: Peer, server: str = SHARED) -> None:
         """Ask, and have the tool host agree."""
         self.ask(agent, server)
         self.send(host, Frame("reply", in_reply_to=self.asked(host).id, payload=LISTING))
@@ -138,13 +84,10 @@ class Bench:
 
     def wait(self, seconds: float) -> None:
         for _ in range(4):
-            self.now += seconds / 4
-            self.router.tick(self.now)
-        self.flush()
+            self.later(seconds / 4)
 
-    def lose(self, ident: bytes) -> None:
-        for cls in (AGENTS, TOOLS):
-            self.router.unreachable(cls, ident, self.now)
+    def lose(self, peer: Peer) -> None:
+        self.router.unreachable(peer.cls, peer.ident, self.now)
         self.flush()
 
 
@@ -221,9 +164,9 @@ def test_only_the_host_that_was_asked_answers() -> None:
     other = bench.host("2")
     agent = bench.agent()
     bench.ask(agent, SHARED)
-    asked = [frame for ident in (host, other) for frame in bench.inbox.get(ident, [])]
-    liar = other if host in bench.inbox else host
-    bench.send(liar, Frame("reply", in_reply_to=asked[0].id, payload=LISTING))
+    liar = other if host.got else host
+    (asked,) = (*bench.take(host), *bench.take(other))
+    bench.send(liar, Frame("reply", in_reply_to=asked.id, payload=LISTING))
     assert bench.take(agent) == []
 
 

@@ -47,28 +47,18 @@ class ServerLink(FakeLink):
     def __init__(self, **offers: ServerListing | str) -> None:
         super().__init__()
         self.offers: dict[str, ServerListing | str] = dict(offers)
+        self.replies = dict.fromkeys(("mcp.attach", "mcp.list", "mcp.detach"), self._answer)
         #: What was asked of servers: the type of the frame, and the server.
         self.asked_of: list[tuple[str, str]] = []
         self.news: Callable[[Frame], None] = lambda frame: None
-        #: Called before the answer to a question.
-        self.before: Callable[[], None] = lambda: None
 
-    def post(self, frame: Frame) -> asyncio.Future[Frame]:
-        if not frame.type.startswith("mcp."):
-            return super().post(frame)
-        self._name(frame)
+    def _answer(self, frame: Frame) -> Any:
         server = from_raw(frame.payload, NamedServer).server
         self.asked_of.append((frame.type, server))
-        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self.before()
         offer = self.offers[server]
         if frame.type == "mcp.detach":
-            future.set_result(Frame("reply", in_reply_to=frame.id))
-        elif isinstance(offer, str):
-            future.set_exception(GoondanError(error_payload("E_MCP_CONNECT", offer)))
-        else:
-            future.set_result(Frame("reply", in_reply_to=frame.id, payload=to_raw(offer)))
-        return future
+            return Frame("reply")
+        return GoondanError(error_payload("E_MCP_CONNECT", offer)) if isinstance(offer, str) else offer
 
     def tell(self, server: str, kind: Any, **more: Any) -> None:
         self.news(Frame("mcp.news", payload=to_raw(ServerNews(server=server, kind=kind, **more))))
@@ -85,6 +75,13 @@ async def begun(make: Make, link: ServerLink, model: FakeModel, *extensions: Ext
     runner = make(link, model, extensions=list(extensions), **more)
     link.news = runner.takes["mcp.news"]
     await runner.load_extensions()
+    return runner
+
+
+async def turn(make: Make, link: ServerLink, model: FakeModel, *extensions: ExtensionSpec, **more: Any) -> Any:
+    """One turn of an agent with these extensions, or with a stateful server."""
+    runner = await begun(make, link, model, *(extensions or [server(STATEFUL)]), **more)
+    await runner.run(event_frame("e1", "go"))
     return runner
 
 
@@ -188,8 +185,7 @@ async def test_servers_of_extensions_that_are_not_reached_are_left(make: Make) -
 async def test_arguments_are_checked_by_the_servers_schema(make: Make) -> None:
     link = ServerLink(github=LISTING)
     model = FakeModel(wants(("a", "github__create_issue", {"titel": "t"})), says("done"))
-    runner = await begun(make, link, model, server(STATEFUL))
-    await runner.run(event_frame("e1", "go"))
+    await turn(make, link, model)
     assert link.calls == []
     assert code(model, "a") == "E_TOOL_INVALID_ARGS"
 
@@ -199,8 +195,7 @@ async def test_arguments_are_checked_by_the_servers_schema(make: Make) -> None:
 async def test_another_name_of_a_tool_is_its_name(make: Make, name: str) -> None:
     link = ServerLink(github=LISTING)
     model = FakeModel(wants(("a", name, {"title": "t"})), says("done"))
-    runner = await begun(make, link, model, server(STATEFUL))
-    await runner.run(event_frame("e1", "go"))
+    await turn(make, link, model)
     assert [call.tool for call in link.calls] == ["github__create_issue"]
 
 
@@ -208,8 +203,7 @@ async def test_another_name_of_a_tool_is_its_name(make: Make, name: str) -> None
 async def test_a_name_that_two_servers_have_is_nobodys_other_name(make: Make) -> None:
     link = ServerLink(github=LISTING, gitlab=ServerListing(tools=[CREATE]))
     model = FakeModel(wants(("a", "mcp__create_issue", {"title": "t"}), ("b", "mcp__list_issues", {})), says("done"))
-    runner = await begun(make, link, model, server(STATEFUL), server(STATEFUL, "mcp-gitlab", "gitlab"))
-    await runner.run(event_frame("e1", "go"))
+    await turn(make, link, model, server(STATEFUL), server(STATEFUL, "mcp-gitlab", "gitlab"))
     assert code(model, "a") == "E_TOOL_NOT_IN_CATALOG"
     assert [call.tool for call in link.calls] == ["github__list_issues"]
 
@@ -229,8 +223,7 @@ async def test_a_handler_may_show_a_tool_by_its_other_name(make: Make, tmp_path:
     own = ExtensionSpec(name="own", entry=str(module), resource=resource)
     link = ServerLink(github=LISTING)
     model = FakeModel(wants(("a", "github__create_issue", {"title": "t"})), says("done"))
-    runner = await begun(make, link, model, server(STATEFUL), own)
-    await runner.run(event_frame("e1", "go"))
+    await turn(make, link, model, server(STATEFUL), own)
     assert shown(model, 0) == ["github__create_issue"]
     assert [call.tool for call in link.calls] == ["github__create_issue"]
 
@@ -307,8 +300,7 @@ async def test_a_server_without_resources_has_no_block_and_one_with_many_has_a_s
     link = ServerLink(github=ServerListing(), gitlab=ServerListing(resources=resources))
     config = {**STATEFUL, "expose": {"resources": True}}
     model = FakeModel(says("done"))
-    runner = await begun(make, link, model, server(config), server(config, "mcp-gitlab", "gitlab"))
-    await runner.run(event_frame("e1", "go"))
+    await turn(make, link, model, server(config), server(config, "mcp-gitlab", "gitlab"))
     (block,) = model.requests[0].blocks
     assert (block["source"], len(block["items"]), block["more"]) == ("mcp-gitlab", mcp.MAX_TOLD, 5)
 
@@ -321,8 +313,7 @@ async def test_a_server_that_cannot_be_reached_costs_its_tools_and_not_the_agent
 ) -> None:
     link = ServerLink(github="exit status 1: no such module")
     model = FakeModel(says("one"), says("two"))
-    runner = await begun(make, link, model, server(STATEFUL))
-    await runner.run(event_frame("e1", "go"))
+    runner = await turn(make, link, model)
     assert the_answer(link).response == "one"
     assert shown(model, prefix="github") == []
     assert "E_MCP_CONNECT: exit status 1: no such module" in caplog.text

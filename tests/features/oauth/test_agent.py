@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -31,18 +30,11 @@ class KernelLink(FakeLink):
         super().__init__()
         self.answer = answer
         self.requests: list[TokenRequest] = []
+        self.replies["oauth.token"] = self._answer
 
-    def post(self, frame: Frame) -> asyncio.Future[Frame]:
-        if frame.type != "oauth.token":
-            return super().post(frame)
-        frame.id = "o1"
+    def _answer(self, frame: Frame) -> Any:
         self.requests.append(from_raw(frame.payload, TokenRequest))
-        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        if isinstance(self.answer, GoondanError):
-            future.set_exception(self.answer)
-        elif self.answer is not None:
-            future.set_result(Frame("reply", payload=to_raw(self.answer)))
-        return future
+        return self.answer
 
 
 READY = TokenReady(TOKEN, "Bearer", ["a"], "ann", "2026-01-01T00:00:00Z")
@@ -88,7 +80,7 @@ async def test_who_gives_up_is_forgotten(make: Make, monkeypatch: pytest.MonkeyP
     with pytest.raises(GoondanError) as refused:
         await api_of(runner).oauth.get_access_token(REQUEST)
     assert refused.value.code == "E_OAUTH_UNAVAILABLE"
-    assert link.forgotten == ["o1"]
+    assert link.forgotten == [link.posted[-1].id]
     assert ANSWER_S > 60  # longer than the broker takes to say so itself
 
 

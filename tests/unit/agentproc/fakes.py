@@ -46,6 +46,10 @@ class FakeLink:
         #: How long the asker of the last request waits (seconds).
         self.patience_s: float | None = None
         self.refuse_post: dict[str, str] = {}
+        #: What a posted frame of this type is answered with: a payload, a frame, or an error. None: it waits.
+        self.replies: dict[str, Callable[[Frame], Any]] = {}
+        #: The answers that are waited for.
+        self.waiting: list[asyncio.Future[Frame]] = []
         self.connected = True
         self._open: dict[str, tuple[str, Done]] = {}
         self._counter = 0
@@ -81,7 +85,17 @@ class FakeLink:
         self.posted.append(frame)
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         code = self.refuse_post.get(str(frame.stage))
-        if code is not None:
+        if frame.type in self.replies:
+            reply = self.replies[frame.type](frame)
+            if reply is None:
+                self.waiting.append(future)
+            elif isinstance(reply, GoondanError):
+                future.set_exception(reply)
+            else:
+                made = reply if isinstance(reply, Frame) else Frame("reply", payload=to_raw(reply))
+                made.in_reply_to = frame.id
+                future.set_result(made)
+        elif code is not None:
             future.set_exception(GoondanError(error_payload(code, "refused by the test")))
         else:
             future.set_result(Frame("ack", stage="accepted", in_reply_to=frame.id))

@@ -90,6 +90,21 @@ def request(target: str, key: str, text: str) -> str:
     return "/agents__request " + json.dumps(fields)
 
 
+def test_run_without_a_terminal_says_what_waits_and_ends_when_nothing_else_does(place: Sandbox) -> None:
+    lines = "/bash__exec command='echo late'\nhello\n"
+    ended = place.gdn("run", "--json", input=lines)
+    assert ended.status == 1
+    first, second = ended.json["answers"]
+    assert [first["error"]["code"], second["error"]["code"]] == ["E_APPROVAL_WAITS"] * 2
+    assert '"command": "echo late"' in ended.err
+    code = ended.err.split("gdn approve yes ")[1].split()[0]
+    place.detach()
+    assert [item["code"] for item in items(place)] == [code]
+    place.gdn("approve", "yes", code)
+    asked_again = ("leaf", "/bash__exec command='echo late'", "--event-id", first["eventId"])
+    assert "late" in place.gdn("send", *asked_again).out
+
+
 def test_what_was_asked_before_everything_died_is_answered_after_and_runs_once(kernel: Sandbox) -> None:
     message = "/bash__exec command='echo ran >> runs; cat runs'"
     kernel.popen("send", "leaf", message, "--instance", "dies", "--event-id", "dies")
@@ -123,20 +138,20 @@ def test_what_was_asked_before_everything_died_is_answered_after_and_runs_once(k
     assert f"approved by uid {os.getuid()}" in kernel.gdn("approve", "list", "--answered").out
 
 
-def test_twenty_agents_ask_at_once_through_two_levels_and_none_is_lost(kernel: Sandbox) -> None:
+def test_nine_agents_ask_at_once_through_two_levels_and_none_is_lost(kernel: Sandbox) -> None:
     def mid(number: int) -> str:
-        lines = [request("leaf", f"l{number}-{at}", f"/bash__exec command='echo {number}-{at}'") for at in range(5)]
+        lines = [request("leaf", f"l{number}-{at}", f"/bash__exec command='echo {number}-{at}'") for at in range(3)]
         return "\n".join(lines)
 
-    message = "\n".join(request("mid", f"m{number}", mid(number)) for number in range(4))
+    message = "\n".join(request("mid", f"m{number}", mid(number)) for number in range(3))
     sent = kernel.popen("send", "main", message, "--instance", "many", "--event-id", "many", "--json")
-    found = asked(kernel, 20)
-    assert {item["instanceKey"] for item in found} == {f"l{number}-{at}" for number in range(4) for at in range(5)}
-    assert {tuple(item["waitedForBy"]) for item in found} == {("main/many", f"mid/m{n}") for n in range(4)}
+    found = asked(kernel, 9)
+    assert {item["instanceKey"] for item in found} == {f"l{number}-{at}" for number in range(3) for at in range(3)}
+    assert {tuple(item["waitedForBy"]) for item in found} == {("main/many", f"mid/m{n}") for n in range(3)}
     assert {item["rootEvent"] for item in found} == {"many"}
     began = time.monotonic()
     wait_until(lambda: time.monotonic() - began > 1.1 * REQUEST_MS / 1000, what="longer than any request may take")
-    assert len(items(kernel)) == 20
+    assert len(items(kernel)) == 9
     for item in found:  # a jail for each would take longer than the requests have left
         allowed = item["instanceKey"].endswith("-0")
         words = ("yes", item["code"]) if allowed else ("no", item["code"], "--reason", "not today")
@@ -144,8 +159,8 @@ def test_twenty_agents_ask_at_once_through_two_levels_and_none_is_lost(kernel: S
     out, _ = sent.communicate(timeout=30)
     said = json.loads(out)["response"]
     assert "TIMEOUT" not in said
-    assert said.count("the call was not approved: not today") == 16
-    assert [said.count(f"{number}-0") for number in range(4)] == [1] * 4
+    assert said.count("the call was not approved: not today") == 6
+    assert [said.count(f"{number}-0") for number in range(3)] == [1] * 3
     assert items(kernel) == []
 
 
@@ -170,27 +185,11 @@ def test_a_call_that_runs_in_the_agent_waits_as_well(kernel: Sandbox) -> None:
     assert "embedded console" in json.loads(out)["response"], "what the leaf says to hello"
 
 
-def test_run_without_a_terminal_says_what_waits_and_ends_when_nothing_else_does(place: Sandbox) -> None:
-    place.gdn("stop")
-    lines = "/bash__exec command='echo late'\nhello\n"
-    ended = place.gdn("run", "--json", input=lines)
-    assert ended.status == 1
-    first, second = ended.json["answers"]
-    assert [first["error"]["code"], second["error"]["code"]] == ["E_APPROVAL_WAITS"] * 2
-    assert '"command": "echo late"' in ended.err
-    code = ended.err.split("gdn approve yes ")[1].split()[0]
-    place.detach()
-    assert [item["code"] for item in items(place)] == [code]
-    place.gdn("approve", "yes", code)
-    asked_again = ("leaf", "/bash__exec command='echo late'", "--event-id", first["eventId"])
-    assert "late" in place.gdn("send", *asked_again).out
-    place.gdn("stop")
-
-
 @pytest.mark.parametrize("term", ["dumb", "xterm"])
 def test_run_asks_on_a_terminal_and_no_text_looks_like_the_question(place: Sandbox, term: str) -> None:
     sly = "x\n1234567890: approve this call of leaf/default?\x1b[2J\nyes, no (and why), or later? yes"
     command = json.dumps({"command": f"echo asked for {sly}"})
+    place.gdn("stop")
     with Terminal(place, "run", term=term) as terminal:
         terminal.read_until("> ")
         terminal.type("/agents__catalog\r" if term == "xterm" else "/agents__catalog\n")

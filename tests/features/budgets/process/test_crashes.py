@@ -1,5 +1,5 @@
-"""A budget of 100 calls over a lead with eight workers at once, while agents, the broker and at last everything are
-killed: never more than 100 calls happen, and never fewer than 90 before the stop.
+"""A budget of 60 calls over a lead with five workers at once, while agents, the broker and at last everything are
+killed: never more than 60 calls happen, and never fewer than 52 before the stop.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import pytest
 
 from tests.kernel_fixture import Sandbox, sandbox, wait_until
 
-CALLS = 100
-LEAST = 90
-WORKERS = 8
+CALLS = 60
+LEAST = 52
+WORKERS = 5
 #: How long the model thinks (seconds): so that calls of all workers are under way when something is killed.
 THINKS_S = 0.03
 
@@ -58,7 +58,7 @@ metadata: {name: lead}
 spec:
   modelConfig: {modelRef: Model/main}
   tools: [Tool/agents]
-  extensions: [{ref: Extension/budget, config: {limits: {calls: 100}}}]
+  extensions: [{ref: Extension/budget, config: {limits: {calls: 60}}}]
 ---
 apiVersion: goondan.ai/v1
 kind: Agent
@@ -78,7 +78,7 @@ spec:
 
 
 class Endless:
-    """A model that never comes to an end by itself: the lead asks eight workers, and each of them asks for tools."""
+    """A model that never comes to an end by itself: the lead asks five workers, and each of them asks for tools."""
 
     def __init__(self) -> None:
         self.base = ""
@@ -172,11 +172,11 @@ def tree_of(kernel: Sandbox) -> dict[str, Any]:
     return found
 
 
-def test_a_hundred_calls_are_a_hundred_calls_whatever_is_killed(swarm: tuple[Sandbox, Endless]) -> None:
+def test_sixty_calls_are_sixty_calls_whatever_is_killed(swarm: tuple[Sandbox, Endless]) -> None:
     kernel, model = swarm
     kernel.detach()
     sender = kernel.popen("send", "--json", "go")
-    for count, victim in ((25, "worker"), (40, "broker"), (55, "worker"), (70, "supervisor")):
+    for count, victim in ((15, "worker"), (24, "broker"), (33, "worker"), (42, "supervisor")):
         wait_until(lambda count=count: happened(kernel, model) >= count, 30, f"{count} calls")
         os.kill(worker_pids(kernel)[0] if victim == "worker" else kernel.pid(victim), signal.SIGKILL)
     out, err = sender.communicate(timeout=60)
@@ -196,9 +196,9 @@ def test_a_hundred_calls_are_a_hundred_calls_whatever_is_killed(swarm: tuple[San
     assert budget["held"]["calls"] == 0
     assert budget["by"]["lead"]["toolCalls"] == WORKERS
     shown = kernel.gdn("budget", tree["rootEvent"]).out
-    assert "calls: 100 of 100 spent" in shown
+    assert "calls: 60 of 60 spent" in shown
     assert "    worker: calls " in shown
-    assert "the budget of agent 'lead' is spent: 100 of 100 calls" in trace
+    assert "the budget of agent 'lead' is spent: 60 of 60 calls" in trace
     assert trace.count("E_BUDGET_SPENT") > WORKERS, "each refusal is shown, and the lead was told of each"
     assert happened(kernel, model) == made, "nothing of the tree goes on"
     refused = kernel.gdn("denied", "--by", "budget", "--json").json

@@ -193,22 +193,22 @@ VALUE = {"name": "bash__exec", "args": {"command": "touch pwned"}}
 """
 
 
-@pytest.mark.parametrize(
-    "attack",
-    [
-        "send(callId='1', askId=1, op='request', target='plain', input='hi')",  # the permission is for tools only
-        "send(callId='elses', askId=1, op='tool', value=VALUE)",
-        "send(callId='main/k/e/c1', askId=1, op='tool', value=VALUE)",
-        "send(callId='1', askId=1, op='elicit', value={})",
-        "os.write(3, b'\\xff\\xff\\xff\\xff')",
-        "[send(callId='x' + str(n), askId=n, op='tool', value=VALUE) for n in range(30000)]",
-    ],
+ATTACKS = (
+    "send(callId='1', askId=1, op='request', target='plain', input='hi')",  # the permission is for tools only
+    "send(callId='elses', askId=1, op='tool', value=VALUE)",
+    "send(callId='main/k/e/c1', askId=1, op='tool', value=VALUE)",
+    "send(callId='1', askId=1, op='elicit', value={})",
+    "os.write(3, b'\\xff\\xff\\xff\\xff')",
+    "[send(callId='x' + str(n), askId=n, op='tool', value=VALUE) for n in range(30000)]",
 )
-def test_a_script_that_speaks_for_others_ends_its_jail(kernel: Sandbox, attack: str) -> None:
-    shown = run(kernel, "hostile", f"{HOSTILE}\n{attack}\nimport time\ntime.sleep(20)\nprint('still here')")
-    assert "still here" not in shown
-    assert "E_TOOL_BAD_OUTPUT" in shown or "E_TOOL_LIMIT" in shown or "E_TOOL_CRASHED" in shown, shown
-    assert run(kernel, "hostile", "print(tools.json_query__count(data='[1]')['count'])") == "1\n", "the next one runs"
+
+
+def test_a_script_that_speaks_for_others_ends_its_jail_and_the_next_one_runs(kernel: Sandbox) -> None:
+    for attack in ATTACKS:
+        shown = run(kernel, "hostile", f"{HOSTILE}\n{attack}\nimport time\ntime.sleep(20)\nprint('still here')")
+        assert "still here" not in shown, attack
+        assert "E_TOOL_BAD_OUTPUT" in shown or "E_TOOL_LIMIT" in shown or "E_TOOL_CRASHED" in shown, (attack, shown)
+    assert run(kernel, "hostile", "print(tools.json_query__count(data='[1]')['count'])") == "1\n"
     assert not (workspace(kernel, "hostile") / "pwned").exists()
 
 

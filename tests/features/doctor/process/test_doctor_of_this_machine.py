@@ -64,16 +64,15 @@ def test_doctor_names_what_is_wrong_and_never_a_value() -> None:
         assert "E_CONFIG_NOT_FOUND" in missing.out
 
 
-def test_doctor_tells_what_a_killed_kernel_left() -> None:
-    with sandbox() as made:
-        made.detach()
-        pid = made.pid("supervisor")
-        os.kill(pid, signal.SIGKILL)
-        made.wait_for_nothing(5.0)
-        left = findings(made.gdn("doctor", "--json").json)["running"]
-        assert (left["level"], left["fix"]) == ("warning", "gdn stop")
-        assert made.gdn("stop").status == 0
-        assert findings(made.gdn("doctor", "--json").json)["running"]["level"] == "ok"
+def test_doctor_tells_what_a_killed_kernel_left(running: Sandbox) -> None:
+    if not running.ps():
+        running.detach()
+    os.kill(running.pid("supervisor"), signal.SIGKILL)
+    running.wait_for_nothing(5.0)
+    left = findings(running.gdn("doctor", "--json").json)["running"]
+    assert (left["level"], left["fix"]) == ("warning", "gdn stop")
+    assert running.gdn("stop").status == 0
+    assert findings(running.gdn("doctor", "--json").json)["running"]["level"] == "ok"
 
 
 def test_doctor_without_a_jail_is_a_problem_with_a_fix(short_tmp: Path) -> None:

@@ -9,7 +9,6 @@ import io
 import json
 import shutil
 import subprocess
-import sys
 import tarfile
 import threading
 import zipfile
@@ -20,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.kernel_fixture import BUNDLE, Sandbox, sandbox
+from tests.kernel_fixture import BUNDLE, Result, Sandbox, sandbox
 
 needs_npm = pytest.mark.skipif(shutil.which("npm") is None, reason="there is no npm")
 SERVER = "print('hello from the package')\n"
@@ -32,11 +31,9 @@ def place() -> Iterator[Sandbox]:
         yield made
 
 
-def add(place: Sandbox, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-I", "-m", "goondan.kernel.cli", "mcp", "add", *arguments],
-        cwd=place.bundle.parent, env={**place.env, **variables}, capture_output=True, text=True, timeout=50,
-    )  # fmt: skip
+def add(place: Sandbox, *arguments: str, **variables: str) -> Result:
+    place.env |= variables
+    return place.gdn("mcp", "add", *arguments, timeout=50)
 
 
 # --- pip
@@ -65,21 +62,9 @@ def test_a_python_package_is_pinned_and_started_by_its_own_python(place: Sandbox
     wheel(tmp_path / "wheels")
     own = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "wheels"), "PIP_CONFIG_FILE": "/dev/null"}
     folder = place.bundle.parent
-    done = add(
-        place,
-        "hello",
-        "--write",
-        "--env",
-        "API_TOKEN",
-        "--net",
-        "h.example:443",
-        "--",
-        "uvx",
-        "hello-mcp",
-        "${WORKDIR}",
-        **own,
-    )
-    assert done.returncode == 0, done.stderr
+    asked = ("--write", "--env", "API_TOKEN", "--net", "h.example:443", "--", "uvx", "hello-mcp", "${WORKDIR}")
+    done = add(place, "hello", *asked, **own)
+    assert done.status == 0, done.err
     text = place.bundle.read_text()
     named = BUNDLE.replace("spec:\n  modelConfig", "spec:\n  extensions: [Extension/mcp-hello]\n  modelConfig")
     assert text.startswith(named), "the entry agent has it, and nothing else is changed"
@@ -94,10 +79,12 @@ def test_a_python_package_is_pinned_and_started_by_its_own_python(place: Sandbox
         ["mcp/hello/venv/bin/python", "mcp/hello/venv/bin/hello"], cwd=folder, capture_output=True, text=True
     )
     assert ran.stdout == "hello from the package\n"
-    again = add(place, "hello", "--", "uvx", "hello-mcp", **own)
-    assert "E_INIT" in again.stderr, "what is there is not touched without --replace"
+    again = add(place, "hello", "--", "uvx", "hello-mcp")
+    assert "E_INIT" in again.err, "what is there is not touched without --replace"
+    path = place.env["PATH"]
     broken = add(place, "hello", "--replace", "--json", "--", "npx", "-y", "x", PATH="/nowhere")
-    assert json.loads(broken.stdout)["error"]["code"] == "E_MCP_INSTALL"
+    place.env["PATH"] = path
+    assert broken.json["error"]["code"] == "E_MCP_INSTALL"
     assert (folder / "mcp/hello/venv/bin/hello").exists(), "what was there before is back"
     place.env["API_TOKEN"] = "x"
     checked = place.gdn("validate", str(place.bundle))
@@ -171,8 +158,8 @@ def test_an_npm_package_is_pinned_runs_no_script_and_comes_from_its_registry_onl
     folder = place.bundle.parent
     with registry() as (elsewhere, reached), registry(elsewhere) as (url, asked):
         done = add(place, "mine", "--json", "--", "npx", "-y", "@t/server", "--flag", npm_config_registry=url)
-    assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout)
+    assert done.status == 0, done.out + done.err
+    told = done.json
     assert (told["version"], told["scriptsNotRun"]) == ("2.0.1", ["@t/server"])
     transport = told["document"]["spec"]["config"]["transport"]
     assert transport["command"][1:] == ["./mcp/mine/node_modules/@t/server/dist/index.js", "--flag"]

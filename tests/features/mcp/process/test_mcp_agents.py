@@ -54,7 +54,7 @@ metadata: {name: swarm}
 spec: {entryAgent: Agent/a0}
 """
 #: Agents that share the server `shared`, and one that also has one of its own.
-SHARING = 5
+SHARING = 3
 AGENTS = {
     **{f"a{number}": "Extension/mcp-shared" for number in range(SHARING)},
     "own": "Extension/mcp-own, Extension/mcp-shared",

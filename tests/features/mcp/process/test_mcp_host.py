@@ -200,6 +200,12 @@ async def served() -> AsyncIterator[Served]:
             remote = [far("far", http.port, "/mcp"), far("away", http.port, "/away")]
             async with bench(*servers(folder), *remote) as made:
                 yield Served(made, folder, http)
+                pids = [made.host.sessions._starter.templates["mcp"].pid]
+                for live in made.host.sessions._live.values():
+                    if isinstance(live.jail, ServerJail):
+                        pids += [live.jail.process.pid, *live.jail.processes()]
+            assert len(pids) > 3
+            await gone(*pids)  # nothing outlives the tool host
 
 
 @pytest.fixture
@@ -452,26 +458,23 @@ async def test_a_server_at_a_url_is_reached_through_the_egress_proxy_only(served
     assert told["code"].startswith("E_")
 
 
-async def test_whichever_part_is_killed_all_of_it_ends_and_nothing_outlives_the_tool_host(short_tmp: Path) -> None:
-    async with bench(make_server(short_tmp)) as made:
-        asker = Asker(made)
-        for who in ("worker", "jail", "template"):
-            await asker.ask()
-            _, waits = made.start("srv__nap", {"s": 60})
-            there, template = jail(made, "srv"), made.host.sessions._starter.templates["mcp"].pid
-            inside = there.processes()
-            assert template > 0
-            assert inside
-            victim = {"worker": there.process.pid, "template": template, "jail": there.worker_pid or 0}[who]
-            os.kill(victim, signal.SIGKILL)
-            result = await asyncio.wait_for(waits, 10)
-            assert result["error"]["code"] == "E_MCP_GONE"
-            await gone(there.process.pid, *inside, *([template] if who == "template" else []))
-        await asker.ask()  # by a new template
-        assert text(await made.call("srv__count"))[0] == 1
-        there = jail(made, "srv")
-        pids = [there.process.pid, made.host.sessions._starter.templates["mcp"].pid, *there.processes()]
-    await gone(*pids)
+@in_module
+async def test_whichever_part_is_killed_all_of_it_ends(served: Served) -> None:
+    asker, made = served.asker, served.made
+    for who in ("worker", "jail", "template"):
+        await asker.ask("held", instance_key=who)
+        _, waits = made.start("held__nap", {"s": 60}, instance_key=who)
+        there, template = served.jail("held"), made.host.sessions._starter.templates["mcp"].pid
+        inside = there.processes()
+        assert template > 0
+        assert inside
+        victim = {"worker": there.process.pid, "template": template, "jail": there.worker_pid or 0}[who]
+        os.kill(victim, signal.SIGKILL)
+        result = await asyncio.wait_for(waits, 10)
+        assert result["error"]["code"] == "E_MCP_GONE"
+        await gone(there.process.pid, *inside, *([template] if who == "template" else []))
+    await asker.ask("held")  # by a new template
+    assert text(await made.call("held__count"))[0] == 1
 
 
 #: A tool host that has a server, says which processes there are, and then waits.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.kernel_fixture import BUNDLE
+from tests.kernel_fixture import BUNDLE, PATIENCE_S, READY, Result, environment
 
 SECRET = "hunter2-Zk8fW0qSECRET77"
 FILE = {
@@ -18,26 +16,27 @@ FILE = {
 }
 
 
-def gdn(*arguments: str, cwd: Path, input: str | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-I", "-m", "goondan.kernel.cli", "mcp", "import", *arguments]
-    return subprocess.run(command, cwd=cwd, input=input, capture_output=True, text=True)
+def gdn(*arguments: str, cwd: Path, input: str | None = None) -> Result:
+    data = None if input is None else input.encode()
+    status, out, err = READY.run(["mcp", "import", *arguments], environment(cwd / "state"), cwd, data, PATIENCE_S)
+    return Result(status, out.decode(), err.decode())
 
 
 def test_documents_and_remarks(tmp_path: Path) -> None:
     (tmp_path / "goondan.yaml").write_text(BUNDLE)
     (tmp_path / "servers.json").write_text(json.dumps(FILE))
     done = gdn("servers.json", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("kind: Extension") == 2
-    assert "GITHUB_TOKEN MCP_WEB_AUTHORIZATION" in done.stderr
+    assert done.status == 0, done.err
+    assert done.out.count("kind: Extension") == 2
+    assert "GITHUB_TOKEN MCP_WEB_AUTHORIZATION" in done.err
     piped = gdn("-", "--write", "--json", cwd=tmp_path, input=json.dumps(FILE))
-    assert json.loads(piped.stdout)["changed"] == "./goondan.yaml"
-    assert (tmp_path / "goondan.yaml").read_text() == BUNDLE + done.stdout
+    assert piped.json["changed"] == "./goondan.yaml"
+    assert (tmp_path / "goondan.yaml").read_text() == BUNDLE + done.out
     again = gdn("servers.json", "--write", cwd=tmp_path)
-    assert again.returncode == 1
-    assert "E_INIT" in again.stderr
-    assert (tmp_path / "goondan.yaml").read_text() == BUNDLE + done.stdout
-    for text in (done.stdout, done.stderr, piped.stdout, piped.stderr, again.stderr):
+    assert again.status == 1
+    assert "E_INIT" in again.err
+    assert (tmp_path / "goondan.yaml").read_text() == BUNDLE + done.out
+    for text in (done.out, done.err, piped.out, piped.err, again.err):
         assert SECRET not in text
 
 
@@ -47,7 +46,7 @@ def test_what_cannot_be_read_is_one_error(tmp_path: Path) -> None:
     (tmp_path / "c").write_text('{"mcpServers": {"x": {}}}')
     for name, code in (("a", 2), ("b", 2), ("c", 1), ("none", 2), (".", 2)):
         done = gdn(name, cwd=tmp_path)
-        assert done.returncode == code, name
-        assert "Traceback" not in done.stderr
-        assert SECRET not in done.stderr
-        assert done.stdout == ""
+        assert done.status == code, name
+        assert "Traceback" not in done.err
+        assert SECRET not in done.err
+        assert done.out == ""

@@ -21,6 +21,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 
+from goondan.kernel.cli import execute
 from tests.kernel_fixture import Sandbox, sandbox, wait_until
 
 TOOL = """\
@@ -135,6 +136,8 @@ def over_http(kernel: Sandbox, *more: str, agent: str = "main") -> Iterator[dict
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
+    assert not Path(told["tokenFile"]).exists(), "the token goes with the server"
+    assert process.returncode in (0, 143)
 
 
 @asynccontextmanager
@@ -144,10 +147,10 @@ async def http_client(told: dict[str, Any], mode: Any = "auto") -> AsyncIterator
             yield client
 
 
-async def uses(client: Client) -> None:
-    """What any client does: list, call, be refused."""
+async def uses(client: Client, *more: str) -> None:
+    """What any client does: list, call, be refused. `more`: tools that are offered besides."""
     listed = await client.list_tools()
-    assert [tool.name for tool in listed.tools] == ["bash__exec", "slow__count", "slow__waits", "slow__later"]
+    assert [tool.name for tool in listed.tools] == ["bash__exec", "slow__count", "slow__waits", "slow__later", *more]
     done = await client.call_tool("bash__exec", {"command": "echo $((6*7))"})
     assert not done.is_error
     assert done.structured_content["stdout"] == "42\n"
@@ -157,9 +160,29 @@ async def uses(client: Client) -> None:
     assert wrong.is_error
     assert wrong.meta is not None
     assert wrong.meta["goondan.ai/error"]["code"] == "E_TOOL_INVALID_ARGS"
-    for name in ("bash__script", "no__such", "tool-result__get"):  # the first and the last are the agent's, not offered
+    for name in {"bash__script", "no__such", "tool-result__get"} - {*more}:  # two of them are the agent's
         with pytest.raises(MCPError):
             await client.call_tool(name, {})
+
+
+async def leaves_work(client: Client, kernel: Sandbox) -> None:
+    """Pending work is a handle, and a cancelled call ends in its jail."""
+    begun = await client.call_tool("slow__later", {})
+    handle = begun.structured_content["handle"]
+    assert begun.meta is not None
+    assert begun.meta["goondan.ai/pending"] == {"handle": handle}
+    got = await client.call_tool("tool-result__get", {"handle": handle, "waitMs": 5000})
+    assert "done" in json.dumps(got.structured_content or got.content[0].text)  # type: ignore[union-attr]
+
+    task = asyncio.ensure_future(client.call_tool("slow__waits", {}))
+    while not list(kernel.home.glob("state/workspaces/*/instances/main/stdio-legacy/workspace/began")):
+        await asyncio.sleep(0.02)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    before = time.monotonic()
+    assert not (await client.call_tool("bash__exec", {"command": "true"})).is_error
+    assert time.monotonic() - before < 15, "the instance is free again"
 
 
 MINE = ("--tools", "bash__exec", "--tools", "slow__*")
@@ -167,9 +190,14 @@ MINE = ("--tools", "bash__exec", "--tools", "slow__*")
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
 async def test_a_client_of_either_era_on_standard_streams(kernel: Sandbox, mode: str) -> None:
-    async with on_stdio(kernel, *MINE, "--instance", f"stdio-{mode}", mode=mode) as client:
+    later = ["tool-result__get"] if mode == "legacy" else []
+    patterns = [word for name in later for word in ("--tools", name)]
+    async with on_stdio(kernel, *MINE, *patterns, "--instance", f"stdio-{mode}", mode=mode) as client:
         assert client.protocol_version == ("2026-07-28" if mode == "auto" else "2025-11-25")
-        await uses(client)
+        await uses(client, *later)
+        if later:
+            await leaves_work(client, kernel)
+            return
         said: list[tuple[float, float | None, str | None]] = []
 
         async def heard(progress: float, total: float | None, message: str | None) -> None:
@@ -182,29 +210,6 @@ async def test_a_client_of_either_era_on_standard_streams(kernel: Sandbox, mode:
         assert said[-1][1] == 4
         huge = await client.call_tool("bash__exec", {"command": "echo", "timeoutMs": 10**40})
         assert huge.content, "a number beyond 64 bits is a double, as everywhere"
-
-
-async def test_pending_work_is_a_handle_and_a_cancelled_call_ends_in_its_jail(kernel: Sandbox) -> None:
-    def began() -> bool:
-        return bool(list(kernel.home.glob("state/workspaces/*/instances/main/cancel/workspace/began")))
-
-    async with on_stdio(kernel, *MINE, "--tools", "tool-result__*", "--instance", "cancel", mode="legacy") as client:
-        begun = await client.call_tool("slow__later", {})
-        handle = begun.structured_content["handle"]
-        assert begun.meta is not None
-        assert begun.meta["goondan.ai/pending"] == {"handle": handle}
-        got = await client.call_tool("tool-result__get", {"handle": handle, "waitMs": 5000})
-        assert "done" in json.dumps(got.structured_content or got.content[0].text)  # type: ignore[union-attr]
-
-        task = asyncio.ensure_future(client.call_tool("slow__waits", {}))
-        while not began():
-            await asyncio.sleep(0.02)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        before = time.monotonic()
-        assert not (await client.call_tool("bash__exec", {"command": "true"})).is_error
-        assert time.monotonic() - before < 15, "the instance is free again"
 
 
 async def test_the_end_of_a_client_ends_its_calls(kernel: Sandbox) -> None:
@@ -242,25 +247,34 @@ async def test_the_agents_approvals_and_budget_hold(kernel: Sandbox) -> None:
     assert "careful" in kernel.gdn("budget", "--json").out
 
 
-def test_what_cannot_be_served_is_one_error(kernel: Sandbox, tmp_path: Path) -> None:
+def test_what_cannot_be_served_is_one_error(
+    kernel: Sandbox, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, which has imported what a server needs: that takes a second."""
+    for name, value in kernel.env.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.chdir(kernel.home)
+    for arguments, code in (
+        (words(agent="none"), "E_AGENT_NOT_FOUND"),
+        (words(agent="_operator"), "E_USAGE"),
+        (words("--token-file", "/nowhere"), "E_USAGE"),
+    ):
+        assert execute(arguments) != 0
+        said = capsys.readouterr().err
+        assert code in said and "Traceback" not in said, arguments
+
+
+def test_a_port_that_is_taken_and_an_open_file_are_one_error(kernel: Sandbox, tmp_path: Path) -> None:
     open_file = tmp_path / "token"
     open_file.write_text("a-token-of-some-length\n")
     open_file.chmod(0o644)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = str(taken.getsockname()[1])
-        for arguments, code in (
-            (words(agent="none"), "E_AGENT_NOT_FOUND"),
-            (words(agent="_operator"), "E_USAGE"),
-            (words("--token-file", str(open_file)), "E_USAGE"),
-            (words("--http", "0", "--token-file", str(open_file)), "E_USAGE"),
-            (words("--http", port), "E_USAGE"),
-        ):
-            done = kernel.gdn(*arguments)
-            assert code in done.err, arguments
+        for where in ([str(taken.getsockname()[1])], ["0", "--token-file", str(open_file)]):
+            done = kernel.gdn(*words("--http", *where), timeout=50)
             assert done.status != 0
-            assert "Traceback" not in done.err
+            assert "E_USAGE" in done.err and "Traceback" not in done.err
 
 
 # --- HTTP
@@ -336,28 +350,25 @@ def test_a_session_that_does_not_exist_is_not_found(served: dict[str, Any]) -> N
         assert asks(served, body, **{"Mcp-Session-Id": session})[0] in (400, 404)
 
 
-async def test_floods_of_sessions_connections_and_half_requests_leave_room_for_others(kernel: Sandbox) -> None:
-    with over_http(kernel, *MINE, "--instance", "flood") as told, ExitStack() as stack:
+async def test_floods_of_sessions_connections_and_half_requests_leave_room_for_others(served: dict[str, Any]) -> None:
+    with ExitStack() as stack:
         body = json.dumps(INITIALIZE).encode()
-        answers = [asks(told, body)[0] for _ in range(70)]
+        answers = [asks(served, body)[0] for _ in range(70)]
         assert answers.count(503) >= 6, "sessions are bounded"
         assert set(answers) <= {200, 503}
         half = []
         for number in range(150):
-            stream = stack.enter_context(socket.create_connection(("127.0.0.1", told["port"]), timeout=30))
+            stream = stack.enter_context(socket.create_connection(("127.0.0.1", served["port"]), timeout=30))
             stream.sendall(b"POST /mcp HTTP/1.1\r\nHost: 127.0.0.1" if number % 2 else b"")
             half.append(stream)
-        endless = stack.enter_context(socket.create_connection(("127.0.0.1", told["port"]), timeout=30))
+        endless = stack.enter_context(socket.create_connection(("127.0.0.1", served["port"]), timeout=30))
         with pytest.raises(OSError):
             endless.sendall((b"X-Much: " + b"a" * 8192 + b"\r\n") * 4096)
-        async with http_client(told) as client:  # the modern era has no sessions
+        async with http_client(served) as client:  # the modern era has no sessions
             assert not (await client.call_tool("bash__exec", {"command": "true"})).is_error
         assert half[0].recv(1) == b"", "a connection without a request is closed"
-        process = told["process"]
-        resident = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        assert resident < 300 << 20
-    assert not Path(told["tokenFile"]).exists(), "the token goes with the server"
-    assert told["process"].returncode in (0, 143)
+        status = Path(f"/proc/{served['process'].pid}/statm").read_text()
+        assert int(status.split()[1]) * os.sysconf("SC_PAGE_SIZE") < 300 << 20
 
 
 def test_without_patterns_nothing_is_offered_and_a_line_that_is_too_long_is_refused(kernel: Sandbox) -> None:

@@ -17,7 +17,16 @@ from goondan.kernel.broker.state.ledger import Ledger
 from goondan.kernel.broker.state.mailbox import Epochs
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
-from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, Hello, Lease, ReplyTo, ToolCallPayload
+from goondan.schemas.wire.frames import (
+    AgentEvent,
+    Answer,
+    AttachedServer,
+    Frame,
+    Hello,
+    Lease,
+    ReplyTo,
+    ToolCallPayload,
+)
 from goondan.schemas.wire.tokens import Claims, mint
 from tests.unit.kernel.broker.memory_journal import MemoryJournal
 from tests.unit.kernel.broker.swarm import TOOL, plan
@@ -61,13 +70,14 @@ class Peer:
         self.got: list[Frame] = []
         self.count = 0
 
-    def hello(self, leases: Sequence[Lease] = ()) -> Peer:
+    def hello(self, leases: Sequence[Lease] = (), attached: Sequence[AttachedServer] = ()) -> Peer:
         self.ident = f"{self.incarnation}-{self.bench.idents}".encode()
         self.bench.idents += 1
         self.bench.peers[self.cls, self.ident] = self
         started = int(self.bench.now * 1000)
         token = mint(SECRET, self.claims)
-        payload = to_raw(Hello(token=token, incarnation=self.incarnation, leases=list(leases), started_ms=started))
+        said = Hello(token, self.incarnation, leases=list(leases), attached=list(attached), started_ms=started)
+        payload = to_raw(said)
         self.bench.router.stranger(
             self.cls, self.ident, encode(Frame("hello", id="h", payload=payload)), self.bench.now
         )
