@@ -39,29 +39,79 @@ class Mood:
         self.names = dice.choice([None, None, 0.2, 1.0, 20.0])
 
 
-class History:
+class Simulation:
+    """Agents before a gate, in simulated time. `_goes_out` takes a request to the server."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.dice = dice
+        self.gate = Gate(ModelLimits())
+        self.now = 0.0
+        self.asked: dict[Key, float] = {}
+        self._open: set[Key] = set()  # out through the open gate
+        self._plan: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._numbers = count()
+
+    def step(self) -> None:
+        """What comes next."""
+        self.now, _, step, arguments = heapq.heappop(self._plan)
+        step(*arguments)
+
+    def _at(self, after: float, step: Callable[..., None], *arguments: Any) -> None:
+        heapq.heappush(self._plan, (self.now + after, next(self._numbers), step, arguments))
+
+    def _goes_out(self, key: Key) -> None:
+        raise NotImplementedError
+
+    def _tick(self) -> None:
+        self.gate.forget_old(self.now)
+        self._pump()
+        self._at(TICK_S, self._tick)
+
+    def _pump(self) -> None:
+        while taken := self.gate.take(self.now):
+            for permit in taken:
+                self._goes_out(permit.key)
+
+    def _begin(self, agent: str, call: int) -> None:
+        key = (agent, str(call))
+        self.asked[key] = self.now
+        if self.gate.limited:
+            self.gate.ask(Ask(key, agent, self.now))
+            self._pump()
+        else:
+            self._open.add(key)
+            self._goes_out(key)
+
+    def _refused(self, key: Key, wait_s: float | None) -> None:
+        first = not self.gate.limited
+        self._open.discard(key)
+        if first or key in self.gate.permits:
+            self.gate.refused(key, wait_s, self.now)
+        if first:
+            for other in self._open:
+                self.gate.is_out(Permit(other, other[0], self.now, self.now))
+        self.gate.ask(Ask(key, key[0], self.asked[key], not_before=self.now + (wait_s or 0.0)))
+        self._pump()
+
+
+class History(Simulation):
     """Agents that ask again and again while the server's mood changes."""
 
     def __init__(self, number: int) -> None:
-        self.dice = dice = random.Random(number)
+        dice = random.Random(number)
+        super().__init__(dice)
         self.agents = dice.choice([1, 1, 1, 2, 3, 8])
         self.answer_s = dice.choice([0.05, 0.3, 2.0])
         self.idle_s = dice.choice([0.05, 1.0, 5.0]) if self.agents < 3 else dice.choice([0.5, 1.0, 5.0])
         moods = [Mood(dice) for _ in range(dice.randint(1, 4))]
         self.moods = [*moods, Mood(dice, well=True)]
         self.well_at = sum(mood.lasts_s for mood in moods)
-        self.gate = Gate(ModelLimits())
-        self.now = 0.0
         #: When it first accepted a request that came when it was well already.
         self.first: float | None = None
         #: (when it was asked, how long it waited) of each call that came in the promised time or later.
         self.late: list[tuple[float, float]] = []
-        self._asked: dict[Key, float] = {}
-        self._open: set[Key] = set()  # out through the open gate
         self._accepted: list[float] = []
         self._running = 0
-        self._plan: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._numbers = count()
 
     @property
     def promised_s(self) -> float:
@@ -75,8 +125,7 @@ class History:
         self._at(TICK_S, self._tick)
         until = self.well_at + 1000.0
         while self.now < until:
-            self.now, _, step, arguments = heapq.heappop(self._plan)
-            step(*arguments)
+            self.step()
             if self.first is not None:
                 until = self.first + self.promised_s + 10 + 2 * (self.answer_s + self.idle_s)
         assert self.first is not None, "nothing was accepted by a server that is well"
@@ -84,33 +133,13 @@ class History:
         worst = max(wait for _, wait in self.late)
         assert worst <= NO_WAIT_S, f"{worst:.2f} s wait {self.promised_s:.0f} s after the first success"
 
-    def _at(self, after: float, step: Callable[..., None], *arguments: Any) -> None:
-        heapq.heappush(self._plan, (self.now + after, next(self._numbers), step, arguments))
-
     def _tick(self) -> None:
         for ask in self.gate.given_up(self.now):
             self._at(self.idle_s, self._begin, ask.key[0], int(ask.key[1]) + 1)
-        self.gate.forget_old(self.now)
-        self._pump()
-        self._at(TICK_S, self._tick)
-
-    def _pump(self) -> None:
-        while taken := self.gate.take(self.now):
-            for permit in taken:
-                self._goes_out(permit.key)
-
-    def _begin(self, agent: str, call: int) -> None:
-        key = (agent, str(call))
-        self._asked[key] = self.now
-        if self.gate.limited:
-            self.gate.ask(Ask(key, agent, self.now))
-            self._pump()
-        else:
-            self._open.add(key)
-            self._goes_out(key)
+        super()._tick()
 
     def _goes_out(self, key: Key) -> None:
-        asked = self._asked[key]
+        asked = self.asked[key]
         if self.first is not None and asked >= self.first + self.promised_s:
             self.late.append((asked, self.now - asked))
         self._at(0.002, self._arrives, key)
@@ -131,18 +160,6 @@ class History:
         self._accepted.append(self.now)
         self._running += 1
         self._at(self.answer_s * self.dice.uniform(0.8, 1.2), self._over, key, self.now >= self.well_at)
-
-    def _refused(self, key: Key, wait_s: float | None) -> None:
-        first = not self.gate.limited
-        self._open.discard(key)
-        if first or key in self.gate.permits:
-            self.gate.refused(key, wait_s, self.now)
-        if first:
-            for other in self._open:
-                self.gate.is_out(Permit(other, other[0], self.now, self.now))
-        not_before = self.now + (wait_s or 0.0)
-        self.gate.ask(Ask(key, key[0], self._asked[key], not_before=not_before))
-        self._pump()
 
     def _over(self, key: Key, well: bool) -> None:
         self._running -= 1

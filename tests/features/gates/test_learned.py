@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import heapq
 import random
 import statistics
-from collections.abc import Callable
-from itertools import count
-from typing import Any
 
 import pytest
 
-from goondan.features.gates.broker.gate import Ask, Gate, Permit
+from goondan.features.gates.broker.gate import Gate
 from goondan.features.gates.broker.learned import Key
 from goondan.schemas.models.model_providers import ModelLimits
+from tests.features.gates.histories import TICK_S, Simulation
 
-#: How often the broker looks at its gates (seconds).
-TICK_S = 0.2
 #: The longest way of a request to the server (seconds).
 WAY_S = 0.005
 
@@ -48,19 +43,13 @@ class Server:
         return None
 
 
-class Simulated:
+class Simulated(Simulation):
     """Agents that make `calls` model calls each; the broker's place is taken by another one at the times `restarts`."""
 
     def __init__(self, server: Server, agents: int, calls: int, answer_s: float, restarts: tuple[float, ...]) -> None:
-        self.server, self.gate = server, Gate(ModelLimits())
-        self.calls, self.answer_s = calls, answer_s
-        self.asked: dict[Key, float] = {}
+        super().__init__(random.Random(1))
+        self.server, self.calls, self.answer_s = server, calls, answer_s
         self.waits: dict[str, float] = {}
-        self.now = 0.0
-        self._dice = random.Random(1)
-        self._plan: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._numbers = count()
-        self._out: set[Key] = set()  # through the open gate
         for agent in range(agents):
             self._at(0.0, self._begin, str(agent), 0)
         for moment in restarts:
@@ -70,56 +59,25 @@ class Simulated:
 
     def run(self) -> None:
         while self._plan and self._left and self.now < 1000:
-            self.now, _, step, arguments = heapq.heappop(self._plan)
-            step(*arguments)
+            self.step()
         assert self._left == 0
 
-    def _at(self, after: float, step: Callable[..., None], *arguments: Any) -> None:
-        heapq.heappush(self._plan, (self.now + after, next(self._numbers), step, arguments))
-
-    def _tick(self) -> None:
-        self.gate.forget_old(self.now)
-        self._pump()
-        self._at(TICK_S, self._tick)
-
-    def _pump(self) -> None:
-        for permit in self.gate.take(self.now):
-            self._at(WAY_S * self._dice.random(), self._arrive, permit.key)
-
-    def _begin(self, agent: str, call: int) -> None:
-        key = (agent, str(call))
-        self.asked[key] = self.now
-        if self.gate.limited:
-            self.gate.ask(Ask(key, agent, self.now))
-            self._pump()
-        else:
-            self._out.add(key)
-            self._at(WAY_S * self._dice.random(), self._arrive, key)
+    def _goes_out(self, key: Key) -> None:
+        self._at(WAY_S * self.dice.random(), self._arrive, key)
 
     def _arrive(self, key: Key) -> None:
         wait_s = self.server.ask(key, self.now)
         if wait_s is None:
-            self._at(self.answer_s * self._dice.uniform(0.7, 1.3), self._answered, key)
+            self._at(self.answer_s * self.dice.uniform(0.7, 1.3), self._answered, key)
         else:
             self._at(WAY_S, self._refused, key, wait_s)
-
-    def _refused(self, key: Key, wait_s: float) -> None:
-        first = not self.gate.limited
-        self._out.discard(key)
-        if first or key in self.gate.permits:
-            self.gate.refused(key, wait_s, self.now)
-        if first:
-            for other in self._out:
-                self.gate.is_out(Permit(other, other[0], self.now, self.now))
-        self.gate.ask(Ask(key, key[0], self.asked[key], not_before=self.now + wait_s))
-        self._pump()
 
     def _answered(self, key: Key) -> None:
         self.server.running -= 1
         self._at(WAY_S, self._over, key)
 
     def _over(self, key: Key) -> None:
-        self._out.discard(key)
+        self._open.discard(key)
         self.gate.over(key, self.now, accepted=True, tokens=None, news=None)
         agent, call = key[0], int(key[1])
         self.waits[agent] = self.waits.get(agent, 0.0) + self.now - self.asked[key]

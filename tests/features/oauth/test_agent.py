@@ -10,7 +10,7 @@ import pytest
 
 from goondan.agentproc.start.log import REMEMBERED, HidingFormatter, KnownSecrets
 from goondan.agentproc.turn.runner import TurnRunner
-from goondan.features.oauth.agent import ANSWER_S, read_request
+from goondan.features.oauth.agent import ANSWER_S
 from goondan.features.oauth.wire import AuthorizationRequired, Granted, TokenReady, TokenRequest
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
@@ -82,20 +82,6 @@ async def test_who_gives_up_is_forgotten(make: Make, monkeypatch: pytest.MonkeyP
     assert refused.value.code == "E_OAUTH_UNAVAILABLE"
     assert link.forgotten == [link.posted[-1].id]
     assert ANSWER_S > 60  # longer than the broker takes to say so itself
-
-
-@pytest.mark.parametrize(
-    "request_",
-    [
-        None, "OAuthApp/cal", {}, {"oauthAppRef": "cal"}, {"oauthAppRef": "Tool/cal"}, {"oauthAppRef": "OAuthApp/"},
-        {"oauthAppRef": "OAuthApp/a/b"}, {"oauthAppRef": {"kind": "Tool", "name": "a"}}, {"oauthAppRef": 7},
-        {**REQUEST, "scopes": "a"}, {**REQUEST, "scopes": [7]}, {**REQUEST, "subject": 7}, {**REQUEST, "scope": ["a"]},
-    ],
-)  # fmt: skip
-def test_what_is_no_request(request_: Any) -> None:
-    with pytest.raises(GoondanError) as refused:
-        read_request(request_)
-    assert refused.value.code == "E_USAGE"
 
 
 @pytest.mark.requirement("OAUTH-02", "EVENTS-09")

@@ -19,7 +19,7 @@ from goondan.kernel.broker.state.entities import CONTROL
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.wire.frames import Frame
+from goondan.schemas.wire.frames import AgentEvent, Frame
 from goondan.schemas.wire.tokens import Claims
 from tests.unit.kernel.broker.approving import Bench, Peer, answer, code_of
 
@@ -47,6 +47,7 @@ WRONG: list[Any] = [
     {"oauthAppRef": {"kind": "Tool", "name": "calendar"}},
     {"oauthAppRef": {"kind": "OAuthApp", "name": ["calendar"]}},
     {"oauthAppRef": [REF]},
+    {"oauthAppRef": 7},
     {"app": REF},
     {"oauthAppRef": REF, "scope": ["cal.read"]},
     {"oauthAppRef": REF, "scopes": "cal.read"},
@@ -60,11 +61,11 @@ WRONG: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("at", range(len(WRONG)))
-def test_what_no_request_is(at: int) -> None:
-    with pytest.raises(GoondanError) as refused:
-        read_request(WRONG[at])
-    assert refused.value.code == "E_USAGE"
+def test_what_no_request_is() -> None:
+    for request in WRONG:
+        with pytest.raises(GoondanError) as refused:
+            read_request(request)
+        assert refused.value.code == "E_USAGE", request
 
 
 def test_a_request_is_what_it_was_when_it_was_made() -> None:
@@ -152,6 +153,7 @@ SUBJECTS: list[tuple[Any, str | None]] = [
 ]
 
 
+@pytest.mark.requirement("OAUTH-01")
 def test_whose_token_it_is_says_the_event_and_nobody_else() -> None:
     made, wrong = Asking(), []
     made.end("e1")
@@ -169,6 +171,50 @@ def test_whose_token_it_is_says_the_event_and_nobody_else() -> None:
         assert (auth, given) == (auth, [])
         made.end(event)
     assert wrong == []
+
+
+@pytest.mark.requirement("OAUTH-01")
+def test_an_agent_that_asks_itself_is_nobody_and_one_without_extensions_gets_nothing() -> None:
+    made = Asking()
+    made.end("e1")
+    assert made.ask({"app": "calendar"}) == "E_OAUTH_SUBJECT", "between turns"
+    reviewer = made.bench.agent("reviewer")
+    event = AgentEvent(id="x", type="user.message", created_at="now", input="x")
+    frame = Frame("event", to="coder", instance_key="k", event_id="x", payload=to_raw(event))
+    frame.auth = to_raw({"subject": "ann"})
+    reviewer.say(frame)
+    made.agent.take()
+    for more in ({}, {"subject": "ann"}, {"subject": "local"}):
+        assert made.ask({"app": "calendar", **more}) == "E_OAUTH_SUBJECT"
+    made.end("x")
+    made.bench.ask(made.client, "e2", "reviewer")
+    reviewer.take()
+    for app in ("calendar", "machine"):
+        assert code_of(reviewer.say(Frame("oauth.token", payload=to_raw({"app": app})))) == "E_FORBIDDEN"
+    assert made.orders() == []
+
+
+@pytest.mark.requirement("OAUTH-02", "EVENTS-09")
+def test_only_the_holder_is_given_orders_and_answers_them() -> None:
+    made = Asking({"subject": "ann"})
+    supervisor = Peer(made.bench, CONTROL, Claims("control"), "s").hello()
+    news = to_raw(GrantedNews("calendar", "ann", ["cal.read"], [("coder", "k")]))
+    for peer, kinds in ((made.agent, 2), (made.client, 2), (supervisor, 1)):
+        for kind in ("oauth.granted", "oauth.order")[:kinds]:
+            assert code_of(peer.say(Frame(kind, payload=news))) == "E_FRAME_TYPE"
+    assert made.bench.client(operator=False).admin(op="auth.list")["code"] == "E_FRAME_INVALID"
+    for _ in range(2):
+        assert made.ask({"app": "machine"}, "twice") is None
+    (order,) = made.holder.take("oauth.order")
+    assert from_raw(order.payload, dict) == {
+        "order": "token", "app": "machine", "subject": "app", "agent": "coder", "instanceKey": "k",
+    }  # fmt: skip
+    ready = to_raw({"status": "ready", "accessToken": "x"})
+    for number, asked in enumerate(("made-up", order.id)):
+        made.holder.say(Frame("reply", id=f"r{number}", in_reply_to=asked, payload=ready))
+    assert [frame.in_reply_to for frame in made.agent.take("reply")] == ["twice"]
+    codes = [made.ask({"app": "machine"}, f"n{number}") for number in range(17)]
+    assert codes == [None] * 16 + ["E_OVERLOADED"]
 
 
 def test_an_app_of_its_own_has_its_own_subject() -> None:
