@@ -33,6 +33,7 @@ from goondan.schemas.traces.turn_notes import (
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import AgentEvent, Answer
 from goondan.schemas.worker.receipts import CallReceipt, JailReceipt, Receipt, kept
+from tests.checks import there
 
 _KEYS = ("id", "data", "role", "content", "toolCallId", "args", "result", "output")
 
@@ -80,8 +81,7 @@ def test_a_turn_is_told_by_steps_with_durations_and_sums() -> None:
         ("bash__exec", "ok", None, 1200),
         ("notes__add", "error", "E_TOOL_TIMEOUT", 100),
     ]
-    assert second.model is not None
-    assert (second.step, second.model.duration_ms, second.tools) == (2, 500, [])
+    assert (second.step, there(second.model).duration_ms, second.tools) == (2, 500, [])
 
 
 def test_a_layer_that_hung_is_shown_with_its_point_and_since_when() -> None:
@@ -108,15 +108,13 @@ def test_what_has_no_end_runs_or_was_lost(status: str, open_as: str) -> None:
     trace = tell(turn(status=status, ended_at=None), WHOLE[:5])
     assert [call.status for call in trace.steps[0].tools] == [open_as, open_as]
     trace = tell(turn(status=status, ended_at=None), WHOLE[:2])
-    assert trace.steps[0].model is not None
-    assert trace.steps[0].model.status == open_as
+    assert there(trace.steps[0].model).status == open_as
 
 
 def test_a_model_that_is_asked_again_after_a_crash_does_not_count_the_time_between() -> None:
     trace = tell(turn(), [*WHOLE[:2], Note("turn.resumed", at(700)), *WHOLE[2:]])
     assert trace.resumed_at == [at(700)]
-    assert trace.steps[0].model is not None
-    assert trace.steps[0].model.duration_ms == 100
+    assert there(trace.steps[0].model).duration_ms == 100
 
 
 def message(number: int, data: dict[str, Any]) -> dict[str, Any]:
@@ -283,8 +281,7 @@ def test_the_last_turn_and_turns_by_name_are_found(tmp_path: Path) -> None:
     run_turn(tmp_path, "a", "k2", "e3", 20)
     last = find_trace(str(tmp_path), None, agent=None, instance=None)
     assert (last.turn_id, last.agent, last.instance_key) == ("t-e2", "b", None)
-    assert last.error is not None
-    assert (last.error.code, last.duration_ms) == ("E_MODEL_FAILED", 5)
+    assert (there(last.error).code, last.duration_ms) == ("E_MODEL_FAILED", 5)
     assert find_trace(str(tmp_path), None, agent="a", instance=None).turn_id == "t-e3"
     for name in ("e1", "t-e1"):
         assert find_trace(str(tmp_path), name, agent=None, instance=None).instance_key == "k/1 한"
@@ -360,8 +357,7 @@ def test_a_model_call_has_the_name_that_answered_and_the_parts_of_its_tokens() -
     )
     notes = [Note("step.started", at(0), "1"), Note("model.answered", at(9), encode_detail(detail))]
     told = tell(turn(), [*notes, notes[1]])  # an extension asked twice
-    call = told.steps[0].model
-    assert call is not None
+    call = there(told.steps[0].model)
     assert (call.cached_tokens, call.reasoning_tokens, total_of(told).cached_tokens) == (2000, 60, 2000)
     assert call.costs == {"USD": 0.005}
     line = next(line for line in trace_lines(told, Style()) if "m-2026" in line)
@@ -378,7 +374,6 @@ def test_a_model_that_answered_in_place_of_another_has_its_name_and_the_other_st
         Note("model.failed", at(3), encode_detail(failed)),
         Note("model.answered", at(9), encode_detail(ModelDetail(step=1, model="anthropic/second", waited_ms=7))),
     ]
-    call = tell(turn(), notes).steps[0].model
-    assert call is not None
+    call = there(tell(turn(), notes).steps[0].model)
     assert (call.model, call.status, call.attempts, call.waited_ms) == ("anthropic/second", "answered", 2, 7)
     assert [tried.error for tried in call.tries] == ["openai/first: E_MODEL_QUOTA"]

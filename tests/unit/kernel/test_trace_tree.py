@@ -43,10 +43,10 @@ from goondan.schemas.traces.turn_notes import (
     encode_detail,
     encode_receipt,
 )
-from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import ErrorPayload
 from goondan.schemas.wire.spans import call_span, step_span, turn_span
 from goondan.schemas.worker.receipts import CallReceipt, JailReceipt, Receipt
+from tests.checks import refuses, there
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 NOW = "2026-01-01T00:01:00.000Z"
@@ -176,8 +176,7 @@ def test_what_runs_has_no_end_and_what_ended_with_its_kernel_does_not_run() -> N
     assert "running" not in shown
     assert "goes on when the kernel starts again" in shown
     (asking,) = grow([turn("lead1", 0, None, notes[:1], interrupted=True)], at(5000))
-    assert asking.steps[0].model is not None
-    assert asking.steps[0].model.status == "interrupted"
+    assert there(asking.steps[0].model).status == "interrupted"
 
 
 def test_the_wait_for_a_place_is_told_from_the_queue() -> None:
@@ -365,8 +364,7 @@ def state(tmp_path: Path) -> Path:
 def test_a_trace_is_followed_by_the_correlation_id(state: Path, name: str) -> None:
     found = Search(str(state), NOW).turn(name)
     assert (found.turn_id, found.agent, found.instance_key, found.trace_id) == ("t-t-e1/a~2", "coder", "two", TRACE)
-    tree = Search(str(state), NOW).trace(found.trace_id or "")
-    assert tree is not None
+    tree = there(Search(str(state), NOW).trace(found.trace_id or ""))
     (lead,) = tree.turns
     assert (lead.event_id, lead.instance_key) == ("e1", "k" * 200)
     assert [one.event_id for one in lead.tools[0].turns] == ["t-e1/a~1", "t-e1/a~2"]
@@ -413,15 +411,13 @@ def test_without_the_index_everything_is_found_in_the_files(state: Path, monkeyp
     for path in (state / "traces").iterdir():
         path.unlink()
     search = Search(str(state), NOW)
-    tree = search.trace(TRACE)
-    assert tree is not None
+    tree = there(search.trace(TRACE))
     assert total_of(tree).turns == 3
     assert (search.turn("e1").turn_id, search.last().event_id) == ("t-e1", "later")
     monkeypatch.setattr(trace_search, "MAX_FILES", 2)
     assert search.trace(TRACE) is None
-    with pytest.raises(GoondanError) as caught:
+    with refuses("E_TURN_NOT_FOUND") as caught:
         search.turn("e1")
-    assert caught.value.info.code == "E_TURN_NOT_FOUND"
     assert "--search" in (caught.value.info.suggestion or "")
     everywhere = Search(str(state), NOW, everywhere=True)
     assert (everywhere.turn("e1").turn_id, everywhere.trace(TRACE) is None) == ("t-e1", False)
@@ -432,8 +428,7 @@ def test_lines_of_the_index_that_lead_nowhere_hide_nothing(state: Path) -> None:
     index_turn(state, IndexRow(at(5), TRACE, "t-e0", "e0", "other", "k"))  # it belongs to another trace
     damaged = Path(instance_dir(str(state), "coder", "one"), "conversation.db")
     damaged.write_bytes(b"garbage" * 1000)
-    tree = Search(str(state), NOW).trace(TRACE)
-    assert tree is not None
+    tree = there(Search(str(state), NOW).trace(TRACE))
     assert sorted(one for root in tree.turns for one in (root.event_id, *(b.event_id for b in below(root)))) == [
         "e1",
         "t-e1/a~2",
@@ -453,14 +448,12 @@ def test_values_of_another_type_are_one_error(state: Path, column: str) -> None:
     if column == "first_note":
         assert Search(str(state), NOW).turn("e1").steps == []
     else:
-        with pytest.raises(GoondanError) as caught:
+        with refuses("E_STATE"):
             Search(str(state), NOW).turn("e1")
-        assert caught.value.info.code == "E_STATE"
     assert Search(str(state), NOW).turn("later").turn_id == "t-later"
 
 
 def test_turns_beyond_the_limit_are_counted(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_search, "MAX_TURNS", 2)
-    tree = Search(str(state), NOW).trace(TRACE)
-    assert tree is not None
+    tree = there(Search(str(state), NOW).trace(TRACE))
     assert (total_of(tree).turns, tree.left_out) == (2, 1)

@@ -216,7 +216,7 @@ def _schemas(inner: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict
 _any_schema: st.SearchStrategy[dict[str, Any]] = st.recursive(st.just({}), _schemas, max_leaves=5)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(_any_schema, st.dictionaries(st.sampled_from("abc"), _values, max_size=3))
 def test_verdict_equals_jsonschema(schema: dict[str, Any], args: dict[str, Any]) -> None:
     expected = jsonschema.Draft202012Validator(schema).is_valid(args)

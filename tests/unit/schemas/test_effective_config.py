@@ -53,7 +53,7 @@ def visible(applied: Applied) -> Any:
     return applied.tools, applied.extensions, configs, applied.system, applied.model, applied.max_steps
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(configurations(), configurations())
 def test_a_change_leads_where_it_was_made_for_and_leaves_its_base_alone(before: Applied, after: Applied) -> None:
     kept = copy.deepcopy(before)
@@ -62,7 +62,7 @@ def test_a_change_leads_where_it_was_made_for_and_leaves_its_base_alone(before: 
     assert change_of(before, before) == Change()
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(configurations(), configurations(), configurations())
 def test_what_does_not_meet_can_be_made_in_either_order_and_loses_nothing(
     base: Applied, one: Applied, other: Applied
@@ -105,7 +105,7 @@ def at(configs: dict[str, dict[str, Any]], edit: ConfigChange) -> Any:
     return found
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(configurations(), configurations(), configurations())
 def test_a_change_means_the_same_for_another_configuration(base: Applied, after: Applied, else_: Applied) -> None:
     change = change_of(base, after)

@@ -35,6 +35,7 @@ from goondan.toolhost.calls.asks import (
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.untrusted import Violation
 from goondan.toolhost.inside import runtime
+from tests.checks import refuses
 from tests.unit.toolhost.test_calls import call
 
 NOW, AT = 100.0, "2026-01-01T00:00:00.000Z"
@@ -89,18 +90,16 @@ def test_an_asynchronous_request_outlives_its_call_and_is_answered_at_once() -> 
 @pytest.mark.parametrize("fields", [{}, {"asynchronous": True}, {"op": "send"}])
 def test_an_agent_does_not_ask_itself(fields: dict[str, Any]) -> None:
     itself = call("t1/c1")
-    with pytest.raises(GoondanError) as caught:
+    with refuses("E_AGENT_CYCLE"):
         made(ask(**{"target": itself.agent, **fields}), of=itself)
-    assert caught.value.info.code == "E_AGENT_CYCLE"
     made(ask(**{"target": itself.agent, "instance_key": "another", **fields}), of=itself)
 
 
 def test_a_call_from_outside_has_nowhere_for_a_late_answer() -> None:
     outside = call("t1/c1")
     outside.agent = OPERATOR_AGENT
-    with pytest.raises(GoondanError) as caught:
+    with refuses("E_USAGE"):
         made(ask(asynchronous=True), of=outside)
-    assert caught.value.info.code == "E_USAGE"
     made(ask(), of=outside)
 
 
@@ -261,9 +260,8 @@ def test_the_value_of_a_send_is_the_documented_one() -> None:
 )
 def test_a_failed_turn_is_an_error_of_an_agent(code: str, shown: str) -> None:
     question = ask()
-    with pytest.raises(GoondanError) as caught:
+    with refuses(shown) as caught:
         value_of(question, made(question), answered(status="failed", error=error_payload(code, "why")))
-    assert caught.value.info.code == shown
     assert "helper" in caught.value.info.message
     assert "why" in caught.value.info.message
     assert shown == code or code in caught.value.info.message
@@ -271,9 +269,8 @@ def test_a_failed_turn_is_an_error_of_an_agent(code: str, shown: str) -> None:
 
 def test_an_answer_is_of_bounded_size() -> None:
     question = ask()
-    with pytest.raises(GoondanError) as caught:
+    with refuses("E_TOOL_LIMIT"):
         value_of(question, made(question), answered(status="completed", response="x" * MAX_ANSWER_BYTES))
-    assert caught.value.info.code == "E_TOOL_LIMIT"
 
 
 @pytest.mark.parametrize("frame", [Frame("event", payload=to_raw(AgentEvent(id="e", type="x", created_at=AT)))])
@@ -348,9 +345,7 @@ def test_the_answer_of_the_caller_is_its_value_or_its_error() -> None:
 
     assert from_raw(told(ToolAnswer(1, to_raw({"status": "ok"}))), object) == {"status": "ok"}
     assert from_raw(told(ToolAnswer(1)), object) is None
-    with pytest.raises(GoondanError) as caught:
+    with refuses("E_TOOL_NOT_IN_CATALOG"):
         told(ToolAnswer(1, None, error_payload("E_TOOL_NOT_IN_CATALOG", "no")))
-    assert caught.value.info.code == "E_TOOL_NOT_IN_CATALOG"
-    with pytest.raises(GoondanError) as caught:
+    with refuses("E_TOOL_LIMIT"):
         told(ToolAnswer(1, to_raw("x" * MAX_ANSWER_BYTES)))
-    assert caught.value.info.code == "E_TOOL_LIMIT"

@@ -157,7 +157,7 @@ class Book(RuleBasedStateMachine):
 
 
 TestBook = Book.TestCase
-TestBook.settings = settings(max_examples=60, stateful_step_count=40)
+TestBook.settings = settings(max_examples=30, stateful_step_count=40)
 
 
 @pytest.mark.parametrize("agent", ["a", "b"])

@@ -113,7 +113,7 @@ class Machine(RuleBasedStateMachine):
 
 
 TestMachine = Machine.TestCase
-TestMachine.settings = settings(max_examples=60, deadline=None)
+TestMachine.settings = settings(max_examples=30, deadline=None)
 
 
 def test_promises_survive_in_a_private_file_and_a_broken_one_costs_nothing(tmp_path: Path) -> None:

@@ -420,7 +420,7 @@ class Jails(RuleBasedStateMachine):
 
 
 TestJails = Jails.TestCase
-TestJails.settings = settings(max_examples=80, stateful_step_count=40)
+TestJails.settings = settings(max_examples=40, stateful_step_count=40)
 
 
 def test_the_next_jail_goes_to_the_agent_that_has_the_fewest() -> None:

@@ -8,6 +8,7 @@ from goondan.schemas.bundle.launch import JavaScriptRuntime, SandboxSpec, Server
 from goondan.toolhost.policy.launch_plan import quick_boot_plan
 from goondan.toolhost.policy.plan import plan
 from goondan.toolhost.policy.subject import HostFacts, Request
+from tests.checks import there
 
 HOST = HostFacts(bwrap="/b", python="/usr/bin/python3", inside="/i", machine="x86_64", perl="/usr/bin/perl", landlock=6)
 TOOL = ToolSpec(
@@ -34,10 +35,8 @@ def test_every_wall_of_the_plan_is_in_its_words() -> None:
     words = quick_boot_plan(made, {"/a b": (7, 9)}, "x86_64").decode().split("\0")
     assert words[:5] == ["302", "seen", "/a b", "7", "9"]
     assert words[-1] == ""
-    assert made.program is not None
-    assert words[words.index("exec") + 1 : -1] == made.program.argv
+    assert words[words.index("exec") + 1 : -1] == there(made.program).argv
     limits = [i for i, word in enumerate(words) if word == "limit"]
     assert [(int(words[i + 1]), int(words[i + 2])) for i in limits] == made.limits
-    assert made.landlock is not None
-    assert words.count("rule") == len(made.landlock.rules)
+    assert words.count("rule") == len(there(made.landlock).rules)
     assert words.index("ruleset") < words.index("rule") < words.index("restrict") < words.index("exec")

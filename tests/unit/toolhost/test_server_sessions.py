@@ -187,7 +187,7 @@ class Attachments(RuleBasedStateMachine):
 
 
 TestAttachments = Attachments.TestCase
-TestAttachments.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestAttachments.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
 
 
 def serving(tool: ToolSpec) -> tuple[Machine, JailSession, Call]:

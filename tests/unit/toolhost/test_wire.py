@@ -18,7 +18,7 @@ scalars = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
 )
 values = st.recursive(
-    scalars | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=40
+    scalars | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=15
 )
 
 
@@ -33,7 +33,7 @@ def test_both_read_the_same(value: Any) -> None:
     assert wire.unpack(encode(value)) == value
 
 
-@pytest.mark.parametrize("size", [0, 1, 15, 16, 31, 32, 255, 256, 65535, 65536, 70000])
+@pytest.mark.parametrize("size", [0, 15, 16, 31, 32, 255, 256, 65535, 65536])
 def test_every_width_of_length(size: int) -> None:
     for value in ("x" * size, [1] * size, {str(n): n for n in range(size)}):
         assert decode(wire.pack(value)) == value

@@ -36,6 +36,7 @@ from goondan.schemas.wire.frames import (
 from goondan.schemas.wire.peer import Deliver, Greet, LinkRefused, Peer, Reply, Settled, Welcomed, encode_reference
 from goondan.schemas.wire.runtime_events import RuntimeEvent
 from goondan.schemas.wire.tokens import Claims, mint
+from tests.checks import there
 from tests.unit.kernel.broker.swarm import TOOL
 
 if TYPE_CHECKING:
@@ -352,8 +353,7 @@ class Agent(Actor):
             self.send(Frame("runtime.event", event_id=about, epoch=under, payload=payload))
 
     def call(self, event_id: str, number: int) -> None:
-        held = self.held
-        assert held is not None
+        held = there(self.held)
         call_id = f"{self.name}/{self.key}/{event_id}/{number}"
         first = self.store.sent.setdefault(call_id, int(self.world.now * 1000))
         frame = Frame("tool.call", call_id=call_id, tool=TOOL, event_id=event_id, epoch=held.epoch, first_sent_ms=first)
@@ -481,8 +481,7 @@ class Host(Actor):
         assert settled.frame is not None, settled.error
         assert settled.frame.call_id == call_id
         assert call_id not in self.heard, "answered twice"
-        answer = from_raw(settled.frame.payload, AgentEvent).answer
-        assert answer is not None
+        answer = there(from_raw(settled.frame.payload, AgentEvent).answer)
         self.heard[call_id] = answer.error.code if answer.error is not None else None
         del self.asking[call_id]
 

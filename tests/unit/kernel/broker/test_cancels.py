@@ -11,6 +11,7 @@ from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, Connection
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, Frame, Hello, ReplyTo
 from goondan.schemas.wire.tokens import Claims, mint
+from tests.checks import there
 from tests.unit.kernel.broker.actors import SECRET, Agent
 from tests.unit.kernel.broker.world import World, run
 
@@ -66,9 +67,7 @@ def test_a_leased_event_ends_by_its_holder_and_its_call_in_the_tool_host() -> No
     run(world)
     assert world.clients[1].ended == {"e1": ["cancelled"]}
     (answer,) = world.clients[0].answers["e1"]
-    assert answer.answer is not None
-    assert answer.answer.error is not None
-    assert answer.answer.error.code == "E_CANCELLED"
+    assert there(there(answer.answer).error).code == "E_CANCELLED"
     assert list(world.host.running) == ["coder/k/e2/0"], "the call of e1 is over, and the next event has its turn"
 
 

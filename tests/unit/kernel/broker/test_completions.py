@@ -7,6 +7,7 @@ import pytest
 from goondan.kernel.broker.state.entities import AGENTS, TOOLS
 from goondan.schemas.wire.codec import decode, encode, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame, Source
+from tests.checks import there
 from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.world import World, run
 
@@ -40,8 +41,7 @@ def test_an_event_of_a_tool_host_is_accepted_and_waits_its_turn_with_its_true_so
     (ack,) = from_host(world, "event", source=Source("client", "operator"), auth=to_raw({"admin": True}))
     assert (ack.type, ack.stage) == ("ack", "accepted")
     event = world.router.bus.mailbox.events["e~completed"]
-    assert event.source is not None
-    assert event.source.kind == "tool"
+    assert there(event.source).kind == "tool"
     assert (event.content.auth, event.content.chain, event.state) == (None, None, "accepted")
 
 
@@ -70,8 +70,7 @@ def test_news_reach_the_instance_whose_host_it_is() -> None:
     world, agent = working()
     (news,) = from_host(world, "tool.completed", source=Source("client", "x"), workdir="/", chain=["a"])
     assert (news.type, news.event_id) == ("tool.completed", "e~completed")
-    assert news.source is not None
-    assert (news.source.kind, news.workdir, news.chain) == ("tool", None, None)
+    assert (there(news.source).kind, news.workdir, news.chain) == ("tool", None, None)
     assert from_host(world, "tool.completed", key="other") == []
     assert from_host(world, "tool.completed", to="_operator") == []
     world.router.bus.mailbox.instances["coder", "k"].host = None

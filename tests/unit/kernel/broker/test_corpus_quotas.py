@@ -14,6 +14,7 @@ from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.control import Principal, SpawnFailed
 from goondan.schemas.wire.frames import AgentEvent, Answer, Blob, ErrorPayload, Frame, Hello, Lease, ReplyTo, Source
 from goondan.schemas.wire.tokens import Claims, TokenClass, mint
+from tests.checks import there
 from tests.unit.kernel.broker.actors import SECRET
 from tests.unit.kernel.broker.test_durability import said
 from tests.unit.kernel.broker.test_quotas import client, error, event, tell
@@ -56,8 +57,7 @@ HEADERS: dict[str, Callable[[Frame], Any]] = {
 def test_no_header_takes_what_is_not_counted(world: World, field: str) -> None:
     frame = event("e2")
     HEADERS[field](frame)
-    refusal = error(tell(world, client(world), frame))
-    assert refusal is not None
+    refusal = there(error(tell(world, client(world), frame)))
     assert refusal.code in ("E_FRAME_INVALID", "E_AGENT_NOT_FOUND")
     assert len(refusal.message) < 1000
     assert "e2" not in world.router.bus.mailbox.events
@@ -70,8 +70,7 @@ def test_no_frame_has_an_id_that_is_kept_until_its_answer_comes() -> None:
     call = Frame("tool.call", id=LONG, tool="bash__exec", call_id="new", event_id="c0e0", epoch=instance.epoch)
     cancel = Frame("admin", id=LONG, payload=to_raw({"op": "cancel", "eventId": "c0e0"}))
     for connection, frame in ((agent, call), (client(world), cancel)):
-        refusal = error(tell(world, connection, frame))
-        assert refusal is not None
+        refusal = there(error(tell(world, connection, frame)))
         assert refusal.code == "E_FRAME_INVALID"
     assert world.router.bus.calls.get("new") is None
 
@@ -229,10 +228,8 @@ def test_late_answers_take_no_more_than_the_share_of_their_root(world: World, la
     whole = [one for one in answers if one.size >= size]
     assert 0 < len(whole) < MAX_LATE
     refused = next(one for one in answers if one.size < size)
-    said_instead = from_raw(refused.content.payload, AgentEvent).answer
-    assert said_instead is not None
-    assert said_instead.error is not None
-    assert said_instead.error.code == "E_TOOL_LIMIT"
+    said_instead = there(from_raw(refused.content.payload, AgentEvent).answer)
+    assert there(said_instead.error).code == "E_TOOL_LIMIT"
     if large == "in files":
         kept = {one.blob.file for one in whole if one.blob is not None}
         assert mailbox.blobs.referenced() == kept, "the files of the others go"
@@ -318,8 +315,7 @@ def test_answers_that_were_read_cost_no_memory(monkeypatch: pytest.MonkeyPatch, 
 
 def fail_to_start(world: World, agent: str) -> None:
     """Nobody can start the process of any instance of `agent`."""
-    control = world.router.bus.control
-    assert control is not None
+    control = there(world.router.bus.control)
     for name, key in list(world.router.bus.mailbox.instances):
         if name == agent:
             failed = SpawnFailed(Principal("agent", name, key), 5, "no memory")

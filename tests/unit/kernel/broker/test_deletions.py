@@ -13,6 +13,7 @@ from goondan.kernel.broker.state.records import InstanceDeleted, decode, deleted
 from goondan.schemas.wire.codec import decode as decode_frame
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, AgentsSpawn, ErrorPayload, Frame, ReplyTo
+from tests.checks import there
 from tests.unit.kernel.broker.actors import Agent, Client
 from tests.unit.kernel.broker.world import World, run
 
@@ -29,10 +30,8 @@ def used() -> tuple[World, Client]:
 
 
 def error_of(client: Client, event_id: str) -> str:
-    answer = client.answers[event_id][0].answer
-    assert answer is not None
-    assert answer.error is not None
-    return answer.error.code
+    answer = there(client.answers[event_id][0].answer)
+    return there(answer.error).code
 
 
 def test_an_instance_that_rests_goes_with_its_process_and_its_name_begins_anew() -> None:

@@ -17,6 +17,7 @@ from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.control import Drain, Principal, SpawnFailed
 from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, FilePart, Frame, ReplyTo
 from goondan.schemas.wire.tokens import Claims
+from tests.checks import there
 from tests.unit.kernel.broker.actors import Actor, Agent, Client
 from tests.unit.kernel.broker.world import World, run
 
@@ -164,11 +165,8 @@ def test_a_question_that_expired_stays_so_for_the_turn_that_asked() -> None:
     world.kill_broker()
     assert world.state("r1") == "expired"
     restored = world.router.bus.mailbox.events["r1"]
-    assert restored.work.answer is not None
-    answer = from_raw(restored.work.answer, AgentEvent).answer
-    assert answer is not None
-    assert answer.error is not None
-    assert answer.error.code == "E_AGENT_TIMEOUT"
+    answer = there(from_raw(there(restored.work.answer), AgentEvent).answer)
+    assert there(answer.error).code == "E_AGENT_TIMEOUT"
     world.settle()
     assert world.stores["coder", "k"].completed == ["e1"]
 
@@ -185,8 +183,7 @@ def test_the_file_of_an_answer_stays_as_long_as_the_answer(monkeypatch: pytest.M
     world.host.work()
     world.settle()
     assert world.state("e1") == "done"
-    kept = world.journal.find_answer(event_subject("e1"))
-    assert kept is not None
+    kept = there(world.journal.find_answer(event_subject("e1")))
     record = records.decode(kept)
     assert isinstance(record, records.Finished)
     assert record.blob is not None
@@ -288,8 +285,7 @@ def test_a_file_with_a_higher_epoch_is_named_and_the_broker_goes_above_it() -> N
         run(world, 2)
         event = holder.leased
     assert event is not None
-    connection = holder.conn
-    assert connection is not None
+    connection = there(holder.conn)
     frame = Frame("ack", id="x", stage="release", event_id=event.id, epoch=holder.epoch, seen_epoch=far)
     told = said(world, connection, frame)
     again = next(frame for frame in told if frame.type == "event")
@@ -326,10 +322,8 @@ def test_attempts_are_counted_over_restarts_of_the_broker() -> None:
         world.kill_broker()
         run(world)
     assert list(world.router.bus.mailbox.dead) == ["e1"]
-    answer = world.clients[0].answers["e1"][0].answer
-    assert answer is not None
-    assert answer.error is not None
-    assert answer.error.code == "E_AGENT_FAILED"
+    answer = there(world.clients[0].answers["e1"][0].answer)
+    assert there(answer.error).code == "E_AGENT_FAILED"
 
 
 def test_a_holder_that_gets_on_is_no_reason_to_give_up() -> None:
@@ -338,8 +332,7 @@ def test_a_holder_that_gets_on_is_no_reason_to_give_up() -> None:
     run(world)
     for position in range(1, 3 * MAX_ATTEMPTS):
         holder = agent(world)
-        assert holder.held is not None
-        held = holder.held
+        held = there(holder.held)
         holder.send(Frame("ack", stage="renew", event_id="e1", epoch=held.epoch, position=position))
         run(world)
         crash(world)
@@ -376,10 +369,8 @@ def test_an_agent_that_ends_while_it_starts_cannot_be_started(crashes: int) -> N
     world.supervisor.send(Frame("runtime.event", payload=to_raw(failed)))
     world.kill_agent(last, started=False)
     run(world)
-    answer = world.clients[0].answers["e1"][0].answer
-    assert answer is not None
-    assert answer.error is not None
-    assert answer.error.code == "E_AGENT_SPAWN_FAILED"
+    answer = there(world.clients[0].answers["e1"][0].answer)
+    assert there(answer.error).code == "E_AGENT_SPAWN_FAILED"
     assert list(world.router.bus.mailbox.dead) == ["e1"]
     world.clients[0].ask("e2")
     world.settle()
@@ -392,8 +383,7 @@ def test_every_holder_has_an_epoch_of_its_own() -> None:
     run(world)
     seen: list[int] = []
     for _ in range(3):
-        held = agent(world).held
-        assert held is not None
+        held = there(agent(world).held)
         seen.append(held.epoch or 0)
         crash(world)
     assert seen == sorted(set(seen))
@@ -407,8 +397,7 @@ def test_a_position_that_was_there_before_is_no_progress(restarts: bool) -> None
     for _ in range(MAX_ATTEMPTS + 1):
         assert "e1" not in world.router.bus.mailbox.dead
         holder = agent(world)
-        assert holder.held is not None
-        holder.send(Frame("ack", stage="renew", event_id="e1", epoch=holder.held.epoch, position=3))
+        holder.send(Frame("ack", stage="renew", event_id="e1", epoch=there(holder.held).epoch, position=3))
         run(world)
         crash(world)
         if restarts:

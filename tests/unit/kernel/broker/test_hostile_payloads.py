@@ -13,6 +13,7 @@ from goondan.schemas.bundle.effective_config import digest_of
 from goondan.schemas.bundle.launch import CatalogItem, ToolSource
 from goondan.schemas.wire.codec import MAX_FRAME_BYTES, encode_value, from_raw, to_raw
 from goondan.schemas.wire.frames import Frame
+from tests.checks import there
 from tests.process.hostile_payloads import ASKED_BY_AGENTS, ASKED_BY_OPERATORS, payload
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer, code_of
 from tests.unit.kernel.broker.swarm import EXTENSIONS, TOOLS
@@ -197,8 +198,7 @@ def test_questions_that_expire_at_once_are_bounded_as_long_as_their_turn_lasts()
     agent = world.bench.agent("coder")
     agent.take()
     assert len(world.bench.items) == MAX_OF_EVENT
-    standing = world.bus.mailbox.events["e1"].standing
-    assert standing is not None
+    standing = there(world.bus.mailbox.events["e1"].standing)
     assert standing.asked == MAX_OF_EVENT, "the next broker counts the same"
     assert standing.asked_bytes <= MAX_BYTES_OF_EVENT
 
@@ -272,8 +272,7 @@ def test_what_the_broker_opens_is_not_looked_through_when_it_is_too_long(kind: s
     (most_bytes,) = {
         take.most_bytes for part in world.bench.router.parts for take in part.takes if take.frame_type == kind
     }
-    assert most_bytes is not None
-    assert most_bytes < 300_000
+    assert there(most_bytes) < 300_000
 
 
 @pytest.mark.feature("approvals", "budgets")

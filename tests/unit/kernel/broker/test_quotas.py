@@ -13,6 +13,7 @@ from goondan.kernel.broker.state.entities import CLIENTS, REFUSED_AT_ONCE, REFUS
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, Frame, Hello, ReplyTo
 from goondan.schemas.wire.tokens import Claims, mint
+from tests.checks import there
 from tests.unit.kernel.broker.actors import SECRET
 from tests.unit.kernel.broker.world import CALL, World, host, run, waited_for_by, working
 
@@ -190,8 +191,7 @@ def test_seventeen_large_requests_of_one_root_leave_room_for_others() -> None:
     refused = [error(tell(world, host(world), asked(f"r{n}", size=16 * MIB))) for n in range(17)]
     taken = sum(1 for one in refused if one is None)
     assert taken == 7, "half of 256 MiB and of what is kept for operators, as near as 16 MiB fit"
-    last = refused[-1]
-    assert last is not None
+    last = there(refused[-1])
     assert (last.code, last.retry_after_ms) == ("E_OVERLOADED", RETRY_AFTER_MS)
     assert "root 'c0e0'" in last.message and "(quota: root)" in last.message and "268,435,456 in all" in last.message
     assert world.router.bus.refusals["c0e0", "root", "bytes of messages"] == 17 - taken
@@ -204,8 +204,7 @@ def test_one_sessions_events_leave_room_for_others() -> None:
     flood = client(world, operator=False)
     codes = [error(tell(world, flood, event(f"flood{number}"))) for number in range(320)]
     assert 195 <= codes.count(None) <= 202, "two thirds of the 300 that are not kept for operators"
-    last = codes[-1]
-    assert last is not None
+    last = there(codes[-1])
     assert "(quota: session)" in last.message
     instances = {key for _, key in world.router.bus.mailbox.instances}
     assert len(instances) == codes.count(None), "what was refused leaves nothing behind"
@@ -236,8 +235,7 @@ def test_a_turn_may_ask_one_thing_also_where_its_root_has_used_up_its_share() ->
     for frame in sent:
         frame.call_id = CALL
     refused = [error(tell(world, host(world), frame)) for frame in sent]
-    assert refused[-1] is not None
-    assert "(quota: root)" in refused[-1].message
+    assert "(quota: root)" in there(refused[-1]).message
     assert error(tell(world, host(world), asked("large", size=MAX_NESTED_BYTES + 1))) is not None
     assert error(tell(world, host(world), asked("first"))) is None
     assert error(tell(world, host(world), asked("second"))) is not None, "it waits for one already"

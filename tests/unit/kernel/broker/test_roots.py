@@ -7,6 +7,7 @@ import pytest
 from goondan.kernel.broker.state.entities import Connection
 from goondan.schemas.wire.codec import decode, encode, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, ReplyTo
+from tests.checks import there
 from tests.unit.kernel.broker.actors import Actor, Agent
 from tests.unit.kernel.broker.world import CALL, World, run, working
 
@@ -46,8 +47,7 @@ def test_a_clients_event_is_its_own_root_whatever_it_says() -> None:
     run(world)
     event = world.router.bus.mailbox.events["e1"]
     assert (event.root, event.session) == ("e1", f"client/{world.clients[0].peer.incarnation}")
-    held = agent(world, key="asked").held
-    assert held is not None
+    held = there(agent(world, key="asked").held)
     assert held.root_event == "e1"
 
 
@@ -75,8 +75,7 @@ def test_an_answer_belongs_to_what_the_question_began_with() -> None:
     answered = Answer(turn_id="t", status="completed", response="yes")
     event = AgentEvent(id="a", type="agent.response", created_at="2026-01-01T00:00:00Z", answer=answered)
     other = agent(world, "reviewer", "asked")
-    assert other.held is not None
-    done = Frame("ack", id="d", stage="done", event_id="r1", epoch=other.held.epoch, payload=to_raw(event))
+    done = Frame("ack", id="d", stage="done", event_id="r1", epoch=there(other.held).epoch, payload=to_raw(event))
     (answer,) = [frame for frame in tell(world, other, done) if frame.in_reply_to == "corr-r1"]
     assert (answer.type, answer.root_event) == ("event", "c0e0")
 

@@ -20,6 +20,7 @@ from goondan.kernel.broker.state.shares import (
     describe_shortage,
     kept_of,
 )
+from tests.checks import there
 
 NUMBERS = st.integers(0, 6)
 
@@ -79,8 +80,7 @@ def test_the_last_ones_are_kept_for_operators() -> None:
     for name in map(str, range(8)):
         pool.take(name, name, 1)
     assert not pool.may_take("new", "new", 1, operator=False)
-    shortage = pool.shortage("new", "new", 1, operator=False)
-    assert shortage is not None
+    shortage = there(pool.shortage("new", "new", 1, operator=False))
     assert (shortage.quota, shortage.held, shortage.limit) == ("whole", 8, 8)
     assert pool.may_take("new", "new", 1, operator=True)
     pool.take("new", "new", 1)
@@ -98,15 +98,13 @@ def test_with_few_there_is_one_for_whoever_holds_none(number: int) -> None:
 def test_a_refusal_names_the_quota_the_root_and_the_numbers() -> None:
     pool = Pool(160, 10)
     fill(pool, "s", "r")
-    shortage = pool.shortage("s", "r", 1, operator=False)
-    assert shortage is not None
+    shortage = there(pool.shortage("s", "r", 1, operator=False))
     text = describe_shortage(shortage, "r\x1b[31m", "open messages", 1, pool.capacity)
     assert "(quota: root)" in text and "holds 75" in text and "160 in all" in text and "\x1b" not in text
     for number in range(200):
         if pool.may_take("s", f"r{number}", 1, operator=False):
             pool.take("s", f"r{number}", 1)
-    shortage = pool.shortage("s", "new", 1, operator=False)
-    assert shortage is not None and shortage.quota == "session"
+    assert there(pool.shortage("s", "new", 1, operator=False)).quota == "session"
 
 
 @given(st.lists(st.tuples(NUMBERS, NUMBERS, st.integers(1, 40), st.booleans(), st.booleans()), max_size=200))
@@ -168,8 +166,7 @@ class Lines(RuleBasedStateMachine):
     @precondition(lambda self: self.waiting)
     @rule()
     def serve(self) -> None:
-        first = self.line.first()
-        assert first is not None
+        first = there(self.line.first())
         self.line.discard(first.key)
         del self.waiting[first.key]
         self.pool.take(first.session, first.root, 1)
@@ -196,7 +193,7 @@ class Lines(RuleBasedStateMachine):
 
 
 TestLines = Lines.TestCase
-TestLines.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)
+TestLines.settings = settings(max_examples=50, stateful_step_count=60, deadline=None)
 
 
 def test_equals_come_in_turns_and_within_a_root_in_order() -> None:
@@ -285,7 +282,7 @@ def test_a_root_lends_within_its_bound_and_the_deepest_first() -> None:
     assert sorted(lend()) == ["other", "shallow9"], "what one root has lent is no other's loss"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     number=st.integers(1, 6),
     roots=st.integers(1, 12),

@@ -29,7 +29,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(ACTIONS, max_size=120), st.sampled_from([1, 2, 256]), st.booleans())
 @example([("ask", 2), ("round", 4), ("kill_broker", 0), ("round", 3), ("kill_agent", 0), ("round", 4)], 256, False)
 @example([("ask", 1), ("round", 4), ("round", 4), ("kill_host", 0), ("kill_broker", 0)], 256, False)

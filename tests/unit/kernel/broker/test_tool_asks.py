@@ -120,7 +120,7 @@ def test_only_tool_hosts_ask_and_only_agents_answer() -> None:
     assert world.router.bus.calls.get(CALL) is not None, "the call goes on"
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.binary(max_size=60), st.text(max_size=20), st.text(max_size=20))
 def test_no_payload_is_opened_on_the_way(payload: bytes, call_id: str, frame_id: str) -> None:
     world = working()

@@ -14,6 +14,7 @@ from goondan.kernel.bundle.rules.plan import tool_spec
 from goondan.kernel.grants.granting import status
 from goondan.kernel.trust.policy import MARK, Accepted, pin, write_decisions
 from goondan.schemas.bundle.launch import Filesystem, SandboxSpec
+from tests.checks import there
 from tests.unit.kernel.bundle.conftest import GOOD, bundled, package
 
 __all__ = ["bundled", "package"]
@@ -204,8 +205,7 @@ def test_an_agent_narrows_one_of_its_tools(home: Home) -> None:
     asks = "{network: public, env: [A, B], filesystem: {read: [/data]}, limits: {memoryMb: 256}}"
     use = "{network: {allow: ['a.example.org:443']}, env: [B], filesystem: {read: [/data/x]}, limits: {memoryMb: 64}}"
     found = home.look(asking(asks, use=use))
-    left = narrowed(found, "words")
-    assert left is not None
+    left = there(narrowed(found, "words"))
     assert left.network == {"allow": [], "confined": ["a.example.org:443"]}
     assert (left.env, left.filesystem.read, left.limits.memory_mb) == (["B"], ["/data/x"], 64)
     assert granted(found, "words").env == ["A", "B"]
@@ -214,18 +214,15 @@ def test_an_agent_narrows_one_of_its_tools(home: Home) -> None:
 
 def test_an_agent_narrows_all_of_its_tools(home: Home) -> None:
     found = home.look(asking("{env: [A, B]}", agent="{env: [A], limits: {wallSeconds: 5}}"))
-    left = narrowed(found, "words")
-    assert left is not None
+    left = there(narrowed(found, "words"))
     assert (left.env, left.limits.wall_seconds) == (["A"], 5)
-    other = narrowed(found, "bash")
-    assert other is not None
+    other = there(narrowed(found, "bash"))
     assert other.limits.wall_seconds == 5
 
 
 def test_what_an_agent_does_not_say_stays(home: Home) -> None:
     assert narrowed(home.look(asking("{network: public, env: [A]}", use="{}")), "words") is None
-    left = narrowed(home.look(asking("{network: public, env: [A]}", use="{env: []}")), "words")
-    assert left is not None
+    left = there(narrowed(home.look(asking("{network: public, env: [A]}", use="{env: []}")), "words"))
     assert left.network == "public"
 
 
@@ -235,8 +232,7 @@ def test_an_agent_may_narrow_what_has_not_been_accepted_yet(home: Home) -> None:
     found = home.look(text)
     assert granted(found, "forecast").env == []
     home.accept()
-    left = narrowed(home.look(text), "forecast")
-    assert left is not None
+    left = there(narrowed(home.look(text), "forecast"))
     assert (left.env, left.network) == (["API_KEY"], "none")
 
 

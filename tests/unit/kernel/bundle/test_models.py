@@ -11,6 +11,7 @@ from goondan.kernel.bundle.rules.models import ModelFault, model_text, resolve_m
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import ModelBody, ValueFrom, ValueSource
 from goondan.schemas.models.model_providers import BY_NAME
+from tests.checks import there
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 
@@ -305,8 +306,7 @@ def test_headers_are_counted_and_stand_once(look: Look) -> None:
 def test_a_version_belongs_to_a_wire_that_has_one(look: Look) -> None:
     start = ("model: m", "endpoint: http://127.0.0.1:1")
     found = look(with_model("provider: anthropic", *start, "apiVersion: 2023-06-01", "auth: x-api-key"))
-    model = found.checked.agents["helper"].model
-    assert model is not None
+    model = there(found.checked.agents["helper"].model)
     assert (found.errors, found.warnings, model.api_version, model.auth) == ([], [], "2023-06-01", "x-api-key")
     for provider, version, words in (("openai", "2023-06-01", "has no apiVersion"), ("anthropic", "가", "no version")):
         (problem,) = look(with_model(f"provider: {provider}", *start, f"apiVersion: '{version}'")).errors
@@ -326,8 +326,7 @@ def test_before_trust_a_bundle_is_held_without_its_keys(
 ) -> None:
     monkeypatch.setenv("GOONDAN_TRUST", "1" if trusted else "")
     found = look(STRANGERS, env={"AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI/K7MDENG", "OPENAI_API_KEY": "o" * 20})
-    model = found.checked.agents["helper"].model
-    assert model is not None
+    model = there(found.checked.agents["helper"].model)
     assert (model.api_key, model.key_origin) == (
         ("wJalrXUtnFEMI/K7MDENG", "http://evil.test:80") if trusted else (None, None)
     )
@@ -369,8 +368,7 @@ def test_a_model_in_use_without_its_key(look: Look) -> None:
 def test_a_model_in_use_with_its_key(look: Look) -> None:
     inspected = look(VENDOR, env={"ANTHROPIC_API_KEY": "k3y"})
     assert inspected.errors == []
-    model = inspected.checked.agents["helper"].model
-    assert model is not None
+    model = there(inspected.checked.agents["helper"].model)
     assert (model.provider, model.model, model.api_key) == ("anthropic", "claude", "k3y")
 
 

@@ -436,5 +436,5 @@ class World(RuleBasedStateMachine):
         assert self.roster.histories.keys() <= self.roster.wanted | self.roster.live.keys()
 
 
-World.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+World.TestCase.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 TestRoster = World.TestCase

@@ -22,6 +22,7 @@ from goondan.kernel.broker.journal.redo import REDO_SUFFIX
 from goondan.kernel.broker.journal.store import JOURNAL_FILE, SUSPICION_SUFFIX, Durability, JournalStore
 from goondan.kernel.broker.state.records import Item, Put, Retire
 from goondan.schemas.wire.errors import GoondanError
+from tests.checks import refuses, there
 
 #: Somebody else of this machine.
 OTHER = 40_001
@@ -179,9 +180,8 @@ def test_a_journal_that_is_gone_with_its_side_file_is_missed(
         assert used(tmp_path, durability) == []
     for path in tmp_path.glob("kernel.*"):
         path.unlink()
-    with pytest.raises(GoondanError, match="gone") as caught:
+    with refuses("E_JOURNAL_CORRUPT", match="gone"):
         used(tmp_path, durability)
-    assert caught.value.info.code == "E_JOURNAL_CORRUPT"
     with pytest.raises(GoondanError, match="gone"):
         used(tmp_path, durability)
     assert used(tmp_path, durability, accept_loss=True) == []
@@ -231,8 +231,7 @@ def test_what_is_kept_stays_in_its_bounds_under_a_load_without_a_pause(
         journal.append(ends[at : at + batch])
         left += 1
     while left := left - len(journal.settled()):
-        wake = journal.wake_fd()
-        assert wake is not None
+        wake = there(journal.wake_fd())
         assert select.select([wake], [], [], 20)[0]
     journal.close()
     kept = sqlite3.connect(tmp_path / JOURNAL_FILE)

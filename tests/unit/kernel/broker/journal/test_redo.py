@@ -307,7 +307,7 @@ def _writes() -> st.SearchStrategy[Write]:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(steps=st.lists(st.one_of(st.lists(_writes(), min_size=1, max_size=4), st.sampled_from(["fold", "kill"]))))
 def test_promised_folded_and_killed_at_any_time_is_the_plain_history(
     tmp_path_factory: pytest.TempPathFactory, steps: list[list[Write] | str]

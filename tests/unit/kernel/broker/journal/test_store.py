@@ -19,6 +19,7 @@ from goondan.kernel.broker.journal import tables as retention
 from goondan.kernel.broker.journal.store import JournalStore
 from goondan.kernel.broker.state.records import DiskFull, Put, Retire, Write
 from goondan.schemas.wire.errors import GoondanError
+from tests.checks import refuses
 
 BOOT = "11111111-2222-3333-4444-555555555555"
 LATER_BOOT = "99999999-2222-3333-4444-555555555555"
@@ -66,7 +67,7 @@ def test_the_file_and_its_side_files_are_private(tmp_path: Path) -> None:
     assert set(modes.values()) == {0o600}, modes
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     batches=st.lists(
         st.lists(
@@ -114,9 +115,8 @@ def test_a_flipped_bit_in_a_record_is_refused_and_named(tmp_path: Path) -> None:
     journal.commit([Put("event:1", b"a long enough payload"), Put("event:2", b"another")], 0)
     journal.close()
     flip(tmp_path / "kernel.db", b"a long enough payload")
-    with pytest.raises(GoondanError) as caught:
+    with refuses("E_JOURNAL_CORRUPT") as caught:
         opened(tmp_path)
-    assert caught.value.info.code == "E_JOURNAL_CORRUPT"
     assert "event:1" in caught.value.info.message
     assert "--accept-loss" in (caught.value.info.suggestion or "")
 
@@ -167,9 +167,8 @@ def test_a_broken_file_is_refused_and_can_be_given_up(tmp_path: Path, damage: st
         }[damage]
     )
     broken = path.read_bytes()
-    with pytest.raises(GoondanError) as caught:
+    with refuses("E_JOURNAL_CORRUPT"):
         opened(tmp_path)
-    assert caught.value.info.code == "E_JOURNAL_CORRUPT"
     assert path.read_bytes() == broken  # a refusal changes nothing
     journal = opened(tmp_path, accept_loss=True)
     journal.commit([Put("event:new", b"new")], 0)
@@ -253,11 +252,8 @@ def test_another_format_is_refused_in_words_and_left_alone(tmp_path: Path, forma
     db.close()
     before = (tmp_path / "kernel.db").read_bytes()
     for accept_loss in (False, True):
-        with pytest.raises(
-            GoondanError, match=f"has format {format_}; this kernel reads format {tables.FORMAT}"
-        ) as raised:
+        with refuses("E_STATE", match=f"has format {format_}; this kernel reads format {tables.FORMAT}") as raised:
             opened(tmp_path, accept_loss=accept_loss)
-        assert raised.value.info.code == "E_STATE"
         assert f"the {age} kernel that wrote it" in (raised.value.info.suggestion or "")
     assert (tmp_path / "kernel.db").read_bytes() == before
 
