@@ -38,8 +38,7 @@ def budgeted(**limits: BudgetLimits) -> World:
     for _ in range(40):
         for actor in world.actors():
             if actor not in world.agents.values():
-                while world.pump_up(actor) or world.pump_down(actor):
-                    pass
+                world.flow(actor)
             elif instance is None or instance.leased is None:
                 world.pump_up(actor)
                 if instance is None or instance.conn is None:

@@ -47,8 +47,7 @@ def heard(world: World) -> list[object]:
     assert conn is not None
     tell(world, Frame("pong", id="p"), conn)  # what the broker has to say leaves with the next frame
     for actor in world.actors():
-        while world.pump_down(actor):
-            pass
+        world.goes_down(actor)
     return [decode_to_supervisor(one.payload) for one in world.supervisor.for_features if one.feature == FEATURE]
 
 

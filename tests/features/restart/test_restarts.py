@@ -45,8 +45,7 @@ def ask(world: World, call_id: str = "t1/c1") -> list[Frame]:
 def checked(world: World, error: ErrorPayload | None = None) -> list[Frame]:
     """The supervisor says what it thinks of the newest wish; what the agent is answered."""
     for actor in world.actors():
-        while world.pump_down(actor):
-            pass
+        world.goes_down(actor)
     asked = world.supervisor.restarts[-1]
     assert isinstance(asked, CheckBundle)
     return say(world, BundleChecked(asked.name, error))
@@ -70,8 +69,7 @@ def granted(frames: list[Frame]) -> bool:
 def due(world: World) -> int:
     """How often the supervisor was told to restart."""
     for actor in world.actors():
-        while world.pump_down(actor):
-            pass
+        world.goes_down(actor)
     return sum(isinstance(message, RestartDue) for message in world.supervisor.restarts)
 
 
@@ -226,9 +224,7 @@ def test_a_broker_that_comes_after_the_step_has_ended_carries_the_wish_out() -> 
     world.kill_agent(world.agents["coder", "k"])
     world.kill_broker()
     world.now += RETURN_S + 1
-    for actor in (world.supervisor, world.host):
-        while world.pump_up(actor) or world.pump_down(actor):
-            pass
+    world.flow(world.supervisor, world.host)
     world.router.tick(world.now)
     world.after_round()
     assert due(world) == 2
@@ -277,8 +273,7 @@ def test_a_busy_agent_gives_its_event_back_first_and_an_idle_one_leaves_at_once(
 
 def retired(world: World) -> list[Retire]:
     """The processes that the supervisor was told to follow to their ends."""
-    while world.pump_down(world.supervisor):
-        pass
+    world.goes_down(world.supervisor)
     return world.supervisor.retired
 
 

@@ -206,9 +206,7 @@ def test_who_is_asked_by_one_that_waits_gets_a_process_beyond_the_limit() -> Non
     world = working(max_live_agents=1)
     tell(world, request("r1"))
     tell(world, request("r2", key="second"))
-    for _ in range(3):
-        run(world)
-        world.advance(0.3)
+    world.goes_on(3)
     states = [world.state(name) for name in ("r1", "r2")]
     assert states == ["done", "done"], "one after the other"
     for name in ("c1e0", "c1e1"):

@@ -88,16 +88,13 @@ def test_work_is_named_and_the_instance_stays(work: str) -> None:
         if work == "works":
             run(world)
         else:
-            while world.pump_up(client):
-                pass
+            world.goes_up(client)
     asked = client.delete("k")
-    while world.pump_up(client):
-        pass
+    world.goes_up(client)
     if work == "background":
         run(world)
     else:
-        while world.pump_down(client):
-            pass
+        world.goes_down(client)
     said = client.deleted[asked]
     assert said.startswith("E_INSTANCE_BUSY: coder/k has work")
     named = {"works": "it works on 'e1'", "waits": "'e2'", "starts": "being started", "background": "'bash/build'"}
@@ -118,8 +115,7 @@ def spawn(world: World, client: Client) -> None:
     run(world)
     reviewer = world.agents["reviewer", "r"]
     reviewer.send(Frame("agents.spawn", id="s1", to="coder", instance_key="k", payload=to_raw(AgentsSpawn())))
-    while world.pump_up(reviewer):
-        pass
+    world.goes_up(reviewer)
 
 
 def test_by_force_its_work_ends_and_whoever_waits_is_told_so() -> None:
@@ -178,8 +174,7 @@ def test_a_deletion_while_the_process_is_being_started() -> None:
     spawn(world, client)
     reviewer = world.agents["reviewer", "r"]
     asked = client.delete("k", force=True)
-    while world.pump_up(client):
-        pass
+    world.goes_up(client)
     told = [decode_frame(data) for data in reviewer.wire.down if data]
     errors = [from_raw(frame.payload, ErrorPayload).code for frame in told if frame.in_reply_to == "s1"]
     assert errors == ["E_INSTANCE_DELETED"]
@@ -195,10 +190,8 @@ def test_what_comes_for_it_meanwhile_begins_a_new_one_after_it() -> None:
     run(world)
     asked = client.delete("k", force=True)
     world.clients[1].ask("meanwhile", calls=0)
-    while world.pump_up(client):
-        pass
-    while world.pump_up(world.clients[1]):
-        pass
+    world.goes_up(client)
+    world.goes_up(world.clients[1])
     assert "meanwhile" not in world.router.bus.mailbox.events
     world.settle()
     assert client.deleted[asked] == "deleted"
@@ -306,8 +299,7 @@ def test_a_refusal_that_comes_late_is_one_answer() -> None:
     while not world.host.wire.up:
         assert world.pump_down(world.host)
     world.now += JAILS_S
-    while world.pump_up(world.host):
-        pass
+    world.goes_up(world.host)
     run(world)
     assert "goes on in the background" in client.deleted[asked]
     assert not world.disk.gone

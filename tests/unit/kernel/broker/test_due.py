@@ -49,8 +49,7 @@ def test_a_tick_does_not_walk_the_instances() -> None:
     world = World()
     for number in range(100):
         world.clients[0].ask(f"e{number}", key=f"k{number}", calls=1)
-    while world.pump_up(world.clients[0]) or world.pump_down(world.clients[0]):
-        pass
+    world.flow(world.clients[0])
     mailbox = world.router.bus.mailbox
     assert len(mailbox.instances) == 100
     mailbox.instances = Unwalked(mailbox.instances)

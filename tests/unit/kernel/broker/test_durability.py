@@ -102,8 +102,7 @@ def test_events_keep_their_order_over_a_restart() -> None:
     for number in range(8):
         world.clients[number % 2].ask(f"e{number}", calls=0)
     for client in list(world.clients):
-        while world.pump_up(client) or world.pump_down(client):
-            pass
+        world.flow(client)
     order = [event.id for event in world.router.bus.mailbox.instances["coder", "k"].queue]
     assert len(order) == 8
     world.clients.clear()
@@ -239,9 +238,7 @@ def test_a_call_that_has_waited_for_its_tool_host_has_an_outcome_after_a_restart
     world = World()
     world.clients[0].ask("e1")
     for _ in range(6):
-        for actor in [world.supervisor, *world.clients, *world.agents.values()]:
-            while world.pump_up(actor) or world.pump_down(actor):
-                pass
+        world.flow(world.supervisor, *world.clients, *world.agents.values())
         world.supervisor.reconcile()
     assert len(world.router.bus.calls) == 1
     world.now += 1
@@ -273,8 +270,7 @@ def test_epochs_grow_over_restarts_even_when_the_clock_is_set_back() -> None:
 def test_a_file_with_a_higher_epoch_is_named_and_the_broker_goes_above_it() -> None:
     world = World()
     world.clients[0].ask("e1", calls=0)
-    while world.pump_up(world.clients[0]):
-        pass
+    world.goes_up(world.clients[0])
     world.supervisor.reconcile()
     run(world, 1)
     holder = world.router.bus.mailbox.instances["coder", "k"]
@@ -413,8 +409,7 @@ def test_a_holder_that_is_lost_while_its_end_is_written_leaves_no_record_behind_
     world.slow_disk = True
     world.host.work()
     for actor in (world.host, agent(world), agent(world)):  # the result, then the end
-        while world.pump_up(actor) or world.pump_down(actor):
-            pass
+        world.flow(actor)
     assert world.router.bus.mailbox.events["e1"].ending
     world.kill_agent(agent(world))
     run(world)
@@ -435,8 +430,7 @@ def operator(world: World) -> Connection:
     before = set(known)
     made = Operator(world)
     world.clients.append(made)  # type: ignore[arg-type]
-    while world.pump_up(made) or world.pump_down(made):
-        pass
+    world.flow(made)
     world.clients.pop()
     (ident,) = set(known) - before
     return known[ident]
@@ -561,11 +555,9 @@ def test_who_sends_something_new_to_a_kernel_that_stops_is_told_so(reason: Any, 
     client.ask("accepted")
     run(world)
     world.supervisor.send(Frame("runtime.event", payload=to_raw(Drain(2500, reason))))
-    while world.pump_up(world.supervisor):
-        pass
+    world.goes_up(world.supervisor)
     client.ask("new")
-    while world.pump_up(client):
-        pass
+    world.goes_up(client)
     while client.wire.down:  # but for the shutdown, which is for its session
         data = client.wire.down.popleft()
         if data and decode(data).type != "shutdown":
@@ -574,7 +566,6 @@ def test_who_sends_something_new_to_a_kernel_that_stops_is_told_so(reason: Any, 
 
     # What was accepted before is no news, whoever repeats it.
     world.clients[1].ask("accepted")
-    while world.pump_up(world.clients[1]):
-        pass
+    world.goes_up(world.clients[1])
     errors = [decode(data) for data in world.clients[1].wire.down if data and decode(data).type == "error"]
     assert [from_raw(frame.payload, ErrorPayload).code for frame in errors] == ["E_OVERLOADED"]

@@ -127,9 +127,7 @@ def test_after_a_reconnect_the_news_go_on_over_the_new_connection() -> None:
     world.cut(world.clients[0])
     world.router.unreachable(CLIENTS, b"nobody", world.now)
     for _ in range(6):
-        for actor in world.actors():
-            while world.pump_up(actor) or world.pump_down(actor):
-                pass
+        world.flow(*world.actors())
     assert len(say(world, agent, news(agent))) == 1
 
 

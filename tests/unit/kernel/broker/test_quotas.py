@@ -102,9 +102,7 @@ def test_processes_that_are_idle_are_no_way_around_the_shares() -> None:
     run(world)
     assert states(world, "r") == {"leased": 4, "accepted": 4}, "three by its share, one lent"
     assert error(tell(world, client(world, operator=False), event("other"))) is None
-    for _ in range(3):
-        run(world)
-        world.advance(0.3)
+    world.goes_on(3)
     assert states(world, "other") == {"leased": 1}, "an idle process that waits for a place makes room"
 
 
@@ -130,8 +128,7 @@ def test_starts_are_few_at_a_time_and_the_next_session_is_next() -> None:
     for number in range(1500):
         tell(world, flood, event(f"flood{number}"))
     told = set(world.supervisor.wanted)
-    while world.pump_down(world.supervisor):
-        pass
+    world.goes_down(world.supervisor)
     assert len(world.supervisor.wanted - told) == MAX_STARTING
     tell(world, other, event("other"))
     assert world.router.bus.mailbox.places.waiting == 1500 - MAX_STARTING + 1
@@ -140,8 +137,7 @@ def test_starts_are_few_at_a_time_and_the_next_session_is_next() -> None:
     while first.alive and first.held is None:
         world.pump_up(first)
         world.pump_down(first)
-    while world.pump_down(world.supervisor):
-        pass
+    world.goes_down(world.supervisor)
     assert ("reviewer", "other") in {(p.name, p.instance_key) for p in world.supervisor.wanted}
 
 
@@ -153,8 +149,7 @@ def test_starts_that_hang_hold_up_nobody_for_longer_than_a_moment() -> None:
         tell(world, flood, event(f"flood{number}"))  # and nobody starts them
     tell(world, other, event("other"))
     world.advance(STARTING_S)
-    while world.pump_down(world.supervisor):
-        pass
+    world.goes_down(world.supervisor)
     assert ("reviewer", "other") in {(p.name, p.instance_key) for p in world.supervisor.wanted}
 
 
@@ -165,9 +160,7 @@ def test_spawned_instances_count_as_what_their_asker_does() -> None:
         tell(world, host(world), frame)
     run(world)
     tell(world, client(world, operator=False), event("other"))
-    for _ in range(6):
-        run(world)
-        world.advance(0.3)
+    world.goes_on(6)
     assert states(world, "other") == {"leased": 1}
     assert len(world.agents) <= 8 + 1 + 1, "those that are kept for operators, and one that was lent"
 
@@ -176,9 +169,7 @@ def test_a_turn_that_starts_another_instance_lends_it_its_place() -> None:
     world = working(max_live_agents=1)
     frame = Frame("agents.spawn", id="s", call_id=CALL, to="reviewer", instance_key="new")
     assert tell(world, host(world), frame) == []
-    for _ in range(3):
-        run(world)
-        world.advance(0.3)
+    world.goes_on(3)
     assert ("reviewer", "new") in world.agents
     assert world.router.bus.mailbox.places.lent == 0, "it is idle now"
 
@@ -290,9 +281,7 @@ def test_after_a_new_broker_the_shares_are_what_they_were() -> None:
     before = mailbox.places.pool.of_root("c0e0")
     assert before == 4
     world.kill_broker()
-    for _ in range(4):
-        run(world)
-        world.advance(0.3)
+    world.goes_on(4)
     mailbox = world.router.bus.mailbox
     leased = [one for one in mailbox.events.values() if one.state == "leased"]
     assert {one.root for one in leased} == {"c0e0"}

@@ -17,9 +17,7 @@ from tests.unit.kernel.broker.world import World
 def ended(world: World) -> None:
     """Every event of the world has its end."""
     for _ in range(4):
-        for actor in world.actors():
-            while world.pump_up(actor) or world.pump_down(actor):
-                pass
+        world.flow(*world.actors())
         world.host.work()
 
 

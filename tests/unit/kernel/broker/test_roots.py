@@ -114,18 +114,14 @@ def test_a_new_broker_knows_the_roots_of_what_is_held_and_of_what_its_holders_as
     world.kill_broker()
     order = [world.supervisor, *world.agents.values()] if first == "agents" else [world.clients[0], world.supervisor]
     for _ in range(4):
-        for actor in order:
-            while world.pump_up(actor) or world.pump_down(actor):
-                pass
+        world.flow(*order)
     events = world.router.bus.mailbox.events
     if first == "agents":
         assert {name: event.root for name, event in events.items()} == {"c0e0": "c0e0", "r1": "c0e0"}
         assert len({event.session for event in events.values()}) == 1, "as the client that is not back yet"
         tell(world, agent(world, "reviewer", "asked"), request("r2", to="coder"))
         assert events["r2"].root == "c0e0"
-    for _ in range(3):
-        run(world)
-        world.advance(0.3)
+    world.goes_on(3)
     assert world.router.bus.calls.open[CALL].event.root == "c0e0"
     tell(world, world.host, request("r1", call_id=CALL))
     run(world)

@@ -122,8 +122,7 @@ def test_an_agent_hears_how_long_its_event_has_waited(monkeypatch: pytest.Monkey
     message(world, "e1", trace_id=TRACE, parent_span_id=SPAN)
     world.now += 1.5
     world.supervisor.reconcile()
-    while world.pump_up(world.supervisor) or world.pump_down(world.supervisor):
-        pass
+    world.flow(world.supervisor)
     world.supervisor.reconcile()
     (actor,) = world.agents.values()
     handed: list[Frame] = []

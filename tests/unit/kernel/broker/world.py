@@ -250,6 +250,28 @@ class World:
         actor.receive(data)
         return not _small_talk(data)
 
+    def flow(self, *actors: Actor) -> None:
+        """Each of them in turn says all that it has to say, and hears all that is said to it."""
+        for actor in actors:
+            while self.pump_up(actor) or self.pump_down(actor):
+                pass
+
+    def goes_up(self, actor: Actor) -> None:
+        """The broker has what the actor has sent, and the actor hears nothing."""
+        while self.pump_up(actor):
+            pass
+
+    def goes_down(self, actor: Actor) -> None:
+        """The actor has what the broker has sent it, and the broker hears nothing."""
+        while self.pump_down(actor):
+            pass
+
+    def goes_on(self, rounds: int) -> None:
+        """Everything but the tool host's calls goes on, and some time passes."""
+        for _ in range(rounds):
+            run(self)
+            self.advance(0.3)
+
     def advance(self, seconds: float) -> None:
         self.now += seconds
         self.router.tick(self.now)
@@ -331,9 +353,7 @@ class World:
 def run(world: World, rounds: int = 8) -> None:
     """Let frames flow, without the tool host doing any work."""
     for _ in range(rounds):
-        for actor in world.actors():
-            while world.pump_up(actor) or world.pump_down(actor):
-                pass
+        world.flow(*world.actors())
         world.supervisor.reconcile()
 
 
