@@ -18,9 +18,9 @@ from goondan.kernel.bundle.rules.problems import BundleError, Report
 from goondan.kernel.bundle.rules.variables import VARIABLE_NAME
 from goondan.kernel.cli import options
 from goondan.kernel.cli.output import emit, printable
-from goondan.kernel.grants.granting import dangers, requested, resolve_part, widen
+from goondan.kernel.grants.granting import PinnedFolder, Policy, dangers, requested, resolve_part, widen
 from goondan.kernel.paths import state_root
-from goondan.kernel.trust.policy import POLICY_FILE, PinnedFolder, gather, pin, read_policies, write_decisions
+from goondan.kernel.trust.policy import POLICY_FILE, gather, pin, read_policies, write_decisions
 from goondan.schemas.bundle.launch import SandboxSpec
 from goondan.schemas.bundle.resources import FilesystemPart, NetworkAllow, SandboxPart, SwarmPolicy
 from goondan.schemas.system.digests import MAX_PINNED_BYTES, MAX_PINNED_FILES
@@ -104,7 +104,8 @@ def _decisions() -> tuple[str, list[Any], list[PinnedFolder]]:
     found = read_policies([path], report)
     if report.errors:
         raise BundleError(report.errors, report.dropped)
-    return path, found.policy.accepted, found.policy.pinned
+    policy = next((policy for _, policy in found), Policy())
+    return path, policy.accepted, policy.pinned
 
 
 def _part(network: tuple[str, ...], env: tuple[str, ...], read: tuple[str, ...], write: tuple[str, ...]) -> SandboxPart:

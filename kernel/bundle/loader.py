@@ -274,7 +274,7 @@ def open_bundle(
             *(document for package in inspected.packages for document in package.documents),
             *([policy] if policy is not None else []),
         ],
-        spawn_workdirs=[opened.path for opened in inspected.grant_context.opened],
+        spawn_workdirs=inspected.grant_context.spawn_workdirs,
         digests=digests,
         hidden=key_folders(),
     )

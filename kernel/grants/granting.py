@@ -18,9 +18,9 @@ Source: docs/design/sandbox.md section 1.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from goondan.kernel.bundle.rules.checked import Checked, CheckedAgent, CheckedServer
@@ -39,56 +39,64 @@ from goondan.schemas.worker.receipts import STRONGEST, Tier, is_weaker
 Status = Literal["own", "bundled", "nothing", "accepted", "pending", "changed"]
 
 
-class Rule(Struct, frozen=True):
-    """One widening of a policy."""
+class Widening(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
+    """What the operator adds to one tool."""
 
-    #: The tool that gets more.
-    tool: str
-    #: What it gets.
+    #: The tool.
+    tool: Annotated[str, Meta(min_length=1)]
+    #: What it gets in addition.
     sandbox: resources.SandboxPart
-    #: The document of the policy.
-    document: Document
-    #: Its place in that document.
-    at: Path
-    #: The bundle that the rule is for. None: any bundle.
-    bundle: str | None = None
+    #: The bundle that it is for: its path as `identity` of kernel/paths.py gives it. None: any.
+    bundle: Annotated[str, Meta(min_length=1)] | None = None
 
 
-class Pin(Struct, frozen=True):
-    """What a policy gives the commands in a folder with a certain content."""
+class Accepted(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """A request that the operator has accepted. `digest` is of the package as it was then."""
 
-    #: The folder's name, for whoever reads the policy.
-    folder: str
-    #: Its content.
-    digest: str
+    #: The tool of the package.
+    tool: Annotated[str, Meta(min_length=1)]
+    #: The digest of the package as it was then.
+    digest: Annotated[str, Meta(min_length=1)]
+
+
+class PinnedFolder(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
+    """A folder that the operator has looked at. Commands in one with just this content get what the Tool that runs them
+    was granted, and what stands here.
+    """
+
+    #: Its name, for whoever reads the policy.
+    folder: Annotated[str, Meta(min_length=1)]
+    #: Its content (schemas/system/digests.py).
+    digest: Annotated[str, Meta(min_length=1)]
     #: What its commands get in addition.
-    sandbox: resources.SandboxPart
-    #: The document of the policy.
-    document: Document
-    #: Its place in that document.
-    at: Path
+    sandbox: resources.SandboxPart = resources.SandboxPart()
 
 
-class OpenedFolder(Struct, frozen=True):
-    """A folder that a policy opens as a working directory of spawned instances."""
+class SpawnPolicy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
+    """What agents may give to instances that they spawn. `workdirs`: folders that those may work in, or below."""
 
-    #: The folder.
-    path: str
-    #: The document of the policy.
-    document: Document
-    #: Its place in that document.
-    at: Path
+    #: Folders that such instances may work in, or below.
+    workdirs: list[Annotated[str, Meta(min_length=1)]] = []
+
+
+class Policy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
+    """Everything that operators have decided, in one file."""
+
+    #: What tools get in addition.
+    widen: list[Widening] = []
+    #: The packaged tools that were accepted.
+    accepted: list[Accepted] = []
+    #: The folders that were pinned.
+    pinned: list[PinnedFolder] = []
+    #: Where spawned instances may work.
+    spawn: SpawnPolicy = SpawnPolicy()
 
 
 class GrantContext(Struct, frozen=True, kw_only=True):
     """The facts by which grants are decided."""
 
-    #: The widenings of the policy.
-    rules: Sequence[Rule] = ()
-    #: The digest that was accepted for each tool, by the tool's id.
-    accepted: Mapping[str, str] = {}
-    #: The folders that were pinned, by their content.
-    pinned: Sequence[Pin] = ()
+    #: The policies, each with its document.
+    policies: Sequence[tuple[Document, Policy]] = ()
     #: The digest of each installed package, by its name. '': the package cannot be pinned.
     pins: Mapping[str, str] = {}
     #: Folders that no tool may write to or around.
@@ -99,8 +107,35 @@ class GrantContext(Struct, frozen=True, kw_only=True):
     home: str = ""
     #: The bundle.
     bundle: str = ""
-    #: See KernelPlan.spawn_workdirs.
-    opened: Sequence[OpenedFolder] = ()
+
+    @property
+    def accepted(self) -> dict[str, str]:
+        """The digest that was accepted for each tool, by the tool's id."""
+        return {item.tool: item.digest for _, policy in self.policies for item in policy.accepted}
+
+    @property
+    def pinned(self) -> list[PinnedFolder]:
+        """The folders that were pinned."""
+        return [item for _, policy in self.policies for item in policy.pinned]
+
+    @property
+    def spawn_workdirs(self) -> list[str]:
+        """See KernelPlan."""
+        return [path for _, policy in self.policies for path in policy.spawn.workdirs]
+
+    def widenings(self, tool: CheckedTool) -> list[resources.SandboxPart]:
+        """What policies add to a tool."""
+        every = (item for _, policy in self.policies for item in policy.widen if self.is_meant(item))
+        return [item.sandbox for item in every if item.tool in _names_of(tool)]
+
+    def is_meant(self, item: Widening) -> bool:
+        """Whether a widening is for this bundle."""
+        return item.bundle in (None, self.bundle)
+
+
+def _names_of(tool: CheckedTool) -> tuple[str, ...]:
+    """What a policy may call a tool."""
+    return (tool.id, f"{BASE_PACKAGE}/{tool.name}") if tool.bundled else (tool.id,)
 
 
 def status(tool: CheckedTool, context: GrantContext) -> Status:
@@ -126,9 +161,8 @@ def grant(checked: Checked, context: GrantContext, files: Files, report: Report)
     for server in checked.servers.values():
         for agent, (spec, sandbox) in server.of_agents.items():
             server.of_agents[agent] = (spec, _granted(server.tool, sandbox, context, files, report))
-    _check_rules(tools, context, files, report)
-    _check_pins(context, files, report)
-    _check_opened(context, report)
+    for document, policy in context.policies:
+        _check_policy(document, policy, tools, context, files, report)
     for one in checked.agents.values():
         _narrow(one, tools, files, report)
         for server in checked.servers.values():
@@ -153,9 +187,8 @@ def _granted(tool: CheckedTool, base: SandboxSpec, context: GrantContext, files:
         for fault in dangers(base, context, tool.root):
             place = tool.document.place(*tool.sandbox_at, *fault.field)
             report.error("E_CONFIG_DANGEROUS", f"{fault.path} cannot be granted: {fault.reason}", place)
-    for rule in context.rules:
-        if _is_for(rule, tool, context):
-            base = widen(base, resolve_part(rule.sandbox, files))
+    for part in context.widenings(tool):
+        base = widen(base, resolve_part(part, files))
     return base
 
 
@@ -194,55 +227,42 @@ def _reveals(path: str, context: GrantContext, own: str) -> str | None:
     return None if folder is None else f"it lies in {folder}, where the kernel keeps its state or its sockets"
 
 
-def _is_for(rule: Rule, tool: CheckedTool, context: GrantContext) -> bool:
-    if rule.bundle is not None and rule.bundle != context.bundle:
-        return False
-    return rule.tool in ((tool.id, f"{BASE_PACKAGE}/{tool.name}") if tool.bundled else (tool.id,))
-
-
-def _check_rules(tools: Mapping[str, CheckedTool], context: GrantContext, files: Files, report: Report) -> None:
-    """Report rules of a policy that have no effect, and grants that not even the operator can give."""
-    ids = [tool.id for tool in tools.values()]
-    for rule in context.rules:
-        at: Path = (*rule.at, "sandbox")
-        check_sandbox(rule.sandbox, rule.document, at, files, report)
-        if rule.sandbox.isolation is not None:
-            message = "a policy does not change the isolation of a tool"
-            report.error("E_CONFIG_INVALID_VALUE", message, rule.document.key(*at, "isolation"), "Remove the field.")
-        for fault in dangers(widen(SandboxSpec(), resolve_part(rule.sandbox, files)), context):
-            place = rule.document.place(*at, *fault.field[:2])
-            report.error("E_CONFIG_DANGEROUS", f"{fault.path} cannot be granted: {fault.reason}", place)
-        aimed = rule.bundle is None or rule.bundle == context.bundle
-        if rule.bundle is not None and aimed and not any(_is_for(rule, tool, context) for tool in tools.values()):
-            message = f"the bundle has no tool {shown(rule.tool)}"
-            report.warn("W_CONFIG_UNUSED", message, rule.document.place(*rule.at, "tool"), did_you_mean(rule.tool, ids))
-
-
-def _check_pins(context: GrantContext, files: Files, report: Report) -> None:
-    """Report what is pinned and means nothing, or what not even the operator can give."""
-    for pinned in context.pinned:
-        at: Path = (*pinned.at, "sandbox")
-        part = pinned.sandbox
-        check_sandbox(part, pinned.document, at, files, report)
+def _check_policy(
+    document: Document,
+    policy: Policy,
+    tools: Mapping[str, CheckedTool],
+    context: GrantContext,
+    files: Files,
+    report: Report,
+) -> None:
+    """Report what has no effect in a policy, and what not even the operator can give."""
+    decisions: list[tuple[str, Path, resources.SandboxPart]] = [
+        *(("a policy", ("widen", number), item.sandbox) for number, item in enumerate(policy.widen)),
+        *(("a pin", ("pinned", number), item.sandbox) for number, item in enumerate(policy.pinned)),
+    ]
+    for what, item_at, part in decisions:
+        at = (*item_at, "sandbox")
+        check_sandbox(part, document, at, files, report)
         if part.isolation is not None:
-            message = "a pin does not change the isolation of the commands"
-            report.error("E_CONFIG_INVALID_VALUE", message, pinned.document.key(*at, "isolation"), "Remove the field.")
+            whose = "a tool" if what == "a policy" else "the commands"
+            message = f"{what} does not change the isolation of {whose}"
+            report.error("E_CONFIG_INVALID_VALUE", message, document.key(*at, "isolation"), "Remove the field.")
         for fault in dangers(widen(SandboxSpec(), resolve_part(part, files)), context):
-            place = pinned.document.place(*at, *fault.field[:2])
-            report.error("E_CONFIG_DANGEROUS", f"{fault.path} cannot be granted: {fault.reason}", place)
-
-
-def _check_opened(context: GrantContext, report: Report) -> None:
-    """Report folders that a policy opens for spawned instances although no tool may write in them."""
-    for opened in context.opened:
-        place = opened.document.place(*opened.at)
-        if not is_path(opened.path):
-            message = f"{shown(opened.path)} is no absolute path"
-            report.error(
-                "E_CONFIG_INVALID_VALUE", message, place, "Write the folder's whole path, or one that begins with ~/."
-            )
-        elif (reason := unwritable(opened.path, context.kept, context.home)) is not None:
-            report.error("E_CONFIG_DANGEROUS", f"{opened.path} cannot be opened: {reason}", place)
+            message = f"{fault.path} cannot be granted: {fault.reason}"
+            report.error("E_CONFIG_DANGEROUS", message, document.place(*at, *fault.field[:2]))
+    for number, item in enumerate(policy.widen):
+        is_unused = not any(item.tool in _names_of(tool) for tool in tools.values())
+        if is_unused and item.bundle is not None and context.is_meant(item):
+            hint = did_you_mean(item.tool, [tool.id for tool in tools.values()])
+            place = document.place("widen", number, "tool")
+            report.warn("W_CONFIG_UNUSED", f"the bundle has no tool {shown(item.tool)}", place, hint)
+    for number, path in enumerate(policy.spawn.workdirs):
+        place = document.place("spawn", "workdirs", number)
+        if not is_path(path):
+            hint = "Write the folder's whole path, or one that begins with ~/."
+            report.error("E_CONFIG_INVALID_VALUE", f"{shown(path)} is no absolute path", place, hint)
+        elif (reason := unwritable(path, context.kept, context.home)) is not None:
+            report.error("E_CONFIG_DANGEROUS", f"{path} cannot be opened: {reason}", place)
 
 
 # --- what an agent leaves -------------------------------------------------------------------------------------------
@@ -280,8 +300,7 @@ def _grant_folders(agent: CheckedAgent, tools: Mapping[str, CheckedTool], contex
     """
     for tool in (tools[name] for name in agent.brought if tools[name].takes_folder):
         left = tool.narrowed.get(agent.name, tool.granted or tool.sandbox)
-        given = [rule.sandbox for rule in context.rules if _is_for(rule, tool, context)]
-        named = [path for part in given for path in resolve_part(part, files).read or []]
+        named = [path for part in context.widenings(tool) for path in resolve_part(part, files).read or []]
         read = meet_paths(left.filesystem.read, [*agent.named_folders, *named])
         own = replace(left, filesystem=replace(left.filesystem, read=read))
         if own != tool.granted:

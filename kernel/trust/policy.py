@@ -26,10 +26,11 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
+from msgspec.structs import replace
 
 import goondan
 from goondan.kernel.bundle.files import read_file
@@ -38,10 +39,9 @@ from goondan.kernel.bundle.rules.lookup import MAX_FILE_BYTES, Unreadable
 from goondan.kernel.bundle.rules.positions import Allowance, Mapping, compose_file
 from goondan.kernel.bundle.rules.problems import Position, Report
 from goondan.kernel.bundle.rules.shape import Builder, Document, Environment
-from goondan.kernel.grants.granting import GrantContext, OpenedFolder, Pin, Rule, requested
+from goondan.kernel.grants.granting import Accepted, GrantContext, PinnedFolder, Policy, SpawnPolicy, requested
 from goondan.kernel.paths import identity, is_shared, key_file
 from goondan.kernel.state_root import doubt, open_state_root
-from goondan.schemas.bundle.resources import SandboxPart
 from goondan.schemas.system.digests import NoDigest, folder_digest
 from goondan.schemas.system.directories import replace_file
 from goondan.schemas.wire.errors import fail
@@ -52,84 +52,13 @@ POLICY_FILE: Final = "policy.yaml"
 MARK: Final = "# --- accepted requests, written by `gdn grant`; what you write yourself stands above ---"
 
 
-class Widening(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
-    """What the operator adds to one tool."""
-
-    #: The tool.
-    tool: Annotated[str, Meta(min_length=1)]
-    #: What it gets in addition.
-    sandbox: SandboxPart
-    #: The bundle that it is for. None: any.
-    bundle: Annotated[str, Meta(min_length=1)] | None = None
-
-
-class Accepted(Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
-    """A request that the operator has accepted. `digest` is of the package as it was then."""
-
-    #: The tool of the package.
-    tool: Annotated[str, Meta(min_length=1)]
-    #: The digest of the package as it was then.
-    digest: Annotated[str, Meta(min_length=1)]
-
-
-class PinnedFolder(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
-    """A folder that the operator has looked at. Commands in one with just this content get what the Tool that runs them
-    was granted, and what stands here.
-    """
-
-    #: Its name, for whoever reads the policy.
-    folder: Annotated[str, Meta(min_length=1)]
-    #: Its content (schemas/system/digests.py).
-    digest: Annotated[str, Meta(min_length=1)]
-    #: What its commands get in addition.
-    sandbox: SandboxPart = SandboxPart()
-
-
-class SpawnPolicy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
-    """What agents may give to instances that they spawn. `workdirs`: folders that those may work in, or below."""
-
-    #: Folders that such instances may work in, or below.
-    workdirs: list[Annotated[str, Meta(min_length=1)]] = []
-
-
-class Policy(Struct, frozen=True, rename="camel", forbid_unknown_fields=True, omit_defaults=True):
-    """Everything that operators have decided."""
-
-    #: What tools get in addition.
-    widen: list[Widening] = []
-    #: The packaged tools that were accepted.
-    accepted: list[Accepted] = []
-    #: The folders that were pinned.
-    pinned: list[PinnedFolder] = []
-    #: Where spawned instances may work.
-    spawn: SpawnPolicy = SpawnPolicy()
-
-
-class Read(Struct, frozen=True):
-    """The policies that were read from files, in their order."""
-
-    #: Each with its document.
-    policies: list[tuple[Document, Policy]]
-
-    @property
-    def policy(self) -> Policy:
-        """All of them together."""
-        every = [policy for _, policy in self.policies]
-        return Policy(
-            [item for policy in every for item in policy.widen],
-            [item for policy in every for item in policy.accepted],
-            [item for policy in every for item in policy.pinned],
-            SpawnPolicy([folder for policy in every for folder in policy.spawn.workdirs]),
-        )
-
-
-def read_policies(paths: list[str], report: Report) -> Read:
-    """The policies of several files. The first is the state root's: it need not exist, and is read only from a root
-    that is believed.
+def read_policies(paths: list[str], report: Report) -> list[tuple[Document, Policy]]:
+    """The policies of several files, each with its document. The first is the state root's: it need not exist, and is
+    read only from a root that is believed.
 
     Everything that is wrong goes into `report`, with its place.
     """
-    read = Read([])
+    found: list[tuple[Document, Policy]] = []
     for index, path in enumerate(paths):
         if index == 0 and not os.path.lexists(path):
             continue
@@ -139,12 +68,9 @@ def read_policies(paths: list[str], report: Report) -> Read:
         document = _document(path, report)
         if document is None:
             continue
-        if (disk := document.node.entries.pop("disk", None)) is not None:
-            message = "`disk` is gone: workdirs have no file systems of their own any more, and all are watched"
-            place = Position(path, disk.line, disk.column, ("disk",))
-            report.error("E_CONFIG_UNKNOWN_FIELD", message, place, _DISK_HINT)
-        read.policies.append((document, Builder(document, Environment(None), report).build(Policy)))
-    return read
+        policy: Policy = Builder(document, Environment(None), report).build(Policy)
+        found.append((document, policy))
+    return found
 
 
 def _document(path: str, report: Report) -> Document | None:
@@ -167,10 +93,6 @@ def _document(path: str, report: Report) -> Document | None:
 
 
 _ELSEWHERE_HINT: Final = "Do what the message says; `--policy FILE` names a policy that is read in any case."
-_DISK_HINT: Final = (
-    "Remove `disk`. If `workspace.ext4` lies beside a workdir, the files are in it: "
-    "`mount -o loop workspace.ext4 /mnt`, and copy them into the workdir."
-)
 _POLICY_HINT: Final = "Name a YAML file that belongs to you and that nobody else can write to."
 
 
@@ -232,12 +154,6 @@ def gather(
     bundle: str, checked: Checked, packages: Iterable[Package], policies: list[str], root: str | None, report: Report
 ) -> GrantContext:
     """The context of grants for the bundle at `bundle`. `root` is the state root. What is wrong goes into `report`."""
-    read = read_policies(policies, report)
-    rules = [
-        Rule(item.tool, item.sandbox, document, ("widen", number), _real(item.bundle))
-        for document, policy in read.policies
-        for number, item in enumerate(policy.widen)
-    ]
     asking = {tool.package for tool in checked.tools.values() if tool.package and requested(tool.sandbox)}
     pins: dict[str, str] = {}
     for package in packages:
@@ -248,31 +164,23 @@ def gather(
                 report.warn("W_CONFIG_NOT_GRANTED", f"{package.name} cannot be pinned: {error}", Position(package.root))
     hidden = hidden_folders(root)
     return GrantContext(
-        rules=rules,
-        accepted={item.tool: item.digest for item in read.policy.accepted},
-        pinned=[
-            Pin(item.folder, item.digest, item.sandbox, document, ("pinned", number))
-            for document, policy in read.policies
-            for number, item in enumerate(policy.pinned)
-        ],
+        policies=[(document, _spelled_out(policy)) for document, policy in read_policies(policies, report)],
         pins=pins,
         kept=[*(os.path.realpath(path) for path in _ours()), *hidden],
         hidden=hidden,
         home=os.path.realpath(os.path.expanduser("~")),
-        bundle=_real(bundle) or "",
-        opened=[
-            OpenedFolder(os.path.normpath(os.path.expanduser(path)), document, ("spawn", "workdirs", number))
-            for document, policy in read.policies
-            for number, path in enumerate(policy.spawn.workdirs)
-        ],
+        bundle=identity(os.path.expanduser(bundle)),
     )
 
 
-def _real(bundle: str | None) -> str | None:
-    """One spelling for a bundle's folder and for its goondan.yaml."""
-    if bundle is None:
-        return None
-    return identity(os.path.expanduser(bundle))
+def _spelled_out(policy: Policy) -> Policy:
+    """A policy with one spelling for a bundle's folder and for its goondan.yaml, and with whole paths."""
+    widen = [
+        item if item.bundle is None else replace(item, bundle=identity(os.path.expanduser(item.bundle)))
+        for item in policy.widen
+    ]
+    workdirs = [os.path.normpath(os.path.expanduser(path)) for path in policy.spawn.workdirs]
+    return replace(policy, widen=widen, spawn=SpawnPolicy(workdirs))
 
 
 def hidden_folders(root: str | None) -> list[str]:

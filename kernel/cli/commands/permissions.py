@@ -18,11 +18,11 @@ from goondan.kernel.cli import options
 from goondan.kernel.cli.consent import ask, look_again, remember, screen, words
 from goondan.kernel.cli.output import can_ask, columns_of, emit, is_terminal, printable, style_of, wants_json, write
 from goondan.kernel.cli.state import BundleTarget, checked_root, state_of
-from goondan.kernel.grants.granting import dangers, requested, status
+from goondan.kernel.grants.granting import Accepted, dangers, requested, status
 from goondan.kernel.grants.powers import Endpoint, Folder, Judgement, OpenKey, Power, TokenServer, untrusted
 from goondan.kernel.paths import find_bundle, root_of
 from goondan.kernel.state_root import confirm, doubt
-from goondan.kernel.trust.policy import POLICY_FILE, Accepted, PinnedFolder, write_decisions
+from goondan.kernel.trust.policy import POLICY_FILE, write_decisions
 from goondan.kernel.trust.records import Record, every, forget
 from goondan.kernel.trust.written import accept as accept_files
 from goondan.schemas.wire.errors import fail
@@ -181,7 +181,7 @@ def grant_accept(tool: str, bundle: str | None) -> None:
         raise fail("E_USAGE", f"the package {found.package} cannot be pinned", suggestion="Make it smaller.")
     others = {name: pinned for name, pinned in inspected.grant_context.accepted.items() if name != tool}
     accepted = [Accepted(name, pinned) for name, pinned in sorted({**others, tool: digest}.items())]
-    write_decisions(path, accepted, _pinned(inspected))
+    write_decisions(path, accepted, inspected.grant_context.pinned)
     granted = [f"    {thing}" for thing in row["requested"]]
     emit(
         {**row, "status": "accepted", "digest": digest, "policy": path},
@@ -201,7 +201,7 @@ def grant_revoke(tool: str, bundle: str | None) -> None:
         known = ", ".join(sorted(accepted)) or "none"
         raise fail("E_USAGE", f"nothing was accepted for {tool[:100]!r}", suggestion=f"Accepted are: {known}.")
     left = [Accepted(name, pinned) for name, pinned in sorted(accepted.items()) if name != tool]
-    write_decisions(path, left, _pinned(inspected))
+    write_decisions(path, left, inspected.grant_context.pinned)
     text = f"revoked for {tool}. A kernel that runs keeps it until it is stopped."
     emit({"tool": tool, "status": "revoked", "policy": path}, [text])
 
@@ -265,11 +265,6 @@ def _row(tool: CheckedTool, inspected: Inspected) -> dict[str, Any]:
     if tool.package in inspected.grant_context.pins:
         row["digest"] = inspected.grant_context.pins[tool.package]
     return row
-
-
-def _pinned(inspected: Inspected) -> list[PinnedFolder]:
-    """The folders that were pinned, as the policy has them."""
-    return [PinnedFolder(pin.folder, pin.digest, pin.sandbox) for pin in inspected.grant_context.pinned]
 
 
 def _packaged(inspected: Inspected, tool: str) -> CheckedTool:

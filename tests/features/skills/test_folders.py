@@ -8,8 +8,9 @@ import pytest
 
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
 from goondan.kernel.bundle.rules.plan import build_plan, tool_spec
+from goondan.kernel.grants.granting import Accepted, PinnedFolder
 from goondan.kernel.grants.powers import Folder, Power
-from goondan.kernel.trust.policy import Accepted, PinnedFolder, write_decisions
+from goondan.kernel.trust.policy import write_decisions
 from goondan.schemas.bundle.launch import Filesystem, FolderGrants, SandboxSpec, ToolSpec
 from goondan.schemas.bundle.resources import NetworkAllow, SandboxPart
 from tests.unit.kernel.bundle.conftest import GOOD, Look, bundled, package

@@ -12,8 +12,10 @@ import pytest
 
 from goondan.kernel import paths, state_root
 from goondan.kernel.bundle.rules.problems import Report
+from goondan.kernel.bundle.rules.shape import Document
+from goondan.kernel.grants.granting import Accepted, Policy, Widening
 from goondan.kernel.state_root import confirm, doubt, judge, look, open_state_root, others_could_write, project_above
-from goondan.kernel.trust.policy import Accepted, read_policies, write_decisions
+from goondan.kernel.trust.policy import read_policies, write_decisions
 from goondan.kernel.trust.written import ACCEPTED_FILE, Written, accept, read_accepted
 from goondan.schemas.wire.errors import GoondanError
 from tests.checks import refuses, there
@@ -70,6 +72,10 @@ def test_nothing_is_made_unless_that_is_asked_for(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def widened(policies: list[tuple[Document, Policy]]) -> list[Widening]:
+    return [item for _, policy in policies for item in policy.widen]
+
+
 def test_an_old_one_that_others_could_only_read_is_closed_with_a_line_and_believed(tmp_path: Path) -> None:
     root = tmp_path / "state"
     workspace = grown(root, 0o755)
@@ -89,7 +95,7 @@ def test_an_old_one_that_others_could_only_read_is_closed_with_a_line_and_believ
     }
     assert open_state_root(str(root), workspace=str(workspace)).mended == []
     report = Report()
-    assert read_policies([str(root / "policy.yaml")], report).policy.widen
+    assert widened(read_policies([str(root / "policy.yaml")], report))
     assert report.errors == []
 
 
@@ -107,7 +113,7 @@ def test_what_others_could_write_is_closed_and_not_believed_until_it_is_confirme
         assert doubt(str(root)) == found.why
         assert all(not mode & 0o077 for name, mode in modes(root).items() if not name.endswith("/workspace"))
         report = Report()
-        assert not read_policies([str(root / "policy.yaml")], report).policy.widen
+        assert not widened(read_policies([str(root / "policy.yaml")], report))
         (problem,) = report.errors
         assert state_root.CONFIRM in problem.message
         assert read_accepted(str(root)) == {}
@@ -118,7 +124,7 @@ def test_what_others_could_write_is_closed_and_not_believed_until_it_is_confirme
     confirm(str(root))
     assert open_state_root(str(root)).believable
     assert read_accepted(str(root)) == {"/b/goondan.yaml": "ab"}
-    assert read_policies([str(root / "policy.yaml")], Report()).policy.widen
+    assert widened(read_policies([str(root / "policy.yaml")], Report()))
 
 
 def test_one_open_level_below_a_closed_root_is_enough(tmp_path: Path) -> None:
@@ -257,11 +263,11 @@ def test_one_in_a_bundle_or_a_checkout_is_used_and_never_believed(tmp_path: Path
         assert str(folder) in there(found.why)
         (root / "policy.yaml").write_text(WIDE)
         report = Report()
-        assert not read_policies([str(root / "policy.yaml")], report).policy.widen
+        assert not widened(read_policies([str(root / "policy.yaml")], report))
         assert len(report.errors) == 1
         assert "--policy" in (report.errors[0].suggestion or "")
         named = Report()
-        assert read_policies(["/nonexistent", str(root / "policy.yaml")], named).policy.widen  # named by hand: read
+        assert widened(read_policies(["/nonexistent", str(root / "policy.yaml")], named))  # named by hand: read
         (root / ACCEPTED_FILE).write_text('{"/b/goondan.yaml": "ab"}')
         assert read_accepted(str(root)) == {}
         confirm(str(root))

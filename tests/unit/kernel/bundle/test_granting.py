@@ -11,8 +11,8 @@ import pytest
 
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle, open_bundle
 from goondan.kernel.bundle.rules.plan import tool_spec
-from goondan.kernel.grants.granting import status
-from goondan.kernel.trust.policy import MARK, Accepted, pin, write_decisions
+from goondan.kernel.grants.granting import Accepted, status
+from goondan.kernel.trust.policy import MARK, pin, write_decisions
 from goondan.schemas.bundle.launch import Filesystem, SandboxSpec
 from tests.checks import there
 from tests.unit.kernel.bundle.conftest import GOOD, bundled, package
@@ -287,7 +287,7 @@ def test_a_policy_of_before_that_wants_file_systems_for_workdirs_is_told_once(ho
     home.policy("widen: []\ndisk: {sized: true}\n")
     (error,) = home.look().errors
     assert (error.code, error.line, error.file) == ("E_CONFIG_UNKNOWN_FIELD", 2, str(home.root / "policy.yaml"))
-    assert "`disk` is gone" in error.message
+    assert "`disk` is gone" in (error.suggestion or "")
     assert "Remove `disk`" in (error.suggestion or "")
     assert "workspace.ext4" in (error.suggestion or ""), "the files of a workdir may be in an image"
 
