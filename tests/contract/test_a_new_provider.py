@@ -38,15 +38,19 @@ load("goondan.agentproc.providers.parrot", sys.argv[2])
 import msgspec
 from goondan.agentproc.http import make_provider
 from goondan.agentproc.providers.base import limited_output
-from goondan.kernel.bundle.rules.models import resolve_model
+from goondan.kernel.bundle.rules.models import ModelFault, resolve_model
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import ModelBody
 body = msgspec.convert({"provider": "parrot", "model": "polly"}, ModelBody)
 model = resolve_model(body, {}, {"PARROT_API_KEY": "k"})
 model = msgspec.msgpack.decode(msgspec.msgpack.encode(model), type=ModelSpec)
 auto = resolve_model(ModelBody(provider="auto"), {}, {"PARROT_API_KEY": "k"})
+try:
+    resolve_model(body, {}, {})
+except ModelFault as fault:
+    code = fault.code
 print(model.provider, model.api_key, auto.provider, auto.model, limited_output(model, 5).params,
-      type(make_provider(model)._vendor).__name__, resolve_model(body, {}, {}).code)
+      type(make_provider(model)._vendor).__name__, code)
 """
 
 

@@ -27,7 +27,7 @@ from goondan.kernel.bundle.rules.extension_config import check_given, check_used
 from goondan.kernel.bundle.rules.extensions import Bundled, CheckedExtension, check_extension, circles, misplaced
 from goondan.kernel.bundle.rules.kinds import documents, kind_names, kinds, providers
 from goondan.kernel.bundle.rules.lookup import Files, Unreadable
-from goondan.kernel.bundle.rules.models import ModelFault, check_model, endpoint_fault, resolve_model, sends_open_key
+from goondan.kernel.bundle.rules.models import ModelFault, check_model, resolve_model, sends_open_key
 from goondan.kernel.bundle.rules.positions import Mapping as MappingNode
 from goondan.kernel.bundle.rules.positions import Scalar
 from goondan.kernel.bundle.rules.problems import Path, Position, Report, did_you_mean, shown
@@ -42,7 +42,7 @@ from goondan.kernel.bundle.rules.references import (
 )
 from goondan.kernel.bundle.rules.shape import Builder, Document, Environment
 from goondan.kernel.bundle.rules.tools import CheckedTool, check_output, check_tool
-from goondan.kernel.bundle.rules.variables import check_value, names_any
+from goondan.kernel.bundle.rules.variables import names_any
 from goondan.kernel.grants.granting import join_paths
 from goondan.schemas.bundle import resources
 from goondan.schemas.bundle.address import SEPARATOR, is_resource_name, is_shown_name, parse_tool_name, shown_tool_name
@@ -247,9 +247,6 @@ class Checker:
     def _models(self) -> None:
         for document, _, built in self._of("Model"):
             body: resources.ModelBody = built.spec
-            check_value(document, body.api_key, ("spec", "apiKey"), self._report)
-            if body.endpoint is not None and (fault := endpoint_fault("the endpoint", body.endpoint)) is not None:
-                self._report.error("E_CONFIG_INVALID_VALUE", fault[0], document.place("spec", "endpoint"), fault[1])
             check_model(document, body, self._report)
             own = providers().get(body.provider)
             path = None if own is None else own.find_file(document, body, self._files, self._report)
@@ -429,11 +426,12 @@ class Checker:
         self, document: Document, body: resources.ModelBody, agent: CheckedAgent, params: Mapping[str, Any]
     ) -> ModelSpec | None:
         """A Model with everything that a request needs. When that is not there, it is reported, and None returned."""
-        model = resolve_model(body, params, self._env, document.resource.partition("/")[2], self._chosen_server)
-        if isinstance(model, ModelFault):
-            message = model.message.format(document.text(*model.path)) if "{}" in model.message else model.message
+        try:
+            model = resolve_model(body, params, self._env, document.resource.partition("/")[2], self._chosen_server)
+        except ModelFault as fault:
+            message = fault.message.format(document.text(*fault.path)) if "{}" in fault.message else fault.message
             message += f" ({agent.document.resource} uses it)"
-            self._report.error(model.code, message, document.place(*model.path), model.suggestion)
+            self._report.error(fault.code, message, document.place(*fault.path), fault.suggestion)
             return None
         if sends_open_key(model):
             what = "the key is" if model.api_key is not None else "the headers of the Model are"

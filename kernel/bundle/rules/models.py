@@ -24,7 +24,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from goondan.kernel.bundle.rules.kinds import providers
@@ -58,17 +57,15 @@ _BY_URL: Final = next(provider for provider in PROVIDERS if provider.auto_by_url
 CHOSEN_BY: Final = "you"
 
 
-class ModelFault(Struct, frozen=True):
-    """Why an agent cannot use a Model."""
+class ModelFault(Exception):
+    """Why an agent cannot use a Model. `{}` in the message stands for what the document says at `path`."""
 
-    #: The code of the error.
-    code: str
-    #: The message. `{}` in it stands for what the document says at `path`.
-    message: str
-    #: The place in the document.
-    path: Path
-    #: What to do about it.
-    suggestion: str
+    def __init__(self, code: str, message: str, path: Path, suggestion: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.path = path
+        self.suggestion = suggestion
 
 
 def resolve_model(
@@ -77,16 +74,13 @@ def resolve_model(
     env: Mapping[str, str],
     document: str = "",
     chosen: str | None = None,
-) -> ModelSpec | ModelFault:
+) -> ModelSpec:
     """The model of one agent. `params` are the agent's own: they win. An empty variable counts as unset. `document` is
     the name of the Model document. `chosen` is the server of this machine that the person has chosen; the environment
-    comes before it.
+    comes before it. Raises ModelFault.
     """
-    model = _resolve(body, params, env, chosen)
-    if isinstance(model, ModelFault):
-        return model
     return replace(
-        model,
+        _resolve(body, {**body.params, **params}, env, chosen),
         pricing=body.pricing,
         context_tokens=body.context_tokens,
         caching=body.caching,
@@ -97,38 +91,28 @@ def resolve_model(
     )
 
 
-def _resolve(
-    body: ModelBody, params: Mapping[str, Any], env: Mapping[str, str], chosen: str | None
-) -> ModelSpec | ModelFault:
-    merged = {**body.params, **params}
-    if body.provider == "embedded":
-        return ModelSpec(provider="embedded", model=body.model, params=merged)
-    if body.provider in providers():
-        return ModelSpec(provider=body.provider, model=body.model, params=merged)
+def _resolve(body: ModelBody, params: dict[str, Any], env: Mapping[str, str], chosen: str | None) -> ModelSpec:
+    if body.provider == "embedded" or body.provider in providers():
+        return ModelSpec(provider=body.provider, model=body.model, params=params)
     if body.provider == "auto":
         if chosen is None or names_a_model(env):
-            return _auto(body, merged, env)
-        by_choice = _auto(body, merged, {**env, _BY_URL.url_variable: chosen})
-        return by_choice if isinstance(by_choice, ModelFault) else replace(by_choice, chosen_by=CHOSEN_BY)
+            return _auto(body, params, env)
+        return replace(_auto(body, params, {**env, _BY_URL.url_variable: chosen}), chosen_by=CHOSEN_BY)
     provider = BY_NAME[body.provider]
     key = _own_key(body, env)
-    if isinstance(key, ModelFault):
-        return key
     if not body.model:
         message = f"provider {provider.name} needs the name of a model"
-        return ModelFault("E_CONFIG_MISSING_FIELD", message, ("spec", "model"), "Add model: NAME.")
+        raise ModelFault("E_CONFIG_MISSING_FIELD", message, ("spec", "model"), "Add model: NAME.")
     key = key or env.get(provider.key_variable) or None
     if key is None and body.endpoint is None:
-        return _no_key(provider, "give apiKey, or give endpoint if it is a server of your own that needs none")
-    headers = header_values(body.headers, env)
-    if isinstance(headers, tuple):
-        return ModelFault(*headers)
+        raise _no_key(provider, "give apiKey, or give endpoint if it is a server of your own that needs none")
+    headers = _header_values(body.headers, env)
     return ModelSpec(
         provider=provider.name,
         model=body.model,
         endpoint=body.endpoint,
         api_key=key,
-        params=merged,
+        params=params,
         key_origin=_key_origin(key is not None or bool(headers), body.endpoint),
         headers=headers,
         auth=body.auth,
@@ -149,18 +133,6 @@ def sends_open_key(model: ModelSpec) -> bool:
 def _key_origin(secret: bool, endpoint: str | None) -> str | None:
     """Where a key goes: None for the vendor's own server. `secret`: there is a key, or there are headers."""
     return origin_of(endpoint) if secret and endpoint is not None else None
-
-
-def doubled_end(provider: ModelProvider, endpoint: str) -> str | None:
-    """The end of an endpoint that each request adds once more; None when there is none."""
-    path = urlsplit(endpoint).path.rstrip("/")
-    return max((end for end in provider.added if path.endswith(end)), key=len, default=None)
-
-
-def doubled_hint(endpoint: str, end: str) -> str:
-    """What to do about an endpoint with such an end."""
-    path = urlsplit(endpoint).path.rstrip("/")
-    return f"Leave {end} out: each request adds it to {path.removesuffix(end) or '/'}."
 
 
 def model_text(model: ModelSpec) -> str:
@@ -187,40 +159,41 @@ def is_http_url(text: str) -> bool:
     return origin_of(text) is not None and urlsplit(text).port != 0
 
 
-def endpoint_fault(whose: str, url: str) -> tuple[str, str] | None:
+def endpoint_fault(whose: str, url: str, provider: ModelProvider | None = None) -> tuple[str, str] | None:
     """What is wrong with the address of a model's server, and what to do; None: nothing. `whose` names it. A user in
-    it would replace the key, and addresses are no place for secrets.
+    it would replace the key, and addresses are no place for secrets. An end that each request of the provider adds
+    would stand there twice.
     """
     if not is_http_url(url):
         return f"{whose} is no http or https URL", "Write for example http://127.0.0.1:11434/v1."
     if "@" in urlsplit(url).netloc:
         return f"{whose} has a user or a password in it", "Leave them out: the key of the server is the Model's apiKey."
-    return None
+    path = urlsplit(url).path.rstrip("/")
+    ends = [end for end in (() if provider is None else provider.added) if path.endswith(end)]
+    if not ends:
+        return None
+    end = max(ends, key=len)
+    hint = f"Leave {end} out: each request adds it to {path.removesuffix(end) or '/'}."
+    return f"{whose} ends in {end}, which each request adds", hint
 
 
-def _auto(body: ModelBody, params: dict[str, Any], env: Mapping[str, str]) -> ModelSpec | ModelFault:
+def _auto(body: ModelBody, params: dict[str, Any], env: Mapping[str, str]) -> ModelSpec:
     own = (("endpoint", body.endpoint), ("apiKey", body.api_key), ("headers", body.headers or None))
     for field, given in (*own, ("auth", body.auth), ("apiVersion", body.api_version)):
         if given is not None:
             message = f"provider auto takes its server from the environment, and has no {field} of its own"
             hint = f"Name the provider that it belongs to: {_NAMES}."
-            return ModelFault("E_CONFIG_INVALID_VALUE", message, ("spec", field), hint)
-    found = _choose(env)
-    if isinstance(found, ModelFault):
-        return found
-    provider, chosen_by = found
+            raise ModelFault("E_CONFIG_INVALID_VALUE", message, ("spec", field), hint)
+    provider, chosen_by = _choose(env)
     model = env.get(MODEL_VARIABLE) or body.model
     if provider is None:
         return ModelSpec(provider="embedded", model=body.model, params=params, chosen_by=chosen_by)
     key, endpoint = env.get(provider.key_variable) or None, env.get(provider.url_variable) or None
     if key is None and endpoint is None:
-        return _no_key(provider, f"or unset {PROVIDER_VARIABLE}")
+        raise _no_key(provider, f"or unset {PROVIDER_VARIABLE}")
     whose = f"the environment variable {provider.url_variable}"
-    if endpoint is not None and (fault := endpoint_fault(whose, endpoint)) is not None:
-        return ModelFault("E_CONFIG_INVALID_VALUE", fault[0], ("spec", "provider"), fault[1])
-    if endpoint is not None and (end := doubled_end(provider, endpoint)) is not None:
-        message = f"the environment variable {provider.url_variable} ends in {end}, which each request adds"
-        return ModelFault("E_CONFIG_INVALID_VALUE", message, ("spec", "provider"), doubled_hint(endpoint, end))
+    if endpoint is not None and (fault := endpoint_fault(whose, endpoint, provider)) is not None:
+        raise ModelFault("E_CONFIG_INVALID_VALUE", fault[0], ("spec", "provider"), fault[1])
     # A vendor's usual model is on the vendor's server. Any other server is asked which models it has.
     name = model or (provider.auto_model if is_vendors(provider, endpoint) else "")
     return ModelSpec(
@@ -252,7 +225,7 @@ def names_a_model(env: Mapping[str, str]) -> bool:
     return any(env.get(variable) for variable in (PROVIDER_VARIABLE, *(variable for variable, _ in _BY_VARIABLE)))
 
 
-def _choose(env: Mapping[str, str]) -> tuple[ModelProvider | None, str] | ModelFault:
+def _choose(env: Mapping[str, str]) -> tuple[ModelProvider | None, str]:
     """The provider, None for `embedded`, and the variable that settled it ("" when none did)."""
     wanted = env.get(PROVIDER_VARIABLE)
     if wanted:
@@ -260,7 +233,7 @@ def _choose(env: Mapping[str, str]) -> tuple[ModelProvider | None, str] | ModelF
             return BY_NAME.get(wanted), PROVIDER_VARIABLE
         message = f"the environment variable {PROVIDER_VARIABLE} names no provider"
         hint = f"Set it to {_NAMES} or embedded, or unset it."
-        return ModelFault("E_CONFIG_INVALID_VALUE", message, ("spec", "provider"), hint)
+        raise ModelFault("E_CONFIG_INVALID_VALUE", message, ("spec", "provider"), hint)
     for variable, provider in _BY_VARIABLE:
         if env.get(variable):
             return provider, variable
@@ -273,18 +246,21 @@ def _no_key(provider: ModelProvider, otherwise: str) -> ModelFault:
     return ModelFault("E_CONFIG_MISSING_ENV", message, ("spec", "provider"), f"Set {name}, {otherwise}.")
 
 
-def _own_key(body: ModelBody, env: Mapping[str, str]) -> str | ModelFault | None:
+def _own_key(body: ModelBody, env: Mapping[str, str]) -> str | None:
     """The key that the document gives, None when it gives none."""
     key = body.api_key
     if not isinstance(key, ValueSource):
         return key or None
     if key.value_from is None:
         return key.value or None
-    name = key.value_from.env
-    value = env.get(name)
-    if value:
-        return value
-    path = ("spec", "apiKey", "valueFrom", "env")
+    value = env.get(key.value_from.env)
+    if not value:
+        raise _not_set(("spec", "apiKey"))
+    return value
+
+
+def _not_set(at: Path) -> ModelFault:
+    path = (*at, "valueFrom", "env")
     return ModelFault("E_CONFIG_MISSING_ENV", "the environment variable {} is not set", path, "Set it.")
 
 
@@ -321,23 +297,9 @@ def header_fault(name: str) -> tuple[str, str] | None:
     return None
 
 
-def headers_fault(names: list[str]) -> str | None:
-    """What is wrong with the names together."""
-    if len(names) > MAX_HEADERS:
-        return f"{len(names)} headers, {MAX_HEADERS} at most"
-    return "a header stands twice: upper and lower case are the same" if len(_folded(names)) < len(names) else None
-
-
-def _folded(names: list[str]) -> set[str]:
-    return {name.lower() for name in names}
-
-
-def header_values(
-    headers: Mapping[str, ValueLike], env: Mapping[str, str]
-) -> dict[str, str] | tuple[str, str, Path, str]:
-    """The headers with their values, the names in lower case; else code, message, place and suggestion of the fault.
-
-    What `header_fault` refuses is left out: that was reported for the document.
+def _header_values(headers: Mapping[str, ValueLike], env: Mapping[str, str]) -> dict[str, str]:
+    """The headers with their values, the names in lower case. What `header_fault` refuses is left out: that was
+    reported for the document. Raises ModelFault.
     """
     found: dict[str, str] = {}
     for name, value in headers.items():
@@ -348,12 +310,12 @@ def header_values(
         if isinstance(value, ValueSource) and value.value_from is not None:
             text = env.get(value.value_from.env, "")
             if not text.strip():
-                message = "the environment variable {} is not set"
-                return "E_CONFIG_MISSING_ENV", message, (*at, "valueFrom", "env"), "Set it."
+                raise _not_set(at)
         text = text.strip()
         if len(text) > MAX_HEADER_VALUE or not text.isascii() or not text.isprintable():
             message = f"the value of the header {name.lower()} cannot be sent"
-            return "E_CONFIG_INVALID_VALUE", message, at, f"Give at most {MAX_HEADER_VALUE} printable ASCII characters."
+            hint = f"Give at most {MAX_HEADER_VALUE} printable ASCII characters."
+            raise ModelFault("E_CONFIG_INVALID_VALUE", message, at, hint)
         found[name.lower()] = text
     return found
 
@@ -363,33 +325,25 @@ MAX_VERSION: Final = 64
 
 
 def check_model(document: Document, body: ModelBody, report: Report) -> None:
-    """The end of the endpoint, the headers, and the version of the wire."""
-    _check_end(document, body, report)
-    _check_headers(document, body, report)
-    _check_version(document, body, report)
-
-
-def _check_end(document: Document, body: ModelBody, report: Report) -> None:
+    """Report what is wrong with a Model by itself."""
+    check_value(document, body.api_key, ("spec", "apiKey"), report)
     provider = BY_NAME.get(body.provider)
-    if provider is None or body.endpoint is None or not is_http_url(body.endpoint):
-        return
-    end = doubled_end(provider, body.endpoint)
-    if end is not None:
-        message = f"the endpoint ends in {end}, which each request adds"
-        place = document.place("spec", "endpoint")
-        report.error("E_CONFIG_INVALID_VALUE", message, place, doubled_hint(body.endpoint, end))
-
-
-def _check_headers(document: Document, body: ModelBody, report: Report) -> None:
-    for name, value in body.headers.items():
+    if body.endpoint is not None and (fault := endpoint_fault("the endpoint", body.endpoint, provider)) is not None:
+        report.error("E_CONFIG_INVALID_VALUE", fault[0], document.place("spec", "endpoint"), fault[1])
+    names = list(body.headers)
+    for name in names:
         at: Path = ("spec", "headers", name)
-        check_value(document, value, at, report)
-        fault = header_fault(name)
-        if fault is not None:
+        check_value(document, body.headers[name], at, report)
+        if (fault := header_fault(name)) is not None:
             report.error("E_CONFIG_INVALID_VALUE", fault[0], document.key(*at), fault[1])
-    together = headers_fault(list(body.headers))
+    together = None
+    if len(names) > MAX_HEADERS:
+        together = f"{len(names)} headers, {MAX_HEADERS} at most"
+    elif len({name.lower() for name in names}) < len(names):
+        together = "a header stands twice: upper and lower case are the same"
     if together is not None:
         report.error("E_CONFIG_INVALID_VALUE", together, document.key("spec", "headers"), "Remove what is too much.")
+    _check_version(document, body, report)
 
 
 def _check_version(document: Document, body: ModelBody, report: Report) -> None:

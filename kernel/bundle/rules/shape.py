@@ -294,8 +294,8 @@ def _described(kind: type[Any]) -> types.Type:
 #: A policy has no kind.
 REMOVED: Final[dict[tuple[str, Path], str]] = {
     ("", ("disk",)): "`disk` is gone: workdirs have no file systems of their own any more, and all are watched. Remove "
-    "`disk`. If `workspace.ext4` lies beside a workdir, the files are in it: `mount -o loop workspace.ext4 /mnt`, and copy "
-    "them into the workdir.",
+    "`disk`. If `workspace.ext4` lies beside a workdir, the files are in it: `mount -o loop workspace.ext4 /mnt`, and "
+    "copy them into the workdir.",
     ("Tool", ("spec", "runtime")): "Remove it: handlers always run in the tool host.",
     ("Tool", ("spec", "auth")): "Remove it: an extension that needs OAuth asks for tokens itself.",
     ("Extension", ("spec", "runtime")): "Remove it: extensions always run in their agent's process.",
