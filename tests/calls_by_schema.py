@@ -14,7 +14,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from goondan.kernel.bundle.rules.tools import CheckedTool
+from goondan.kernel.bundle.rules.checked import CheckedTool
 from goondan.schemas.bundle.address import build_tool_name, parse_tool_name
 
 Call = tuple[str, Any]

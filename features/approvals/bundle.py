@@ -15,7 +15,7 @@ from goondan.schemas.bundle.launch import ExtensionSpec, is_bundled
 
 
 class ApprovalExtension:
-    """The bundled extension `approval`, under whatever names a bundle has it (rules/extension_config.py)."""
+    """The bundled extension `approval`, under whatever names a bundle has it (rules/kinds.py)."""
 
     feature: Final = FEATURE
     extension: Final = "approval"

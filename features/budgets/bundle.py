@@ -18,7 +18,7 @@ from goondan.schemas.bundle.launch import ExtensionSpec, ModelSpec, is_bundled
 
 
 class BudgetExtension:
-    """The bundled extension `budget`, under whatever names a bundle has it (rules/extension_config.py)."""
+    """The bundled extension `budget`, under whatever names a bundle has it (rules/kinds.py)."""
 
     feature: Final = FEATURE
     extension: Final = "budget"

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from goondan.kernel.bundle.rules.extension_config import NamedFolders
+from goondan.kernel.bundle.rules.kinds import NamedFolders
 from goondan.kernel.bundle.rules.lookup import Files
 from goondan.kernel.bundle.rules.problems import Path, Report
 from goondan.kernel.bundle.rules.shape import Document
@@ -23,7 +23,7 @@ from goondan.schemas.bundle.launch import ExtensionSpec
 
 
 class SkillFolders:
-    """The bundled extension `skills`, under whatever name a bundle has it (kernel/bundle/rules/extension_config.py)."""
+    """The bundled extension `skills`, under whatever name a bundle has it (kernel/bundle/rules/kinds.py)."""
 
     extension: Final = "skills"
 

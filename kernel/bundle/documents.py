@@ -40,14 +40,13 @@ from msgspec import Struct
 
 from goondan.features import folders
 from goondan.kernel.bundle.files import NOTHING, BundleFiles, Overlay, list_documents, read_file, read_instead
-from goondan.kernel.bundle.rules.checked import Package
-from goondan.kernel.bundle.rules.extensions import CheckedExtension
+from goondan.kernel.bundle.rules.checked import CheckedExtension, CheckedTool, Package
 from goondan.kernel.bundle.rules.kinds import kind_names
 from goondan.kernel.bundle.rules.lookup import MAX_FILE_BYTES, Unreadable
 from goondan.kernel.bundle.rules.positions import Allowance, Mapping, Node, Scalar, compose_file
 from goondan.kernel.bundle.rules.problems import BundleError, Position, Report
 from goondan.kernel.bundle.rules.shape import Builder, Document, Environment
-from goondan.kernel.bundle.rules.tools import CheckedTool, check_tool
+from goondan.kernel.bundle.rules.tools import check_tool
 from goondan.kernel.paths import BUNDLE_FILE
 from goondan.schemas.bundle.address import is_resource_name
 from goondan.schemas.bundle.resources import API_V1, API_V1ALPHA1, Extension, ExtensionBody, Tool, ToolBody

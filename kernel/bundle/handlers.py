@@ -35,7 +35,7 @@ from goondan.schemas.bundle.launch import SandboxSpec, ToolSpec, entry_kind
 from goondan.schemas.worker.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
 
 if TYPE_CHECKING:
-    from goondan.kernel.bundle.rules.tools import CheckedTool
+    from goondan.kernel.bundle.rules.checked import CheckedTool
 
 
 #: How long one module may take to load (seconds): the import of a large library from a cold disk.

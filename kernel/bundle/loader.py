@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+import msgspec
 from msgspec import Struct
 
 from goondan.kernel.bundle.files import read_file, tree_digest
@@ -22,6 +23,7 @@ from goondan.kernel.bundle.rules.lookup import MAX_FILE_BYTES, MAX_PROMPT_BYTES,
 from goondan.kernel.bundle.rules.problems import BundleError, Position, Problem, Report
 from goondan.kernel.paths import root_of
 from goondan.schemas.bundle.launch import KernelPlan, entry_kind
+from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
     from goondan.kernel.bundle.documents import Loaded
@@ -29,7 +31,6 @@ if TYPE_CHECKING:
     from goondan.kernel.bundle.rules.variables import EnvironmentRedactor
     from goondan.kernel.grants.granting import GrantContext
     from goondan.kernel.grants.powers import Judgement, Power
-    from goondan.kernel.trust.asking import Asking
     from goondan.kernel.trust.written import Written
 
 #: Where packages lie below the state root.
@@ -38,6 +39,28 @@ PACKAGES: Final = "packages"
 _TOOL_KIND: Final = re.compile(rb"""\bkind["']?\s*:\s*["']?Tool\b""")
 #: Hexadecimal digits of a revision.
 REVISION_CHARS: Final = 32
+
+
+class Asking(Struct, frozen=True, kw_only=True):
+    """What a command knows about the user's agreement."""
+
+    #: The command was given --trust.
+    everything: bool = False
+    #: Powers that a person has just agreed to on its screen.
+    agreed: Sequence[Power] = ()
+    #: See goondan.kernel.grants.powers.Consent.
+    running: Sequence[Power] | None = None
+
+
+def read_agreed(fd: int) -> list[Power]:
+    """The powers that a command passes on a descriptor, which is closed. Raises GoondanError E_USAGE."""
+    from goondan.kernel.grants.powers import Power
+
+    try:
+        with open(fd, "rb") as source:
+            return msgspec.json.decode(source.read(), type=list[Power])
+    except (OSError, msgspec.DecodeError) as error:
+        raise fail("E_USAGE", f"the powers that were agreed to cannot be read: {error}") from None
 
 
 class Inspected(Struct):
@@ -102,7 +125,6 @@ def inspect_bundle(
         from goondan.kernel.bundle.rules.models import without_key
         from goondan.kernel.bundle.rules.variables import EnvironmentRedactor, wanted_variables
         from goondan.kernel.grants.granting import grant
-        from goondan.kernel.trust.asking import Asking
         from goondan.kernel.trust.judgement import judgement_of
         from goondan.kernel.trust.policy import POLICY_FILE, gather
 
@@ -129,7 +151,10 @@ def inspect_bundle(
         grant(checked, grant_context, files, report)
         _find_javascript(checked, loaded.root, variables)
         written = _written(loaded, checked, root, policy, report, instead or {})
-        judgement = judgement_of(path, loaded, checked, root, variables, asking or Asking())
+        told = asking or Asking()
+        judgement = judgement_of(
+            path, loaded, checked, root, variables, trusted=told.everything, agreed=told.agreed, running=told.running
+        )
         if not judgement.trusted:
             for agent in checked.agents.values():
                 agent.model = None if agent.model is None else without_key(agent.model)

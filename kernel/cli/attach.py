@@ -312,8 +312,7 @@ class ByHand(Kernel):
     @property
     def entry_agent(self) -> str | None:
         """The entry agent of the bundle. The bundle runs already, so the user need not agree to it here."""
-        from goondan.kernel.bundle.loader import open_bundle
-        from goondan.kernel.trust.asking import Asking
+        from goondan.kernel.bundle.loader import Asking, open_bundle
 
         place, asking = self.place, Asking(everything=True)
         return open_bundle(

@@ -338,7 +338,7 @@ def tell_servers(state_dir: str, told: set[str]) -> None:
         state = news.server
         if state is not None and state.state == "ended" and state.last_error and state.last_error not in told:
             told.add(state.last_error)
-            from goondan.kernel.bundle.rules.checked import server_rules  # of a bundle, and hardly any server ends
+            from goondan.kernel.bundle.rules.kinds import server_rules  # of a bundle, and hardly any server ends
 
             rules = server_rules()
             shown = "" if rules is None else f"; `{rules.shown_by}` shows how it is"

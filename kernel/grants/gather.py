@@ -14,11 +14,10 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from goondan.kernel.bundle.rules.checked import Checked, CheckedAgent, CheckedServer, server_rules
-from goondan.kernel.bundle.rules.kinds import kinds, providers
+from goondan.kernel.bundle.rules.checked import Checked, CheckedAgent, CheckedServer, CheckedTool
+from goondan.kernel.bundle.rules.kinds import kinds, providers, server_rules
 from goondan.kernel.bundle.rules.models import is_http_url
 from goondan.kernel.bundle.rules.shape import VARIABLE, Document
-from goondan.kernel.bundle.rules.tools import CheckedTool
 from goondan.kernel.bundle.rules.variables import GRANTED, variables_of
 from goondan.kernel.grants.granting import DEFAULTS, as_part, narrow
 from goondan.kernel.grants.powers import (

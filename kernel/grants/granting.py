@@ -23,11 +23,11 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from goondan.kernel.bundle.rules.checked import Checked, CheckedAgent, CheckedServer
+from goondan.kernel.bundle.rules.checked import Checked, CheckedAgent, CheckedServer, CheckedTool
 from goondan.kernel.bundle.rules.lookup import Files
 from goondan.kernel.bundle.rules.problems import Path, Report, did_you_mean, shown
 from goondan.kernel.bundle.rules.shape import Document
-from goondan.kernel.bundle.rules.tools import CheckedTool, check_sandbox, resolve_network
+from goondan.kernel.bundle.rules.tools import check_sandbox, resolve_network
 from goondan.schemas.bundle import resources
 from goondan.schemas.bundle.address import is_path
 from goondan.schemas.bundle.launch import Filesystem, FolderGrants, Limits, PythonSpec, SandboxSpec

@@ -19,7 +19,7 @@ from msgspec import Raw
 
 from goondan.features import parts
 from goondan.kernel.bundle.loader import OpenedBundle
-from goondan.kernel.bundle.rules.difference import Difference, difference
+from goondan.kernel.bundle.rules.plan import Difference, difference
 from goondan.kernel.grants.powers import Power
 from goondan.kernel.revisions.reader import Revision, RevisionRefused, Task, decode
 from goondan.kernel.revisions.watching import News, Watched, Watcher

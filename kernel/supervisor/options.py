@@ -117,8 +117,7 @@ def load_bundle(options: Options, running: Sequence[Power] | None = None) -> Ope
     """Open the bundle, with the grants of the command line. `running` are the powers of the running revision: then only
     those, and recorded agreements, count as agreed to. Raises BundleError, and other GoondanErrors.
     """
-    from goondan.kernel.bundle.loader import open_bundle
-    from goondan.kernel.trust.asking import Asking, read_agreed
+    from goondan.kernel.bundle.loader import Asking, open_bundle, read_agreed
 
     agreed = [] if options.agreed_fd is None else read_agreed(options.agreed_fd)
     options.agreed_fd = None

@@ -19,7 +19,7 @@ import os
 import pwd
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from glob import escape, glob
 from typing import Final
@@ -33,29 +33,38 @@ from goondan.kernel.grants.granting import requested
 from goondan.kernel.grants.powers import Consent, Judgement, Owner, Power, Writers, everything_trusted, judge
 from goondan.kernel.paths import quickstart_folders
 from goondan.kernel.trust import records
-from goondan.kernel.trust.asking import Asking
 from goondan.schemas.system.directories import has_list, is_group_of
 
 
 def judgement_of(
-    bundle: str, loaded: Loaded, checked: Checked, state_root: str | None, env: Mapping[str, str], asking: Asking
+    bundle: str,
+    loaded: Loaded,
+    checked: Checked,
+    state_root: str | None,
+    env: Mapping[str, str],
+    *,
+    trusted: bool = False,
+    agreed: Sequence[Power] = (),
+    running: Sequence[Power] | None = None,
 ) -> Judgement:
-    """The judgement about the bundle at `bundle`. `state_root` None: there are no records. `env` is the user's."""
+    """The judgement about the bundle at `bundle`. `state_root` None: there are no records. `env` is the user's.
+    `trusted`, `agreed`, `running`: see Asking in kernel/bundle/loader.py.
+    """
     powers: list[Power] = powers_of(checked, loaded.documents, loaded.root, env, os.path.realpath)
     powers += others_who_can_write(_files(loaded, checked))
     reason = "there is no state root" if state_root is None else records.why_not_believed(state_root, bundle)
     record = records.read(state_root, bundle) if state_root is not None and reason is None else None
     consent = Consent(
-        agreed=[*(record.powers if record is not None else ()), *asking.agreed],
-        known=record is not None or bool(asking.agreed),
+        agreed=[*(record.powers if record is not None else ()), *agreed],
+        known=record is not None or bool(agreed),
         own=record is not None and record.own,
         # A command may have trusted everything at the start. That does not extend to files that a model may have
         # written since.
-        everything=asking.running is None and (asking.everything or everything_trusted(os.environ)),
+        everything=running is None and (trusted or everything_trusted(os.environ)),
         shipped=is_shipped(bundle, loaded, checked),
         # From each module's own folder: it can be a clone inside a repository of one's own.
         elsewhere=any(comes_from_elsewhere(folder) for folder in {os.path.dirname(path) for path in _modules(checked)}),
-        running=asking.running,
+        running=running,
     )
     return judge(powers, consent, reason if record is None else None)
 

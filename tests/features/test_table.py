@@ -17,7 +17,7 @@ from goondan.agentproc.turn import parts as agent_parts
 from goondan.features import FEATURES, Feature, parts
 from goondan.kernel.broker import assemble
 from goondan.kernel.broker.assemble import refuse_unclaimed
-from goondan.kernel.bundle.rules import extension_config, kinds
+from goondan.kernel.bundle.rules import kinds
 from goondan.kernel.cli.commands import command_of
 from goondan.kernel.cli.console.questions import questions
 from goondan.schemas.bundle.launch import KernelPlan, ToolHostSpec
@@ -99,7 +99,7 @@ def test_a_file_that_is_missing_stops_the_process(monkeypatch: pytest.MonkeyPatc
 #: What loads a file of a feature.
 LOADERS: dict[str, Callable[[Feature], Any]] = {
     "broker": lambda row: assemble.features(),
-    "bundle": lambda row: extension_config.feature_extensions.__wrapped__(),
+    "bundle": lambda row: kinds.feature_extensions.__wrapped__(),
     "agent": lambda row: agent_parts.kinds.__wrapped__(),
     "console": lambda row: questions(SimpleNamespace(on=lambda kind, call: None)),  # type: ignore[arg-type]
     "command": lambda row: command_of([*row.commands][-1]),

@@ -23,13 +23,12 @@ from goondan.features.changesets.bundle.repository import Repository
 from goondan.features.changesets.process.rules import allowed
 from goondan.kernel.bundle.documents import Loaded, load_documents
 from goondan.kernel.bundle.files import NOTHING
-from goondan.kernel.bundle.loader import Inspected, inspect_bundle
+from goondan.kernel.bundle.loader import Asking, Inspected, inspect_bundle
 from goondan.kernel.bundle.rules.positions import plain
 from goondan.kernel.bundle.rules.problems import Report
 from goondan.kernel.grants.powers import Power, untrusted
 from goondan.kernel.revisions.reader import RevisionRefused
 from goondan.kernel.supervisor.options import Options
-from goondan.kernel.trust.asking import Asking
 from goondan.schemas.wire.errors import GoondanError, fail
 
 #: Entries that are looked at.

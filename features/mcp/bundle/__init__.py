@@ -26,11 +26,11 @@ import msgspec
 from msgspec.structs import replace
 
 from goondan.features.mcp.bundle.document import PREFIX
-from goondan.kernel.bundle.rules.checked import CheckedServer, ServerUse
+from goondan.kernel.bundle.rules.checked import CheckedServer, CheckedTool, ServerUse
 from goondan.kernel.bundle.rules.lookup import Files
 from goondan.kernel.bundle.rules.problems import Path, Report, shown
 from goondan.kernel.bundle.rules.shape import VARIABLE
-from goondan.kernel.bundle.rules.tools import CheckedTool, check_sandbox, resolve_sandbox
+from goondan.kernel.bundle.rules.tools import check_sandbox, resolve_sandbox
 from goondan.kernel.bundle.rules.variables import VARIABLE_NAME
 from goondan.kernel.grants.powers import Command, Power, Reach, ServerEndpoint
 from goondan.schemas.bundle import launch, resources
@@ -66,13 +66,10 @@ _ISSUE_PATH: Final = re.compile(r"^(.*) - at `\$\.?(.*)`$", re.DOTALL)
 
 
 class McpServers:
-    """What the core asks of servers in configs of an extension (kernel/bundle/rules/checked.py)."""
+    """What the core asks of servers in configs of an extension (kernel/bundle/rules/kinds.py)."""
 
+    extension = "mcp"
     shown_by = "gdn mcp list"
-
-    def are_of(self, entry: str, bundled: bool) -> bool:
-        """Whether an extension with this entry is the bundled `mcp`, under whatever name."""
-        return is_bundled("mcp", entry, bundled)
 
     def prefix(self, extension: str, config: Mapping[str, Any]) -> str:
         """The prefix of the names of a server's tools (MCP-15)."""

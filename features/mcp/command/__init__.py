@@ -26,6 +26,7 @@ from goondan.features.mcp.command.rules.packages import package_command
 from goondan.features.mcp.command.serve import serve
 from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.bundle.loader import inspect_bundle
+from goondan.kernel.bundle.rules.extensions import extension_spec
 from goondan.kernel.cli import options
 from goondan.kernel.cli.commands.call import check_grant
 from goondan.kernel.cli.console.lines import FROM_STDIN, read_all
@@ -33,6 +34,7 @@ from goondan.kernel.cli.output import columns, emit, printable, wants_json, writ
 from goondan.kernel.cli.state import locate
 from goondan.kernel.cli.texts.batch import parse_json
 from goondan.kernel.supervisor_client import ask_supervisor
+from goondan.schemas.bundle.launch import is_bundled
 from goondan.schemas.wire.blobs import too_large
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.tool_host_reports import WorkerNews
@@ -65,8 +67,8 @@ def list_servers(bundle: str | None, policy: str | None) -> None:
         if prefix not in seen:
             rows.append(idle_row(prefix, server.spec.extension, server.spec.transport))
     named = {server.spec.extension for server in bundled.checked.servers.values()}
-    for spec in (one.spec(None) for one in bundled.checked.extensions.values() if one.name not in named):
-        if SERVERS.are_of(spec.entry, spec.bundled) and spec.config:
+    for spec in (extension_spec(one, None) for one in bundled.checked.extensions.values() if one.name not in named):
+        if is_bundled(SERVERS.extension, spec.entry, spec.bundled) and spec.config:
             told = idle_row(SERVERS.prefix(spec.name, spec.config), spec.name, spec.config["transport"]["type"])
             rows.append({**told, "state": "no agent names it"})
     emit(rows, render(rows) if rows else [f"no MCP servers in {place.bundle}"])

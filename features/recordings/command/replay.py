@@ -37,7 +37,7 @@ from goondan.features.recordings.wire.texts import (
     without_places,
 )
 from goondan.kernel.bundle.files import read_file
-from goondan.kernel.bundle.loader import PACKAGES, open_bundle
+from goondan.kernel.bundle.loader import PACKAGES, Asking, open_bundle
 from goondan.kernel.bundle.rules.lookup import Unreadable
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import start
@@ -47,7 +47,6 @@ from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.kernel.paths import root_of
 from goondan.kernel.spawn import memory_file
 from goondan.kernel.traces.conversations import BUSY_S, conversation_files
-from goondan.kernel.trust.asking import Asking
 from goondan.kernel.trust.policy import POLICY_FILE
 from goondan.schemas.bundle.address import instance_workdir
 from goondan.schemas.wire.errors import fail

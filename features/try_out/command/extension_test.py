@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from goondan.kernel.bundle.loader import Inspected
-    from goondan.kernel.bundle.rules.checked import ServerRules
+    from goondan.kernel.bundle.rules.kinds import ServerRules
     from goondan.kernel.cli.state import BundleTarget
     from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, KernelPlan
 
@@ -63,9 +63,8 @@ def command(target: str | None, bundle: str | None, trust: bool) -> int:
     Without either, every extension of the bundle.
     """
     from goondan.features.try_out.command.tool_test import is_path
-    from goondan.kernel.bundle.loader import open_bundle
+    from goondan.kernel.bundle.loader import Asking, open_bundle
     from goondan.kernel.cli.state import locate
-    from goondan.kernel.trust.asking import Asking
 
     path, name = (target, None) if target is not None and is_path(target) else (bundle, target)
     if path is not bundle and bundle is not None:
@@ -110,6 +109,8 @@ def trials(inspected: Inspected, name: str | None) -> Iterator[Trial]:
     if name is not None and name not in own and base.find(name) is None:
         hint = did_you_mean(name, [*own, *base.names()]) or "`gdn extension list` has them all."
         raise fail("E_CONFIG_MISSING_REF", f"there is no extension {shown(name)}", suggestion=hint)
+    from goondan.kernel.bundle.rules.extensions import extension_spec
+
     used: set[str] = set()
     for agent in inspected.checked.agents.values():
         for index, spec in enumerate(agent.extensions):
@@ -119,8 +120,10 @@ def trials(inspected: Inspected, name: str | None) -> Iterator[Trial]:
                 yield Trial(spec, agent.name, [one for one in agent.extensions[:index] if one.name in wanted])
     for extension in own.values() if name is None else [own.get(name) or base.find(name)]:
         if extension is not None and extension.name not in used and extension.missing is None:
-            before = [found.spec(None) for found in own.values() if found.name in _needed(extension.name, own)]
-            yield Trial(extension.spec(None), "", before)
+            before = [
+                extension_spec(found, None) for found in own.values() if found.name in _needed(extension.name, own)
+            ]
+            yield Trial(extension_spec(extension, None), "", before)
 
 
 def check_asked(wanted: list[Trial]) -> None:
@@ -154,7 +157,7 @@ def _needed(name: str, own: dict[str, Any]) -> set[str]:
 
 def run_one(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
     """Run one trial in a process and a state of its own, and return its result."""
-    from goondan.kernel.bundle.rules.checked import server_rules_of
+    from goondan.kernel.bundle.rules.kinds import server_rules_of
     from goondan.kernel.spawn import AGENT_ENVIRONMENT, environment, memory_file
     from goondan.kernel.spawn import command as program
 

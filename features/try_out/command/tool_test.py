@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from goondan.kernel.bundle.loader import Inspected
+    from goondan.kernel.bundle.rules.checked import CheckedTool
     from goondan.kernel.bundle.rules.problems import Problem
-    from goondan.kernel.bundle.rules.tools import CheckedTool
     from goondan.kernel.cli.session import Session
 
 #: The folder beside a tool's entry. The workdir of every example gets its files.

@@ -14,18 +14,34 @@ from typing import Any, Final
 import msgspec
 
 from goondan.kernel.bundle.rules.checked import (
+    Bundled,
     Checked,
     CheckedAgent,
+    CheckedExtension,
     CheckedFallback,
+    CheckedTool,
     Declared,
     Packages,
     ServerUse,
+)
+from goondan.kernel.bundle.rules.extensions import (
+    check_extension,
+    check_given,
+    check_used,
+    circles,
+    extension_spec,
+    misplaced,
+)
+from goondan.kernel.bundle.rules.kinds import (
+    documents,
+    feature_extensions,
+    folder_rules_of,
+    kind_names,
+    kinds,
+    providers,
     server_rules,
     server_rules_of,
 )
-from goondan.kernel.bundle.rules.extension_config import check_given, check_used, feature_extensions, folder_rules_of
-from goondan.kernel.bundle.rules.extensions import Bundled, CheckedExtension, check_extension, circles, misplaced
-from goondan.kernel.bundle.rules.kinds import documents, kind_names, kinds, providers
 from goondan.kernel.bundle.rules.lookup import Files, Unreadable
 from goondan.kernel.bundle.rules.models import ModelFault, check_model, resolve_model, sends_open_key
 from goondan.kernel.bundle.rules.positions import Mapping as MappingNode
@@ -41,7 +57,7 @@ from goondan.kernel.bundle.rules.references import (
     read_use,
 )
 from goondan.kernel.bundle.rules.shape import Builder, Document, Environment
-from goondan.kernel.bundle.rules.tools import CheckedTool, check_output, check_tool
+from goondan.kernel.bundle.rules.tools import check_output, check_tool
 from goondan.kernel.bundle.rules.variables import names_any
 from goondan.kernel.grants.granting import join_paths
 from goondan.schemas.bundle import resources
@@ -517,7 +533,7 @@ class Checker:
                 own = None if isinstance(item, str) else item.config
                 check_used(extension, own, document, at, self._report)
                 named = own is not None and names_any(document.node, "spec", "extensions")
-                spec = extension.spec(own, named=named)
+                spec = extension_spec(extension, own, named=named)
                 folders = folder_rules_of(extension.entry, extension.bundled)
                 if folders is not None:
                     found = folders.resolve(spec, self._files)

@@ -1,30 +1,120 @@
-"""A bundle that has been looked at, as plain values; check.py makes it. And what it asks of the packages beside it, and
-of the feature that knows the servers in configs of extensions.
+"""A bundle that has been looked at, as plain values; check.py makes it. And what it asks of the packages beside it and
+of the bundled extensions.
 
 A server is a program that a bundled extension names in its config. It runs in a jail as a tool does, or it is an
-endpoint. The core has its sessions, its grants and its place in the plan. Only the feature knows the config.
-
-Source: docs/design/features.md section 6.
+endpoint. The core has its sessions, its grants and its place in the plan. Only a feature knows the config (kinds.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from functools import cache
 from typing import Any, NamedTuple, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
-from goondan.kernel.bundle.rules.extensions import CheckedExtension
-from goondan.kernel.bundle.rules.kinds import brought
-from goondan.kernel.bundle.rules.lookup import Files
-from goondan.kernel.bundle.rules.problems import Path, Report
+from goondan.kernel.bundle.rules.problems import Path
 from goondan.kernel.bundle.rules.shape import Document
-from goondan.kernel.bundle.rules.tools import CheckedTool
-from goondan.kernel.grants.powers import Power
-from goondan.schemas.bundle import resources
-from goondan.schemas.bundle.launch import ExtensionSpec, ModelSpec, SandboxSpec, ServerSpec, ToolSpec
+from goondan.schemas.bundle import launch, resources
+from goondan.schemas.bundle.launch import ExtensionSpec, ModelSpec, SandboxSpec, ServerSpec
 from goondan.schemas.bundle.resources import SwarmPolicy
+
+
+class CheckedTool(Struct):
+    """A Tool whose document was checked."""
+
+    #: Its document.
+    document: Document
+    #: Its name.
+    name: str
+    #: The document as a struct.
+    body: resources.ToolBody | resources.ToolV09Body
+    #: Absolute path of its module. '': it could not be found.
+    entry: str = ""
+    #: Absolute path of its folder. '': it could not be found.
+    root: str = ""
+    #: It comes with the kernel.
+    bundled: bool = False
+    #: What the document asks for, with absolute paths.
+    sandbox: launch.SandboxSpec = field(default_factory=launch.SandboxSpec)
+    #: The package that it comes from. '': the bundle's own.
+    package: str = ""
+    #: What it gets (kernel/grants/granting.py).
+    granted: launch.SandboxSpec | None = None
+    #: What agents leave of that, by the agent's name (kernel/grants/granting.py).
+    narrowed: dict[str, launch.SandboxSpec] = {}
+    #: Its handlers run in the process of the agent that calls it. Only bundled tools have that.
+    in_agent: bool = False
+    #: A bundled extension brings it: only agents with that extension have it.
+    brought: bool = False
+    #: Where in the document its sandbox stands.
+    sandbox_at: Path = ("spec", "sandbox")
+    #: Its calls name a folder, which their jail shows read-only.
+    takes_folder: bool = False
+    #: What its calls get by their folders, by the agent's name (kernel/grants/granting.py).
+    folders: dict[str, launch.FolderGrants] = {}
+    #: What loads an entry in JavaScript or TypeScript (kernel/bundle/javascript.py).
+    javascript: launch.JavaScriptRuntime | None = None
+    #: Why nothing can load the entry on this machine.
+    lack: str = ""
+    #: What helps then.
+    lack_fix: str = ""
+
+    @property
+    def id(self) -> str:
+        """What a policy calls it: its name, with its package before it."""
+        return f"{self.package}/{self.name}" if self.package else self.name
+
+    @property
+    def source(self) -> str:
+        """Where it comes from, for a person: the name of its package, or `bundle`."""
+        return resources.BASE_PACKAGE if self.bundled else self.package or "bundle"
+
+
+class CheckedExtension(Struct):
+    """An Extension whose document was checked."""
+
+    #: Its document.
+    document: Document
+    #: Its name.
+    name: str
+    #: The document as a struct.
+    resource: resources.Extension | resources.ExtensionV09
+    #: Absolute path of its module. '': it was not found.
+    entry: str = ""
+    #: Absolute path of its folder. '': it was not found.
+    root: str = ""
+    #: The modules that it may import from the bundle.
+    modules: dict[str, str] = {}
+    #: Where these are, if not in `root`.
+    beside: list[str] = []
+    #: Why an agent cannot use it, although nothing is wrong with it. None: it can.
+    missing: str | None = None
+    #: Names of the Extensions that it depends on.
+    depends_on: list[str] = []
+    #: Its code comes with the kernel.
+    bundled: bool = False
+    #: The Extension whose code it runs.
+    code_of: resources.Extension | None = None
+    #: The bundled Tools that it brings to its agents.
+    tools: list[CheckedTool] = []
+
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        """The schema of its config. None: anything fits."""
+        body = (self.code_of or self.resource).spec
+        return body.config_schema if isinstance(body, resources.ExtensionBody) else None
+
+
+class Bundled(Protocol):
+    """The extensions that come with the kernel."""
+
+    def names(self) -> list[str]:
+        """All of them."""
+
+    def find(self, name: str) -> CheckedExtension | None:
+        """The one of this name."""
+
+    def tool_names(self) -> frozenset[str]:
+        """The names of all Tools that they bring."""
 
 
 class CheckedFallback(Struct):
@@ -169,52 +259,3 @@ class CheckedServer(Struct):
     uses: list[ServerUse] = []
     #: The agents that have it.
     agents: list[str] = []
-
-
-class ServerRules(Protocol):
-    """What a feature knows of the servers that a bundled extension names in its config."""
-
-    #: The command that shows how they are: `gdn …`.
-    shown_by: str
-
-    def are_of(self, entry: str, bundled: bool) -> bool:
-        """Whether an extension with this entry is that extension, under whatever name."""
-
-    def prefix(self, extension: str, config: Mapping[str, Any]) -> str:
-        """The prefix of the names of a server's tools."""
-
-    def faults(self, extension: str, config: Mapping[str, Any]) -> list[str]:
-        """The faults of a config that fits the schema of the extension, worded as the schema's issues are."""
-
-    def check(
-        self,
-        uses: Iterable[tuple[str, ServerUse]],
-        taken: Mapping[str, CheckedTool],
-        reserved: frozenset[str],
-        files: Files,
-        report: Report,
-    ) -> dict[str, CheckedServer]:
-        """The servers of a bundle by their prefixes. `uses` are agents with the configs that they use. `reserved` are
-        names of bundled Tools that a bundle has only with their extensions.
-        """
-
-    def powers(self, server: CheckedServer) -> Iterable[Power]:
-        """What a bundle can do by a server, for the person who is asked for trust."""
-
-    def without_values(self, holder: dict[str, Any]) -> dict[str, Any]:
-        """A copy of an object with a `config`, without the values of variables and headers."""
-
-    def trial(self, server: ToolSpec, agent: str) -> dict[str, Any]:
-        """The result of `gdn extension test` for a server, as this agent has it."""
-
-
-@cache
-def server_rules() -> ServerRules | None:
-    """`SERVERS` of the feature whose `bundle.py` has them; at most one has. None: there is no such feature."""
-    return next(iter(brought("SERVERS")), None)
-
-
-def server_rules_of(entry: str, bundled: bool) -> ServerRules | None:
-    """What is known of the servers that an extension with this entry names; None: it names none."""
-    known = server_rules()
-    return known if known is not None and known.are_of(entry, bundled) else None

@@ -1,5 +1,5 @@
-"""The checks of one Extension by itself, the specification that an agent needs to run it, and the order in which
-Extensions depend on each other. Pure.
+"""The checks of one Extension by itself, the specification that an agent needs to run it, the order in which
+Extensions depend on each other, and whether a config fits the schema that its extension declares. Pure.
 
 An extension is trusted code, but a kernel process never imports it: whether its module has a `register` is read from
 the syntax tree. A module that gives itself that name by other means than a definition, an assignment or an import at
@@ -20,23 +20,26 @@ from __future__ import annotations
 
 import ast
 import posixpath
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from goondan.kernel.bundle.rules.kinds import api_members
+from goondan.kernel.bundle.rules.checked import Bundled, CheckedExtension
+from goondan.kernel.bundle.rules.kinds import api_members, feature_extensions, server_rules_of
 from goondan.kernel.bundle.rules.lookup import Files, Unreadable
 from goondan.kernel.bundle.rules.problems import Path, Report, did_you_mean
 from goondan.kernel.bundle.rules.shape import Document
-from goondan.kernel.bundle.rules.tools import CheckedTool
 from goondan.kernel.bundle.rules.variables import names_any
 from goondan.schemas.bundle import resources
 from goondan.schemas.bundle.address import is_resource_name
-from goondan.schemas.bundle.launch import ExtensionSpec
+from goondan.schemas.bundle.extensions import check_config
+from goondan.schemas.bundle.launch import ExtensionSpec, is_bundled
 from goondan.schemas.bundle.resources import API_V1, BASE_PACKAGE
+from goondan.schemas.wire.errors import GoondanError
 
 #: Entries of extensions that come with the kernel: `@goondan/base/NAME`.
 _BASE_ENTRY: Final = BASE_PACKAGE + "/"
@@ -47,73 +50,27 @@ MAX_UNKNOWN: Final = 10
 _NO_REGISTER: Final = "it has no function register"
 
 
-class CheckedExtension(Struct):
-    """An Extension whose document was checked."""
-
-    #: Its document.
-    document: Document
-    #: Its name.
-    name: str
-    #: The document as a struct.
-    resource: resources.Extension | resources.ExtensionV09
-    #: Absolute path of its module. '': it was not found.
-    entry: str = ""
-    #: Absolute path of its folder. '': it was not found.
-    root: str = ""
-    #: The modules that it may import from the bundle.
-    modules: dict[str, str] = {}
-    #: Where these are, if not in `root`.
-    beside: list[str] = []
-    #: Why an agent cannot use it, although nothing is wrong with it. None: it can.
-    missing: str | None = None
-    #: Names of the Extensions that it depends on.
-    depends_on: list[str] = []
-    #: Its code comes with the kernel.
-    bundled: bool = False
-    #: The Extension whose code it runs.
-    code_of: resources.Extension | None = None
-    #: The bundled Tools that it brings to its agents.
-    tools: list[CheckedTool] = []
-
-    @property
-    def schema(self) -> dict[str, Any] | None:
-        body = (self.code_of or self.resource).spec
-        return body.config_schema if isinstance(body, resources.ExtensionBody) else None
-
-    def spec(self, config: dict[str, Any] | None, *, named: bool = False) -> ExtensionSpec:
-        """For one agent; its own `config` takes the place of the document's. `named`: the agent's document puts
-        variables of the environment into it.
-        """
-        fields: dict[str, Any] = msgspec.to_builtins(self.resource)
-        if config is not None:
-            fields["spec"]["config"] = config
-        metadata = self.resource.metadata
-        automatic = self.resource.api_version == API_V1 or metadata.annotations.get(EXPOSE_TOOLS) == "auto"
-        return ExtensionSpec(
-            name=self.name,
-            entry=self.entry,
-            resource=fields,
-            config=fields["spec"].get("config") or {},
-            exposes_tools=automatic,
-            modules=None if self.bundled else self.modules,
-            config_schema=self.schema,
-            bundled=self.bundled,
-            confidential=named if config is not None else names_any(self.document.node, "spec", "config"),
-            tools=[tool.name for tool in self.tools],
-        )
-
-
-class Bundled(Protocol):
-    """The extensions that come with the kernel."""
-
-    def names(self) -> list[str]:
-        """All of them."""
-
-    def find(self, name: str) -> CheckedExtension | None:
-        """The one of this name."""
-
-    def tool_names(self) -> frozenset[str]:
-        """The names of all Tools that they bring."""
+def extension_spec(extension: CheckedExtension, config: dict[str, Any] | None, *, named: bool = False) -> ExtensionSpec:
+    """An extension for one agent; its own `config` takes the place of the document's. `named`: the agent's document
+    puts variables of the environment into it.
+    """
+    fields: dict[str, Any] = msgspec.to_builtins(extension.resource)
+    if config is not None:
+        fields["spec"]["config"] = config
+    metadata = extension.resource.metadata
+    automatic = extension.resource.api_version == API_V1 or metadata.annotations.get(EXPOSE_TOOLS) == "auto"
+    return ExtensionSpec(
+        name=extension.name,
+        entry=extension.entry,
+        resource=fields,
+        config=fields["spec"].get("config") or {},
+        exposes_tools=automatic,
+        modules=None if extension.bundled else extension.modules,
+        config_schema=extension.schema,
+        bundled=extension.bundled,
+        confidential=named if config is not None else names_any(extension.document.node, "spec", "config"),
+        tools=[tool.name for tool in extension.tools],
+    )
 
 
 def check_extension(extension: CheckedExtension, files: Files, report: Report, bundled: Bundled) -> None:
@@ -365,3 +322,84 @@ def misplaced(loaded: Sequence[str], dependencies: Mapping[str, Sequence[str]]) 
             if wanted not in there and wanted != name:
                 yield name, wanted, wanted in loaded
         there.add(name)
+
+
+# --- configs --------------------------------------------------------------------------------------------------------
+
+
+def check_given(extension: CheckedExtension, report: Report) -> None:
+    """Report what does not fit in the config that the Extension's own document gives, and a bad schema."""
+    config = extension.resource.spec.config
+    issues = _issues(extension, config or {}, report)
+    if config is not None:
+        _report(extension, issues, extension.document, ("spec", "config"), report)
+
+
+def check_used(
+    extension: CheckedExtension, own: dict[str, Any] | None, document: Document, at: Path, report: Report
+) -> None:
+    """Report what does not fit in the config that one agent gives, or what is missing when nobody gives one.
+
+    `at` is where the extension stands in the agent's `document`. A config of the Extension's own document has been
+    looked at already.
+    """
+    if own is not None:
+        _report(extension, _issues(extension, own, report), document, (*at, "config"), report)
+    elif extension.resource.spec.config is None:
+        _report(extension, _issues(extension, {}, report), document, at, report)
+
+
+def _issues(extension: CheckedExtension, config: dict[str, Any], report: Report) -> list[str]:
+    try:
+        issues = check_config(extension.schema, config)
+        for known in feature_extensions() if not issues else ():
+            if is_bundled(known.extension, extension.entry, extension.bundled):
+                return known.faults(config)
+        if not issues and (rules := server_rules_of(extension.entry, extension.bundled)) is not None:
+            return rules.faults(extension.name, config)
+        return issues
+    except GoondanError as error:
+        place = extension.document.place("spec", "configSchema")
+        message = f"the configSchema cannot be used: {error.info.message}"
+        report.error("E_CONFIG_SCHEMA", message, place, error.info.suggestion)
+        return []
+
+
+def _report(extension: CheckedExtension, issues: list[str], document: Document, at: Path, report: Report) -> None:
+    for issue in issues:
+        where, _, what = issue.partition(": ")
+        path, known = _followed(where, extension.schema)
+        hint = None
+        if what == UNKNOWN and known:
+            hint = did_you_mean(str(path[-1]), known) or "It has: " + ", ".join(known) + "."
+        while path and not document.has(*at, *path):  # what is missing has no place
+            path = path[:-1]
+        place = document.key(*at, *path) if path and isinstance(path[-1], str) else document.place(*at, *path)
+        report.error(_CODES.get(what, "E_CONFIG_INVALID_VALUE"), _printable(extension, issue), place, hint)
+
+
+def _followed(where: str, schema: dict[str, Any] | None) -> tuple[Path, list[str]]:
+    """The path of an issue (`config.limits.mony`, `config.servers[0].url`), and what may stand at its last step."""
+    path: list[str | int] = [int(n) if n else name for name, n in _STEP.findall(where.removeprefix("config"))]
+    for step in path[:-1]:
+        at = schema or {}
+        below = at.get("items") if isinstance(step, int) else (at.get("properties") or {}).get(step)
+        schema = below if isinstance(below, dict) else {}
+    properties = (schema or {}).get("properties")
+    return tuple(path), list(properties) if isinstance(properties, dict) else []
+
+
+def _printable(extension: CheckedExtension, issue: str) -> str:
+    message = f"the config of {extension.document.resource} does not fit: {issue}"
+    return "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in message)
+
+
+#: One step of the path of an issue: a name or an index.
+_STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+#: What is said of a field that nobody has declared.
+UNKNOWN: Final = "unexpected property"
+#: What is wrong with one place, as goondan.schemas.bundle.arguments words it, and its code. All else is a wrong value.
+_CODES: Final = {
+    UNKNOWN: "E_CONFIG_UNKNOWN_FIELD",
+    "required property is missing": "E_CONFIG_MISSING_FIELD",
+}

@@ -1,8 +1,13 @@
-"""What features bring to bundles: kinds of documents, providers of models, model servers, what they do with files.
+"""What features bring to bundles: kinds of documents, providers of models, model servers, what they do with files, and
+what they know of the configs of bundled extensions.
 
 What such documents become is a part of the plan, under the feature's name. The core passes it on unopened.
 
 A provider of a feature answers without a server, from a file that a Model names.
+
+An extension is code of an agent, so what bounds an agent cannot be left to it. A feature reads the config of such an
+extension, and the kernel keeps to it. The extension lies in the feature's folder, so there is none without the feature.
+What the config becomes is a part of the agent's specification, under the feature's name.
 
 Source: docs/design/features.md section 6.
 """
@@ -13,13 +18,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
+from msgspec import Struct
+
 from goondan.features import parts
+from goondan.kernel.bundle.rules.checked import CheckedAgent, CheckedServer, CheckedTool, ServerUse
 from goondan.kernel.bundle.rules.lookup import Files
-from goondan.kernel.bundle.rules.problems import Report
+from goondan.kernel.bundle.rules.problems import Path, Report
 from goondan.kernel.bundle.rules.shape import Document
 from goondan.kernel.grants.powers import Power
 from goondan.schemas.bundle.extensions import API_MEMBERS
-from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.bundle.launch import ExtensionSpec, ModelSpec, ToolSpec, is_bundled
 from goondan.schemas.bundle.resources import DOCUMENTS, ModelBody, Strict
 
 
@@ -177,3 +185,112 @@ def begin(folder: str, names: Sequence[str]) -> Iterator[Begun]:
 def api_members() -> Mapping[str, frozenset[str] | None]:
     """Members of the `api` of extensions: those of the core, and `API` of each feature's `bundle.py` that has it."""
     return {**API_MEMBERS, **{name: members for own in brought("API") for name, members in own.items()}}
+
+
+class ServerRules(Protocol):
+    """What a feature knows of the servers that a bundled extension names in its config."""
+
+    #: The command that shows how they are: `gdn …`.
+    shown_by: str
+
+    #: The name of the extension: `NAME` of `@goondan/base/NAME`.
+    extension: str
+
+    def prefix(self, extension: str, config: Mapping[str, Any]) -> str:
+        """The prefix of the names of a server's tools."""
+
+    def faults(self, extension: str, config: Mapping[str, Any]) -> list[str]:
+        """The faults of a config that fits the schema of the extension, worded as the schema's issues are."""
+
+    def check(
+        self,
+        uses: Iterable[tuple[str, ServerUse]],
+        taken: Mapping[str, CheckedTool],
+        reserved: frozenset[str],
+        files: Files,
+        report: Report,
+    ) -> dict[str, CheckedServer]:
+        """The servers of a bundle by their prefixes. `uses` are agents with the configs that they use. `reserved` are
+        names of bundled Tools that a bundle has only with their extensions.
+        """
+
+    def powers(self, server: CheckedServer) -> Iterable[Power]:
+        """What a bundle can do by a server, for the person who is asked for trust."""
+
+    def without_values(self, holder: dict[str, Any]) -> dict[str, Any]:
+        """A copy of an object with a `config`, without the values of variables and headers."""
+
+    def trial(self, server: ToolSpec, agent: str) -> dict[str, Any]:
+        """The result of `gdn extension test` for a server, as this agent has it."""
+
+
+@cache
+def server_rules() -> ServerRules | None:
+    """`SERVERS` of the feature whose `bundle.py` has them; at most one has. None: there is no such feature."""
+    return next(iter(brought("SERVERS")), None)
+
+
+def server_rules_of(entry: str, bundled: bool) -> ServerRules | None:
+    """What is known of the servers that an extension with this entry names; None: it names none."""
+    known = server_rules()
+    return known if known is not None and is_bundled(known.extension, entry, bundled) else None
+
+
+class FeatureExtension(Protocol):
+    """A bundled extension whose config is for a feature."""
+
+    @property
+    def feature(self) -> str:
+        """The name of the feature, and of the part of an agent's specification."""
+
+    @property
+    def extension(self) -> str:
+        """The name of the extension: `NAME` of `@goondan/base/NAME`."""
+
+    def faults(self, config: Mapping[str, Any]) -> list[str]:
+        """What is wrong with a config that fits its schema, worded as issues of the schema are."""
+
+    def check(self, agents: Sequence[CheckedAgent], report: Report) -> None:
+        """Report what is wrong between the agents of the swarm. What is wrong with one config is reported already."""
+
+    def part(self, extensions: Sequence[ExtensionSpec]) -> Any | None:
+        """The part of the specification of an agent that has these extensions. None: it has no such extension."""
+
+
+class NamedFolders(Struct, frozen=True):
+    """What becomes of an agent's use of an extension whose config names folders."""
+
+    #: The specification of the extension, with absolute paths in its config.
+    spec: ExtensionSpec
+    #: The existing folders outside of workdirs, as absolute paths. The Tool that the extension brings may read them.
+    granted: list[str]
+    #: What is odd about the config, as a code, a sentence, and what to do about it; None: nothing.
+    warning: tuple[str, str, str] | None = None
+
+
+class FolderRules(Protocol):
+    """A bundled extension whose config names folders that its Tool works in."""
+
+    @property
+    def extension(self) -> str:
+        """The name of the extension: `NAME` of `@goondan/base/NAME`."""
+
+    def check(self, config: Mapping[str, Any], document: Document, at: Path, report: Report) -> None:
+        """Report what is wrong with the folders that a config names. `at` is its place in the document."""
+
+    def resolve(self, spec: ExtensionSpec, files: Files) -> NamedFolders:
+        """What becomes of a config that fits the extension's schema."""
+
+
+def folder_rules_of(entry: str, bundled: bool) -> FolderRules | None:
+    """The rules for the folders of an extension with this entry: `FOLDERS` of a feature's `bundle.py`. None: its config
+    names none.
+    """
+    found: list[FolderRules] = brought("FOLDERS")
+    return next((rules for rules in found if is_bundled(rules.extension, entry, bundled)), None)
+
+
+@cache
+def feature_extensions() -> tuple[FeatureExtension, ...]:
+    """`EXTENSION` of each feature's `bundle.py` that has one. Raises ImportError when a file is missing."""
+    return tuple(brought("EXTENSION"))

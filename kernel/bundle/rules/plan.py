@@ -1,4 +1,5 @@
-"""A checked bundle to the launch specifications of everything that runs it.
+"""A checked bundle to the launch specifications of everything that runs it; and what of a kernel that runs a new plan
+affects.
 
 The registry of every agent is all exports of the bundle's tools and of the bundled package, and of the tools that its
 own extensions bring; its catalog is what `spec.tools` names, every export of each Tool in the order written. The
@@ -6,6 +7,11 @@ operator agent behind `gdn call` is added: its catalog is the whole registry wit
 
 Values of variables and headers of servers go to tool hosts only: agents do not need them. A digest names what makes two
 sessions of a server different, these values included, so an agent attaches anew when one of them changes.
+
+An agent is affected by what it is told: its model, prompt, policy, extensions, and the tools that it can reach. Its
+processes take that over at their next step, where they can (schemas/bundle/effective_config.py). A tool is affected by
+its manifest, its grants and its code. Limits of the whole swarm are read once, when a broker or a tool host starts:
+when they change, the kernel restarts in place.
 
 Source: docs/design/bundle.md section 8; docs/design/tools.md sections 1 and 11; requirements CATALOG-01, CATALOG-02,
 CATALOG-04, CATALOG-08, NAME-01, NAME-06, ITEM-04, ERROR-04, BASE-01, MCP-05 to MCP-09, MCP-22.
@@ -19,14 +25,13 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from goondan.kernel.bundle.rules.checked import Checked, CheckedAgent, CheckedServer, server_rules, server_rules_of
-from goondan.kernel.bundle.rules.extension_config import feature_extensions
-from goondan.kernel.bundle.rules.kinds import brought
-from goondan.kernel.bundle.rules.tools import CheckedTool
+from goondan.kernel.bundle.rules.checked import Checked, CheckedAgent, CheckedServer, CheckedTool
+from goondan.kernel.bundle.rules.kinds import brought, feature_extensions, server_rules, server_rules_of
 from goondan.schemas.bundle.address import build_tool_name
+from goondan.schemas.bundle.effective_config import can_follow
 from goondan.schemas.bundle.launch import (
     AgentSpec,
     CatalogItem,
@@ -332,3 +337,93 @@ def _agent_document(document: dict[str, Any]) -> dict[str, Any]:
         return document
     shown = [known.without_values(use) if isinstance(use, dict) else use for use in uses]
     return {**document, "spec": {**body, "extensions": shown}}
+
+
+# --- what a new plan changes -----------------------------------------------------------------------------------------
+
+#: Fields of a plan that a broker or a tool host takes only when it starts.
+_WHOLE: Final = (
+    "state_dir", "max_live_agents", "agent_idle_s", "durability", "kept_agents", "mailbox_mb", "max_open_events",
+    "spawn_workdirs",
+)  # fmt: skip
+_WHOLE_HOST: Final = ("state_dir", "max_jails", "jail_idle_s")
+
+
+class Difference(Struct, frozen=True, kw_only=True):
+    """What a new revision changes."""
+
+    #: The agents that changed, came or went.
+    agents: list[str] = []
+    #: The tools that changed, came or went.
+    tools: list[str] = []
+    #: The agents whose processes cannot go on with the new revision.
+    replaced: list[str] = []
+    #: The setting for which the whole kernel has to restart. None: there is none.
+    whole: str | None = None
+    #: A change for which no process has to restart: for example of the entry agent, of the files that jails may not
+    #: write, or of what features have in the plan. Who is concerned by the last is told.
+    quiet: bool = False
+
+    @property
+    def nothing(self) -> bool:
+        """Whether everything can go on as it is."""
+        return not (self.agents or self.tools or self.whole or self.quiet)
+
+
+def difference(old: KernelPlan, new: KernelPlan) -> Difference:
+    """What `new` changes in a kernel that runs `old`."""
+    whole = next((name for name in _WHOLE if getattr(old, name) != getattr(new, name)), None) or next(
+        (name for name in _WHOLE_HOST if getattr(old.toolhost, name) != getattr(new.toolhost, name)), None
+    )
+    if whole is None and _variables(new) - _variables(old):
+        whole = "sandbox.env"  # a tool host gets the values when it starts
+    return Difference(
+        agents=_changed(_agents(old), _agents(new)),
+        tools=_changed(_tools(old), _tools(new)),
+        replaced=sorted(
+            name
+            for name, spec in old.agents.items()
+            if name not in new.agents or not can_follow(spec, new.agents[name])
+        ),
+        whole=whole,
+        quiet=_quiet(old) != _quiet(new),
+    )
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+
+
+def _quiet(plan: KernelPlan) -> tuple[Any, ...]:
+    return plan.swarm, plan.entry_agent, plan.protected, plan.parts
+
+
+def _variables(plan: KernelPlan) -> set[str]:
+    return {name for tool in plan.toolhost.tools for name in tool.variables}
+
+
+def _agents(plan: KernelPlan) -> dict[str, Any]:
+    return {name: _told(spec, plan.private_copy) for name, spec in plan.agents.items() if name != OPERATOR_AGENT}
+
+
+def _told(spec: AgentSpec, copy: str) -> AgentSpec:
+    """The tools that an agent uses: those of the registry that it can reach, or the whole registry when extensions may
+    look at it.
+    """
+    extensions = [replace(one, entry=one.entry.removeprefix(copy)) for one in spec.extensions]
+    registry = spec.registry
+    if not extensions:
+        registry = [
+            item
+            for item in registry
+            if item.name in spec.catalog or any(fnmatchcase(item.name, pattern) for pattern in spec.allow_registry)
+        ]
+    return replace(spec, registry=registry, extensions=extensions, revision="")
+
+
+def _tools(plan: KernelPlan) -> dict[str, ToolSpec]:
+    copy = plan.private_copy
+    return {
+        tool.name: replace(tool, entry=tool.entry.removeprefix(copy), root=tool.root.removeprefix(copy))
+        for tool in plan.toolhost.tools
+    }

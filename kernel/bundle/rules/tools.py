@@ -13,8 +13,7 @@ import sys
 from contextlib import suppress
 from typing import Any, Final
 
-from msgspec import Struct, field
-
+from goondan.kernel.bundle.rules.checked import CheckedTool
 from goondan.kernel.bundle.rules.lookup import Files
 from goondan.kernel.bundle.rules.problems import Path, Report, did_you_mean
 from goondan.kernel.bundle.rules.shape import Document
@@ -28,57 +27,6 @@ from goondan.schemas.worker.hosts import network as make_network
 
 #: Published names of the bundled package that the rule for export names would refuse (NAME-12).
 BUNDLED_EXPORTS: Final = frozenset({"setChatAction", "downloadFile"})
-
-
-class CheckedTool(Struct):
-    """A Tool whose document was checked."""
-
-    #: Its document.
-    document: Document
-    #: Its name.
-    name: str
-    #: The document as a struct.
-    body: resources.ToolBody | resources.ToolV09Body
-    #: Absolute path of its module. '': it could not be found.
-    entry: str = ""
-    #: Absolute path of its folder. '': it could not be found.
-    root: str = ""
-    #: It comes with the kernel.
-    bundled: bool = False
-    #: What the document asks for, with absolute paths.
-    sandbox: launch.SandboxSpec = field(default_factory=launch.SandboxSpec)
-    #: The package that it comes from. '': the bundle's own.
-    package: str = ""
-    #: What it gets (kernel/grants/granting.py).
-    granted: launch.SandboxSpec | None = None
-    #: What agents leave of that, by the agent's name (kernel/grants/granting.py).
-    narrowed: dict[str, launch.SandboxSpec] = {}
-    #: Its handlers run in the process of the agent that calls it. Only bundled tools have that.
-    in_agent: bool = False
-    #: A bundled extension brings it: only agents with that extension have it.
-    brought: bool = False
-    #: Where in the document its sandbox stands.
-    sandbox_at: Path = ("spec", "sandbox")
-    #: Its calls name a folder, which their jail shows read-only.
-    takes_folder: bool = False
-    #: What its calls get by their folders, by the agent's name (kernel/grants/granting.py).
-    folders: dict[str, launch.FolderGrants] = {}
-    #: What loads an entry in JavaScript or TypeScript (kernel/bundle/javascript.py).
-    javascript: launch.JavaScriptRuntime | None = None
-    #: Why nothing can load the entry on this machine.
-    lack: str = ""
-    #: What helps then.
-    lack_fix: str = ""
-
-    @property
-    def id(self) -> str:
-        """What a policy calls it: its name, with its package before it."""
-        return f"{self.package}/{self.name}" if self.package else self.name
-
-    @property
-    def source(self) -> str:
-        """Where it comes from, for a person: the name of its package, or `bundle`."""
-        return resources.BASE_PACKAGE if self.bundled else self.package or "bundle"
 
 
 def check_tool(tool: CheckedTool, files: Files, report: Report, *, schemas: bool = True) -> None:

@@ -36,6 +36,7 @@ from goondan import kernel
 from goondan.features import FEATURES
 from goondan.kernel.bundle.documents import BaseExtensions
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
+from goondan.kernel.bundle.rules.checked import CheckedTool
 from goondan.kernel.bundle.rules.kinds import begin, local_models
 from goondan.kernel.bundle.rules.models import model_text, shown_endpoint
 from goondan.kernel.bundle.rules.problems import (
@@ -47,7 +48,6 @@ from goondan.kernel.bundle.rules.problems import (
     short_path,
     shown,
 )
-from goondan.kernel.bundle.rules.tools import CheckedTool
 from goondan.kernel.bundle.tool_pages import Parameter, parameter_rows, short
 from goondan.kernel.cli import options
 from goondan.kernel.cli.consent import remember

@@ -28,7 +28,7 @@ from goondan.kernel.trust.written import accept as accept_files
 from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
-    from goondan.kernel.bundle.rules.tools import CheckedTool
+    from goondan.kernel.bundle.rules.checked import CheckedTool
 
 
 @click.command()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from goondan.features.oauth.bundle import OAuthAppBody
-from goondan.kernel.bundle.rules.difference import difference
-from goondan.kernel.bundle.rules.plan import build_plan
+from goondan.kernel.bundle.rules.plan import build_plan, difference
 from goondan.kernel.trust.policy import hidden_folders
 from goondan.schemas.worker.logins import is_redirect
 from tests.unit.kernel.bundle.conftest import GOOD, Look

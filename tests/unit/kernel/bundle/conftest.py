@@ -9,7 +9,7 @@ import pytest
 
 from goondan.kernel.bundle import documents
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
-from goondan.kernel.bundle.rules.tools import CheckedTool
+from goondan.kernel.bundle.rules.checked import CheckedTool
 
 BASE_MANIFEST = """\
 apiVersion: goondan.ai/v1

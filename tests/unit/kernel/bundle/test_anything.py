@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from goondan.kernel.bundle.documents import BaseExtensions, PackageFolders
 from goondan.kernel.bundle.files import BundleFiles
 from goondan.kernel.bundle.rules.check import Checker
+from goondan.kernel.bundle.rules.checked import CheckedTool
 from goondan.kernel.bundle.rules.positions import Allowance, Mapping, compose
 from goondan.kernel.bundle.rules.problems import Report
 from goondan.kernel.bundle.rules.shape import Document
-from goondan.kernel.bundle.rules.tools import CheckedTool
 from goondan.schemas.wire.errors import CODES
 from tests.unit.kernel.bundle.conftest import GOOD
 

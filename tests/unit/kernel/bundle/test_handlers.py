@@ -9,8 +9,8 @@ import pytest
 
 from goondan.kernel.bundle.handlers import Check, Inspector, check_handlers, inspect, judge
 from goondan.kernel.bundle.loader import may_declare_tools
+from goondan.kernel.bundle.rules.checked import CheckedTool
 from goondan.kernel.bundle.rules.problems import Report
-from goondan.kernel.bundle.rules.tools import CheckedTool
 from goondan.schemas.bundle.launch import SandboxSpec
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.worker.tool_host_reports import ModuleReport, Reason, Refusal

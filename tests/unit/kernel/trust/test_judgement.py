@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel import paths
-from goondan.kernel.bundle.loader import inspect_bundle, open_bundle
+from goondan.kernel.bundle.loader import Asking, inspect_bundle, open_bundle
 from goondan.kernel.trust import judgement, records
-from goondan.kernel.trust.asking import Asking
 from goondan.schemas.wire.errors import GoondanError
 
 BUNDLE = """\
