@@ -21,7 +21,7 @@ from msgspec import UNSET
 from goondan.kernel import lock
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import STOP_S, ByHand, by_hand, end_of
-from goondan.kernel.cli.operator_question import ask_broker, ask_kernel, learned
+from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION, ask_broker, ask_kernel, learned
 from goondan.kernel.cli.output import OPERATOR_NOTE, columns, emit
 from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.kernel.cli.texts.plain import one_line
@@ -52,7 +52,13 @@ def ps(bundle: str | None, everywhere: bool, why: bool, forget_limits: bool) -> 
         emit(found, _kernel_lines(found, now) if found else ["no kernel of yours runs"])
         return
     if why:
-        answer = ask_broker(bundle, {"op": "why"})
+        try:
+            answer = ask_broker(bundle, {"op": "why"})
+        except GoondanError as error:
+            if error.info.code != NO_SUCH_QUESTION:
+                raise
+            message = "the kernel that runs has no feature `waits`, which tells who waits for whom"
+            raise fail("E_FEATURE_MISSING", message, suggestion="Install Goondan anew, whole.") from None
         emit(answer, render_waits(answer))
         return
     if forget_limits:

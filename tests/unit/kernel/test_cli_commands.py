@@ -14,7 +14,7 @@ import pytest
 
 from goondan.features import Feature
 from goondan.kernel.cli import commands, execute
-from goondan.kernel.cli.commands import helps
+from goondan.kernel.cli.commands import helps, processes
 from goondan.kernel.cli.commands.call import check_grant, error_result, tool_result
 from goondan.kernel.cli.commands.processes import process_lines
 from goondan.kernel.cli.output import answer_document
@@ -39,6 +39,19 @@ def test_every_command_has_its_help(name: str, capsys: pytest.CaptureFixture[str
     text = capsys.readouterr().out
     assert "--bundle PATH" in text
     assert "--json" in text
+
+
+def test_who_waits_for_whom_needs_a_feature_and_its_name_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(bundle: str | None, question: dict[str, Any]) -> dict[str, Any]:
+        raise fail("E_FRAME_INVALID", "admin knows the ops cancel, events and, for operators, peers")
+
+    monkeypatch.setattr(processes, "ask_broker", refuse)
+    assert execute(["ps", "--why", "--json"]) == 1
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["code"] == "E_FEATURE_MISSING"
+    assert "`waits`" in error["message"]
 
 
 @pytest.mark.parametrize("group", ["tool", "extension", pytest.param("mcp", marks=pytest.mark.feature("mcp"))])

@@ -1,8 +1,8 @@
-"""A turn's notes as the story of the turn: steps, each with its model call and its tool calls (pure).
+"""A turn's notes as one document: its steps, each with its model call and its tool calls (pure).
 
 Parts that are missing stay open: of a turn that runs or that a killed process left, of notes that were dropped for
 their age, of kinds that a later version writes. Times are RFC 3339; durations are whole milliseconds, None while open,
-and 0 where the wall clock went backwards. The tree of turns of several agents is in trace_tree.py, which also fills in
+and 0 where the wall clock went backwards. The tree of turns of several agents is in tree.py, which also fills in
 `work_ms` and `waits`.
 
 Source: docs/design/traces.md; schemas/traces/turn_notes.py has what is noted.
@@ -299,7 +299,7 @@ def said_in(messages: Iterable[Any]) -> Said:
 
 
 def tell(trace: Trace, notes: Iterable[Note], said: Said | None = None, *, interrupted: bool = False) -> Trace:
-    """The story of a turn from its notes, in the order in which they were written, and from what its messages have
+    """What a turn did, from its notes in the order in which they were written, and from what its messages have
     `said`. `trace` has what its row in `turns` says, and gets the rest. `interrupted`: no process works on it if it has
     no end.
     """

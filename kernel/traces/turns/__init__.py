@@ -1,0 +1,1 @@
+"""What turns did, made of their notes: one turn, and the tree of turns of several agents. Pure."""
