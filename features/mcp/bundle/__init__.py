@@ -35,7 +35,7 @@ from goondan.kernel.bundle.rules.variables import VARIABLE_NAME
 from goondan.kernel.grants.powers import Command, Power, Reach, ServerEndpoint
 from goondan.schemas.bundle import launch, resources
 from goondan.schemas.bundle.address import is_resource_name
-from goondan.schemas.bundle.launch import SandboxSpec, ServerSpec, ToolSpec, is_bundled
+from goondan.schemas.bundle.launch import SandboxSpec, ServerSpec, ToolSpec
 from goondan.schemas.models.origins import origin_of
 from goondan.schemas.worker.grantable import SYSTEM, within
 from goondan.schemas.worker.hosts import BadHost, Rule, parse_login_rule, parse_rule, write_network
