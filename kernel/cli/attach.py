@@ -15,14 +15,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final, Self
 
 import msgspec
 
 from goondan.kernel import lock, paths, rundir
-from goondan.kernel.bundle.rules.problems import Problem
+from goondan.kernel.bundle.rules.problems import BundleError, Problem
 from goondan.kernel.cli.commands import import_whole
 from goondan.kernel.cli.output import can_ask
 from goondan.kernel.cli.state import BundleTarget, prepare
@@ -51,15 +51,6 @@ READY_S: Final = 40.0
 MAX_QUESTIONS: Final = 3
 #: The module of the link. While a kernel starts, there is time to import it.
 SESSION: Final = "goondan.kernel.cli.session"
-
-
-class InvalidBundle(GoondanError):
-    """The kernel did not start because of its bundle. `problems` are all problems, in the form of `gdn validate`."""
-
-    def __init__(self, info: ErrorPayload, problems: list[Problem], dropped: int) -> None:
-        super().__init__(info)
-        self.problems = problems
-        self.dropped = dropped
 
 
 class _Report(msgspec.Struct):
@@ -136,7 +127,7 @@ class Started:
         self._refused = False  # the record and the runtime directory are another kernel's
 
     def wait_ready(self) -> None:
-        """Wait until the kernel is ready. Raises GoondanError with the reason when it will not be, and InvalidBundle
+        """Wait until the kernel is ready. Raises GoondanError with the reason when it will not be: BundleError
         with every problem of its bundle.
         """
         close_memory()  # soon it holds the kernel's token; while the supervisor starts, there is time for it
@@ -163,7 +154,7 @@ class Started:
         self._refused = report.error.code == "E_KERNEL_RUNNING"
         self.wait_end()
         if report.problems:
-            raise InvalidBundle(report.error, report.problems, report.dropped)
+            raise BundleError(report.problems, report.dropped)
         raise GoondanError(report.error)
 
     def let_go(self) -> None:
@@ -233,6 +224,11 @@ class Kernel:
         """The entry agent's model in a few words. None when it is not known."""
         return None
 
+    @property
+    def joinable(self) -> bool:
+        """Whether `gdn run` may join it: it has a supervisor, and lives on without the command that started it."""
+        return False
+
     def __enter__(self) -> Self:
         return self
 
@@ -258,13 +254,8 @@ class Supervised(Kernel):
 
     @property
     def joinable(self) -> bool:
-        """Whether it lives on without the command that started it."""
+        """As the supervisor says."""
         return self._reply.detached or self._reply.shared
-
-    @property
-    def pid(self) -> int:
-        """The supervisor."""
-        return self._client.pid
 
     @property
     def entry_agent(self) -> str | None:
@@ -358,7 +349,7 @@ def start_supervisor(
     """Start a supervisor, and wait until its kernel is ready. The module `meanwhile` is imported at the same time.
 
     When the bundle asks for more than the user has agreed to (E_BUNDLE_UNTRUSTED), and a person is at the terminal, the
-    person is asked. Raises GoondanError with the reason why it cannot start, InvalidBundle among them.
+    person is asked. Raises GoondanError with the reason why it cannot start, BundleError among them.
     """
     agreed: Sequence[Power] = ()
     for left in reversed(range(MAX_QUESTIONS + 1)):
@@ -402,24 +393,10 @@ def attach_or_start(place: BundleTarget, allow_net: Sequence[str]) -> Kernel:
 
     Raises GoondanError with the reason why it cannot start, and E_USAGE when `allow_net` is given and a kernel runs.
     """
-    until = time.monotonic() + PATIENCE_S
-    while True:
-        kernel = hold(place)
-        if kernel is not None:
-            if allow_net or place.policy is not None:
-                kernel.finish()
-                what = "--allow-net" if allow_net else "--policy"
-                raise fail("E_USAGE", f"{what} applies only to a kernel that this command starts; one is running")
-            import_whole(SESSION)
-            return kernel
-        try:
-            started = start_supervisor(place, shared=True, allow_net=allow_net)
-        except GoondanError as error:
-            if error.info.code != "E_KERNEL_RUNNING" or time.monotonic() >= until:
-                raise
-            time.sleep(PATIENCE_POLL_S)  # somebody else starts one, or one is just ending
-            continue
-        return _hold_started(place, started)
+    kernel, runs = _held_or_started(place, shared=True, allow_net=allow_net)
+    if runs:
+        _refuse_options(kernel, {"--allow-net": bool(allow_net), "--policy": place.policy is not None})
+    return kernel
 
 
 def join_or_start(place: BundleTarget, meanwhile: str) -> tuple[Kernel, bool]:
@@ -429,54 +406,60 @@ def join_or_start(place: BundleTarget, meanwhile: str) -> tuple[Kernel, bool]:
     Raises GoondanError E_KERNEL_RUNNING for a kernel that belongs to another command, E_USAGE when options are given
     that only a new kernel can have, and the errors of `start_supervisor`.
     """
-    until = time.monotonic() + PATIENCE_S
-    while True:
-        kernel = hold(place)
-        if isinstance(kernel, Supervised):
-            try:
-                _check_joinable(place, kernel)
-            except BaseException:
-                kernel.finish()
-                raise
-            import_whole(meanwhile)
-            return kernel, True
-        try:
-            return start(place, meanwhile), False
-        except GoondanError as error:
-            if error.info.code != "E_KERNEL_RUNNING" or kernel is not None or time.monotonic() >= until:
-                raise
-            time.sleep(PATIENCE_POLL_S)  # somebody else starts one, or one is just ending
+    kernel, runs = _held_or_started(place, meanwhile=meanwhile)
+    if runs:
+        if not kernel.joinable:
+            kernel.finish()
+            message = f"another command runs {place.bundle}, and its kernel ends with it, or it was started by hand"
+            suggestion = "Send messages with `gdn send`, or start the swarm with `gdn run --detach` and join it."
+            raise fail("E_KERNEL_RUNNING", message, suggestion=suggestion)
+        given = {"--policy": place.policy is not None, "--watch": place.watch, "--accept-loss": place.accept_loss}
+        _refuse_options(kernel, given)
+    return kernel, runs
 
 
-def _check_joinable(place: BundleTarget, kernel: Supervised) -> None:
-    """Whether `gdn run` may join this kernel. Raises GoondanError E_KERNEL_RUNNING, E_USAGE."""
-    if not kernel.joinable:
-        message = f"another command runs {place.bundle}, and its kernel ends with it"
-        suggestion = "Send messages with `gdn send`, or start the swarm with `gdn run --detach` and join it."
-        raise fail("E_KERNEL_RUNNING", message, suggestion=suggestion)
-    given = {"--policy": place.policy is not None, "--watch": place.watch, "--accept-loss": place.accept_loss}
+def _refuse_options(kernel: Kernel, given: Mapping[str, bool]) -> None:
+    """Let a kernel that runs already go, and raise GoondanError E_USAGE, if an option for a new one is given."""
     for option in (name for name, is_given in given.items() if is_given):
+        kernel.finish()
         raise fail("E_USAGE", f"{option} applies only to a kernel that this command starts; one is running")
 
 
-def start(place: BundleTarget, meanwhile: str = SESSION) -> Kernel:
-    """Start the kernel of `gdn run`, which ends with this command. Raises the errors of `start_supervisor`."""
-    started = start_supervisor(place, meanwhile=meanwhile)
+def _held_or_started(
+    place: BundleTarget, *, shared: bool = False, allow_net: Sequence[str] = (), meanwhile: str = SESSION
+) -> tuple[Kernel, bool]:
+    """The kernel that runs, or one that this command starts; and whether it ran before. The module `meanwhile` is
+    imported in any case. Raises the errors of `start_supervisor`.
+    """
+    until = time.monotonic() + PATIENCE_S
+    while (kernel := hold(place)) is None:
+        try:
+            return start(place, shared=shared, allow_net=allow_net, meanwhile=meanwhile), False
+        except GoondanError as error:
+            if error.info.code != "E_KERNEL_RUNNING" or time.monotonic() >= until:
+                raise
+            time.sleep(PATIENCE_POLL_S)  # somebody else starts one, or one is just ending
+    import_whole(meanwhile)
+    return kernel, True
+
+
+def start(
+    place: BundleTarget, *, shared: bool = False, allow_net: Sequence[str] = (), meanwhile: str = SESSION
+) -> Kernel:
+    """Start a kernel that ends with this command, or `shared` with the last command that uses it. Raises the errors of
+    `start_supervisor`.
+    """
+    started = start_supervisor(place, shared=shared, allow_net=allow_net, meanwhile=meanwhile)
     try:
-        return _hold_started(place, started)
+        kernel = hold(place, started)
+        if kernel is None:
+            raise fail("E_KERNEL_LOST", f"the kernel ended as soon as it was ready; see {place.state_dir}/logs")
     except GoondanError:
         started.wait_end()
         raise
     except BaseException:
         started.kill()
         raise
-
-
-def _hold_started(place: BundleTarget, started: Started) -> Kernel:
-    kernel = hold(place, started)
-    if kernel is None:
-        started.wait_end()
-        raise fail("E_KERNEL_LOST", f"the kernel ended as soon as it was ready; see {place.state_dir}/logs")
     return kernel
 
 

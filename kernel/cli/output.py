@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
@@ -52,11 +52,18 @@ def printable(text: str, *, keep: str = "") -> str:
     return "".join(c if c.isprintable() or c in keep else by_number(c) for c in visible_names(text))
 
 
-def columns(lines: Sequence[Sequence[str]]) -> list[str]:
-    """A table: a line each, its cells from outside made printable and filled up to the widest of their column."""
+def columns(lines: Iterable[Sequence[str]], *paints: Callable[[str], str]) -> list[str]:
+    """A table: a line each, its cells from outside made printable and filled up to the widest of their column. The
+    first columns are painted by `paints`.
+    """
     table = [[printable(cell) for cell in line] for line in lines]
     widths = [max(map(width_of, column)) for column in zip(*table, strict=True)]
-    return ["  ".join(filled(cell, width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in table]
+    made = []
+    for line in table:
+        cells = [filled(cell, width) for cell, width in zip(line, widths, strict=True)]
+        painted = [paint(cell) for paint, cell in zip(paints, cells, strict=False)]
+        made.append("  ".join([*painted, *cells[len(painted) :]]).rstrip())
+    return made
 
 
 def width_of(text: str) -> int:

@@ -53,8 +53,8 @@ from goondan.kernel.cli import options
 from goondan.kernel.cli.consent import remember
 from goondan.kernel.cli.output import (
     Style,
+    columns,
     emit,
-    filled,
     is_terminal,
     printable,
     style_of,
@@ -365,15 +365,15 @@ def tool_table(tools: Iterable[CheckedTool], style: Style, width: int | None) ->
     rows = [(row["name"], row["source"], row.get("description", "")) for row in tool_rows(tools)]
     if not rows:
         return ["no tools"]
-    names, sources = (max(width_of(row[column]) for row in rows) for column in (0, 1))
+    taken = sum(max(width_of(row[column]) for row in rows) for column in (0, 1)) + 4
     lines = []
     for name, source, description in rows:
         words = printable(" ".join(description.split())).partition(". ")[0].rstrip(".")
         if width is not None:
-            room = max(width - names - sources - 4, _MIN_WORDS)
+            room = max(width - taken, _MIN_WORDS)
             words = words if len(words) <= room else words[: room - 1] + "…"
-        lines.append(f"{style.bold(filled(name, names))}  {style.dim(filled(source, sources))}  {words}".rstrip())
-    return lines
+        lines.append((name, source, words))
+    return columns(lines, style.bold, style.dim)
 
 
 @click.command(name="show")
@@ -453,21 +453,15 @@ def _parameters(export: ToolExport, style: Style) -> list[str]:
     rows = parameter_rows(export.parameters)
     if not rows:
         return ["", "no parameters"]
-    heads = ("parameter", "type", "", "default", "what it is")
-    cells = [_cells(row) for row in rows]
-    kept = [column for column in range(len(heads)) if column < 2 or any(row[column] for row in cells)]
-    widths = {column: max(width_of(row[column]) for row in [heads, *cells]) for column in kept}
-
-    def line(row: tuple[str, ...]) -> str:
-        return "  ".join(filled(row[column], widths[column]) for column in kept).rstrip()
-
-    return ["", style.dim(line(heads)), *[line(row) for row in cells]]
+    table = [("parameter", "type", "", "default", "what it is"), *map(_cells, rows)]
+    kept = [column for column in range(5) if column < 2 or any(row[column] for row in table[1:])]
+    head, *lines = columns([[row[column] for column in kept] for row in table])
+    return ["", style.dim(head), *lines]
 
 
 def _cells(row: Parameter) -> tuple[str, ...]:
-    words = " ".join(row.description.split())
     required = "required" if row.required else ""
-    return tuple(printable(text) for text in (row.name, row.type, required, row.default, words))
+    return row.name, row.type, required, row.default, " ".join(row.description.split())
 
 
 def _remarks(export: ToolExport) -> list[str]:
@@ -495,8 +489,7 @@ def _sandbox(tool: CheckedTool) -> list[str]:
     rows["limits"] = ", ".join(f"{key} {value}" for key, value in limits.items())
     if not granted_as_requested(tool):
         rows["granted"] = "something else than this: `gdn grant list` says what"
-    width = max(map(len, rows))
-    return [f"{key:<{width}}  {printable(value)}" for key, value in rows.items()]
+    return columns(rows.items())
 
 
 @click.command(name="list")
@@ -531,15 +524,13 @@ def extension_rows(inspected: Inspected) -> list[dict[str, Any]]:
 
 def extension_table(rows: list[dict[str, Any]], style: Style) -> list[str]:
     """One line for each: its name, its source, the keys of its config, and the agents that use it."""
-    names, sources = (max(width_of(row[column]) for row in rows) for column in ("name", "source"))
     lines = []
     for row in rows:
         keys = ", ".join((row.get("configSchema") or {}).get("properties") or ())
         users = f"used by {', '.join(row['agents'])}" if row["agents"] else ""
         words = "; ".join(part for part in (f"config: {keys}" if keys else "", users) if part)
-        name, source = filled(row["name"], names), filled(row["source"], sources)
-        lines.append(f"{style.bold(printable(name))}  {style.dim(source)}  {printable(words)}".rstrip())
-    return lines
+        lines.append((row["name"], row["source"], words))
+    return columns(lines, style.bold, style.dim)
 
 
 COMMANDS = {

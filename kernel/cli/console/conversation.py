@@ -24,7 +24,7 @@ from goondan.features import FEATURES, Feature
 from goondan.kernel.cli.attach import Kernel
 from goondan.kernel.cli.commands import import_whole
 from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION
-from goondan.kernel.cli.output import filled, token_text, width_of
+from goondan.kernel.cli.output import columns, token_text
 from goondan.kernel.cli.session import Message, Session, close_files, open_files
 from goondan.kernel.cli.state import new_instance
 from goondan.kernel.cli.texts.batch import check_instance
@@ -105,14 +105,8 @@ def tool_lines(tools: list[OperatorTool], *, typed: bool) -> list[str]:
     """The tools for a person, one line each. `typed`: a person calls them by `/TOOL`, as in the embedded console."""
     if not tools:
         return ["This agent has no tools. Add some to its spec.tools."]
-    width = max(width_of(tool.name) for tool in tools)
-    return [
-        "1 tool:" if len(tools) == 1 else f"{len(tools)} tools:",
-        *(
-            f"  {'/' * typed}{filled(tool.name, width)}  {one_line(tool.description or '', MAX_DESCRIPTION)}".rstrip()
-            for tool in tools
-        ),
-    ]
+    rows = [(f"{'/' * typed}{tool.name}", one_line(tool.description or "", MAX_DESCRIPTION)) for tool in tools]
+    return ["1 tool:" if len(tools) == 1 else f"{len(tools)} tools:", *(f"  {line}" for line in columns(rows))]
 
 
 def _output(answer: Answer) -> Any:
@@ -267,9 +261,9 @@ class Commands:
         return [f"{self._name}: {messages_text(numbers.messages)}; tokens: {token_text(numbers.usage)}"]
 
     async def _help(self, argument: str) -> list[str]:
-        width = max(len(f"{name} {takes}") for name, (takes, _) in HELP.items())
-        lines = [f"  /{f'{name} {takes}':<{width}}  {what}" for name, (takes, what) in HELP.items()]
-        told = ["These lines never reach the model:", *lines, "Every other line does, also one that begins with `/`."]
+        rows = [(f"  /{name} {takes}", what) for name, (takes, what) in HELP.items()]
+        told = ["These lines never reach the model:", *columns(rows)]
+        told.append("Every other line does, also one that begins with `/`.")
         if self._is_embedded:
             told.append(
                 "The embedded console calls tools: /TOOL {json} or /TOOL key=value …; @AGENT asks another agent."

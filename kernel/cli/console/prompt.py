@@ -28,7 +28,7 @@ import stat
 import sys
 import termios
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final
 
 from goondan.kernel.cli.console.lines import CHUNK, Line, LineReader, LineSplitter
@@ -52,113 +52,6 @@ _TERMINAL: Final = 0
 Take = Callable[[Line], None]
 
 
-class Ahead:
-    """A context in which a turn runs: whole lines that are typed at the terminal go to `take`, without an echo, but for
-    the times in which it is `paused`.
-    """
-
-    def __init__(self, take: Take) -> None:
-        self._take = take
-        self._active = False
-        self._modes: list[object] | None = None
-
-    def __enter__(self) -> None:
-        self._active = True
-        self._start()
-
-    def __exit__(self, *error: object) -> None:
-        self._active = False
-        self._stop()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Take no lines inside this context: a person is asked something else. The question may outlive the turn."""
-        if self._active:
-            self._stop()
-        try:
-            yield
-        finally:
-            if self._active:
-                self._start()
-
-    def _start(self) -> None:
-        with suppress(termios.error, OSError):
-            self._modes = termios.tcgetattr(_TERMINAL)
-            quiet = termios.tcgetattr(_TERMINAL)
-            quiet[_LOCAL] &= ~(termios.ECHO | termios.ECHONL)
-            termios.tcsetattr(_TERMINAL, termios.TCSANOW, quiet)
-        self._listen()
-
-    def _stop(self) -> None:
-        self._listen_no_more()
-        modes, self._modes = self._modes, None
-        if modes is not None:
-            with suppress(termios.error, OSError):
-                termios.tcsetattr(_TERMINAL, termios.TCSANOW, modes)  # type: ignore[arg-type]
-
-    def _listen(self) -> None:
-        """Begin to take lines, or go on."""
-        raise NotImplementedError
-
-    def _listen_no_more(self) -> None:
-        """Take no more lines."""
-        raise NotImplementedError
-
-
-class FromTerminal(Ahead):
-    """Reads the terminal itself, for a prompt that reads only while it is shown. A line has at most `limit` bytes."""
-
-    def __init__(self, limit: int, take: Take) -> None:
-        super().__init__(take)
-        self._splitter = LineSplitter(limit)
-        #: The person has ended the input.
-        self.ended = False
-
-    def _listen(self) -> None:
-        if not self.ended:
-            asyncio.get_running_loop().add_reader(_TERMINAL, self._read)
-
-    def _listen_no_more(self) -> None:
-        asyncio.get_running_loop().remove_reader(_TERMINAL)
-
-    def _read(self) -> None:
-        try:
-            chunk = os.read(_TERMINAL, CHUNK)
-        except OSError:
-            chunk = b""
-        if not chunk:
-            self.ended = True
-            self._listen_no_more()
-        # What was typed while the prompt was still there has the line ends of its keys.
-        for line in self._splitter.feed(chunk.replace(b"\r", b"\n")):
-            self._take(_without_keys(line))
-
-    def begun(self) -> str:
-        """The beginning of a line that was read and not sent. It is for the next prompt."""
-        left = [_without_keys(line).data or b"" for line in self._splitter.finish()]
-        return b"".join(left).decode("utf-8", "replace")
-
-
-class FromReader(Ahead):
-    """Takes lines from a reader that always reads the terminal."""
-
-    def __init__(self, reader: LineReader, take: Take) -> None:
-        super().__init__(take)
-        self._reader = reader
-        self._pump: asyncio.Future[None] | None = None
-
-    def _listen(self) -> None:
-        self._pump = asyncio.ensure_future(self._pass_on())
-
-    def _listen_no_more(self) -> None:
-        if self._pump is not None:
-            self._pump.cancel()
-
-    async def _pass_on(self) -> None:
-        async for line in self._reader:
-            self._take(_without_keys(line))
-
-
 def _without_keys(line: Line) -> Line:
     """A line without the keys that moved a cursor which was not there."""
     if line.data is None:
@@ -172,12 +65,18 @@ CONTINUED: Final = ". "
 
 
 class Prompt:
-    """Asks for one message after another."""
+    """Asks for one message after another. While a turn runs, whole lines that are typed are taken ahead."""
 
     #: A line for the person about the prompt.
     hint: str
-    #: Takes what is typed while a turn runs.
-    _ahead: Ahead | None = None
+
+    def __init__(self) -> None:
+        #: The input has ended while a turn ran, and no reader says so itself.
+        self.ended = False
+        #: Takes what is typed while a turn runs. None: no turn runs.
+        self._take: Take | None = None
+        #: The modes of the terminal before the turn.
+        self._modes: list[object] | None = None
 
     async def read(self) -> Line | None:
         """The next message, or None at the end of input. Raises OSError when the terminal cannot be read."""
@@ -191,29 +90,65 @@ class Prompt:
         """Ask for a text. Text that was typed before is left out. None at the end of input or after Ctrl-C. No message
         may be read at the same time.
         """
-        with nullcontext() if self._ahead is None else self._ahead.paused():
+        if self._take is not None:
+            self._stop_taking()
+        try:
             drop_typed_ahead()
             return await self._question(text)
-
-    async def _question(self, text: str) -> str | None:
-        raise NotImplementedError
+        finally:
+            if self._take is not None:  # the question may outlive the turn
+                self._take_lines()
 
     async def notice(self, lines: list[str]) -> None:
         """Show lines on stderr, also while a message is read."""
         raise NotImplementedError
 
-    def ahead(self, take: Take) -> AbstractContextManager[None]:
+    @contextmanager
+    def ahead(self, take: Take) -> Iterator[None]:
         """Inside this context a turn runs: nothing that is typed is echoed, and each whole line goes to `take`."""
-        raise NotImplementedError
+        self._take = take
+        self._take_lines()
+        try:
+            yield
+        finally:
+            self._take = None
+            self._stop_taking()
 
     def forget_ahead(self) -> None:
         """Throw away what was typed and is not a whole line yet."""
         drop_typed_ahead()
 
-    @property
-    def ended(self) -> bool:
-        """Whether the input has ended while a turn ran, and no reader says so itself."""
-        return False
+    # --- inside
+
+    def _take_lines(self) -> None:
+        with suppress(termios.error, OSError):
+            self._modes = termios.tcgetattr(_TERMINAL)
+            quiet = termios.tcgetattr(_TERMINAL)
+            quiet[_LOCAL] &= ~(termios.ECHO | termios.ECHONL)
+            termios.tcsetattr(_TERMINAL, termios.TCSANOW, quiet)
+        self._listen()
+
+    def _stop_taking(self) -> None:
+        self._listen_no_more()
+        modes, self._modes = self._modes, None
+        if modes is not None:
+            with suppress(termios.error, OSError):
+                termios.tcsetattr(_TERMINAL, termios.TCSANOW, modes)  # type: ignore[arg-type]
+
+    def _taken(self, line: Line) -> None:
+        if self._take is not None:
+            self._take(_without_keys(line))
+
+    async def _question(self, text: str) -> str | None:
+        raise NotImplementedError
+
+    def _listen(self) -> None:
+        """Begin to take lines, or go on."""
+        raise NotImplementedError
+
+    def _listen_no_more(self) -> None:
+        """Take no more lines."""
+        raise NotImplementedError
 
 
 def open_prompt(history_path: str, limit: int) -> Prompt:
@@ -227,8 +162,10 @@ class PlainPrompt(Prompt):
     hint = "end with Ctrl-D"
 
     def __init__(self, limit: int) -> None:
+        super().__init__()
         self._reader = LineReader(_TERMINAL, limit)
         self._lines: AsyncIterator[Line] = aiter(self._reader)
+        self._pump: asyncio.Future[None] | None = None
 
     async def read(self) -> Line | None:
         """See Prompt."""
@@ -240,15 +177,16 @@ class PlainPrompt(Prompt):
                 raise self._reader.error
         return line
 
-    @contextmanager
-    def ahead(self, take: Take) -> Iterator[None]:
-        """See Prompt."""
-        self._ahead = FromReader(self._reader, take)
-        try:
-            with self._ahead:
-                yield
-        finally:
-            self._ahead = None
+    def _listen(self) -> None:
+        self._pump = asyncio.ensure_future(self._pass_on())
+
+    def _listen_no_more(self) -> None:
+        if self._pump is not None:
+            self._pump.cancel()
+
+    async def _pass_on(self) -> None:
+        async for line in self._reader:
+            self._taken(line)
 
     def interrupted(self) -> None:
         """The terminal has dropped the line."""
@@ -279,10 +217,11 @@ class Editor(Prompt):
     hint = "Alt-Enter for another line, Ctrl-D to end"
 
     def __init__(self, history_path: str, limit: int) -> None:
+        super().__init__()
         self._limit = limit
         self._number = 0
         self._session = _session(history_path)
-        self._ended = False
+        self._splitter = LineSplitter(limit)
         #: The beginning of a message that was typed while a turn ran.
         self._begun = ""
 
@@ -312,14 +251,32 @@ class Editor(Prompt):
         store_typeahead(self._session.input, rest)
         for text in lines:
             take(self._line(text))
-        self._ahead = terminal = FromTerminal(self._limit, take)
         try:
-            with terminal:
+            with super().ahead(take):
                 yield
-        finally:
-            self._ended = self._ended or terminal.ended
-            self._begun += terminal.begun()
-            self._ahead = None
+        finally:  # the beginning of a line that was read and not sent is for the next prompt
+            left = [_without_keys(line).data or b"" for line in self._splitter.finish()]
+            self._begun += b"".join(left).decode("utf-8", "replace")
+
+    def _listen(self) -> None:
+        """Read the terminal itself: the editor reads only while it is shown."""
+        if not self.ended:
+            asyncio.get_running_loop().add_reader(_TERMINAL, self._read_ahead)
+
+    def _listen_no_more(self) -> None:
+        asyncio.get_running_loop().remove_reader(_TERMINAL)
+
+    def _read_ahead(self) -> None:
+        try:
+            chunk = os.read(_TERMINAL, CHUNK)
+        except OSError:
+            chunk = b""
+        if not chunk:
+            self.ended = True
+            self._listen_no_more()
+        # What was typed while the prompt was still there has the line ends of its keys.
+        for line in self._splitter.feed(chunk.replace(b"\r", b"\n")):
+            self._taken(line)
 
     def forget_ahead(self) -> None:
         """See Prompt."""
@@ -328,11 +285,6 @@ class Editor(Prompt):
         clear_typeahead(self._session.input)
         self._begun = ""
         super().forget_ahead()
-
-    @property
-    def ended(self) -> bool:
-        """See Prompt."""
-        return self._ended
 
     async def _question(self, text: str) -> str | None:
         from prompt_toolkit import PromptSession

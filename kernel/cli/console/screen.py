@@ -67,30 +67,22 @@ async def shown(
 
     Raises what `ask` raises. An answer that failed is not printed.
     """
-    if raw or not text or not wants_live():
-        following = asyncio.ensure_future(follow(None))
-        try:
-            answer = await ask(None)
-        finally:
-            following.cancel()
-        if reasoning and text:
-            tell_reasoning(answer)
-        if answer.status == "completed" and text:
-            write_text(answer.response or "", raw=raw)
-        return answer
-    screen = Screen()
+    screen = Screen() if text and not raw and wants_live() else None
     following = asyncio.ensure_future(follow(screen if shows_status() else None))
     try:
-        answer = await ask(screen.handle)
-        if reasoning and answer.reasoning:
-            screen.pause()
+        answer = await ask(None if screen is None else screen.handle)
+        if reasoning and text and answer.reasoning:
+            if screen is not None:
+                screen.pause()
             tell_reasoning(answer)
-        if answer.status == "completed":
-            screen.end(answer.response or "")
+        if text and answer.status == "completed":
+            response = answer.response or ""
+            write_text(response, raw=raw) if screen is None else screen.end(response)
         return answer
     finally:
         following.cancel()
-        screen.close()
+        if screen is not None:
+            screen.close()
 
 
 def has_cursor(env: Mapping[str, str] = os.environ) -> bool:
