@@ -10,8 +10,9 @@ import pytest
 from goondan.features.live_config.broker.rules import Proposer, judge
 from goondan.features.live_config.wire import Operation
 from goondan.kernel.bundle.documents import BaseExtensions
+from goondan.kernel.bundle.rules.extensions import extension_spec
 from goondan.schemas.bundle.effective_config import declared
-from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, ModelSpec
+from goondan.schemas.bundle.launch import AgentSpec, ModelSpec
 from goondan.schemas.wire.errors import GoondanError
 
 SERVER: dict[str, Any] = {
@@ -25,7 +26,7 @@ def spec_of(name: str, config: dict[str, Any], own_name: str | None) -> AgentSpe
     """An agent with one bundled extension: by itself, or as the code of an Extension of the bundle."""
     found = BaseExtensions().find(name)
     assert found is not None
-    extension: ExtensionSpec = found.spec(config)
+    extension = extension_spec(found, config)
     if own_name is not None:
         resource = {"kind": "Extension", "metadata": {"name": own_name}}
         resource["spec"] = {"entry": f"@goondan/base/{name}", "config": config}
