@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from subprocess import DEVNULL, PIPE
+from typing import Any
 
 from tests.kernel_fixture import BUNDLE, PATIENCE_S, READY, Result, environment
+from tests.ready_gdn import ForkedGdn
 
 SECRET = "hunter2-Zk8fW0qSECRET77"
 FILE = {
@@ -17,9 +20,10 @@ FILE = {
 
 
 def gdn(*arguments: str, cwd: Path, input: str | None = None) -> Result:
-    data = None if input is None else input.encode()
-    status, out, err = READY.run(["mcp", "import", *arguments], environment(cwd / "state"), cwd, data, PATIENCE_S)
-    return Result(status, out.decode(), err.decode())
+    streams: dict[str, Any] = {"stdin": DEVNULL if input is None else PIPE, "stdout": PIPE, "stderr": PIPE}
+    process = ForkedGdn(READY, ["mcp", "import", *arguments], environment(cwd / "state"), cwd, **streams)
+    out, err = process.communicate(None if input is None else input.encode(), timeout=PATIENCE_S)
+    return Result(process.returncode, out.decode(), err.decode())
 
 
 def test_documents_and_remarks(tmp_path: Path) -> None:
