@@ -6,7 +6,6 @@ Numbers are those of the specifications' sections, as the sources in tests/requi
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -14,25 +13,8 @@ import pytest
 
 from goondan.kernel.bundle.loader import inspect_bundle
 from goondan.kernel.bundle.rules.problems import BundleError, Problem
-from tests.contract.twists.stage import NOTES, Stage, calls, mutator, new, old
+from tests.contract.twists.stage import NOTES, Stage, calls, new, old
 from tests.unit.agentproc.turns import failed
-
-BASIC = """
-    async def register(api):
-        state = api.ext_state()
-        state["processedSteps"] = 0
-        config = api.extension.spec.config or {}
-        note("max", config.get("maxTokens", 8000))
-
-        async def post(ctx):
-            state["processedSteps"] += 1
-            note("steps", state["processedSteps"])
-            return ctx
-
-        api.pipelines.mutate("step.post", post)
-        api.events.on("workspace.repoAvailable", lambda payload: note(payload["path"]))
-        api.events.emit("extension.initialized", {"name": api.extension.metadata.name})
-"""
 
 
 def problems(stage: Stage, *extensions: Any, **bundle: Any) -> tuple[list[Problem], list[Problem]]:
@@ -42,26 +24,7 @@ def problems(stage: Stage, *extensions: Any, **bundle: Any) -> tuple[list[Proble
     return found.errors, found.warnings
 
 
-async def test_basic_example_without_any_config(stage: Stage) -> None:
-    """3.2 without `config`: the default of the example holds."""
-    actor = await stage.agent(old("basic", BASIC))
-    assert (await actor.turn()).status == "completed"
-    assert NOTES == [("max", 8000), ("steps", 1)]
-
-
-async def test_basic_example_counts_over_turns_and_begins_anew_in_another_process(stage: Stage) -> None:
-    """3.2 over two turns of several steps, then in another process (9.1: memory is empty after a restart)."""
-    actor = await stage.agent(old("basic", BASIC, config={"maxTokens": 10}))
-    await actor.turn("one", calls(("files__read", {"path": "a"})), "done")
-    await actor.turn("two")
-    assert NOTES == [("max", 10), ("steps", 1), ("steps", 2), ("steps", 3)]
-    await actor.close()
-    NOTES.clear()
-    again = await stage.agent(old("basic", BASIC, config={"maxTokens": 10}))
-    await again.turn("three")
-    assert NOTES == [("max", 10), ("steps", 1)]
-
-
+@pytest.mark.requirement("EXT-07")
 async def test_what_register_returns_is_ignored(stage: Stage) -> None:
     """3.1 with a register that returns rubbish, sync and async."""
     actor = await stage.agent(
@@ -163,6 +126,7 @@ async def test_three_spellings_of_a_reference_in_one_list(stage: Stage) -> None:
     assert NOTES == ["c", "a", "b"]
 
 
+@pytest.mark.requirement("LOAD-02", "LOAD-03")
 async def test_each_register_is_awaited_before_the_next(stage: Stage) -> None:
     """10.2 with a slow first: what it does at the end of its register is there for the second."""
     slow = """
@@ -291,36 +255,6 @@ async def test_a_member_of_api_that_does_not_exist_is_a_warning_with_its_line(st
     assert any("pipelins" in warning.message and "line 3" in warning.message for warning in warnings), warnings
 
 
-async def test_cleanup_is_told_once_and_awaited_and_one_failure_disturbs_nobody(stage: Stage) -> None:
-    """10.4 in three extensions: one raises, one waits, one has two handlers."""
-    raises = """
-        def register(api):
-            def gone(payload):
-                note("raises")
-                raise ValueError("x")
-
-            api.events.on("extension.cleanup", gone)
-    """
-    waits = """
-        import asyncio
-
-        def register(api):
-            async def gone(payload):
-                await asyncio.sleep(0.02)
-                note("waited", payload["name"], payload["type"])
-
-            api.events.on("extension.cleanup", gone)
-    """
-    double = "def register(api):\n    for n in (1, 2): api.events.on('extension.cleanup', lambda p, n=n: note(n))"
-    actor = await stage.agent(new("raises", raises), new("waits", waits), new("double", double))
-    await actor.turn()
-    assert NOTES == []
-    await actor.close()
-    assert sorted(map(str, NOTES)) == sorted(["raises", "('waited', 'waits', 'extension.cleanup')", "1", "2"])
-    await actor.close()
-    assert len(NOTES) == 4
-
-
 async def test_once_and_patterns_hear_cleanup_too(stage: Stage) -> None:
     """10.4 by `once` and by a pattern: they are subscriptions like any other."""
     source = """
@@ -331,50 +265,6 @@ async def test_once_and_patterns_hear_cleanup_too(stage: Stage) -> None:
     actor = await stage.agent(new("a", source))
     await actor.close()
     assert NOTES == ["once", ("pattern", "a")]
-
-
-async def test_nobody_else_hears_of_a_cleanup(stage: Stage) -> None:
-    """RECONCILE-05: the event is for the extension that goes, not for others that listen for it."""
-    listens = (
-        "def register(api): api.events.on('extension.cleanup', lambda p: note(api.extension.metadata.name, p['name']))"
-    )
-    without = """
-        kept = [one for one in ctx.effective_config["extensions"] if "goes" not in str(one)]
-        return ctx.replace(effective_config={**ctx.effective_config, "extensions": kept})
-    """
-    actor = await stage.agent(
-        mutator("step.config", without, "takes", old=False), new("goes", listens), new("stays", listens)
-    )
-    answer = await actor.turn()
-    assert answer.error is None
-    assert NOTES == [("goes", "goes")]
-
-
-async def test_a_cleanup_that_hangs_is_given_up(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """10.4 with a handler that never ends, and one that will not be cancelled: the end comes all the same."""
-    from goondan.agentproc.extensions.events import EventBus
-
-    monkeypatch.setattr(EventBus.clean_up, "__defaults__", (0.1,))
-    hangs = """
-        import asyncio
-
-        def register(api):
-            async def gone(payload):
-                while True:
-                    try:
-                        await asyncio.sleep(1)
-                    except asyncio.CancelledError:
-                        note("will not")
-                        await asyncio.sleep(0.05)
-                        return
-
-            api.events.on("extension.cleanup", gone)
-    """
-    quick = "def register(api): api.events.on('extension.cleanup', lambda p: note('quick'))"
-    actor = await stage.agent(new("hangs", hangs), new("quick", quick))
-    async with asyncio.timeout(3):
-        await actor.close()
-    assert "quick" in NOTES
 
 
 async def test_an_extension_leaves_for_one_step_and_comes_back_afresh(stage: Stage) -> None:
@@ -402,56 +292,6 @@ async def test_an_extension_leaves_for_one_step_and_comes_back_afresh(stage: Sta
     assert answer.error is None
     assert NOTES == [("register", {}), ("blocks", 0), ("register", {}), ("blocks", 2)]
     assert ["goes__ping" in actor.shown(n) for n in range(3)] == [True, False, True]
-
-
-async def test_another_order_recreates_nothing(stage: Stage) -> None:
-    """10.3 with the list reversed in every second step."""
-    turns = """
-        def register(api):
-            note("register")
-            api.events.on("extension.cleanup", lambda p: note("cleanup"))
-
-            def config(ctx):
-                if ctx.step.index % 2:
-                    order = list(reversed(ctx.effective_config["extensions"]))
-                    return ctx.replace(effective_config={**ctx.effective_config, "extensions": order})
-                return ctx
-
-            api.pipelines.mutate("step.config", config)
-    """
-    actor = await stage.agent(new("a", turns), new("b", turns), new("c", turns))
-    answer = await actor.turn("x", *[calls((f"i{n}", "files__read", {"path": "a"})) for n in range(4)], "done")
-    assert answer.error is None
-    assert NOTES == ["register"] * 3
-
-
-async def test_another_config_registers_that_one_anew_with_its_state(stage: Stage) -> None:
-    """10.3 with another config in step 1: that extension is registered anew and keeps its state, the other is not."""
-    changes = """
-        def register(api):
-            note("changer")
-
-            def config(ctx):
-                if ctx.step.index == 0:
-                    return ctx
-                found = []
-                for one in ctx.effective_config["extensions"]:
-                    found.append({**one, "config": {"level": 2}} if "target" in str(one) else one)
-                return ctx.replace(effective_config={**ctx.effective_config, "extensions": found})
-
-            api.pipelines.mutate("step.config", config)
-    """
-    target = """
-        def register(api, config):
-            state = api.ext_state()
-            state["count"] = state.get("count", 0) + 1
-            note("target", config["level"], state["count"])
-            api.events.on("extension.cleanup", lambda p: note("cleanup"))
-    """
-    actor = await stage.agent(new("changer", changes), new("target", target, config={"level": 1}))
-    answer = await actor.turn("x", calls(("files__read", {"path": "a"})), "done")
-    assert answer.error is None, answer.error
-    assert NOTES == ["changer", ("target", 1, 1), "cleanup", ("target", 2, 2)]
 
 
 async def test_the_sample_documents_of_the_specification(stage: Stage) -> None:

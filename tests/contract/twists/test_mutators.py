@@ -23,6 +23,7 @@ MUTATED = (
 )
 
 
+@pytest.mark.requirement("PIPELINE-08", "PIPELINE-13")
 async def test_blocks_by_unpacking_and_by_replace(stage: Stage) -> None:
     """5.5 step.blocks in both ways of writing it; the second extension sees the block of the first."""
     unpacks = 'return {**ctx, "blocks": [*ctx.blocks, {"type": "custom.info", "data": {"stepIndex": ctx.step.index}}]}'
@@ -36,6 +37,7 @@ async def test_blocks_by_unpacking_and_by_replace(stage: Stage) -> None:
     assert NOTES == [["custom.info"]]
 
 
+@pytest.mark.requirement("PIPELINE-17", "EXT-05")
 async def test_blocks_are_of_one_step(stage: Stage) -> None:
     """5.5 step.blocks in the first step only: the second step begins without; nothing is stored."""
     body = """
@@ -46,21 +48,6 @@ async def test_blocks_are_of_one_step(stage: Stage) -> None:
     await actor.turn("x", calls(READ), "done")
     assert [request.blocks for request in actor.asked] == [[{"type": "first", "text": "only now"}], []]
     assert NOTES == [0, 0]
-
-
-async def test_a_later_mutator_takes_a_block_out(stage: Stage) -> None:
-    """5.5 step.blocks, then an extension that wants none of them."""
-    adds = "def register(api): api.pipelines.mutate('step.blocks', lambda ctx: ctx.replace(blocks=[{'type': 'ad'}]))"
-    takes = """
-        def register(api):
-            def blocks(ctx):
-                return ctx.replace(blocks=[block for block in ctx.blocks if block["type"] != "ad"])
-
-            api.pipelines.mutate("step.blocks", blocks)
-    """
-    actor = await stage.agent(old("adds", adds), old("takes", takes))
-    await actor.turn()
-    assert actor.asked[0].blocks == []
 
 
 async def test_a_block_that_is_changed_afterwards(stage: Stage) -> None:
@@ -85,20 +72,17 @@ async def test_a_block_that_is_changed_afterwards(stage: Stage) -> None:
     assert [request.blocks[0]["n"] for request in actor.asked] == [1, 101]
 
 
-async def test_blocks_appended_in_place(stage: Stage) -> None:
-    """5.5 step.blocks without the copy: a list that is changed in place counts as given back, or is refused by name."""
-    body = """
-        ctx.blocks.append({"type": "in place"})
-        return ctx
-    """
-    actor = await stage.agent(mutator("step.blocks", body))
-    answer = await actor.turn()
-    assert answer.error is None, answer.error
-    assert actor.asked[0].blocks == [{"type": "in place"}]
-
-
 @pytest.mark.parametrize(
-    "blocks", ["'text'", "[1]", "[{'no': 'type'}]", "[{'type': 5}]", "[{'type': 'x', 'v': object()}]", "None"]
+    "blocks",
+    [
+        "'text'",
+        "[1]",
+        "[{'no': 'type'}]",
+        "[{'type': 5}]",
+        "[{'type': 'x', 'v': object()}]",
+        "None",
+        "[{'type': 'x'}] * 300",
+    ],
 )
 async def test_blocks_of_another_shape(stage: Stage, blocks: str) -> None:
     """EXT-13: a block is an object with a string `type` and JSON values. Else the step fails, by name."""
@@ -107,6 +91,7 @@ async def test_blocks_of_another_shape(stage: Stage, blocks: str) -> None:
     failed(await actor.turn(), "E_MIDDLEWARE", "shapeless", "step.blocks")
 
 
+@pytest.mark.requirement("PIPELINE-18", "EXT-05")
 async def test_the_tools_filter_holds_for_the_model_and_for_its_calls(stage: Stage) -> None:
     """5.5 step.tools with a model that calls what it was not shown: refused, and nothing leaves the agent."""
     body = """
@@ -121,20 +106,7 @@ async def test_the_tools_filter_holds_for_the_model_and_for_its_calls(stage: Sta
     assert actor.sent() == [READ]
 
 
-async def test_an_empty_catalog(stage: Stage) -> None:
-    """5.5 step.tools that leaves nothing in the first step: the second begins with everything."""
-    source = """
-        def register(api):
-            api.pipelines.mutate("step.tools", lambda ctx: ctx if ctx.step.index else ctx.replace(tool_catalog=[]))
-    """
-    actor = await stage.agent(old("a", source))
-    await actor.turn("x", calls(READ), calls(("r", *READ)), "done")
-    assert actor.shown(0) == []
-    assert "files__read" in actor.shown(1)
-    assert actor.results()["c1"]["code"] == "E_TOOL_NOT_IN_CATALOG"
-    assert actor.results()["r"]["status"] == "ok"
-
-
+@pytest.mark.requirement("NAME-15")
 async def test_the_prefix_filter_of_the_example_meets_dotted_names(stage: Stage) -> None:
     """5.5 step.tools as printed (`internal.`): tools registered with a dot are seen with it, and so are filtered."""
     source = """
@@ -172,6 +144,7 @@ async def test_one_catalog_entry_for_a_tool_that_is_put_in_twice(stage: Stage) -
     assert actor.shown() == ["files__read", "files__wipe", "bash__exec", "bash__script"]
 
 
+@pytest.mark.requirement("PIPELINE-19")
 async def test_metadata_by_assignment_in_two_extensions(stage: Stage) -> None:
     """5.5 turn.pre as printed, with an assignment, in two extensions: both are seen in turn.post and in a layer."""
     source = """
@@ -196,19 +169,6 @@ async def test_metadata_by_assignment_in_two_extensions(stage: Stage) -> None:
     answer = await actor.turn()
     assert answer.error is None, answer.error
     assert NOTES == [["a"], ["a", "b"], ["a", "b"], ["a", "b"]]
-
-
-async def test_metadata_is_of_one_turn(stage: Stage) -> None:
-    """5.5 turn.pre and turn.post over two turns: the second begins with nothing."""
-    body = """
-        note(dict(ctx.turn.metadata))
-        ctx.turn.metadata["startTime"] = 1
-        return ctx
-    """
-    actor = await stage.agent(mutator("turn.pre", body))
-    await actor.turn("one")
-    await actor.turn("two")
-    assert NOTES == [{}, {}]
 
 
 async def test_the_duration_of_a_turn_that_failed(stage: Stage) -> None:
@@ -236,6 +196,7 @@ async def test_the_duration_of_a_turn_that_failed(stage: Stage) -> None:
     assert NOTES == [(5, "E_MODEL_FAILED")] * 2
 
 
+@pytest.mark.requirement("PIPELINE-16")
 async def test_order_with_ties_and_negative_priorities(stage: Stage) -> None:
     """5.7: by priority, equal ones in the order of registration, over two extensions, sync and async mixed."""
     source = """
@@ -260,22 +221,6 @@ async def test_order_with_ties_and_negative_priorities(stage: Stage) -> None:
         NOTES.clear()
         await actor.turn()
         assert NOTES == ["c", "d", "b", "e", "a", "f"]
-
-
-async def test_one_handler_registered_twice_runs_twice(stage: Stage) -> None:
-    """5.1 mutate with the same function twice, and at two points."""
-    source = """
-        def register(api):
-            def count(ctx):
-                note(1)
-                return ctx
-
-            for point in ("turn.pre", "turn.pre", "turn.post"):
-                assert api.pipelines.mutate(point, count) is None
-    """
-    actor = await stage.agent(old("a", source))
-    await actor.turn()
-    assert NOTES == [1, 1, 1]
 
 
 @pytest.mark.parametrize("point", MUTATED)
@@ -352,31 +297,18 @@ async def test_registrations_that_are_refused(stage: Stage, line: str) -> None:
 
 
 async def test_only_what_the_table_names_may_be_given_back(stage: Stage) -> None:
-    """5.4: another `turn`, `agent` or `step` in the context is refused at a point that may not change it."""
+    """5.4: another `turn`, `agent` or `step` is refused at a point that may not change it, and so is a new field."""
     body = """
         what = ctx.turn.input_event.input
         return ctx.replace(**{what: {"changed": True}}) if what != "well" else ctx
     """
     actor = await stage.agent(mutator("step.blocks", body, "changer"))
-    for what in ("turn", "agent", "swarm", "step", "effective_config", "tool_catalog"):
+    for what in ("turn", "agent", "swarm", "step", "effective_config", "tool_catalog", "sandbox"):
         answer = await actor.turn(what)
         assert answer.error is not None, what
         assert answer.error.code == "E_MIDDLEWARE"
         assert "changer" in answer.error.message
     assert (await actor.turn("well")).error is None
-
-
-async def test_step_config_is_of_one_step(stage: Stage) -> None:
-    """step.config with another prompt in step 0 only, by two extensions: the second sees what the first gave."""
-    body = """
-        if ctx.step.index:
-            return ctx
-        said = ctx.effective_config["prompt"]["system"] + api.extension.metadata.name
-        return ctx.replace(effective_config={**ctx.effective_config, "prompt": {"system": said}})
-    """
-    actor = await stage.agent(mutator("step.config", body), mutator("step.config", body, "b"))
-    await actor.turn("x", calls(READ), "done")
-    assert [request.system for request in actor.asked] == ["You are main.ab", "You are main."]
 
 
 @pytest.mark.parametrize("key", ["model", "policy", "swarm", "agent"])
@@ -433,6 +365,7 @@ async def test_stopping_in_the_middle(stage: Stage) -> None:
     assert answer.status == "completed"
 
 
+@pytest.mark.requirement("PIPELINE-23")
 async def test_arguments_are_checked_behind_the_mutators(stage: Stage) -> None:
     """toolCall.pre that makes arguments wrong, and one that makes wrong ones right."""
     body = """
@@ -462,6 +395,7 @@ async def test_what_the_model_asked_for_stays_in_the_conversation(stage: Stage) 
     assert said.content[0].args == {"path": "asked"}
 
 
+@pytest.mark.requirement("PIPELINE-23")
 async def test_results_changed_by_two_mutators(stage: Stage) -> None:
     """toolCall.post by assignment and in place, in order, for a result and for an error."""
     body = """
@@ -480,6 +414,7 @@ async def test_results_changed_by_two_mutators(stage: Stage) -> None:
     assert found["bad"]["code"] == "E_TOOL_INVALID_ARGS"
 
 
+@pytest.mark.requirement("COMPAT-03", "PIPELINE-03")
 async def test_both_spellings_in_one_order(stage: Stage) -> None:
     """COMPAT-03: `.pre` stands among the layers in one order; each `.post` runs before the code behind `next()`."""
     source = """

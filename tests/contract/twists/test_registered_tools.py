@@ -32,6 +32,7 @@ ECHO = """
 """
 
 
+@pytest.mark.requirement("NAME-14")
 async def test_both_names_reach_one_handler_and_arguments_are_checked(stage: Stage) -> None:
     """6.3 echo by both names, without its message, and with one of another type."""
     actor = await stage.agent(old("my-ext", ECHO, annotations=AUTO))
@@ -100,11 +101,12 @@ async def test_a_catalog_item_that_nobody_can_run(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize(
-    "item", ["5", "None", "{}", "{'name': 5}", "'files__read'", "{'name': 'files__read', 'parameters': []}"]
+    "catalog",
+    ["{}", "[5]", "[None]", "[{}]", "[{'name': 5}]", "['files__read']", "[{'name': 'files__read', 'parameters': []}]"],
 )
-async def test_catalog_items_of_another_shape(stage: Stage, item: str) -> None:
+async def test_catalogs_of_another_shape(stage: Stage, catalog: str) -> None:
     """ITEM-01 bent: what is no item fails the step by name, or is the tool that it names; never a crash."""
-    source = f"def register(api): api.pipelines.mutate('step.tools', lambda ctx: ctx.replace(tool_catalog=[{item}]))"
+    source = f"def register(api): api.pipelines.mutate('step.tools', lambda ctx: ctx.replace(tool_catalog={catalog}))"
     actor = await stage.agent(old("shapeless", source))
     failed(await actor.turn(), "E_MIDDLEWARE", "shapeless")
 
@@ -168,15 +170,7 @@ async def test_definitions_that_are_refused(stage: Stage, definition: str) -> No
     failed(await actor.turn(), "E_EXTENSION_FAILED", "wrong")
 
 
-async def test_a_name_with_several_dots(stage: Stage) -> None:
-    """NAME-14 with three dots: it could not be told which of them parts the name, so it is no name."""
-    source = (
-        "def register(api): api.tools.register({'name': 'a.b.c', 'description': 'd', 'handler': lambda c, i: 'ran'})"
-    )
-    actor = await stage.agent(new("dots", source))
-    failed(await actor.turn("x", "done"), "E_EXTENSION_FAILED", "'a.b.c' cannot be a tool's name")
-
-
+@pytest.mark.requirement("DYNAMIC-08")
 async def test_registered_in_the_middle_of_a_step(stage: Stage) -> None:
     """001 12.3: a tool that a handler or a layer registers is in the next step's catalog, not in the one that runs."""
     body = """
@@ -192,6 +186,7 @@ async def test_registered_in_the_middle_of_a_step(stage: Stage) -> None:
     assert actor.results()["b"] == {"status": "ok", "output": "ran"}
 
 
+@pytest.mark.requirement("DYNAMIC-04")
 async def test_unregistered_by_anybody_and_by_its_owner(stage: Stage) -> None:
     """6.1 unregister: an unknown name and another's are ignored; its own is gone from the next step on."""
     source = """
@@ -213,78 +208,55 @@ async def test_unregistered_by_anybody_and_by_its_owner(stage: Stage) -> None:
     assert "gone__run" not in actor.shown(1)
 
 
-async def test_status_example_without_parameters(stage: Stage) -> None:
-    """6.3 getStatus, sync, called with arguments that nobody declared and with none; it shares state with a mutator."""
-    source = """
-        import threading
-
-        def register(api):
-            state = api.ext_state()
-            state["processedSteps"] = 0
-
-            def post(ctx):
-                state["processedSteps"] += 1
-                return ctx
-
-            def status(ctx, input):
-                aside = threading.current_thread() is not threading.main_thread()
-                return {"n": api.ext_state()["processedSteps"], "input": input, "thread": aside}
-
-            api.pipelines.mutate("step.post", post)
-            api.tools.register({"name": "myExt.getStatus", "description": "d", "handler": status})
-    """
-    actor = await stage.agent(new("my-ext", source))
-    await actor.turn("x", calls(("a", "myExt__getStatus", {})), calls(("b", "myExt__getStatus", {})), "done")
-    assert actor.results()["a"]["output"] == {"n": 0, "input": {}, "thread": True}
-    assert actor.results()["b"]["output"]["n"] == 1
-
-
-#: What a handler may do wrong.
-WRONG_HANDLERS = (
-    "return {1, 2}",
-    "return object()",
-    "return float('nan')",
-    "return {1: 'a'}",
-    "return b'bytes'",
-    "return lambda: 1",
-    "x = []; x.append(x); return x",
-    "return 'x' * (20 << 20)",
-    "return '\\ud800'",
-    "return 10 ** 400",
-    "raise ValueError('날씨 API 오류: 503')",
-    "raise SystemExit(5)",
-    "raise KeyboardInterrupt",
-    "raise GeneratorExit",
-    "import asyncio; raise asyncio.CancelledError",
-    "raise StopIteration",
-    "def deep(n): return deep(n + 1)\n        deep(0)",
-    "yield 1",
-)
+#: What a handler may do wrong, by the code that tells of it.
+WRONG_HANDLERS = {
+    "E_TOOL_BAD_OUTPUT": (
+        "return object()",
+        "return float('nan')",
+        "return {1: 'a'}",
+        "return b'bytes'",
+        "return lambda: 1",
+        "x = []; x.append(x); return x",
+        "return '\\ud800'",
+        "return 10 ** 400",
+        "yield 1",
+    ),
+    "E_TOOL_LIMIT": ("return 'x' * (20 << 20)",),
+    "E_TOOL": (
+        "raise ValueError('날씨 API 오류: 503')",
+        "raise SystemExit(5)",
+        "raise KeyboardInterrupt",
+        "raise GeneratorExit",
+        "import asyncio; raise asyncio.CancelledError",
+        "raise StopIteration",
+        "def deep(n): return deep(n + 1)\n        deep(0)",
+    ),
+}
 
 
+@pytest.mark.requirement("HANDLER-07")
 @pytest.mark.parametrize("how", ["def", "async def"])
 async def test_what_a_handler_may_do_wrong(stage: Stage, how: str) -> None:
-    """6.2 with a handler that returns what is no JSON or raises anything: an error result, and the agent goes on."""
+    """6.2 with a handler that returns what is no JSON or raises anything: an error result, and the agent goes on. A set
+    is made to fit.
+    """
+    wrong = [("return {1, 2}", None), *((body, code) for code, bodies in WRONG_HANDLERS.items() for body in bodies)]
     source = "import asyncio\n\ndef register(api):\n"
-    for number, body in enumerate(WRONG_HANDLERS):
+    for number, (body, _) in enumerate(wrong):
         source += f"    {how} bad(ctx, input):\n        {body}\n"
         source += f"    api.tools.register({{'name': 'bad.run{number}', 'description': 'd', 'handler': bad}})\n"
     actor = await stage.agent(new("bad", source))
-    answer = await actor.turn("x", calls(*[(f"c{n}", f"bad__run{n}", {}) for n in range(len(WRONG_HANDLERS))]), "done")
+    answer = await actor.turn("x", calls(*[(f"c{n}", f"bad__run{n}", {}) for n in range(len(wrong))]), "done")
     assert (answer.error, answer.response) == (None, "done")
-    results = actor.results()
-    assert len(results) == len(WRONG_HANDLERS)
-    for body, result in zip(WRONG_HANDLERS, results.values(), strict=True):
-        if result["status"] == "ok":  # a value that was made to fit
-            assert (body, result["output"]) == ("return {1, 2}", [1, 2])
-        if "날씨" in body:
-            assert (result["code"], result["name"], result["message"]) == ("E_TOOL", "ValueError", "날씨 API 오류: 503")
-            assert result["suggestion"]
-        if "20 << 20" in body:
-            assert result["code"] == "E_TOOL_LIMIT"
+    results = [*actor.results().values()]
+    assert [result.get("code") for result in results] == [code for _, code in wrong]
+    assert results[0] == {"status": "ok", "output": [1, 2]}
+    (told,) = [result for result in results if "날씨" in result.get("message", "")]
+    assert (told["name"], told["message"], bool(told["suggestion"])) == ("ValueError", "날씨 API 오류: 503", True)
     assert (await actor.turn("again")).error is None
 
 
+@pytest.mark.requirement("HANDLER-07")
 async def test_plain_values_come_back_as_they_are(stage: Stage) -> None:
     """HANDLER-07: null, false, 0, "" and empty containers are results and no errors."""
     values: list[Any] = [None, False, 0, "", [], {}, 1.5, [None, {"a": []}]]
@@ -356,60 +328,7 @@ async def test_the_call_of_a_registered_tool_passes_all_layers(stage: Stage) -> 
     assert "myExt.echo" in NOTES
 
 
-async def test_the_weather_example_with_a_server_that_fails(stage: Stage) -> None:
-    """001 12.2: two arguments, an error with a long message, and `city` as a number, which the schema refuses."""
-    source = """
-        def register(api):
-            async def get(ctx, input):
-                if input["city"] == "Seoul":
-                    return {"city": input["city"], "celsius": 21.5}
-                raise RuntimeError("날씨 API 오류: 503 " + "가" * 5000)
-
-            api.tools.register(
-                {
-                    "name": "weather__get",
-                    "description": "특정 도시의 현재 날씨 정보를 조회합니다",
-                    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-                },
-                get,
-            )
-    """
-    actor = await stage.agent(new("weather-ext", source))
-    asked = [
-        ("a", "weather__get", {"city": "Seoul"}),
-        ("b", "weather__get", {"city": "X"}),
-        ("c", "weather__get", {"city": 5}),
-    ]
-    await actor.turn("x", calls(*asked), "done")
-    found = actor.results()
-    assert found["a"]["output"] == {"city": "Seoul", "celsius": 21.5}
-    assert found["b"]["message"].startswith("날씨 API 오류: 503")
-    assert len(found["b"]["message"]) == 1000
-    assert found["c"]["code"] == "E_TOOL_INVALID_ARGS"
-    (item,) = [tool for tool in actor.asked[0].tools if tool.name == "weather__get"]
-    assert (item.source.type, item.source.name) == ("extension", "weather-ext")
-
-
-async def test_the_sources_of_a_mixed_catalog(stage: Stage) -> None:
-    """001 13.2: what a layer sees as the source of a declared tool and of a registered one."""
-    source = """
-        def register(api):
-            api.tools.register({"name": "mine.run", "description": "d", "handler": lambda c, i: 1})
-
-            async def step(ctx):
-                for item in ctx.tool_catalog:
-                    note(item.name, item.source.type, item.source.name)
-                return await ctx.next()
-
-            api.pipeline.register("step", step)
-    """
-    actor = await stage.agent(new("my-ext", source))
-    await actor.turn()
-    assert ("files__read", "config", "files") in NOTES
-    assert ("bash__exec", "config", "bash") in NOTES
-    assert [one[1:] for one in NOTES if one[0].startswith("mine")] == [("extension", "my-ext")]
-
-
+@pytest.mark.requirement("CONTEXT-08")
 async def test_context_of_a_registered_tool(stage: Stage) -> None:
     """002 12.5 bent: every field is there, none can be assigned, and none of v0.9's members is."""
     source = """

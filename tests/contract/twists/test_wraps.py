@@ -15,6 +15,7 @@ from tests.unit.agentproc.turns import failed
 READ = ("files__read", {"path": "a"})
 
 
+@pytest.mark.requirement("PIPELINE-20")
 async def test_two_llm_call_wraps_and_a_failure(stage: Stage) -> None:
     """5.6 step.llmCall twice: in and out in order, the error passes through both, and both raise it again."""
     source = """
@@ -38,6 +39,7 @@ async def test_two_llm_call_wraps_and_a_failure(stage: Stage) -> None:
     assert NOTES[3][2] == "E_MODEL_FAILED"
 
 
+@pytest.mark.requirement("PIPELINE-20")
 async def test_the_answer_is_there_behind_next(stage: Stage) -> None:
     """5.6 step.llmCall that reads what the model said."""
     body = """
@@ -128,6 +130,7 @@ ERROR = """
 """
 
 
+@pytest.mark.requirement("PIPELINE-22")
 async def test_a_model_that_fails_twice(stage: Stage) -> None:
     """5.6 step.llmError: asked again until it answers; the number of attempts is in the step's metadata."""
     actor = await stage.agent(old("a", ERROR))
@@ -137,49 +140,13 @@ async def test_a_model_that_fails_twice(stage: Stage) -> None:
     assert len(actor.asked) == 3
 
 
+@pytest.mark.requirement("PIPELINE-22")
 async def test_a_model_that_always_fails(stage: Stage) -> None:
     """5.6 step.llmError without an end: asked again three times, then the model's error ends the turn."""
     actor = await stage.agent(old("a", ERROR))
-    failed(await actor.turn("x", *[fails(str(n)) for n in range(9)]), "E_MODEL_FAILED")
+    failed(await actor.turn("x", *[fails(f"try {n}") for n in range(9)]), "E_MODEL_FAILED", "try 3")
     assert len(actor.asked) == 4
     assert [one[0] for one in NOTES if one[0] != "post"][:3] == [1, 2, 3]
-
-
-async def test_the_attempts_are_counted_for_each_step(stage: Stage) -> None:
-    """5.6 step.llmError in two steps of one turn: the second begins at one again."""
-    actor = await stage.agent(old("a", ERROR))
-    answer = await actor.turn("x", fails("1"), calls(READ), fails("2"), "done")
-    assert answer.error is None
-    assert [one[0] for one in NOTES if one[0] != "post"] == [1, 1]
-
-
-async def test_a_wrap_around_a_wrap_that_asks_again(stage: Stage) -> None:
-    """5.6: an llmCall wrap inside of a retry by llmError runs once for each try, and a second llmError wrap nests."""
-    counts = """
-        def register(api):
-            async def call(ctx, next):
-                note("try")
-                return await next(ctx)
-
-            api.pipelines.wrap("step.llmCall", call)
-    """
-    outer = """
-        def register(api):
-            async def outer(ctx, next):
-                note("outer in")
-                result = await next(ctx)
-                note("outer out")
-                return result
-
-            api.pipelines.wrap("step.llmError", outer)
-    """
-    actor = await stage.agent(old("outer", outer), old("again", ERROR), old("counts", counts))
-    answer = await actor.turn("x", fails("1"), "done")
-    assert answer.error is None
-    assert NOTES[0] == "try"
-    assert NOTES.index("outer in") < NOTES.index((1, "E_MODEL_FAILED")) < NOTES.index("outer out")
-    assert NOTES.count("try") == 2
-    assert len(actor.asked) == 2
 
 
 async def test_llm_error_that_does_not_ask_again(stage: Stage) -> None:
@@ -217,6 +184,7 @@ GUARD = """
 AUTO = {"goondan.ai/expose-tools": "auto"}
 
 
+@pytest.mark.requirement("PIPELINE-21")
 @pytest.mark.parametrize("auth", [None, {}, {"actor": {}}, {"actor": {"isAdmin": False}}])
 async def test_permission_denied(stage: Stage, auth: Any) -> None:
     """5.6 toolCall.exec beside an allowed call, by both spellings of the name: only the allowed one runs."""
@@ -300,18 +268,21 @@ async def test_the_timing_example_for_each_kind_of_result(stage: Stage) -> None:
     assert (found["late"]["status"], found["late"]["handle"]) == ("pending", "h1")
 
 
-#: What middleware may do wrong.
-WRONG_LAYERS = (
+#: What middleware may do wrong: the rules that it breaks, and what it raises.
+BROKEN_RULES = (
     "await ctx.next(); return await ctx.next()",
     "return None",
     "await ctx.next()",
     "result = await ctx.next(); return 'rubbish'",
     "return {'status': 'ok'}",
+    "result = await ctx.next(); result.status = 'fine'; return result",
+    "ctx.next()\n        return None",
+)
+RAISED = (
     "await ctx.next(ctx)",
     "ctx.agent_name = 'other'; return await ctx.next()",
     "raise ValueError('boom')",
     "result = await ctx.next(); raise ValueError('boom')",
-    "result = await ctx.next(); result.status = 'fine'; return result",
     "raise SystemExit(4)",
     "raise KeyboardInterrupt",
     "import asyncio; raise asyncio.CancelledError",
@@ -319,8 +290,8 @@ WRONG_LAYERS = (
     "raise StopAsyncIteration",
     "import asyncio; gone = asyncio.ensure_future(asyncio.sleep(9)); gone.cancel(); await gone",
     "def deep(n): return deep(n + 1)\n        deep(0)",
-    "ctx.next()\n        return None",
 )
+WRONG_LAYERS = (*BROKEN_RULES, *RAISED)
 
 
 @pytest.mark.parametrize("kind", ["turn", "step", "toolCall"])
@@ -346,7 +317,10 @@ async def test_middleware_that_breaks_a_rule(stage: Stage, kind: str) -> None:
         if kind == "toolCall":
             assert answer.error is None, body
             result = actor.results()[said]
-            assert result["status"] == "error", body
+            assert (result["status"], result["code"]) == (
+                "error",
+                "E_TOOL" if body in RAISED else "E_MIDDLEWARE",
+            ), body
             assert "rulebreaker" in result["message"] + result["suggestion"], body
             assert len(actor.sent()) - sent <= 1, body
         else:
@@ -454,38 +428,6 @@ async def test_an_exception_with_members_of_its_own(stage: Stage) -> None:
     assert isinstance(found["b"]["code"], str)
 
 
-async def test_the_catalog_changed_in_two_layers(stage: Stage) -> None:
-    """CATALOG-05 in two layers: the inner sees what the outer left, and puts back what it took out; both hold."""
-    outer = """
-        def register(api):
-            async def step(ctx):
-                note("outer", sorted(item.name for item in ctx.tool_catalog if item.name.startswith("files")))
-                ctx.tool_catalog = [item for item in ctx.tool_catalog if item.name != "files__wipe"]
-                api.instance.shared["outer:taken"] = True
-                return await ctx.next()
-
-            api.pipeline.register("step", step)
-    """
-    inner = """
-        def register(api):
-            async def step(ctx):
-                note("inner", sorted(item.name for item in ctx.tool_catalog if item.name.startswith("files")))
-                for item in ctx.tool_catalog:
-                    if item.name == "files__read":
-                        ctx.tool_catalog.remove(item)
-                        break
-                return await ctx.next()
-
-            api.pipeline.register("step", step)
-    """
-    actor = await stage.agent(new("outer", outer), new("inner", inner))
-    await actor.turn("x", calls(READ), "done")
-    assert NOTES[:2] == [("outer", ["files__read", "files__wipe"]), ("inner", ["files__read"])]
-    assert NOTES[2:] == NOTES[:2]
-    assert not any(name.startswith("files") for name in actor.shown(0))
-    assert actor.results()["c1"]["code"] == "E_TOOL_NOT_IN_CATALOG"
-
-
 async def test_a_changed_item_reaches_the_model(stage: Stage) -> None:
     """DYNAMIC-10: a layer that describes a tool in other words, and hides another one from the model's sight."""
     source = """
@@ -549,21 +491,3 @@ async def test_events_of_the_conversation_in_a_bent_order(stage: Stage) -> None:
     assert (await actor.turn("nothing")).error is None
     failed(await actor.turn("rubbish"), "E_MIDDLEWARE", "edits")
     assert (await actor.turn("well")).error is None
-
-
-async def test_views_of_two_layers(stage: Stage) -> None:
-    """docs, "What the model is shown": outer layers change first; nothing is stored; rubbish is an error by name."""
-    body = """
-        name = api.extension.metadata.name
-        if ctx.turn.input_event.input == "fail":
-            ctx.view_messages(lambda messages: 5)
-        else:
-            ctx.view_messages(lambda messages: [*messages, {"data": {"role": "user", "content": name}}])
-        return await ctx.next()
-    """
-    actor = await stage.agent(layer("step", body), layer("step", body, "b"))
-    assert (await actor.turn("one")).error is None
-    assert actor.texts() == ["one", "a", "b"]
-    assert (await actor.turn("two")).error is None
-    assert actor.texts() == ["one", "two", "a", "b"]
-    failed(await actor.turn("fail"), "E_MIDDLEWARE")

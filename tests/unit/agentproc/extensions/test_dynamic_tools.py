@@ -153,59 +153,6 @@ async def test_a_definition_with_its_handler_inside_does_the_same(make: Make) ->
             api.tools.register({key: value for key, value in whole.items() if key != missing})
 
 
-@pytest.mark.requirement("DYNAMIC-04", "DYNAMIC-08", "DYNAMIC-10")
-async def test_a_tool_appears_and_disappears_with_the_next_step(make: Make) -> None:
-    link = FakeLink()
-    runner = make(link)
-    api = api_of(runner)
-
-    def late(ctx: Any, given: Any) -> str:
-        return "late"
-
-    def opener(ctx: Any, given: Any) -> str:
-        api.tools.register({"name": "late.tool", "description": "Late.", "handler": late})
-        return "opened"
-
-    def closer(ctx: Any, given: Any) -> str:
-        api.tools.unregister("late.tool")
-        api.tools.unregister("never.there")
-        return "closed"
-
-    for name, handler in (("open__it", opener), ("close__it", closer)):
-        api.tools.register({"name": name, "description": "x", "handler": handler})
-    model = FakeModel(
-        wants(("a", "open__it", {})),
-        wants(("b", "late__tool", {}), ("c", "close__it", {})),
-        wants(("d", "late__tool", {})),
-        says("done"),
-    )
-    runner.instance._provider = model
-    await runner.run(event_frame("e1", "go"))
-    shown = [[item.name for item in request.tools if item.name == "late__tool"] for request in model.requests]
-    assert shown == [[], ["late__tool"], [], []]
-    assert [(r.status, code_of(r)) for r in results(model)] == [
-        ("ok", None), ("ok", None), ("ok", None), ("error", "E_TOOL_NOT_IN_CATALOG"),
-    ]  # fmt: skip
-
-
-async def test_a_v09_tool_waits_in_the_registry_until_step_middleware_shows_it(make: Make) -> None:
-    model = FakeModel(
-        wants(("a", "weather__get", {"city": "x"})), wants(("b", "weather__get", {"city": "x"})), says("d")
-    )
-    runner = make(FakeLink(), model)
-    api = api_of(runner, exposes_tools=False)
-    api.tools.register(ITEM, lambda ctx, given: "sunny")
-
-    async def show(ctx: Any) -> Any:
-        if ctx.step_index == 1:
-            ctx.tool_catalog.append(ITEM)
-        return await ctx.next()
-
-    api.pipeline.register("step", show)
-    await runner.run(event_frame("e1", "go"))
-    assert [code_of(result) for result in results(model)] == ["E_TOOL_NOT_IN_CATALOG", None]
-
-
 #: Twenty-six definitions, each of which applies the next one twice: 67 million looks at one value.
 BOMB: dict[str, Any] = {
     "type": "object",
@@ -241,17 +188,6 @@ def test_what_cannot_be_registered_is_said_and_changes_nothing(item: Any, code: 
     assert [entry.name for entry in tools.exposed] == ["other__tool"]
 
 
-def test_the_same_extension_replaces_its_own_tool_and_nobody_elses() -> None:
-    tools = DynamicTools({})
-    tools.register({"name": "a.b", "description": "one"}, print, extension="mine")
-    tools.register({"name": "a__b", "description": "two"}, repr, extension="mine")
-    assert [(item.name, item.description) for item in tools.exposed] == [("a__b", "two")]
-    tools.unregister("a.b", extension="other")
-    assert tools.find("a__b") is not None
-    with pytest.raises(GoondanError):
-        tools.register({"name": "c"}, None, extension="mine")
-
-
 @pytest.mark.requirement("HANDLER-02")
 async def test_a_blocking_handler_does_not_stop_the_agent_and_async_ones_run_side_by_side(make: Make) -> None:
     threads: list[bool] = []
@@ -273,40 +209,6 @@ async def test_a_blocking_handler_does_not_stop_the_agent_and_async_ones_run_sid
     await runner.run(event_frame("e1", "go"))
     assert threads == [False]
     assert from_raw(results(model)[0].output, bool), "one that blocks waits for the other, which runs"  # type: ignore[arg-type]
-
-
-@pytest.mark.requirement("HANDLER-07", "CONTEXT-08")
-@pytest.mark.parametrize("value", [float("nan"), b"bytes", {1: "x"}, object(), "\ud800", 2**70])
-async def test_what_is_no_json_value_is_one_structured_error(make: Make, value: Any) -> None:
-    model = FakeModel(wants(("a", "odd__one", {})), says("done"))
-    runner = make(FakeLink(), model)
-
-    def odd(ctx: Any, given: Any) -> Any:
-        with pytest.raises(AttributeError):
-            ctx.workdir = "/"
-        with pytest.raises(AttributeError):
-            ctx.swarm_bundle  # noqa: B018
-        return value
-
-    api_of(runner).tools.register({"name": "odd.one", "description": "x", "handler": odd})
-    await runner.run(event_frame("e1", "go"))
-    assert code_of(results(model)[0]) == "E_TOOL_BAD_OUTPUT"
-
-
-async def test_output_that_contains_itself_or_exits_the_process_is_an_error(make: Make) -> None:
-    model = FakeModel(wants(("a", "cycle__one", {}), ("b", "exit__one", {})), says("done"))
-    runner = make(FakeLink(), model)
-    cycle: list[Any] = []
-    cycle.append(cycle)
-
-    def leave(ctx: Any, given: Any) -> None:
-        raise SystemExit(1)
-
-    api = api_of(runner)
-    api.tools.register({"name": "cycle.one", "description": "x", "handler": lambda ctx, given: cycle})
-    api.tools.register({"name": "exit.one", "description": "x", "handler": leave})
-    await runner.run(event_frame("e1", "go"))
-    assert [code_of(result) for result in results(model)] == ["E_TOOL_BAD_OUTPUT", "E_TOOL"]
 
 
 async def test_a_call_that_hangs_ends_with_the_turns_time(make: Make) -> None:
@@ -356,38 +258,6 @@ def test_a_resource_is_json_and_a_copy_of_it_is_the_readers_own() -> None:
     copied = copy.deepcopy(resource)
     copied["metadata"]["name"] = "y"
     assert (type(copied), resource.metadata.name) == (dict, "x")
-
-
-@pytest.mark.requirement("NAME-14", "NAME-15")
-async def test_both_spellings_of_a_dotted_name_reach_one_handler_and_points_see_the_dot(make: Make) -> None:
-    seen: list[Any] = []
-    runner = make(
-        FakeLink(), model := FakeModel(wants(("a", "skills__list", {"n": 1}), ("b", "skills.list", {"n": 2})))
-    )
-    model.script.append(says("done"))
-    api = api_of(runner)
-    api.tools.register({"name": "skills.list", "description": "x", "handler": lambda ctx, given: given["n"]})
-
-    def catalog(ctx: Any) -> Any:
-        seen.append([tool.name for tool in ctx.tool_catalog if tool.name.startswith("skills.")])
-        return ctx
-
-    def call(ctx: Any) -> Any:
-        seen.append((ctx.tool_call.id, ctx.tool_call.name, [tool.name for tool in ctx.tool_catalog][-1]))
-        return ctx
-
-    api.pipelines.mutate("step.tools", catalog)
-    api.pipelines.mutate("toolCall.pre", call)
-    await runner.run(event_frame("e1", "go"))
-    assert model.requests[0].tools[-1].name == "skills__list"
-    assert sorted(map(str, seen[:3])) == [
-        "('a', 'skills.list', 'skills.list')",
-        "('b', 'skills.list', 'skills.list')",
-        "['skills.list']",
-    ]
-    assert [from_raw(result.output, object) for result in results(model)] == [1, 2]  # type: ignore[arg-type]
-    calls = [part.tool_name for part in model.requests[-1].messages[1].data.calls]  # type: ignore[union-attr]
-    assert calls == ["skills__list", "skills__list"]
 
 
 @pytest.mark.requirement("DYNAMIC-09")

@@ -131,7 +131,7 @@ async def test_each_subscriber_has_a_payload_of_its_own() -> None:
     assert given == {"list": [1]}
 
 
-@pytest.mark.parametrize("payload", [5, "text", [1], {"a": object()}, {"a": float("nan")}, {1: 2}])
+@pytest.mark.parametrize("payload", [5, "text", [], [1], {"a": object()}, {"a": float("nan")}, {1: 2}])
 async def test_what_is_no_json_object_is_refused(payload: Any) -> None:
     with pytest.raises(GoondanError) as caught:
         EventBus().emit("a.b", payload, emitter="x")

@@ -41,39 +41,6 @@ def load(folder: Path, *codes: str, config: dict[str, Any] | None = None) -> tup
     return pipeline, tools
 
 
-def tool(name: str) -> str:
-    return f"api.tools.register({{'name': {name!r}, 'description': 'x', 'handler': print}})"
-
-
-@pytest.mark.requirement("EXT-07", "EXT-08")
-def test_register_is_called_once_for_each_in_order_with_or_without_config(tmp_path: Path) -> None:
-    _, tools = load(
-        tmp_path,
-        f"def register(api):\n    {tool('one.tool')}\n    return 5",
-        f"import asyncio\nasync def register(api, config):\n    await asyncio.sleep(0)\n    {tool('two.tool')}\n"
-        "    assert config == api.extension.spec.config == {'level': 3}",
-        config={"level": 3},
-    )
-    assert [item.name for item in tools.exposed] == ["one__tool", "two__tool"]
-
-
-def test_modules_of_one_name_do_not_meet_and_nothing_is_written(tmp_path: Path) -> None:
-    own = "STATE = {!r}\ndef register(api):\n    import sys\n    assert sys.modules[__name__].STATE == {!r}\n"
-    load(tmp_path, own.format("first", "first"), own.format("second", "second"))
-    assert sorted(path.name for path in tmp_path.rglob("*") if path.is_file()) == ["main.py", "main.py"]
-
-
-def test_a_module_beside_the_entry_can_be_imported(tmp_path: Path) -> None:
-    (tmp_path / "e0").mkdir()
-    (tmp_path / "e0" / "goondan_test_beside.py").write_text("NAME = 'beside.tool'\n")
-    _, tools = load(
-        tmp_path,
-        "from goondan_test_beside import NAME\ndef register(api):\n"
-        "    api.tools.register({'name': NAME, 'description': 'x', 'handler': print})",
-    )
-    assert [item.name for item in tools.exposed] == ["beside__tool"]
-
-
 @pytest.mark.requirement("EXT-06")
 @pytest.mark.parametrize(
     ("code", "says"),

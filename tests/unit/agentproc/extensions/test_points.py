@@ -12,15 +12,15 @@ from goondan.agentproc.extensions.api import PipelinesApi
 from goondan.agentproc.extensions.points.contexts import FIELDS
 from goondan.agentproc.extensions.points.pipeline import POINTS, Pipeline
 from goondan.agentproc.extensions.points.results import LlmResult, ToolCall, ToolCallResult
-from goondan.agentproc.machine.messages import AssistantData, ToolData, UserData
+from goondan.agentproc.machine.messages import AssistantData, ToolData
 from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import ModelAnswer
 from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import ToolCallPayload, ToolResult
+from goondan.schemas.wire.frames import ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
-from tests.unit.agentproc.turns import Make, code_of, failed, settle, the_answer
+from tests.unit.agentproc.turns import Make, code_of, settle, the_answer
 
 MUTATORS = [
     "turn.pre", "turn.post", "step.pre", "step.config", "step.tools", "step.blocks", "step.post",
@@ -79,14 +79,6 @@ def test_a_wrap_takes_only_its_points(point: Any) -> None:
         PipelinesApi(Pipeline(), "ext").wrap(point, lambda ctx, proceed: ctx)
     assert caught.value.info.code == "E_USAGE"
     assert "step.llmCall" in (caught.value.info.suggestion or "")
-
-
-def test_what_is_no_function_and_no_priority_is_refused() -> None:
-    api = PipelinesApi(Pipeline(), "ext")
-    with pytest.raises(GoondanError, match=r"turn\.pre handler of extension ext is no function"):
-        api.mutate("turn.pre", "not callable")  # type: ignore[arg-type]
-    with pytest.raises(GoondanError, match="an integer, not str"):
-        api.wrap("step.llmCall", lambda ctx, proceed: ctx, priority="first")  # type: ignore[arg-type]
 
 
 def test_what_an_extension_registered_can_be_taken_out() -> None:
@@ -153,73 +145,6 @@ async def test_the_points_of_a_turn_come_in_order_and_each_in_the_order_of_regis
     ]  # fmt: skip
 
 
-@pytest.mark.requirement("PIPELINE-16")
-async def test_a_lower_priority_runs_earlier_and_equal_ones_keep_their_order(make: Make) -> None:
-    seen: list[str] = []
-
-    def note(name: str) -> Any:
-        def mutator(ctx: Any) -> Any:
-            seen.append(name)
-            return ctx
-
-        return mutator
-
-    async def outermost(ctx: Any, proceed: Any) -> Any:
-        seen.append("wrap first")
-        return await proceed(ctx)
-
-    async def innermost(ctx: Any, proceed: Any) -> Any:
-        seen.append("wrap last")
-        return await proceed(ctx)
-
-    runner = make(FakeLink(), FakeModel(says("done")))
-    api = pipelines(runner)
-    for name, priority in (("late", 5), ("a", 0), ("b", 0), ("early", -5)):
-        api.mutate("step.tools", note(name), priority=priority)
-    api.wrap("step.llmCall", innermost, priority=1)
-    api.wrap("step.llmCall", outermost, priority=-1)
-    await runner.run(event_frame("e1", "go"))
-    assert seen == ["early", "a", "b", "late", "wrap first", "wrap last"]
-
-
-@pytest.mark.requirement("COMPAT-03", "PIPELINE-03")
-async def test_both_spellings_stand_in_one_order(make: Make) -> None:
-    seen: list[str] = []
-
-    def mutator(name: str) -> Any:
-        def note(ctx: Any) -> Any:
-            seen.append(name)
-            return ctx
-
-        return note
-
-    def middleware(name: str) -> Any:
-        async def layer(ctx: Any) -> Any:
-            seen.append(f"+{name}")
-            result = await ctx.next()
-            seen.append(f"-{name}")
-            return result
-
-        return layer
-
-    async def wrap(ctx: Any, proceed: Any) -> Any:
-        seen.append("+exec")
-        result = await proceed(ctx)
-        seen.append("-exec")
-        return result
-
-    runner = make(FakeLink(), FakeModel(wants(("a", "notes__add", {})), says("done")))
-    old = pipelines(runner, "one")
-    old.wrap("toolCall.exec", wrap)
-    old.mutate("toolCall.pre", mutator("pre one"))
-    old.mutate("toolCall.post", mutator("post one"))
-    runner.instance.pipeline.register("toolCall", middleware("new"), extension="two")
-    old.mutate("toolCall.pre", mutator("pre three"))
-    old.mutate("toolCall.post", mutator("post three"))
-    await runner.run(event_frame("e1", "go"))
-    assert seen == ["pre one", "+new", "pre three", "+exec", "-exec", "post one", "post three", "-new"]
-
-
 # --- contexts ---------------------------------------------------------------------------------------------------------
 
 
@@ -273,126 +198,10 @@ async def test_what_the_contexts_hold(make: Make) -> None:
     assert set(FIELDS["turn"]) < set(FIELDS["step"]) < set(FIELDS["toolCall"])
 
 
-@pytest.mark.requirement("PIPELINE-08", "PIPELINE-13")
-async def test_each_mutator_gets_what_the_one_before_gave_back(make: Make) -> None:
-    def first(ctx: Any) -> Any:
-        return ctx.replace(blocks=[*ctx.blocks, {"type": "first"}])
-
-    async def second(ctx: Any) -> Any:
-        return {**ctx, "blocks": [*ctx.blocks, {"type": "second", "data": ctx.blocks}]}  # as the documents spell it
-
-    def third(ctx: Any) -> Any:
-        ctx.blocks.append({"type": "third"})
-        return ctx
-
-    model = FakeModel(says("done"))
-    runner = make(FakeLink(), model)
-    for handler in (first, second, third):
-        pipelines(runner).mutate("step.blocks", handler)
-    await runner.run(event_frame("e1", "go"))
-    assert [block["type"] for block in model.requests[0].blocks] == ["first", "second", "third"]
-    assert model.requests[0].blocks[1]["data"][0] == {"type": "first"}
-
-
-@pytest.mark.requirement("PIPELINE-17", "EXT-05")
-async def test_blocks_are_the_models_in_their_step_only(make: Make) -> None:
-    def add(ctx: Any) -> Any:
-        if ctx.step.index:
-            return ctx
-        block = {"type": "custom.info", "data": {"timestamp": 1, "stepIndex": ctx.step.index}}
-        return ctx.replace(blocks=[*ctx.blocks, block])
-
-    model = FakeModel(wants(("a", "notes__add", {})), says("done"))
-    runner = make(FakeLink(), model)
-    pipelines(runner).mutate("step.blocks", add)
-    await runner.run(event_frame("e1", "go"))
-    data = {"timestamp": 1, "stepIndex": 0}
-    assert [request.blocks for request in model.requests] == [[{"type": "custom.info", "data": data}], []]
-    kinds = [type(message.data) for message in runner.instance.store.load_messages()]
-    assert kinds == [UserData, AssistantData, ToolData, AssistantData]  # nothing of it is kept
-
-
-@pytest.mark.requirement("PIPELINE-18", "EXT-05")
-async def test_the_catalog_that_a_mutator_gives_back_is_shown_and_enforced(make: Make) -> None:
-    link, model = FakeLink(), FakeModel(wants(("a", "bash__exec", {"command": "ls"})), says("done"))
-    runner = make(link, model)
-    runner.instance.tools.register(
-        {"name": "internal.secret", "description": "x", "handler": lambda ctx, given: 1}, None, extension="ext"
-    )
-    names: list[str] = []
-
-    def narrow(ctx: Any) -> Any:
-        names[:] = [tool.name for tool in ctx.tool_catalog]
-        catalog = [tool for tool in ctx.tool_catalog if not tool.name.startswith(("internal.", "bash"))]
-        return ctx.replace(tool_catalog=catalog)
-
-    pipelines(runner).mutate("step.tools", narrow)
-    await runner.run(event_frame("e1", "go"))
-    assert names == ["bash__exec", "notes__add", "internal.secret"]
-    assert [item.name for item in model.requests[0].tools] == ["notes__add"]
-    assert code_of(result_of(runner, "a")) == "E_TOOL_NOT_IN_CATALOG"
-    assert link.calls == []
-
-
-async def test_a_tool_with_a_dot_keeps_it_at_the_points_and_can_be_called(make: Make) -> None:
-    model = FakeModel(wants(("a", "skills__list", {})), says("done"))
-    runner = make(FakeLink(), model)
-    tool = {"name": "skills.list", "description": "x", "handler": lambda ctx, given: ["one"]}
-    runner.instance.tools.register(tool, None, extension="ext")
-    seen: list[str] = []
-
-    def note(ctx: Any) -> Any:
-        seen.append(ctx.tool_call.name)
-        return ctx
-
-    pipelines(runner).mutate("step.tools", lambda ctx: ctx)
-    pipelines(runner).mutate("toolCall.pre", note)
-    await runner.run(event_frame("e1", "go"))
-    assert [item.name for item in model.requests[0].tools][-1] == "skills__list"
-    assert seen == ["skills.list"]
-    assert from_raw(result_of(runner, "a").output, list) == ["one"]  # type: ignore[arg-type]
-
-
 # --- tool calls -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("PIPELINE-23")
-async def test_arguments_before_and_results_behind_a_call(make: Make) -> None:
-    def before(ctx: Any) -> Any:
-        ctx.tool_call.args = {**ctx.tool_call.args, "command": "pwd"}
-        return ctx
-
-    def behind(ctx: Any) -> Any:
-        ctx.tool_result.output = {"seen": ctx.tool_result.output}
-        return ctx
-
-    link = FakeLink(lambda tool, args: ok(args["command"]))
-    runner = make(link, FakeModel(wants(("a", "bash__exec", {"command": "ls"})), says("done")))
-    pipelines(runner).mutate("toolCall.pre", before)
-    pipelines(runner).mutate("toolCall.post", behind)
-    await runner.run(event_frame("e1", "go"))
-    assert from_raw(from_raw(link.calls[0].payload, ToolCallPayload).args, dict) == {"command": "pwd"}
-    assert from_raw(result_of(runner, "a").output, dict) == {"seen": "pwd"}  # type: ignore[arg-type]
-
-
-@pytest.mark.requirement("PIPELINE-09", "PIPELINE-21")
-async def test_a_wrap_that_raises_before_next_prevents_the_call(make: Make) -> None:
-    async def guard(ctx: Any, proceed: Any) -> Any:
-        if ctx.tool_call.name.startswith("bash") and not (ctx.turn.auth and ctx.turn.auth.actor.isAdmin):
-            raise PermissionError(f"Permission denied for tool: {ctx.tool_call.name}")
-        return await proceed(ctx)
-
-    link = FakeLink()
-    runner = make(link, FakeModel(wants(("a", "bash__exec", {"command": "ls"}), ("b", "notes__add", {})), says("ok")))
-    pipelines(runner).wrap("toolCall.exec", guard)
-    await runner.run(event_frame("e1", "go"))
-    error = result_of(runner, "a").error
-    assert error is not None
-    assert (error.message, error.name) == ("Permission denied for tool: bash__exec", "PermissionError")
-    assert [call.tool for call in link.calls] == ["notes__add"]
-    assert the_answer(link).status == "completed"
-
-
+@pytest.mark.requirement("PIPELINE-09")
 async def test_a_wrap_may_put_another_result_in_the_place_of_the_calls(make: Make) -> None:
     async def cached(ctx: Any, proceed: Any) -> Any:
         result = await proceed(ctx)
@@ -405,45 +214,6 @@ async def test_a_wrap_may_put_another_result_in_the_place_of_the_calls(make: Mak
 
 
 # --- the model call ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.requirement("PIPELINE-20", "PIPELINE-09")
-async def test_a_wrap_surrounds_the_model_call(make: Make) -> None:
-    seen: list[Any] = []
-
-    async def timed(ctx: Any, proceed: Any) -> Any:
-        seen.append((ctx.agent.spec.modelConfig.modelRef, len(ctx.tool_catalog), ctx.llm_result))
-        started = time.monotonic()
-        result = await proceed(ctx)
-        seen.append((time.monotonic() - started >= 0, result.llm_result.text))
-        return result
-
-    link = FakeLink()
-    runner = make(link, FakeModel(says("done")), resource=DOCUMENT)
-    pipelines(runner).wrap("step.llmCall", timed)
-    await runner.run(event_frame("e1", "go"))
-    assert seen == [("Model/fast", 2, None), (True, "done")]
-    assert the_answer(link).response == "done"
-
-
-@pytest.mark.requirement("PIPELINE-20")
-async def test_a_wrap_sees_the_models_error_and_lets_it_pass(make: Make) -> None:
-    seen: list[str] = []
-
-    async def logs(ctx: Any, proceed: Any) -> Any:
-        try:
-            return await proceed(ctx)
-        except Exception as error:
-            seen.append(str(error))
-            raise
-
-    link = FakeLink()
-    runner = make(link, FakeModel(fail("E_MODEL_FAILED", "the server is on fire")))
-    pipelines(runner, "outer").wrap("step.llmCall", logs)
-    pipelines(runner, "inner").wrap("step.llmCall", logs)
-    await runner.run(event_frame("e1", "go"))
-    assert len(seen) == 2
-    assert failed(the_answer(link), "E_MODEL_FAILED").message == "the server is on fire"  # nobody is blamed
 
 
 async def test_what_a_wrap_makes_of_the_answer_is_stored(make: Make) -> None:
@@ -475,54 +245,6 @@ async def test_an_answer_that_nobody_changed_stays_whole(make: Make) -> None:
     said = runner.instance.store.load_messages()[1]
     assert said.metadata["kept"] == 1
     assert code_of(result_of(runner, "a")) == "E_TOOL_INVALID_ARGS"
-
-
-@pytest.mark.requirement("PIPELINE-22")
-async def test_a_failed_model_call_is_tried_again(make: Make) -> None:
-    waits: list[float] = []
-
-    async def again(ctx: Any, proceed: Any) -> Any:
-        started = asyncio.get_running_loop().time()
-        await asyncio.sleep(0.01)
-        waits.append(asyncio.get_running_loop().time() - started)
-        ctx.step.metadata = {**ctx.step.metadata, "retryAttempt": ctx.step.metadata.get("retryAttempt", 0) + 1}
-        assert ctx.llm_error.code == "E_MODEL_FAILED"
-        return await proceed(ctx)
-
-    attempts: list[int] = []
-
-    def post(ctx: Any) -> Any:
-        attempts.append(ctx.step.metadata.get("retryAttempt", 0))
-        return ctx
-
-    link = FakeLink()
-    model = FakeModel(fail("E_MODEL_FAILED", "one"), fail("E_MODEL_FAILED", "two"), says("at last"), says("no"))
-    runner = make(link, model)
-    pipelines(runner).wrap("step.llmError", again)
-    pipelines(runner).mutate("step.post", post)
-    await runner.run(event_frame("e1", "go"))
-    assert (the_answer(link).status, the_answer(link).response, the_answer(link).steps) == ("completed", "at last", 1)
-    assert (len(model.requests), attempts) == (3, [2])
-    assert all(wait > 0.005 for wait in waits)
-
-
-@pytest.mark.requirement("PIPELINE-22")
-async def test_a_step_asks_again_three_times_and_the_last_error_counts(make: Make) -> None:
-    asked: list[int] = []
-
-    async def again(ctx: Any, proceed: Any) -> Any:
-        asked.append(1)
-        return await proceed(ctx)
-
-    link = FakeLink()
-    model = FakeModel(*[fail("E_MODEL_FAILED", f"try {n}") for n in range(1, 9)])
-    runner = make(link, model)
-    pipelines(runner).wrap("step.llmError", again)
-    await runner.run(event_frame("e1", "go"))
-    answer = the_answer(link)
-    assert (len(model.requests), len(asked)) == (4, 3)
-    assert answer.error is not None
-    assert (answer.error.code, answer.error.message) == ("E_MODEL_FAILED", "try 4")
 
 
 async def test_a_failed_call_that_nobody_asks_again_stays_failed(make: Make) -> None:

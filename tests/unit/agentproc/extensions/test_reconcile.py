@@ -83,23 +83,6 @@ async def agent(make: Make, tmp_path: Path) -> Agent:
     return Agent(runner, link, model)
 
 
-SLOW = """
-import asyncio
-async def register(api):
-    await asyncio.sleep(0.01)
-    api.instance.shared["slow"] = "registered"
-"""
-AFTER = "def register(api):\n    api.instance.shared['seen'] = api.instance.shared.get('slow')\n"
-
-
-@pytest.mark.requirement("LOAD-02", "LOAD-03")
-async def test_the_next_is_registered_when_the_one_before_has_ended(make: Make, tmp_path: Path) -> None:
-    specs = [spec_of(tmp_path, "slow", SLOW), spec_of(tmp_path, "after", AFTER)]
-    runner = make(FakeLink(), FakeModel(), extensions=specs)
-    await runner.load_extensions()
-    assert runner.instance.extensions._shared == {"slow": "registered", "seen": "registered"}
-
-
 @pytest.mark.requirement("LOAD-01", "EXT-08")
 async def test_extensions_are_loaded_once_in_the_order_of_the_agent(agent: Agent) -> None:
     assert agent.runner.instance.extensions.names == ["changer", "one", "two"]
