@@ -96,8 +96,9 @@ def broker() -> Iterator[Broker]:
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def relatives() -> Iterator[Family]:
+    """One for all that do not end it; each test has instances of its own."""
     with family() as made:
         yield made
 
@@ -165,6 +166,7 @@ def test_an_agent_is_a_child_of_the_supervisor_with_nothing_of_the_fork_server(
     told = status(pid)
     assert (told["Name"], int(told["PPid"])) == ("gdn-agent", relatives.pid)
     assert os.getsid(pid) == pid
+    assert os.getpgid(pid) != os.getpgid(relatives.server), "a signal to the fork server's group is not for agents"
     links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
     server = [os.readlink(f"/proc/{relatives.server}/fd/{fd}") for fd in os.listdir(f"/proc/{relatives.server}/fd")]
     assert not {link for link in links if link.startswith("socket:")} & set(server)
@@ -396,21 +398,17 @@ def test_the_family_dies_with_the_supervisor(broker: Broker) -> None:
         until(lambda: all(is_gone(pid) for pid in everybody), 2.0)
 
 
-def test_a_dead_fork_server_kills_nobody_but_its_spare(broker: Broker, relatives: Family) -> None:
-    pid = relatives.born(broker, "survivor")
-    until(lambda: spares(relatives))
-    waiting = spares(relatives)
-    os.kill(relatives.server, signal.SIGKILL)
-    until(lambda: all(is_gone(spare) for spare in waiting))
-    client = broker.hello("client")
-    send_event(client, "survivor-1", "hello", "survivor")
-    assert "embedded console" in str(answer_of(client).response)
-    assert not is_gone(pid)
-
-
-def test_a_signal_to_the_fork_servers_group_is_not_for_agents(broker: Broker, relatives: Family) -> None:
-    pid = relatives.born(broker, "group")
-    assert os.getpgid(pid) != os.getpgid(relatives.server)
+def test_a_dead_fork_server_kills_nobody_but_its_spare(broker: Broker) -> None:
+    with family() as relatives:
+        pid = relatives.born(broker, "survivor")
+        until(lambda: spares(relatives))
+        waiting = spares(relatives)
+        os.kill(relatives.server, signal.SIGKILL)
+        until(lambda: all(is_gone(spare) for spare in waiting))
+        client = broker.hello("client")
+        send_event(client, "survivor-1", "hello", "survivor")
+        assert "embedded console" in str(answer_of(client).response)
+        assert not is_gone(pid)
 
 
 # --- turns over a real broker -----------------------------------------------------------------------------------------
