@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -85,8 +86,7 @@ def test_a_program_of_the_tool_host(tree: Path, program: str) -> None:
     assert not (tree / "ran").exists()
 
 
-@pytest.mark.parametrize("module", PROGRAMS)
-@pytest.mark.parametrize("path", [":/nonexistent", ".", "{place}"])
+@pytest.mark.parametrize(("module", "path"), [*zip(PROGRAMS, cycle([":/nonexistent", ".", "{place}"]), strict=False)])
 def test_a_program_that_is_started_in_a_strangers_folder(tmp_path: Path, module: str, path: str) -> None:
     """The supervisor gets the whole environment of whoever starts it."""
     place, ran = tmp_path / "clone", tmp_path / "ran"
@@ -124,8 +124,10 @@ def test_a_whole_kernel_that_is_started_in_a_strangers_clone(kernel: Sandbox, tm
 # --- where other packages are found ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("module", [*PROGRAMS[:4], "goondan.toolhost.survey"])
-@pytest.mark.parametrize("how", ["for one user", "into a folder"])
+@pytest.mark.parametrize(
+    ("module", "how"),
+    [*zip([*PROGRAMS[:4], "goondan.toolhost.survey"], cycle(["for one user", "into a folder"]), strict=False)],
+)
 def test_packages_elsewhere_are_found_and_nothing_beside_them_runs(tmp_path: Path, module: str, how: str) -> None:
     """`pip install --user` and `pip install --target`: children get the folder, and not what runs by itself there."""
     ran = tmp_path / "ran"
