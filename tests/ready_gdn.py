@@ -113,9 +113,10 @@ class ForkedGdn(subprocess.Popen[bytes]):
         self._child_created = True
 
     def _internal_poll(self, *_: Any, **__: Any) -> int | None:
-        ask = super()._internal_poll  # type: ignore[misc]
-        found: int | None = ask(_waitpid=lambda pid, flags: self._try_wait(flags))
-        return found
+        if self.returncode is None:
+            pid, status = self._try_wait(os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
 
     def _try_wait(self, flags: int) -> tuple[int, int]:
         """As os.waitpid: its number and its status, or zeros."""

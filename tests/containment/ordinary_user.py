@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,27 +24,37 @@ def run_as_user(
 
     `environment`: where a virtual environment may be made, if the program starts isolated ones that need packages.
     """
+    python = _python()
+    if os.geteuid() == 0:
+        os.chown(folder, ORDINARY_USER, ORDINARY_USER)
+    if environment is not None:
+        python = _in_environment(python, environment)  # the same one, with its packages
+    return subprocess.run([python, "-c", program, str(folder), *arguments], **_how(), timeout=timeout_s)
+
+
+def told_as_user(program: str, folder: Path, *arguments: str, **options: Any) -> Any:
+    """The same for a program that must end well: the JSON in its last line."""
+    done = run_as_user(program, folder, *arguments, **options)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _how() -> dict[str, Any]:
     places = [str(ROOT), *(path for path in sys.path if path.endswith("site-packages"))]
     env = {"PYTHONPATH": ":".join(places), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/", "PATH": "/usr/bin:/bin"}
-    how: dict[str, Any] = {"env": env, "capture_output": True, "text": True, "cwd": "/", "timeout": timeout_s}
-    if os.geteuid() == 0:
-        how |= {"user": ORDINARY_USER, "group": ORDINARY_USER, "extra_groups": []}
-        os.chown(folder, ORDINARY_USER, ORDINARY_USER)
-    for python in _pythons():
-        try:
-            able = subprocess.run([python, "-c", "import msgspec, pytest"], **how)
-        except OSError:
-            continue
-        if able.returncode == 0:
-            if environment is not None:
-                python = _in_environment(python, environment)  # the same one, with its packages
-            return subprocess.run([python, "-c", program, str(folder), *arguments], **how)
-    pytest.skip("no interpreter that an ordinary user may run")
+    how: dict[str, Any] = {"env": env, "capture_output": True, "text": True, "cwd": "/"}
+    return how | ({"user": ORDINARY_USER, "group": ORDINARY_USER, "extra_groups": []} if os.geteuid() == 0 else {})
 
 
-def _pythons() -> list[str]:
+@cache
+def _python() -> str:
+    """An interpreter that the user may run; looked for once."""
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
-    return [sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"]
+    for python in (sys.executable, f"/usr/bin/{version}", f"/usr/local/bin/{version}"):
+        with suppress(OSError):
+            if subprocess.run([python, "-c", "import msgspec, pytest"], **_how(), timeout=50).returncode == 0:
+                return python
+    pytest.skip("no interpreter that an ordinary user may run")
 
 
 def _in_environment(python: str, folder: Path) -> str:

@@ -5,7 +5,6 @@ They are made as whoever runs the tests; when that is root, as an ordinary user 
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from pathlib import Path
@@ -16,7 +15,7 @@ from msgspec.structs import replace
 
 import tests.containment.attempts_on_the_kernel  # noqa: F401 # its attempts come to those of the other half
 from tests.containment import attempts
-from tests.containment.ordinary_user import run_as_user
+from tests.containment.ordinary_user import told_as_user
 from tests.containment.tried import HARMLESS, TOOLS, every_attempt
 from tests.javascript_runtimes import RUNTIMES
 
@@ -78,19 +77,14 @@ async def test_no_attempt_gets_out_of_a_call_as_on_linux_6_1(short_tmp: Path, mo
 def test_no_attempt_gets_out_of_an_ordinary_users_jails(short_tmp: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("the test before has just shown it")
-    done = run_as_user(AS_USER, short_tmp)
-    assert done.returncode == 0, done.stderr[-3000:]
-    judge(json.loads(done.stdout.splitlines()[-1]), *TOOLS)
+    judge(told_as_user(AS_USER, short_tmp), *TOOLS)
 
 
 def test_no_attempt_gets_out_of_a_runtime_of_an_ordinary_user(short_tmp: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("the test before has just shown it")
     tries = AS_USER.replace("(Path(sys.argv[1]))", "(Path(sys.argv[1]), only='instance', runtime='node')")
-    done = run_as_user(tries, short_tmp)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    judge(as_a_child(found), "instance")
+    judge(as_a_child(told_as_user(tries, short_tmp)), "instance")
 
 
 def test_the_document_shows_the_table() -> None:

@@ -14,7 +14,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -243,16 +242,6 @@ async def test_a_launcher_that_was_killed_is_started_again(place: Path) -> None:
         assert POWERS.launcher.pid != before
         await POWERS.offload.settled()
         assert not Path(f"/proc/{before}").exists()
-
-
-@pytest.fixture
-def unmappable(short_tmp: Path) -> Iterator[Path]:
-    """A file system of a kind that cannot show owners as others, like some network file systems."""
-    folder = short_tmp / "ramfs"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "ramfs", "none", folder], check=True)
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
 
 
 @root_only

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from goondan.toolhost.facts.host import landlock_abi
 from goondan.toolhost.policy.plan import MINIMUM_LANDLOCK
-from tests.containment.ordinary_user import run_as_user
+from tests.containment.ordinary_user import told_as_user
 from tests.containment.tried import HARMLESS
 
 pytestmark = pytest.mark.skipif(landlock_abi() < MINIMUM_LANDLOCK, reason="this kernel has no reduced tier")
@@ -128,20 +126,15 @@ asyncio.run(main())
 )
 
 
-def read(done: Any) -> Any:
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def test_a_host_without_user_namespaces_has_the_reduced_tier(short_tmp: Path) -> None:
-    found = read(run_as_user(SURVEY, short_tmp))
+    found = told_as_user(SURVEY, short_tmp)
     assert (found["tier"], found["walls"]) == ("reduced", ["seccomp", "landlock", "limits"])
     assert found["findings"][0]["what"] == "user namespaces"
     assert found["findings"][0]["fix"]
 
 
 def test_what_the_reduced_tier_holds(short_tmp: Path) -> None:
-    found = read(run_as_user(ATTEMPTS, short_tmp))
+    found = told_as_user(ATTEMPTS, short_tmp)
     assert found["high"][0] == found["net"][0] == "E_SANDBOX_UNAVAILABLE"
     assert "needs the full sandbox" in found["high"][1]
     assert found["git"][0] == "E_SANDBOX_DENIED"

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from goondan.schemas.bundle.launch import Limits, SandboxSpec
 from goondan.schemas.system.users import DEFAULT
 from goondan.toolhost.privileges.powers import instance_uid
 from goondan.toolhost.watch.procfs import process_status
-from tests.containment.ordinary_user import run_as_user
+from tests.containment.ordinary_user import told_as_user
 from tests.toolhost_fixture import Bench, bench, make_tool
 
 #: MiB.
@@ -101,20 +98,8 @@ print(json.dumps(asyncio.run(each_others(folder, as_host(folder / "state")))))
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="as the one who runs the tests it was tried above")
 def test_files_are_each_others_as_an_ordinary_user(short_tmp: Path) -> None:
-    done = run_as_user(AS_USER, short_tmp)
-    assert done.returncode == 0, done.stderr
-    found, users, jails = json.loads(done.stdout)
+    found, users, jails = told_as_user(AS_USER, short_tmp)
     assert (found, len(users), jails) == (EACH_OTHERS, 1, 3)
-
-
-@pytest.fixture
-def unmappable(short_tmp: Path) -> Iterator[Path]:
-    """A file system that cannot show owners as others."""
-    folder = short_tmp / "ramfs"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "ramfs", "none", folder], check=True)
-    yield folder
-    subprocess.run(["umount", "-l", folder], check=True)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount, and has jails of other users")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.containment.ordinary_user import run_as_user
+from tests.containment.ordinary_user import told_as_user
 from tests.toolhost_fixture import bench, make_tool
 
 SOURCE = """
@@ -87,9 +86,7 @@ async def both(folder: Path) -> list[list[Any]]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="as the one who runs the tests it was tried above")
 def test_as_an_ordinary_user(short_tmp: Path) -> None:
-    done = run_as_user(AS_USER, short_tmp)
-    assert done.returncode == 0, done.stderr
-    judge(short_tmp, *json.loads(done.stdout))
+    judge(short_tmp, *told_as_user(AS_USER, short_tmp))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import subprocess
 import threading
@@ -14,7 +13,7 @@ import pytest
 
 from goondan.schemas.bundle.launch import Limits, SandboxSpec
 from goondan.toolhost.jails.jail import Jail
-from tests.containment.ordinary_user import run_as_user
+from tests.containment.ordinary_user import told_as_user
 from tests.toolhost_fixture import POWERS, Bench, bench, make_tool
 
 SOURCE = (Path(__file__).parent / "bombs.py").read_text(encoding="utf-8")
@@ -386,9 +385,7 @@ asyncio.run(main())
 
 
 def test_an_ordinary_user_has_the_same_limits(short_tmp: Path) -> None:
-    done = run_as_user(AS_USER, short_tmp)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = told_as_user(AS_USER, short_tmp)
     for name, limit in (("relay", "cpuSeconds"), ("memory_of_many", "memoryMb"), ("many_files", "diskMb")):
         code, message, kept_by = found[name]
         assert code == "E_TOOL_LIMIT", found

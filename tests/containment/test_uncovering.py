@@ -19,7 +19,7 @@ from goondan.toolhost.facts.hiding import with_hidden
 from goondan.toolhost.facts.host import landlock_abi
 from goondan.toolhost.policy.plan import MINIMUM_LANDLOCK
 from tests.containment import uncovering
-from tests.containment.ordinary_user import ROOT, run_as_user
+from tests.containment.ordinary_user import ROOT, told_as_user
 from tests.containment.uncovering import LOOK, Scene, reading
 from tests.toolhost_fixture import bench, make_tool
 
@@ -69,9 +69,7 @@ def test_nothing_that_is_hidden_is_uncovered_by_a_mount_of_it(short_tmp: Path) -
 def test_nothing_that_is_hidden_is_uncovered_for_an_ordinary_user(short_tmp: Path, tier: str) -> None:
     if tier == "reduced" and landlock_abi() < MINIMUM_LANDLOCK:
         pytest.skip("this kernel has no reduced tier")
-    done = run_as_user(AS_USER, short_tmp, tier)
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = told_as_user(AS_USER, short_tmp, tier)
     judge(found)
     if tier == "reduced":  # nothing can be covered there
         assert found["read what lies around them"][0] == found["read a link to the home directory"][0] == "refused"
