@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.kernel_fixture import wait_until
-from tests.process.agent_swarm import AGENTS, Swarm, all_requests, asking_swarm, code_of, pid_of, request, told, waits
+from tests.process.agent_swarm import Swarm, all_requests, asking_swarm, code_of, pid_of, request, told, waits
 
 
 @pytest.fixture(scope="module")
@@ -91,36 +91,6 @@ def turns_of(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_other_instance_of_an_agent_can_be_asked_and_the_own_cannot(swarm: Swarm) -> None:
-    swarm.script("ask twin", request("alpha", "are you me", instanceKey="twin-b"), "done")
-    swarm.script("are you me", "almost")
-    swarm.send("ask twin", "twin-a")
-    assert swarm.result("ask twin")["response"] == "almost"
-    swarm.script("ask myself", request("alpha", "are you me"), "done")
-    swarm.send("ask myself", "myself")
-    assert code_of(swarm.result("ask myself")) == "E_AGENT_CYCLE"
-
-
-@pytest.mark.requirement("AGENTS-05")
-def test_an_unknown_agent_is_one_clear_error(swarm: Swarm) -> None:
-    swarm.script("ask nobody", request("nobody", "x"), "done")
-    assert swarm.send("ask nobody", "unknown")["response"] == "done"
-    assert code_of(swarm.result("ask nobody")) == "E_AGENT_NOT_FOUND"
-    assert "there are: alpha, beta" in swarm.result("ask nobody")["error"]["message"]
-
-
-@pytest.mark.parametrize("count", [2, 5])
-def test_a_cycle_ends_at_the_one_who_would_close_it(swarm: Swarm, count: int) -> None:
-    ring = AGENTS[:count]
-    words = [f"round {count} {agent}" for agent in ring]
-    for at, said in enumerate(words):
-        asked = (at + 1) % count
-        swarm.script(said, request(ring[asked], words[asked]), f"end of {ring[at]}")
-    assert swarm.send(words[0], f"ring{count}")["response"] == "end of alpha"
-    assert code_of(swarm.result(words[-1])) == "E_AGENT_CYCLE"
-    assert swarm.result(words[0])["response"] == f"end of {ring[1]}", "every other one is answered"
-
-
 @pytest.mark.requirement("AGENTS-16", "AGENTS-17")
 @pytest.mark.parametrize("killed", ["nobody", "asker", "asked", "broker"])
 def test_work_that_takes_longer_goes_on_and_its_answer_comes_as_a_message_once(
@@ -175,52 +145,6 @@ def test_a_caller_that_is_killed_gets_the_stored_answer(swarm: Swarm) -> None:
     assert json.loads(out)["response"] == "alive", err
     assert swarm.result("ask and die")["response"] == "it took a while"
     assert len(swarm.model.requests["take your time"]) == 2, "the agent that was asked worked once, in two steps"
-
-
-@pytest.mark.requirement("AGENTS-23", "AGENTS-24", "AGENTS-26", "AGENTS-27")
-def test_agents_are_spawned_and_listed(swarm: Swarm) -> None:
-    spawned = [
-        ("s1", "agents__spawn", {"target": "beta", "instanceKey": "mine"}),
-        ("s2", "agents__spawn", {"target": "nobody"}),
-    ]
-    listed = [("l1", "agents__list", {}), ("l2", "agents__list", {"includeAll": True})]
-    swarm.script("spawn too", [("s1", "agents__spawn", {"target": "beta", "instanceKey": "theirs"})], "done")
-    swarm.send("spawn too", "another")
-    swarm.script("spawn", spawned, listed, "done")
-    assert swarm.send("spawn", "parent")["response"] == "done"
-    results = swarm.model.results("spawn")
-    assert results["s1"] == {"target": "beta", "instanceKey": "mine", "spawned": True, "cwd": None}
-    assert code_of(results["s2"]) == "E_AGENT_NOT_FOUND"
-    (entry,) = results["l1"]["agents"]
-    assert results["l1"]["count"] == 1
-    assert (entry["target"], entry["instanceKey"], entry["cwd"]) == ("beta", "mine", None)
-    assert (entry["ownerAgent"], entry["ownerInstanceKey"]) == ("alpha", "parent")
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", entry["createdAt"])
-    assert results["l2"]["count"] == len(results["l2"]["agents"]) >= 2
-
-
-@pytest.mark.requirement("AGENTS-18")
-def test_metadata_travels_with_the_event_and_the_receiving_agent_reads_it(swarm: Swarm) -> None:
-    swarm.script("tell more", request("wrapped", "read it", metadata={"ticket": 7}, eventType="ticket.new"), "done")
-    swarm.script("read it", "ok")
-    swarm.send("tell more", "metadata")
-    assert swarm.result("tell more")["response"] == "ticket.new: {'ticket': 7}"
-
-
-@pytest.mark.requirement("AGENTS-28", "AGENTS-29", "AGENTS-30")
-def test_the_catalog_lists_the_agents(swarm: Swarm) -> None:
-    swarm.script("who", [("c1", "agents__catalog", {})], "done")
-    swarm.send("who", "catalog")
-    everybody = sorted((*AGENTS, "unfit", "wrapped", "simple"))
-    assert swarm.result("who") == {
-        "swarmName": "five",
-        "entryAgent": "alpha",
-        "selfAgent": "alpha",
-        "availableCount": 8,
-        "callableCount": 7,
-        "availableAgents": everybody,
-        "callableAgents": [name for name in everybody if name != "alpha"],
-    }
 
 
 def test_turn_and_step_middleware_ask_also_after_a_kill(swarm: Swarm) -> None:

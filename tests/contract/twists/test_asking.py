@@ -99,6 +99,7 @@ def refusals(swarm: Swarm) -> dict[str, Any]:
     return swarm.model.results("refuse me")
 
 
+@pytest.mark.requirement("AGENTS-24")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(refusals: dict[str, Any], name: str) -> None:
     """001 §11.3: a failure is an error result with a code and what to do, of 1500 characters at most."""
@@ -118,6 +119,7 @@ def test_nothing_that_was_refused_has_arrived(swarm: Swarm, refusals: dict[str, 
     assert "x" not in swarm.model.requests
 
 
+@pytest.mark.requirement("AGENTS-28", "AGENTS-29", "AGENTS-30")
 def test_the_catalog_as_two_agents_see_it(swarm: Swarm) -> None:
     """003 agents__catalog, asked by the entry agent and by another: what differs is who asks."""
     names = sorted(["alpha", "beta", "gamma", "delta", "epsilon", "unfit", "wrapped", "simple"])
@@ -131,6 +133,7 @@ def test_the_catalog_as_two_agents_see_it(swarm: Swarm) -> None:
         assert (found["availableCount"], found["callableCount"]) == (8, 7)
 
 
+@pytest.mark.requirement("AGENTS-18")
 def test_metadata_and_type_arrive_as_they_were_sent(swarm: Swarm) -> None:
     """003 agents__request with a type and metadata of its own, nested and not in ASCII, and with the default type."""
     metadata = {"deep": {"list": [1, None, True]}, "이름": "값"}
@@ -247,6 +250,7 @@ def test_two_asynchronous_answers_in_one_conversation(swarm: Swarm) -> None:
     assert "second answer" in said
 
 
+@pytest.mark.requirement("AGENTS-23", "AGENTS-26", "AGENTS-27")
 def test_spawned_instances_and_who_sees_them(swarm: Swarm) -> None:
     """003 spawn and list: the default key, one of its own, a second time, a folder; own ones, and all of them."""
     swarm.script(
