@@ -25,7 +25,7 @@ BUNDLE = documents(
     "Tool words {entry: ./tools/words.py, errorMessageLimit: 200, exports: [{name: about, "
     "description: What the handler sees., parameters: {type: object, properties: {text: {type: string}, "
     "filters: {type: object, properties: {status: {type: string, enum: [active, inactive]}}}}, required: [text], "
-    "additionalProperties: false}}, {name: list-all}, {name: later}, {name: fail}, {name: odd}]}",
+    "additionalProperties: false}}, {name: list-all}, {name: later}, {name: fail}]}",
     "Tool hidden {entry: ./tools/words.py, exports: [{name: list-all}, {name: fail}]}",
     "Extension weather-ext {entry: ./ext/probe.py, config: {log: LOGFILE}}",
     "Agent main {modelConfig: {modelRef: Model/scripted}, tools: [{ref: Tool/words}], "
@@ -72,10 +72,7 @@ def fail(ctx, input):
         raise NoSuchCity("nowhere")
     raise KeyError("x" * 5000) if "long" in input else ValueError("plainly")
 
-def odd(ctx, input):
-    return {"nan": float("nan"), "object": object(), "set": {1}, "bytes": b"x", "keys": {1: 2}}[input["what"]]
-
-handlers = {"about": about, "later": later, "fail": fail, "odd": odd}
+handlers = {"about": about, "later": later, "fail": fail}
 handlers["list-all"] = lambda ctx, input: sorted(os.listdir(ctx.workdir))
 '''
 PROBE = """\
@@ -97,40 +94,18 @@ def register(api, config):
             ctx.tool_catalog.append({"name": "hidden__list-all", "description": "now shown"})
         return await ctx.next()
 
-    def layer(name):
-        async def around(ctx):
-            seen = {"tool": ctx.tool_name, "id": ctx.tool_call_id, "args": ctx.args}
-            note(layer=name, at="before", shared=dict(ctx.metadata), **seen)
-            for field in ("tool_name", "tool_call_id"):
-                try:
-                    setattr(ctx, field, "other")
-                    note(layer=name, changed=field)
-                except AttributeError:
-                    pass
-            ctx.metadata[name] = 1
-            if ctx.args.get("text") == "rewrite " + name:
-                ctx.args = {**ctx.args, "text": "written by " + name}
-            if ctx.args.get("text") == "denied" and name == "inner":
-                raise PermissionError("not with me")
-            result = await ctx.next()
-            note(layer=name, at="after", tool=ctx.tool_name, status=result.status, shared=sorted(ctx.metadata))
-            if ctx.args.get("text") == "shout":
-                result.output = name + " " + str(result.output if isinstance(result.output, str) else "!")
-            return result
-        return around
+    async def call(ctx):
+        note(call=ctx.tool_call_id, tool=ctx.tool_name, args=ctx.args)
+        return await ctx.next()
 
     api.pipeline.register("step", step)
-    api.pipeline.register("toolCall", layer("outer"))
-    api.pipeline.register("toolCall", layer("inner"))
-    api.pipeline.register("toolCall", layer("first"), priority=-1)
+    api.pipeline.register("toolCall", call)
 
     async def get(ctx, input):
         if input["city"] == "nowhere":
             raise Exception("날씨 API 오류: 404")
         if input["city"] == "long":
             raise Exception("y" * 5000)
-        if input["city"] == "more":
-            api.tools.register({"name": "weather.more", "description": "more", "handler": lambda ctx, input: "sun"})
         return {"city": input["city"], "pid": os.getpid(), "id": ctx.tool_call_id}
 
     parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -181,7 +156,7 @@ def swarm() -> Iterator[Swarm]:
 def test_the_model_is_shown_the_agents_tools_and_the_extensions(swarm: Swarm) -> None:
     swarm.turn("names", [("c1", "words__list-all", {}), ("c2", "weather__get", {"city": "Seoul"})])
     offered = swarm.model.offered("names")
-    exports = ["about", "list-all", "later", "fail", "odd"]
+    exports = ["about", "list-all", "later", "fail"]
     assert list(offered) == [READS, *[f"words__{export}" for export in exports], "weather__get"]
     schema = offered["words__about"]["parameters"]
     assert schema["properties"]["filters"]["properties"]["status"]["enum"] == ["active", "inactive"]
@@ -220,7 +195,7 @@ def test_a_call_reaches_its_handler_with_its_id_and_its_context(swarm: Swarm) ->
     assert (message["data"]["role"], seen["source"]) == ("assistant", "assistant")
     assert "call_77" in json.dumps(message["data"])
     assert message["id"].startswith(answer["turnId"]) and message["createdAt"].startswith("20")
-    (call,) = [line for line in swarm.noted if line.get("layer") == "outer" and line.get("id") == "call_77"]
+    (call,) = [line for line in swarm.noted if line.get("call") == "call_77"]
     assert (call["tool"], call["args"]) == ("words__about", args)
     agent = next(line["pid"] for line in swarm.noted if line.get("said") == "about")
     assert seen["pid"] != agent
@@ -276,43 +251,6 @@ def test_step_middleware_changes_one_steps_catalog_for_the_model_and_for_the_che
     assert told["c4"]["error"]["code"] == "E_TOOL_NOT_IN_CATALOG"
 
 
-@pytest.mark.requirement("CALL-09", "CALL-10", "CALL-11", "CALL-12", "CALL-13", "CALL-14", "CALL-16")
-@pytest.mark.requirement("PIPELINE-01", "PIPELINE-03", "PIPELINE-14", "PIPELINE-15", "PIPELINE-16", "PIPELINE-21")
-def test_middleware_lies_around_each_call_like_an_onion(swarm: Swarm) -> None:
-    for said in ("onion", "onion-again"):
-        swarm.turn(
-            said,
-            [(f"{said}-1", "words__about", {"text": "rewrite outer"}), (f"{said}-2", "weather__get", {"city": "x"})],
-            [(f"{said}-3", "words__about", {"text": "denied"}), (f"{said}-4", "words__about", {"text": "shout"})],
-        )
-        told = swarm.results(said)
-        assert told[f"{said}-1"]["input"] == {"text": "written by outer"}
-        assert (told[f"{said}-3"]["error"]["name"], told[f"{said}-3"]["error"]["message"]) == (
-            "PermissionError",
-            "not with me",
-        )
-        assert told[f"{said}-4"] == "first outer inner !"
-        lines = swarm.noted
-        for number in ("1", "2"):
-            began = next(i for i, line in enumerate(lines) if line.get("id") == f"{said}-{number}")
-            tool = lines[began]["tool"]
-            layers = [(line["layer"], line["at"]) for line in lines[began:] if line.get("tool") == tool][:6]
-            assert layers == [
-                ("first", "before"),
-                ("outer", "before"),
-                ("inner", "before"),
-                ("inner", "after"),
-                ("outer", "after"),
-                ("first", "after"),
-            ]
-        inner = next(line for line in lines if line.get("id") == f"{said}-1" and line["layer"] == "inner")
-        assert (inner["args"]["text"], inner["shared"]) == ("written by outer", {"first": 1, "outer": 1})
-    assert not [line for line in swarm.noted if "changed" in line]
-    begun = [line for line in swarm.noted if str(line.get("id")).endswith("-3") and line["layer"] == "inner"]
-    assert len(begun) == 2
-    assert "seen by onion-3" not in swarm.kernel.log("toolhost"), "the handler ran although middleware refused"
-
-
 @pytest.mark.requirement("ERROR-01", "ERROR-02", "ERROR-03", "ERROR-04", "ERROR-05", "ERROR-06", "ERROR-07", "ERROR-08")
 @pytest.mark.requirement("ERROR-10", "RESULT-01", "RESULT-05", "SCHEMA-05", "DYNAMIC-07", "DYNAMIC-11", "CALL-15")
 def test_what_handlers_raise_is_told_to_the_model_cut_to_the_tools_limit(swarm: Swarm) -> None:
@@ -337,34 +275,3 @@ def test_what_handlers_raise_is_told_to_the_model_cut_to_the_tools_limit(swarm: 
         rows = [row for table in tables for row in db.execute(f'SELECT * FROM "{table}"')]
     stored = b"".join(cell if isinstance(cell, bytes) else str(cell).encode() for row in rows for cell in row)
     assert "날씨 API 오류: 404".encode() in stored, "the result is no part of the conversation"
-
-
-@pytest.mark.requirement("HANDLER-02", "HANDLER-06", "HANDLER-07", "RESULT-02", "SCHEMA-09", "SCHEMA-11")
-def test_values_in_and_out_are_json_and_fit_the_schema(swarm: Swarm) -> None:
-    wrong: list[dict[str, Any]] = [
-        {"text": 3},
-        {},
-        {"text": "a", "extra": 1},
-        {"text": "a", "filters": {"status": "gone"}},
-    ]
-    odd = ["nan", "object", "set", "bytes", "keys"]
-    swarm.turn(
-        "values",
-        [("async", "words__later", {}), *[(f"w{number}", "words__about", args) for number, args in enumerate(wrong)]],
-        [(what, "words__odd", {"what": what}) for what in odd],
-    )
-    told = swarm.results("values")
-    assert told["async"] is None
-    for number, name in enumerate(["args.text", "args.text", "args.extra", "args.filters.status"]):
-        error = told[f"w{number}"]["error"]
-        assert (error["code"], name in error["message"]) == ("E_TOOL_INVALID_ARGS", True), error
-    assert {told[what]["error"]["code"] for what in odd} == {"E_TOOL_BAD_OUTPUT"}
-    assert "seen by w" not in swarm.kernel.log("toolhost"), "a call with wrong arguments reached the handler"
-
-
-@pytest.mark.requirement("DYNAMIC-05", "DYNAMIC-08", "CATALOG-09")
-def test_a_tool_registered_in_a_step_is_shown_in_the_next_one(swarm: Swarm) -> None:
-    swarm.turn("later tool", [("c1", "weather__get", {"city": "more"})], [("c2", "weather__more", {})])
-    assert "weather__more" not in swarm.model.offered("later tool", 0)
-    assert "weather__more" in swarm.model.offered("later tool", 1)
-    assert swarm.results("later tool")["c2"] == "sun"
