@@ -2,7 +2,7 @@
 
 To start an interpreter and to import the commands takes a tenth of a second of processor time, and the tests run `gdn`
 many hundred times. Each run is a process of its own all the same, with the streams, the folder and the environment that
-it is given. Tests that look at the start itself start `gdn` as a person's shell does (`Sandbox.popen`).
+it is given. Tests that look at the start itself start `gdn` as a person's shell does (`Sandbox.popen`, `forked=False`).
 
 A request over the socket: its length (4 bytes, little-endian), with the descriptors of stdin, stdout, stderr and the
 pipe for the answer; then JSON `{"arguments": […], "environment": {…}, "folder": …, "terminal": …, "umask": …}`;
