@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from subprocess import DEVNULL, PIPE
-from typing import Any
 
-from tests.kernel_fixture import BUNDLE, PATIENCE_S, READY, Result, environment
-from tests.ready_gdn import ForkedGdn
+from tests.kernel_fixture import BUNDLE, Result, Sandbox, environment
 
 SECRET = "hunter2-Zk8fW0qSECRET77"
 FILE = {
@@ -20,10 +17,8 @@ FILE = {
 
 
 def gdn(*arguments: str, cwd: Path, input: str | None = None) -> Result:
-    streams: dict[str, Any] = {"stdin": DEVNULL if input is None else PIPE, "stdout": PIPE, "stderr": PIPE}
-    process = ForkedGdn(READY, ["mcp", "import", *arguments], environment(cwd / "state"), cwd, **streams)
-    out, err = process.communicate(None if input is None else input.encode(), timeout=PATIENCE_S)
-    return Result(process.returncode, out.decode(), err.decode())
+    made = Sandbox(cwd, environment(cwd / "state"), cwd / "goondan.yaml")
+    return made.gdn("mcp", "import", *arguments, input=input)
 
 
 def test_documents_and_remarks(tmp_path: Path) -> None:
