@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from goondan.features.model_servers.api import choice
+from goondan.features.model_servers import api
 from goondan.kernel.bundle.rules.kinds import LocalModels
 
 
@@ -16,7 +16,7 @@ class Found(LocalModels):
 
     def chosen(self, state_root: str, bundle: str) -> str | None:
         """The server that a person has chosen."""
-        return choice.endpoint(state_root, bundle)
+        return api.endpoint(state_root, bundle)
 
     def offer(self, state_root: str, bundle: str) -> None:
         """Offer one that runs here."""

@@ -25,7 +25,7 @@ HASHED = "b9eddd39.0"
 
 
 def of_gdn() -> ssl.SSLContext:
-    opener: Any = import_module("goondan.features.model_servers.api.finding")._opener(here=False)
+    opener: Any = import_module("goondan.features.model_servers.api")._opener(here=False)
     contexts = [context for one in opener.handlers if (context := getattr(one, "_context", None)) is not None]
     assert isinstance(contexts[0], ssl.SSLContext)
     return contexts[0]

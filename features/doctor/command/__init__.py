@@ -16,7 +16,7 @@ import click
 
 from goondan.features.doctor.command.gathering import gather_facts
 from goondan.features.doctor.command.rules.findings import Finding, judge
-from goondan.features.model_servers.api import choice
+from goondan.features.model_servers import api
 from goondan.features.model_servers.api.offering import offer
 from goondan.kernel import paths
 from goondan.kernel.cli import options
@@ -48,7 +48,7 @@ def doctor(forget_server: bool, bundle: str | None) -> int:
 
 
 def _forget_server() -> None:
-    forgotten = choice.forget(checked_root())
+    forgotten = api.forget(checked_root())
     text = "forgotten: no model server of this machine is chosen" if forgotten else "no model server was chosen"
     emit({"forgotten": forgotten}, [text])
 

@@ -27,8 +27,8 @@ import msgspec
 import zmq
 
 from goondan.features.doctor.command.rules import facts
-from goondan.features.model_servers.api import choice
-from goondan.features.model_servers.api.finding import Asking
+from goondan.features.model_servers import api
+from goondan.features.model_servers.api import Asking
 from goondan.kernel import lock, paths, rundir, state_root
 from goondan.kernel.bundle import javascript
 from goondan.kernel.bundle.loader import inspect_bundle
@@ -391,8 +391,8 @@ def _chosen(bundle: str) -> facts.ChosenServer | None:
         root = paths.root_of(paths.state_dir(bundle))
     except GoondanError:
         return None
-    chosen = choice.read(root, bundle).endpoint
-    return None if chosen is None else facts.ChosenServer(endpoint=chosen, taken=choice.endpoint(root, bundle) is None)
+    chosen = api.read(root, bundle).endpoint
+    return None if chosen is None else facts.ChosenServer(endpoint=chosen, taken=api.endpoint(root, bundle) is None)
 
 
 # --- small things ---------------------------------------------------------------------------------------------------

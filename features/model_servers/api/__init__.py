@@ -1,5 +1,464 @@
-"""Model servers, as far as commands look at them: one question to a server, and servers on this machine.
+"""Model servers, as far as commands look at them: which models a server has, the servers of this machine, and the one
+that a person has chosen. How models are asked for answers is the agents' business (agentproc/providers/).
 
-`listing.py` decides, `finding.py` looks, `choice.py` keeps what a person has chosen, `offering.py` asks the person. How
-models are asked for answers is the agents' business (agentproc/providers/).
+Asking. One request within a time tells which models a server has. Proxies and certificates are those of the
+environment, as for agents. A server on this machine is asked without a proxy. A redirect is an answer, and is not
+followed. No text of the server is repeated but names of models: it may repeat the key, or say anything.
+
+Finding. Of the listeners on the usual ports only those of root and of the user are asked: anybody may listen on a port,
+and would get the question. They are looked up again afterwards, because a port can change hands meanwhile. A port can
+have several listeners, and the more specific address gets a connection. So a port is somebody's only if all its
+listeners that a connection within the machine can reach are theirs.
+
+Choosing. `$GOONDAN_STATE_ROOT/model-server.json` has the server that a person has chosen. It counts for `provider:
+auto` where the environment names no model. It is always on this machine, and is not used while somebody else listens on
+its port. It is believed as trust records are: only where nobody else could have written it.
+
+Source: docs/design/commands.md section 10; docs/design/bundle.md section 6; proc_net_tcp(5).
 """
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Collection, Iterable
+from typing import Any, Final, Literal
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+from msgspec import Struct
+
+from goondan.kernel.bundle.files import read_file
+from goondan.kernel.bundle.rules.lookup import Unreadable
+from goondan.kernel.state_root import open_state_root
+from goondan.kernel.trust.records import why_not_believed
+from goondan.schemas.bundle.launch import ModelSpec, key_headers
+from goondan.schemas.models.model_providers import BY_NAME
+from goondan.schemas.models.origins import is_open, key_may_go, origin_of
+from goondan.schemas.models.server_answers import in_listing, known_window
+from goondan.schemas.system.authorities import skips_proxy, tls_context
+from goondan.schemas.system.directories import DirectoryRefused, open_directory, replace_in
+from goondan.schemas.text.redaction import Redactor
+from goondan.schemas.text.times import rfc3339_seconds
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.errors import fail
+
+# --- what listens on this machine, and what a server says of its models -----------------------------------------------
+
+
+#: Models of a list that are looked at.
+MAX_MODELS: Final = 2000
+#: The most of a model's name that is shown (characters).
+MAX_NAME: Final = 120
+
+State = Literal["answered", "refused", "no list", "failing", "unreachable", "slow"]
+
+
+class Question(Struct, frozen=True):
+    """The request for the list."""
+
+    #: The URL, without user and password.
+    url: str
+    #: The headers. They contain the key.
+    headers: dict[str, str]
+    #: Whether the server is on this machine, so that no proxy leads to it.
+    here: bool
+
+
+class Learned(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """What the answer says. In `state`: `refused` means the key, `failing` the server's own trouble."""
+
+    #: How it went.
+    state: State
+    #: The HTTP status; 0: there was no answer.
+    status: int = 0
+    #: Of a server without an answer: why, in the system's words.
+    reason: str = ""
+    #: How many models it lists.
+    models: int = 0
+    #: The model that an agent gets: the one that is named, else the first of the list.
+    model: str = ""
+    #: Whether the list has it; None: nobody knows, because the list has more pages.
+    there: bool | None = None
+    #: The tokens of its context; None: nobody says.
+    window: int | None = None
+
+
+class _Item(Struct):
+    """One model of a list."""
+
+    #: Its name.
+    id: str = ""
+
+
+class _List(Struct):
+    """A server's list."""
+
+    #: The models.
+    data: list[_Item]
+    #: Whether there are more pages.
+    has_more: bool = False
+
+
+def question(model: ModelSpec) -> Question | None:
+    """The request for a model's server. None when there is none to ask: the console, an endpoint that is no URL, or a
+    key that belongs to another server.
+    """
+    provider = BY_NAME.get(model.provider)
+    base = model.endpoint or (provider.server if provider is not None else "")
+    origin = origin_of(base)
+    if provider is None or not provider.listing or origin is None:
+        return None
+    if (model.api_key or model.headers) and not key_may_go(base, model.key_origin, provider.server):
+        return None
+    headers = {**model.headers, **key_headers(model)}
+    if provider.version_header is not None:
+        headers[provider.version_header] = model.api_version or provider.version
+    parts = urlsplit(base)
+    if parts.username or parts.password:
+        words = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
+        headers["authorization"] = f"Basic {b64encode(words.encode()).decode()}"
+    path = parts.path.rstrip("/") + provider.listing
+    return Question(origin + path, headers, parts.scheme == "http" and not is_open(origin))
+
+
+def learn(model: ModelSpec, status: int, body: bytes) -> Learned:
+    """What an answer says of a model."""
+    if status in (401, 403, 407):
+        return Learned(state="refused", status=status)
+    if status == 429 or (status >= 500 and status != 501):
+        return Learned(state="failing", status=status)
+    listed = read_list(body) if status == 200 else None
+    if listed is None:
+        return Learned(state="no list", status=status)
+    names = [item.id for item in listed.data[:MAX_MODELS] if item.id.strip()]
+    name = model.model or (names[0] if names else "")
+    there = name in names if name else False
+    window = in_listing(body, name).window if there else None
+    shown = visible_line(Redactor(model.api_key, *model.headers.values())(name))[:MAX_NAME]
+    return Learned(
+        state="answered",
+        status=status,
+        models=len(names),
+        model=shown,
+        there=None if not there and listed.has_more else there,
+        window=model.context_tokens or window or known_window(name),
+    )
+
+
+def read_list(body: bytes) -> _List | None:
+    """A list of models; None for anything else."""
+    try:
+        return msgspec.json.decode(body, type=_List)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+
+
+def line_of(learned: Learned, keyed: bool) -> str:
+    """What was learned, in a few words. `keyed`: the question had a key."""
+    if learned.state == "answered":
+        parts = ["reachable", *(["the key is accepted"] if keyed else []), _model_words(learned)]
+        return ", ".join([*parts, *([f"{learned.window:,} tokens of context"] if learned.window else [])])
+    if learned.state == "refused":
+        what = "the key is refused" if keyed else "it wants a key"
+        return f"{what} ({learned.status})"
+    if learned.state == "no list":
+        return f"reachable, without a list of models ({learned.status})"
+    if learned.state == "failing":
+        return f"reachable, and it fails at the moment ({learned.status})"
+    return "no answer yet" if learned.state == "slow" else f"not reachable: {learned.reason}"
+
+
+def _model_words(learned: Learned) -> str:
+    if not learned.model:
+        return "it has no model"
+    if learned.there is None:
+        return f"{learned.model} is not on the first page of its list"
+    return f"{learned.model} is there" if learned.there else f"{learned.model} is not in its list of {learned.models}"
+
+
+#: The state of a socket that listens.
+_LISTENS: Final = "0A"
+_ANY_4: Final = "0" * 8
+_ANY_6: Final = "0" * 32
+_LOOP_6: Final = "00000000000000000000000001000000"
+#: The beginning of an address of version 4 in version 6.
+_MAPPED: Final = "0000000000000000FFFF0000"
+
+
+class Listener(Struct, frozen=True):
+    """A socket that listens, and that a connection within the machine can reach."""
+
+    #: Its port.
+    port: int
+    #: The user that made it.
+    uid: int
+    #: Whether 127.0.0.1 reaches it; else only ::1 does.
+    v4: bool
+
+
+def listeners(*tables: str) -> list[Listener]:
+    """The listeners in such tables. A line that is none is passed over."""
+    found = (_read_listener(line.split()) for table in tables for line in table.splitlines()[1:])
+    return [listener for listener in found if listener is not None]
+
+
+def _read_listener(fields: list[str]) -> Listener | None:
+    if len(fields) < 8 or fields[3] != _LISTENS:
+        return None
+    address, _, port = fields[1].partition(":")
+    try:
+        number, uid = int(port, 16), int(fields[7])
+    except ValueError:
+        return None
+    four = address.removeprefix(_MAPPED) if len(address) == len(_ANY_6) else address
+    v4 = four == _ANY_4 or (len(four) == len(_ANY_4) and four.endswith("7F"))
+    if not v4 and address not in (_ANY_6, _LOOP_6):
+        return None
+    return Listener(number, uid, v4 or address == _ANY_6)
+
+
+def owned(found: Iterable[Listener], uids: Collection[int]) -> dict[int, str]:
+    """The ports whose listeners all belong to these users, each with the host that reaches it."""
+    ports: dict[int, list[Listener]] = {}
+    for listener in found:
+        ports.setdefault(listener.port, []).append(listener)
+    return {
+        port: "127.0.0.1" if any(listener.v4 for listener in group) else "[::1]"
+        for port, group in ports.items()
+        if all(listener.uid in uids for listener in group)
+    }
+
+
+# --- finding the servers of this machine ------------------------------------------------------------------------------
+
+
+#: The most of an answer that is read (bytes): lists of some thousand models.
+MAX_BODY: Final = 4 << 20
+
+
+class Asking:
+    """One question under way. The thread is a daemon: nobody waits for a server at the end of a command."""
+
+    def __init__(self, model: ModelSpec, limit_s: float) -> None:
+        self._model = model
+        self._limit_s = limit_s
+        self._learned: Learned | None = None
+        self._question = question(model)
+        self._thread = threading.Thread(target=self._run, name="model server", daemon=True)
+        if self._question is not None:
+            self._thread.start()
+
+    def wait(self, limit_s: float) -> Learned | None:
+        """What was learned; `slow` when there is no answer within the time. None: there is no server to ask."""
+        if self._question is None:
+            return None
+        self._thread.join(max(0.0, limit_s))
+        return self._learned or Learned(state="slow")
+
+    def _run(self) -> None:
+        if self._question is None:
+            return
+        try:
+            self._learned = _ask(self._model, self._question, self._limit_s)
+        except Exception as error:  # a thread's would be printed with its traceback, and that may show the key
+            self._learned = Learned(state="unreachable", reason=type(error).__name__)
+
+
+def _ask(model: ModelSpec, asked: Question, limit_s: float) -> Learned:
+    import ssl
+    from http.client import HTTPException
+    from urllib.error import HTTPError, URLError
+    from urllib.request import Request
+
+    try:
+        # `question` makes URLs of http and https only.
+        request = Request(asked.url, headers=asked.headers)  # noqa: S310
+        parts = urlsplit(asked.url)
+        here = asked.here or skips_proxy(parts.hostname or "", parts.port)
+        with _opener(here=here).open(request, timeout=limit_s) as answer:
+            return learn(model, answer.status, answer.read(MAX_BODY))
+    except HTTPError as error:
+        error.close()
+        return learn(model, error.code, b"")
+    except TimeoutError:
+        return Learned(state="slow")
+    except URLError as error:
+        reason: object = error.reason
+        if isinstance(reason, TimeoutError):
+            return Learned(state="slow")
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            return Learned(state="unreachable", reason=f"its certificate: {reason.verify_message}")
+        words = reason.strerror if isinstance(reason, OSError) and reason.strerror else type(reason).__name__
+        return Learned(state="unreachable", reason=words)
+    except (OSError, HTTPException, ValueError) as error:  # the text may show what was sent
+        return Learned(state="unreachable", reason=type(error).__name__)
+
+
+def _opener(*, here: bool) -> Any:
+    from urllib.request import HTTPRedirectHandler, HTTPSHandler, ProxyHandler, build_opener
+
+    class Stay(HTTPRedirectHandler):
+        def redirect_request(self, *_: Any) -> None:
+            return None
+
+    if here:
+        return build_opener(Stay, ProxyHandler({}))
+    return build_opener(Stay, ProxyHandler(), HTTPSHandler(context=tls_context()))
+
+
+# --- servers of this machine
+
+#: The ports on which such servers listen by default, and what usually does.
+PORTS: Final = {11434: "Ollama", 8080: "llama.cpp", 8000: "vLLM", 1234: "LM Studio", 4000: "LiteLLM"}
+#: How long the search may take in all (seconds). Servers of this machine answer in milliseconds.
+LIMIT_S: Final = 0.2
+_TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
+
+
+class FoundServer(Struct, frozen=True, rename="camel"):
+    """A server that was found."""
+
+    #: The base URL of its chat completions.
+    endpoint: str
+    #: What usually listens there.
+    usual: str
+    #: The first model of its list.
+    model: str
+    #: How many models it has.
+    models: int
+
+
+def find(ports: Iterable[int] = tuple(PORTS), limit_s: float = LIMIT_S) -> list[FoundServer]:
+    """The servers that list models, in the order of the ports."""
+    until = time.monotonic() + limit_s
+    before = own_ports()
+    endpoints = {port: f"http://{before[port]}:{port}/v1" for port in ports if port in before}
+    asked = {
+        port: Asking(ModelSpec(provider="openai", endpoint=endpoint), limit_s) for port, endpoint in endpoints.items()
+    }
+    found = []
+    for port, asking in asked.items():
+        learned = asking.wait(until - time.monotonic())
+        if learned is not None and learned.state == "answered" and learned.model:
+            found.append(FoundServer(endpoints[port], PORTS.get(port, "a server"), learned.model, learned.models))
+    after = {f"http://{host}:{port}/v1" for port, host in own_ports().items()} if found else set[str]()
+    return [server for server in found if server.endpoint in after]
+
+
+def own_ports() -> dict[int, str]:
+    """The ports whose listeners are all of root or of the user, each with the host that reaches it."""
+    return owned(listeners(*_tables()), (0, os.geteuid()))
+
+
+def belongs_to_others(port: int) -> bool:
+    """Whether somebody listens on this port who is neither root nor the user."""
+    found = [listener for listener in listeners(*_tables()) if listener.port == port]
+    return any(listener.uid not in (0, os.geteuid()) for listener in found)
+
+
+def _tables() -> list[str]:
+    texts = []
+    for path in _TABLES:
+        try:
+            with open(path, encoding="ascii", errors="replace") as source:
+                texts.append(source.read())
+        except OSError:
+            texts.append("")
+    return texts
+
+
+# --- the server that a person has chosen ------------------------------------------------------------------------------
+
+
+FILE: Final = "model-server.json"
+_MAX_BYTES: Final = 64 << 10
+#: Servers that were declined are remembered, so many at most.
+_MAX_DECLINED: Final = 32
+_FORMAT: Final = 1
+
+
+class Choice(Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True):
+    """What a person has said about servers of this machine."""
+
+    #: The base URL of the server; None: none was chosen.
+    endpoint: str | None = None
+    #: Servers that the person did not want. They are not offered by `gdn run` again.
+    declined: list[str] = []
+    #: When it was said last: RFC 3339.
+    when: str = ""
+    #: The version of this form.
+    format: int = _FORMAT
+
+
+def read(state_root: str, bundle: str) -> Choice:
+    """What was said, for the bundle at `bundle`; nothing when it is not believed."""
+    path = os.path.join(state_root, FILE)
+    try:
+        state = os.lstat(path)
+        if state.st_uid != os.geteuid() or state.st_mode & 0o022 or not stat.S_ISREG(state.st_mode):
+            return Choice()
+        if why_not_believed(state_root, bundle) is not None:
+            return Choice()
+        found = msgspec.json.decode(read_file(path, _MAX_BYTES), type=Choice)
+    except (OSError, Unreadable, msgspec.DecodeError, RecursionError):
+        return Choice()
+    if found.format != _FORMAT or (found.endpoint is not None and not is_here(found.endpoint)):
+        return Choice()
+    return found
+
+
+def endpoint(state_root: str, bundle: str) -> str | None:
+    """The server to use: None when none was chosen, or somebody else listens on its port."""
+    chosen = read(state_root, bundle).endpoint
+    return None if chosen is None or belongs_to_others(urlsplit(chosen).port or 80) else chosen
+
+
+def choose(state_root: str, bundle: str, endpoint: str) -> None:
+    """Use this server from now on. Raises GoondanError E_STATE."""
+    before = read(state_root, bundle)
+    declined = [one for one in before.declined if one != endpoint]
+    _write(state_root, bundle, Choice(endpoint=endpoint, declined=declined, when=rfc3339_seconds(time.time())))
+
+
+def decline(state_root: str, bundle: str, endpoint: str) -> None:
+    """Offer this server no more when a swarm starts. Raises GoondanError E_STATE."""
+    before = read(state_root, bundle)
+    declined = [*(one for one in before.declined if one != endpoint), endpoint][-_MAX_DECLINED:]
+    _write(state_root, bundle, Choice(endpoint=before.endpoint, declined=declined, when=rfc3339_seconds(time.time())))
+
+
+def forget(state_root: str) -> bool:
+    """Forget everything that was said; whether there was something. Raises GoondanError E_STATE."""
+    path = os.path.join(state_root, FILE)
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise fail("E_STATE", f"{path}: {error.strerror}") from None
+    return True
+
+
+def is_here(endpoint: str) -> bool:
+    """Whether an endpoint is on this machine, over http."""
+    origin = origin_of(endpoint)
+    return origin is not None and origin.startswith("http:") and not is_open(origin)
+
+
+def _write(state_root: str, bundle: str, choice: Choice) -> None:
+    reason = why_not_believed(state_root, bundle)
+    if reason is not None:
+        raise fail("E_STATE", f"nothing can be kept in {state_root}: {reason}")
+    open_state_root(state_root, make=True)
+    try:
+        with open_directory(state_root, make=True, private_from=state_root) as folder:
+            data = msgspec.json.format(msgspec.json.encode(choice), indent=1) + b"\n"
+            replace_in(folder.fd, FILE, data, sync=True)
+    except DirectoryRefused as refused:
+        raise fail("E_STATE", str(refused), suggestion=refused.fix) from None
+    except OSError as error:
+        raise fail("E_STATE", f"{os.path.join(state_root, FILE)}: {error.strerror}") from None

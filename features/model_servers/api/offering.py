@@ -14,9 +14,8 @@ import threading
 from contextlib import suppress
 from typing import Final
 
-from goondan.features.model_servers.api import choice
-from goondan.features.model_servers.api.finding import Asking, FoundServer, find
-from goondan.features.model_servers.api.listing import line_of
+from goondan.features.model_servers import api
+from goondan.features.model_servers.api import Asking, FoundServer, find, line_of
 from goondan.kernel import lock
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
 from goondan.kernel.bundle.rules.models import model_text, names_a_model
@@ -71,7 +70,7 @@ def offer_before_start(bundle: str, state_dir: str, policy: str | None) -> None:
     try:
         if lock.is_held(state_dir):
             return
-        found = _offered(root, bundle, set(choice.read(root, bundle).declined))
+        found = _offered(root, bundle, set(api.read(root, bundle).declined))
         if found and any(
             agent.model is not None and agent.model.chosen_by == ""
             for agent in _inspect(bundle, state_dir, policy).checked.agents.values()
@@ -89,7 +88,7 @@ def offer(root: str, bundle: str) -> None:
 
 def _offered(root: str, bundle: str, declined: set[str]) -> list[FoundServer]:
     """The servers that can be offered; none where a model is named or chosen already."""
-    if names_a_model(os.environ) or choice.read(root, bundle).endpoint is not None:
+    if names_a_model(os.environ) or api.read(root, bundle).endpoint is not None:
         return []
     return [server for server in find() if server.endpoint not in declined]
 
@@ -102,10 +101,10 @@ def _ask(root: str, bundle: str, server: FoundServer) -> None:
     )
     write(asked, stream=sys.stderr)
     if confirmed("Shall agents whose bundle leaves the model to the environment use it? [y/N]"):
-        choice.choose(root, bundle, server.endpoint)
+        api.choose(root, bundle, server.endpoint)
         write("It is used when a swarm starts; gdn doctor --forget-server takes that back.", stream=sys.stderr)
     else:
-        choice.decline(root, bundle, server.endpoint)
+        api.decline(root, bundle, server.endpoint)
 
 
 def _inspect(bundle: str, state_dir: str, policy: str | None) -> Inspected:

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from goondan.features.model_servers.api import choice, finding, offering
-from goondan.features.model_servers.api.finding import FoundServer
-from goondan.features.model_servers.api.listing import Listener
+from goondan.features.model_servers import api
+from goondan.features.model_servers.api import FoundServer, Listener, offering
 from goondan.kernel.bundle.rules.models import model_text, resolve_model
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import ModelBody
@@ -28,14 +27,14 @@ def root(tmp_path: Path) -> str:
 
 
 def test_a_choice_is_kept_and_forgotten(root: str) -> None:
-    assert choice.endpoint(root, BUNDLE) is None
-    choice.decline(root, BUNDLE, HERE)
-    assert choice.read(root, BUNDLE).declined == [HERE]
-    choice.choose(root, BUNDLE, HERE)
-    assert (choice.endpoint(root, BUNDLE), choice.read(root, BUNDLE).declined) == (HERE, [])
-    assert Path(root, choice.FILE).stat().st_mode & 0o777 == 0o600
-    assert [choice.forget(root), choice.forget(root)] == [True, False]
-    assert choice.read(root, BUNDLE) == choice.Choice()
+    assert api.endpoint(root, BUNDLE) is None
+    api.decline(root, BUNDLE, HERE)
+    assert api.read(root, BUNDLE).declined == [HERE]
+    api.choose(root, BUNDLE, HERE)
+    assert (api.endpoint(root, BUNDLE), api.read(root, BUNDLE).declined) == (HERE, [])
+    assert Path(root, api.FILE).stat().st_mode & 0o777 == 0o600
+    assert [api.forget(root), api.forget(root)] == [True, False]
+    assert api.read(root, BUNDLE) == api.Choice()
 
 
 @pytest.mark.parametrize(
@@ -50,27 +49,27 @@ def test_a_choice_is_kept_and_forgotten(root: str) -> None:
     ],
 )
 def test_a_choice_that_is_not_believed(root: str, spoil: Callable[[Path], object]) -> None:
-    choice.choose(root, BUNDLE, HERE)
-    spoil(Path(root, choice.FILE))
-    assert choice.endpoint(root, BUNDLE) is None
+    api.choose(root, BUNDLE, HERE)
+    spoil(Path(root, api.FILE))
+    assert api.endpoint(root, BUNDLE) is None
 
 
 def test_a_state_root_inside_the_bundle_chooses_nothing(root: str) -> None:
     inside = str(Path(root).parent / "goondan.yaml")
-    Path(root, choice.FILE).write_text(json.dumps({"endpoint": HERE}))
-    Path(root, choice.FILE).chmod(0o600)
-    assert choice.endpoint(root, BUNDLE) == HERE
-    assert choice.endpoint(root, inside) is None
+    Path(root, api.FILE).write_text(json.dumps({"endpoint": HERE}))
+    Path(root, api.FILE).chmod(0o600)
+    assert api.endpoint(root, BUNDLE) == HERE
+    assert api.endpoint(root, inside) is None
     with pytest.raises(GoondanError):
-        choice.choose(root, inside, HERE)
+        api.choose(root, inside, HERE)
 
 
 def test_a_port_that_somebody_else_has_taken_is_not_used(root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    choice.choose(root, BUNDLE, HERE)
-    monkeypatch.setattr(finding, "_tables", lambda: ["", ""])
-    assert choice.endpoint(root, BUNDLE) == HERE
-    monkeypatch.setattr(finding, "listeners", lambda *tables: [Listener(11434, 4711, True)])
-    assert choice.endpoint(root, BUNDLE) is None
+    api.choose(root, BUNDLE, HERE)
+    monkeypatch.setattr(api, "_tables", lambda: ["", ""])
+    assert api.endpoint(root, BUNDLE) == HERE
+    monkeypatch.setattr(api, "listeners", lambda *tables: [Listener(11434, 4711, True)])
+    assert api.endpoint(root, BUNDLE) is None
 
 
 def test_the_environment_comes_before_the_choice() -> None:
@@ -117,8 +116,8 @@ def test_a_server_is_used_only_after_a_yes(
     offering.offer(root, BUNDLE)
     assert len(asked) == 2
     assert f"{HERE} (the usual port of Ollama), with q\\x1b and 2 more." in capsys.readouterr().err
-    assert choice.read(root, BUNDLE).endpoint == (HERE if said else None)
-    assert choice.read(root, BUNDLE).declined == ([] if said else [HERE])
+    assert api.read(root, BUNDLE).endpoint == (HERE if said else None)
+    assert api.read(root, BUNDLE).declined == ([] if said else [HERE])
     monkeypatch.setenv("OPENAI_API_KEY", "o")
     offering.offer(root, BUNDLE)
     assert len(asked) == 2

@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 from urllib.parse import urlsplit
 
-from goondan.features.model_servers.api.finding import Asking, find, own_ports
-from goondan.features.model_servers.api.listing import line_of
+from goondan.features.model_servers.api import Asking, find, line_of, own_ports
 from goondan.schemas.bundle.launch import ModelSpec
 from tests.process.model_servers import KEY, seen, server
 
