@@ -23,7 +23,7 @@ from goondan.agentproc.base.handoff import handoff
 from goondan.agentproc.calls.asks import ToolAsks
 from goondan.agentproc.calls.caller import CallContext, OpenCalls, failed_result
 from goondan.agentproc.calls.swarm import Handler, Swarm
-from goondan.agentproc.context import reading
+from goondan.agentproc.context import shape
 from goondan.agentproc.extensions.api import Asking
 from goondan.agentproc.extensions.local_calls import LocalCalls
 from goondan.agentproc.extensions.points.results import output_of, tool_error_of
@@ -101,7 +101,7 @@ class CallHandlers:
         if action.broken is not None and args == part.args:
             error = invalid_arguments(name, [f"args: {action.broken}"], self.catalog.parameters(name))
             then(error_result(error))
-        elif name == reading.NAME and name not in self.catalog:
+        elif name == shape.NAME and name not in self.catalog:
             then(self._shown.read(args))
         elif (local := tools.get(name)) is not None:
             self._local.start(

@@ -34,7 +34,7 @@ from goondan.agentproc.extensions.points.contexts import Resource
 from goondan.agentproc.extensions.points.pipeline import Middleware, MiddlewareError, Pipeline
 from goondan.agentproc.extensions.points.results import MAX_MESSAGE
 from goondan.agentproc.extensions.state import ExtState, InstanceApi, StoredState
-from goondan.agentproc.machine.denied_calls import refused_by
+from goondan.agentproc.machine.catalog import refused_by
 from goondan.agentproc.machine.questions import Question, call_place
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.wire.codec import encode_value

@@ -31,8 +31,7 @@ from goondan.agentproc.extensions.api import Agents, ConsoleLogger
 from goondan.agentproc.extensions.dynamic_tools import DynamicTool, Handler
 from goondan.agentproc.extensions.engine import is_ending
 from goondan.agentproc.extensions.points.results import bad_output, output_of, tool_error_of, trace_of
-from goondan.agentproc.machine.catalog import Allowed, StepCatalog
-from goondan.agentproc.machine.denied_calls import REFUSED
+from goondan.agentproc.machine.catalog import REFUSED, Allowed, StepCatalog
 from goondan.agentproc.machine.messages import Message, error_result
 from goondan.schemas.bundle.launch import Limits
 from goondan.schemas.wire.errors import GoondanError, tool_error

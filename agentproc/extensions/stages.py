@@ -24,8 +24,7 @@ from goondan.agentproc.extensions.engine import LayerFailed, Watch, run
 from goondan.agentproc.extensions.loaded import Extensions
 from goondan.agentproc.extensions.points import contexts, results
 from goondan.agentproc.extensions.points.pipeline import Kind, Layer, MiddlewareError
-from goondan.agentproc.machine.catalog import Catalog, StepCatalog
-from goondan.agentproc.machine.denied_calls import REFUSED
+from goondan.agentproc.machine.catalog import REFUSED, Catalog, StepCatalog
 from goondan.agentproc.machine.messages import Append, Message, ToolCallPart, error_result
 from goondan.agentproc.machine.turn import End, Input, LeaveStep, StepEntered, StepLeft, TurnEntered, TurnLeft
 from goondan.agentproc.providers.base import ModelAnswer

@@ -1,4 +1,5 @@
-"""Which tools a step may call: the registry (all that can run), the catalog of one step, and the check of one call.
+"""Which tools a step may call: the registry (all that can run), the catalog of one step, and the check of one call; who
+refused a call, and the line that would allow it; and which tools fit a question, by their words.
 
 Rules.
 - A step's catalog is made for each step and does not change while the step runs. So the calls that are enforced are
@@ -6,23 +7,26 @@ Rules.
 - Order of the checks, as recorded: catalog, arguments, registry. A refused call causes no frame.
 - `allow_registry` (off by default) contains patterns of tool names that may be called without being in the catalog.
 
-Source: requirements CATALOG-01 to CATALOG-07, CALL-01 to CALL-07; recorded parity `executor/*`.
+Source: requirements CATALOG-01 to CATALOG-07, CALL-01 to CALL-07; recorded parity `executor/*`;
+docs/design/traces.md section 5.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
-from goondan.schemas.bundle.address import MAX_TOOL_NAME, shown_tool_name
+from goondan.schemas.bundle.address import MAX_TOOL_NAME, SEPARATOR, shown_tool_name
 from goondan.schemas.bundle.arguments import ArgumentChecker, compile_arguments, invalid_arguments
 from goondan.schemas.bundle.effective_config import reachable_tools, tool_of
 from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, AgentSpec, CatalogItem
-from goondan.schemas.wire.errors import NEAR_NAME, GoondanError, tool_error
+from goondan.schemas.traces.turn_notes import RefusedDetail, Refuser
+from goondan.schemas.wire.errors import CODES, NEAR_NAME, GoondanError, fail, row_of, tool_error
 from goondan.schemas.wire.frames import ToolError
 
 log = logging.getLogger("agentproc")
@@ -235,3 +239,100 @@ def not_in_catalog(name: str, known: Iterable[str]) -> ToolError:
     near = get_close_matches(name[:MAX_TOOL_NAME], list(known), 1)
     hint = f"{NEAR_NAME} '{near[0]}'?" if near else None
     return tool_error("E_TOOL_NOT_IN_CATALOG", message, name="ToolNotInCatalogError", suggestion=hint)
+
+
+# --- calls that were refused ------------------------------------------------------------------------------------------
+
+
+#: The code of an extension's refusal.
+REFUSED: Final = "E_EXTENSION_DENIED"
+#: Stands in its message, behind the extension.
+_SAYS: Final = " refused it: "
+#: The code of a refusal -> who refuses with it.
+REFUSERS: Final[dict[str, Refuser]] = {
+    "E_TOOL_NOT_IN_CATALOG": "catalog",
+    "E_SANDBOX_DENIED": "grant",
+    "E_FORBIDDEN": "grant",
+    REFUSED: "extension",
+}
+
+
+def refused_by(extension: str, reason: str) -> GoondanError:
+    """The error with which an extension refuses what goes on."""
+    return fail(REFUSED, f"Extension/{extension}{_SAYS}{reason}")
+
+
+def refusal(spec: AgentSpec, tool: str, code: str, message: str, suggestion: str | None) -> RefusedDetail | None:
+    """The refusal that an error of this code tells of, for the agent of `spec`; None: it is none. `tool` is "" for a
+    turn or a step.
+    """
+    by = REFUSERS.get(code) or row_of(code).refuser
+    allow = suggestion or CODES.get(code, "")
+    if by == "catalog":
+        allow = _in_catalog(spec, tool)
+    elif by == "extension":
+        allow = f"the config or the code of {message.partition(_SAYS)[0]}, which decides"
+    return RefusedDetail(by, code, message, allow, tool) if by else None
+
+
+def unreachable(tool: str, hosts: Sequence[str]) -> RefusedDetail:
+    """The refusal of connections of a call: it has the grants of its Tool. `hosts`: as "host:port"."""
+    shown = ", ".join(hosts)
+    allow = f"Tool/{tool.partition(SEPARATOR)[0]}: spec.sandbox.network: {{allow: [{shown}]}}"
+    return RefusedDetail("grant", "E_SANDBOX_DENIED", f"not reachable from this sandbox: {shown}", allow, tool)
+
+
+def _in_catalog(spec: AgentSpec, tool: str) -> str:
+    if tool in spec.catalog:
+        return f"an extension of Agent/{spec.name} has taken it out of this step, and can leave it in"
+    found = next((item for item in spec.registry if item.name == tool), None)
+    if found is None:
+        return "nothing: there is no such tool (gdn tool list)"
+    return f"Agent/{spec.name}: spec.tools: [Tool/{tool_of(found)}]"
+
+
+# --- which tools fit a question ---------------------------------------------------------------------------------------
+
+
+_WORDS: Final = re.compile(r"[^\W_]+")
+#: The score of a word of the query that is in a tool's name; below, in its description or in the names of its
+#: parameters.
+_IN_NAME: Final = 3
+_IN_TEXT: Final = 1
+#: How many letters two forms of a word have in common; also the length of a short word that begins the other one.
+_SAME_STEM: Final = 4
+_SHORT_STEM: Final = 3
+
+
+def best(tools: list[CatalogItem], query: str, limit: int) -> list[CatalogItem]:
+    """The tools that fit a query, the best first. A tool that fits no word is left out."""
+    words = set(_words(query))
+    scored = [(sum(_worth(word, item) for word in words), item) for item in tools]
+    fitting = [(score, item) for score, item in scored if score]
+    fitting.sort(key=lambda pair: (-pair[0], pair[1].name))
+    return [item for _, item in fitting[:limit]]
+
+
+def _worth(word: str, item: CatalogItem) -> int:
+    properties = (item.parameters or {}).get("properties")
+    text = " ".join([item.description or "", *(properties if isinstance(properties, dict) else ())])
+    return _IN_NAME * _has(word, item.name) + _IN_TEXT * _has(word, text)
+
+
+def _has(word: str, text: str) -> int:
+    """1 when a word of the text is this word or another form of it, otherwise 0."""
+    return any(_alike(word, known) for known in _words(text))
+
+
+def _alike(one: str, other: str) -> bool:
+    """True for `files` and `file`, `writing` and `write`; false for `form` and `forecast`."""
+    if one == other:
+        return True
+    least = min(len(one), len(other))
+    common = next((n for n in range(least) if one[n] != other[n]), least)
+    return common >= max(_SAME_STEM, least - 1) or (common == least >= _SHORT_STEM)
+
+
+def _words(text: str) -> list[str]:
+    split = re.sub(r"([a-z0-9])([A-Z])", r"\1 \2", text)  # readFile is two words
+    return [word.lower() for word in _WORDS.findall(split)]

@@ -22,7 +22,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct, structs
 
-from goondan.agentproc.context import estimate, reading
+from goondan.agentproc.context import estimate, shape
 from goondan.agentproc.context.estimate import (
     FIRST_GUESS,
     LEAST_RATIO,
@@ -199,11 +199,11 @@ class TurnContext:
         self._view = View()
         self._sizes = MessageSizes()
         self._tools = ToolSizes()
-        self._result_size = reading.USUAL_BYTES
+        self._result_size = shape.USUAL_BYTES
 
     def read(self, args: Any) -> ToolResult:
         """The result of a call of the tool that reads a part of a result."""
-        return reading.read(self._transcript.next_messages, args, self._result_size)
+        return shape.read(self._transcript.next_messages, args, self._result_size)
 
     async def ask(
         self,
@@ -239,8 +239,8 @@ class TurnContext:
     # --- one request
 
     def _parts(self, request: ModelRequest, aside: AskModel, wishes: Wishes) -> _Parts:
-        if request.tools and all(item.name != reading.NAME for item in request.tools):
-            request = structs.replace(request, tools=[reading.ITEM, *request.tools])
+        if request.tools and all(item.name != shape.NAME for item in request.tools):
+            request = structs.replace(request, tools=[shape.ITEM, *request.tools])
         if self._opening is None:
             own = self._transcript.own_messages
             self._opening = next((message.id for message in own if isinstance(message.data, UserData)), "")

@@ -1,15 +1,24 @@
 """One agent instance: the state that it keeps from turn to turn, and the parts that a turn works with.
 
 It is made once for each process. runner.py knows which event is worked on, and run.py runs a turn.
+
+An answer that has to fit a schema is JSON. A model that was not held to it may put it into a code fence, which is taken
+off. The check is that of a tool's arguments, with its bounded cost.
+
+Source: docs/design/structured-answers.md section 2.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import sqlite3
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from msgspec import Raw
 
 from goondan.agentproc.calls.caller import AgentLink, ResultAcks, ToolCaller
 from goondan.agentproc.calls.servers import Servers
@@ -25,9 +34,9 @@ from goondan.agentproc.extensions.workspaces import Workspaces
 from goondan.agentproc.http import make_provider
 from goondan.agentproc.machine.catalog import Catalog
 from goondan.agentproc.machine.questions import Ended
-from goondan.agentproc.machine.verdicts import Judge
+from goondan.agentproc.machine.turn import Judge, Verdict
 from goondan.agentproc.model.context import ContextMemory
-from goondan.agentproc.providers.base import SHORTEST_SAID, Provider, redactor_of
+from goondan.agentproc.providers.base import SHORTEST_SAID, Provider, read_json, redactor_of, storable
 from goondan.agentproc.start.blocked_loop import LoopWatch
 from goondan.agentproc.start.log import KnownSecrets
 from goondan.agentproc.turn.configuration import Configuration
@@ -36,6 +45,52 @@ from goondan.schemas.bundle.launch import AgentSpec, ModelSpec, OutputSpec
 from goondan.schemas.system.trace_index import IndexRow, TraceIndex
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.text.times import rfc3339
+from goondan.schemas.wire.codec import check_depth, encode_value
+
+if TYPE_CHECKING:
+    from goondan.schemas.bundle.arguments import ArgumentChecker
+
+# --- answers that have to fit a schema --------------------------------------------------------------------------------
+
+
+#: How many violations a message names.
+MAX_VIOLATIONS: Final = 8
+_FENCE: Final = re.compile(r"```(?:json)?[ \t]*\n(.*)\n[ \t]*```", re.DOTALL)
+
+
+class OutputRule:
+    """Judges the answers of one agent. The schema is compiled at the first answer."""
+
+    def __init__(self, spec: OutputSpec) -> None:
+        self._spec = spec
+        self._checker: ArgumentChecker | None = None
+
+    def judge(self, answer: str) -> Verdict:
+        """What an answer of the model is."""
+        text = answer.strip()
+        fenced = _FENCE.fullmatch(text)
+        text = text if fenced is None else fenced.group(1).strip()
+        try:
+            value = storable(read_json(text))
+            encoded = encode_value(value)
+            check_depth(encoded)
+        except ValueError as error:
+            return Verdict(None, text, [f"it is no JSON: {str(error)[:120]}"])
+        except (RecursionError, OverflowError):
+            return Verdict(None, text, ["it is nested too deep, or has a number that is too large"])
+        violations = self._violations(value, len(encoded))
+        return Verdict(None if violations else Raw(encoded), text, violations)
+
+    def _violations(self, value: Any, size: int) -> list[str]:
+        if self._checker is None:
+            from goondan.schemas.bundle.arguments import compile_arguments  # most agents have no schema
+
+            self._checker = compile_arguments(self._spec.schema, {})
+        _, issues = self._checker.apply(value, size)
+        shown = ["answer" + issue.removeprefix("args") for issue in issues[:MAX_VIOLATIONS]]
+        more = len(issues) - len(shown)
+        return [*shown, f"and {more} more"] if more else shown
+
 
 log = logging.getLogger("agentproc")
 
@@ -145,8 +200,6 @@ class Instance:
         if spec.output is None or spec.model.provider == "embedded":
             return None
         if self._rule is None or self._rule[0] is not spec.output:
-            from goondan.agentproc.model.structured import OutputRule  # few agents have a schema
-
             self._rule = spec.output, OutputRule(spec.output).judge
         return self._rule[1]
 

@@ -21,8 +21,7 @@ from msgspec import Raw, Struct, structs
 
 from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.machine.answers import TurnUsage, money_of, used_by
-from goondan.agentproc.machine.catalog import StepCatalog
-from goondan.agentproc.machine.denied_calls import refusal, unreachable
+from goondan.agentproc.machine.catalog import StepCatalog, refusal, unreachable
 from goondan.agentproc.machine.messages import Message, ToolCallPart, ToolData
 from goondan.agentproc.machine.model_waits import ModelAttempts
 from goondan.agentproc.machine.turn import Action, AskModel, End, EnterStep, LeaveStep, LeaveTurn, RunTool, Yield

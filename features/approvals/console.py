@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from goondan.features.approvals.command.text import COLUMNS, command_lines, is_long, item_lines, with_files
+from goondan.features.approvals.command import COLUMNS, command_lines, is_long, item_lines, with_files
 from goondan.features.approvals.wire import WAITS
 from goondan.kernel.cli.console.questions import Questions
 from goondan.kernel.cli.output import columns_of, write

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.agentproc.machine.tool_ranking import best
+from goondan.agentproc.machine.catalog import best
 from goondan.schemas.bundle.launch import CatalogItem
 
 FIND: Final = "tool-search.find"

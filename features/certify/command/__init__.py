@@ -20,9 +20,9 @@ from typing import Any, Final
 import click
 import yaml
 
+from goondan.features.certify.command import worker
 from goondan.features.certify.command.client import Stage, scenarios
 from goondan.features.certify.command.playing import PATIENCE_S, Player, play_all, probe
-from goondan.features.certify.command.rules import worker_rules
 from goondan.features.certify.command.rules.scenarios import Report, Row, Rule, Scenario, chosen, read, report
 from goondan.features.certify.command.worker import Host
 from goondan.kernel.cli import options
@@ -109,7 +109,7 @@ def certify_worker(
     def player(scenario: Scenario, stopping: threading.Event) -> Player:
         return Host(argv, env, path, scenario, stopping, patience)
 
-    written = read(yaml.safe_load(folder.joinpath("worker.yaml").read_bytes()), worker_rules.JUDGES)
+    written = read(yaml.safe_load(folder.joinpath("worker.yaml").read_bytes()), worker.JUDGES)
     return _certified("worker", argv, words, written, player)
 
 

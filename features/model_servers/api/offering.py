@@ -15,7 +15,8 @@ from contextlib import suppress
 from typing import Final
 
 from goondan.features.model_servers import api
-from goondan.features.model_servers.api import Asking, FoundServer, find, line_of
+from goondan.features.model_servers.api import Asking, FoundServer, find
+from goondan.features.model_servers.api.listing import line_of
 from goondan.kernel import lock
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
 from goondan.kernel.bundle.rules.models import model_text, names_a_model

@@ -23,11 +23,9 @@ from weakref import WeakValueDictionary
 
 from goondan.features.oauth import wire
 from goondan.features.oauth.process.http import Http, Redirects
-from goondan.features.oauth.process.pending import LIFETIME_S, Pending, Register
-from goondan.features.oauth.process.rules import grants, protocol
-from goondan.features.oauth.process.rules.grants import Grant, Login
-from goondan.features.oauth.process.rules.protocol import Endpoints, ServerRefused
-from goondan.features.oauth.process.servers import Servers
+from goondan.features.oauth.process.rules import protocol
+from goondan.features.oauth.process.rules.protocol import Endpoints, Grant, Login, ServerRefused
+from goondan.features.oauth.process.servers import LIFETIME_S, Pending, Register, Servers
 from goondan.features.oauth.process.vault import Vault
 from goondan.schemas.text.times import rfc3339_seconds
 from goondan.schemas.text.visible import visible_line
@@ -118,14 +116,14 @@ class Authority:
         scopes = _asked_scopes(app, order.scopes)
         async with self._lock(app.name, order.subject):
             grant = self._held.load(app.name, order.subject)
-            verdict = grants.judge(grant, app, scopes, self._clock())
+            verdict = protocol.judge(grant, app, scopes, self._clock())
             if verdict == "refresh" and grant is not None:
                 try:
                     grant = await self._refresh(app, grant)
                 except GoondanError:
-                    if not grants.lives(grant, self._clock()):
+                    if not protocol.lives(grant, self._clock()):
                         raise
-                verdict = grants.judge(grant, app, scopes, self._clock())
+                verdict = protocol.judge(grant, app, scopes, self._clock())
                 if verdict == "refresh":  # it ends soon, but there is no better one
                     verdict = "use"
             elif verdict == "fetch":
@@ -146,7 +144,7 @@ class Authority:
         interrupted = grant.refreshing_since is not None
         endpoint = await self._endpoint(app, "token")
         form = protocol.refresh_form(grant.refresh_token or "")
-        self._held.save(grants.begun(grant, self._clock()))
+        self._held.save(protocol.begun(grant, self._clock()))
         with self._noting(app, key):
             try:
                 tokens = await self._get_tokens(app, endpoint, form, grant.refresh_token, grant.access_token)
@@ -154,10 +152,10 @@ class Authority:
                 if refused.error != "invalid_grant":
                     raise
                 log.warning("the refresh token of %s for %s is not accepted", app.name, visible_line(grant.subject))
-                grant = grants.lost(grant, interrupted=interrupted)
+                grant = protocol.lost(grant, interrupted=interrupted)
             else:
                 log.info("refreshed the token of %s for %s", app.name, visible_line(grant.subject))
-                grant = grants.refreshed(grant, tokens, self._clock())
+                grant = protocol.refreshed(grant, tokens, self._clock())
         self._held.save(grant)
         return grant
 
@@ -168,7 +166,7 @@ class Authority:
         with self._noting(app, key):
             endpoint = await self._endpoint(app, "token")
             tokens = await self._get_tokens(app, endpoint, protocol.credentials_form(scopes))
-        grant = grants.granted(app, subject, tokens, scopes, self._clock())
+        grant = protocol.granted(app, subject, tokens, scopes, self._clock())
         missing = [scope for scope in scopes if scope not in grant.scopes]
         if missing:
             raise self._note(key, fail("E_OAUTH_SCOPE", f"the server did not give {app.name}: {' '.join(missing)}"))
@@ -333,7 +331,7 @@ class Authority:
         async with self._lock(*pending.key):
             if pending.over:  # another authorization has replaced it, or the app has changed
                 return
-            grant = grants.granted(app, pending.subject, tokens, pending.scopes, self._clock())
+            grant = protocol.granted(app, pending.subject, tokens, pending.scopes, self._clock())
             try:
                 self._held.save(grant)
             except GoondanError as error:
@@ -393,13 +391,13 @@ class Authority:
         ]
         return {"grants": rows, "waiting": [*waiting, *self._servers.waiting()], "apps": sorted(self._apps)}
 
-    def _judged(self, grant: Grant, now: float) -> grants.Verdict:
+    def _judged(self, grant: Grant, now: float) -> protocol.Verdict:
         if grant.document is not None:
             return "use"  # what is in it is between the server and its worker
         app = self._apps.get(grant.app)
         if app is None:
             return Login("the bundle has no such OAuthApp any more")
-        return grants.judge(grant, app, grant.scopes, now)
+        return protocol.judge(grant, app, grant.scopes, now)
 
     async def _revoke(self, order: wire.RevokeOrder) -> dict[str, Any]:
         """Forget the tokens here in any case, and report what the server answered."""
@@ -420,7 +418,7 @@ class Authority:
         if grant.document is not None:
             return "not asked: revoke it in your account there"
         app = self._apps.get(grant.app)
-        if app is None or (grant.server, grant.client_id) != (grants.server_of(app), app.client_id):
+        if app is None or (grant.server, grant.client_id) != (protocol.server_of(app), app.client_id):
             return "not asked: the bundle does not name it any more"
         tokens = {"refresh_token": grant.refresh_token, "access_token": grant.access_token}
         try:

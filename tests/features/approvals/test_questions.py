@@ -11,7 +11,7 @@ from msgspec import Raw
 from goondan.agentproc.calls.asks import ToolAsks
 from goondan.agentproc.calls.caller import CallContext, ToolCaller
 from goondan.agentproc.machine.catalog import Catalog
-from goondan.features.approvals.agent.questions import Questions, item_name
+from goondan.features.approvals.agent import Questions, item_name
 from goondan.features.approvals.wire import ApprovalAsk, ApprovalState
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
 from goondan.schemas.wire.codec import from_raw, to_raw

@@ -11,7 +11,7 @@ from msgspec import Raw, structs
 
 from goondan.features.approvals.broker.decisions import COVERED, MAX_SCRIPT, ScriptDecisions, read_script
 from goondan.features.approvals.broker.item import Group, Item
-from goondan.features.approvals.command.text import item_lines
+from goondan.features.approvals.command import item_lines
 from goondan.features.approvals.wire import ApprovalAsk
 from goondan.kernel.broker.state.bus import RETURN_S
 from goondan.schemas.bundle.launch import CatalogItem, SandboxSpec, ToolSpec

@@ -18,14 +18,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goondan.features.approvals import command as commands
-from goondan.features.approvals.command import answer_issues, approve
-from goondan.features.approvals.command.text import (
+from goondan.features.approvals.command import (
     MARK,
     MAX_FILE_BYTES,
     MAX_FILES,
     MAX_LINES,
     OUTSIDE,
+    answer_issues,
     answered_lines,
+    approve,
     command_lines,
     is_long,
     item_lines,

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from goondan.features.certify.command.rules.scenarios import Seen, Trace, read
-from goondan.features.certify.command.rules.worker_rules import JUDGES
+from goondan.features.certify.command.worker import JUDGES
 
 DOCUMENT = (Path(__file__).parents[3] / "schemas" / "WORKER.md").read_text(encoding="utf-8")
 SCENARIOS, RULES = read(

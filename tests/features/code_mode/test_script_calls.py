@@ -11,8 +11,7 @@ import pytest
 from msgspec import Raw
 
 from goondan.agentproc.turn.runner import TurnRunner
-from goondan.features.code_mode.agent import has_code_mode, identifiers
-from goondan.features.code_mode.agent.script_log import ScriptLog
+from goondan.features.code_mode.agent import ScriptLog, has_code_mode, identifiers
 from goondan.features.code_mode.agent.scripts import Record
 from goondan.features.code_mode.wire import CODE_TOOL, EXTENSION, FoundTools
 from goondan.schemas.bundle.launch import CatalogItem, ToolSource

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from goondan.features.code_mode.agent import script_log
-from goondan.features.code_mode.agent.script_log import FILE, ScriptLog
+from goondan.features.code_mode import agent
+from goondan.features.code_mode.agent import FILE, ScriptLog
 from goondan.features.code_mode.agent.scripts import Record
 
 ONE, TWO = Record(1, "began", "a__b", '{"x":1}'), Record(1, "ok")
@@ -29,7 +29,7 @@ def test_another_process_reads_what_was_written_and_nothing_of_another_script(tm
 def test_it_survives_the_end_of_its_process(tmp_path: Path) -> None:
     program = (
         "import os, signal, sys\n"
-        "from goondan.features.code_mode.agent.script_log import ScriptLog\n"
+        "from goondan.features.code_mode.agent import ScriptLog\n"
         "from goondan.features.code_mode.agent.scripts import Record\n"
         "log = ScriptLog(sys.argv[1])\n"
         "for number in range(2000): log.add('t/c1', Record(number, 'began', 'a__b', 'x' * 200))\n"
@@ -79,6 +79,6 @@ def test_a_disk_without_room_costs_the_notes_and_not_the_call(
     assert log.read("t/c1") == []
     assert caplog.text.count("No space left") == 1
     monkeypatch.undo()
-    monkeypatch.setattr(script_log, "MAX_SIZE", 10)
+    monkeypatch.setattr(agent, "MAX_SIZE", 10)
     ScriptLog(tmp_path).add("t/c1", ONE)
     assert caplog.text.count("cannot be written down") == 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.features.mcp.command.registries import hosts_of, npm_settings, pip_settings, reachable
+from goondan.features.mcp.command.add import hosts_of, npm_settings, pip_settings, reachable
 from goondan.features.mcp.command.rules.packages import (
     Installed,
     PackageCommand,

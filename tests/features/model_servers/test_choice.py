@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from goondan.features.model_servers import api
-from goondan.features.model_servers.api import FoundServer, Listener, offering
+from goondan.features.model_servers.api import FoundServer, offering
+from goondan.features.model_servers.api.listing import Listener
 from goondan.kernel.bundle.rules.models import model_text, resolve_model
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import ModelBody

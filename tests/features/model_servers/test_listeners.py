@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.features.model_servers.api import Listener, listeners, owned
+from goondan.features.model_servers.api.listing import Listener, listeners, owned
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.features.model_servers.api import Learned, Question, learn, line_of, question
+from goondan.features.model_servers.api.listing import Learned, Question, learn, line_of, question
 from goondan.schemas.bundle.launch import ModelSpec
 
 KEY = "sk-secret-1234567890"

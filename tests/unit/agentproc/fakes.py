@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import structs
 
-from goondan.agentproc.context import reading
+from goondan.agentproc.context import shape
 from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
@@ -154,7 +154,7 @@ class FakeModel:
         on_news: Callable[[ModelNews], None] | None = None,
     ) -> ModelAnswer:
         self.whole.append(request)
-        self.requests.append(structs.replace(request, tools=[i for i in request.tools if i.name != reading.NAME]))
+        self.requests.append(structs.replace(request, tools=[i for i in request.tools if i.name != shape.NAME]))
         await asyncio.sleep(0)
         answer = self.script.pop(0)
         if isinstance(answer, Exception):

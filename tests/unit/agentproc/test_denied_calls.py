@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.machine.denied_calls import REFUSERS, refusal, refused_by, unreachable
+from goondan.agentproc.machine.catalog import REFUSERS, refusal, refused_by, unreachable
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
 from goondan.schemas.traces.turn_notes import RefusedDetail
 from goondan.schemas.wire.errors import CODES, row_of

@@ -19,14 +19,14 @@ from goondan.agentproc.machine.turn import (
     StepEntered,
     StepLeft,
     Turn,
+    Verdict,
 )
-from goondan.agentproc.machine.verdicts import Verdict
-from goondan.agentproc.model.structured import OutputRule
 from goondan.agentproc.providers.anthropic import Anthropic
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest, asked_call
 from goondan.agentproc.providers.openai import OpenAI
 from goondan.agentproc.providers.responses import Responses
 from goondan.agentproc.providers.vendor import ANSWER_TOOL, OutputWay, Vendor, answered, is_closed
+from goondan.agentproc.turn.instance import OutputRule
 from goondan.schemas.bundle.launch import ForcedTool, ModelSpec, OutputSpec, ToolChoice
 from tests.unit.agentproc.fakes import BASH
 from tests.unit.agentproc.turn_driver import Driver

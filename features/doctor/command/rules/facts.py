@@ -11,7 +11,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from goondan.features.model_servers.api import Learned
+from goondan.features.model_servers.api.listing import Learned
 from goondan.kernel.bundle.rules.problems import Problem
 from goondan.schemas.wire.frames import ErrorPayload
 from goondan.schemas.worker.receipts import Tier

@@ -33,7 +33,7 @@ from goondan.features.doctor.command.rules.facts import (
     Variable,
     Versions,
 )
-from goondan.features.model_servers.api import line_of
+from goondan.features.model_servers.api.listing import line_of
 from goondan.schemas.worker.receipts import STRONGEST
 
 Level = Literal["ok", "warning", "problem"]

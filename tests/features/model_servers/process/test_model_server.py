@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 from urllib.parse import urlsplit
 
-from goondan.features.model_servers.api import Asking, find, line_of, own_ports
+from goondan.features.model_servers.api import Asking, find, own_ports
+from goondan.features.model_servers.api.listing import line_of
 from goondan.schemas.bundle.launch import ModelSpec
 from tests.process.model_servers import KEY, seen, server
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.context import reading
+from goondan.agentproc.context import shape
 from goondan.agentproc.context.estimate import message_size
 from goondan.agentproc.machine.messages import AssistantData, Message, ToolData, UserData, is_presentable
 from goondan.agentproc.providers.base import (
@@ -141,9 +141,9 @@ async def test_a_long_result_is_shown_shortened_is_stored_whole_and_can_be_read(
     stored = runner.instance.store.load_messages()
     assert text_of(stored[2]) == numbers
     offered = [[item.name for item in request.tools] for request in model.whole]
-    assert all(names[0] == reading.NAME for names in offered), "from the first step"
+    assert all(names[0] == shape.NAME for names in offered), "from the first step"
     at = shown.index("\n[… ")
-    model.script = [wants(("r", reading.NAME, {"id": stored[2].id, "from": at})), says("read"), says("never")]
+    model.script = [wants(("r", shape.NAME, {"id": stored[2].id, "from": at})), says("read"), says("never")]
     await runner.run(event_frame("e2", "read on"))
     read = text_of(model.requests[-1].messages[-1])
     line, _, piece = read.partition("\n")
@@ -162,7 +162,7 @@ async def test_a_long_result_is_shown_shortened_is_stored_whole_and_can_be_read(
     ],
 )
 async def test_a_part_that_is_not_there_is_an_error_that_the_model_reads(make: Make, args: Any, code: str) -> None:
-    model = FakeModel(wants(("r", reading.NAME, args)), says("done"))
+    model = FakeModel(wants(("r", shape.NAME, args)), says("done"))
     link = await talk(make, model, ["go"])
     result = model.requests[-1].messages[-1].data
     assert isinstance(result, ToolData)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from goondan.agentproc.machine.catalog import best
 from goondan.agentproc.machine.messages import ToolData, UserData
-from goondan.agentproc.machine.tool_ranking import best
 from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import tool_error
