@@ -20,13 +20,13 @@ from typing import Final
 from msgspec import Struct
 
 from goondan.features.changesets import wire
-from goondan.kernel.broker.state.bus import RETRY_AFTER_MS, RETURN_S, Bus, Core
+from goondan.kernel.broker.state.bus import RETURN_S, Bus, Core, overloaded
 from goondan.kernel.broker.state.entities import AGENTS, Connection
 from goondan.kernel.broker.state.parts import LISTS_BYTES, Part, Take
 from goondan.schemas.bundle.address import is_name
 from goondan.schemas.wire.codec import DECODE_ERRORS, from_raw, to_raw
 from goondan.schemas.wire.control import ForFeature
-from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import OPERATOR_AGENT, Frame, Hello
 
 #: Characters of a question's callId: two ids, and a part that tells the questions of one call apart.
@@ -92,13 +92,10 @@ class Changesets(Part):
         own = (instance.agent, instance.key)
         each = sum((one.wish.agent, one.wish.instance_key) == own for one in self._waiting.values())
         if bus.closing or len(self._waiting) >= MAX_WAITING or each >= MAX_WAITING_EACH:
-            raise GoondanError(
-                error_payload("E_OVERLOADED", "the kernel has no time for it now", retry_after_ms=RETRY_AFTER_MS)
-            )
+            raise overloaded("the kernel has no time for it now")
         if bus.control is None:
             if now - bus.started_ms / 1000 < RETURN_S:
-                message = "the broker has just started and waits for its supervisor"
-                raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+                raise overloaded("the broker has just started and waits for its supervisor")
             message = "no supervisor runs here that could change the bundle"
             raise fail("E_CHANGESET_IO", message, suggestion="Start the kernel with `gdn run`.")
         self._waiting[wish.request] = Question(wish, [(connection, frame)])
@@ -168,6 +165,5 @@ def _join(known: Question, connection: Connection, frame: Frame) -> None:
             known.askers[at] = connection, frame
             return
     if len(known.askers) >= MAX_ASKERS:
-        message = "too many ask for this changeset"
-        raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+        raise overloaded("too many ask for this changeset")
     known.askers.append((connection, frame))

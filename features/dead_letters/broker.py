@@ -22,12 +22,12 @@ import msgspec
 from msgspec import Struct
 
 from goondan.kernel.broker.state import records
-from goondan.kernel.broker.state.bus import MAX_ID, REQUEUED_SUFFIX, RETRY_AFTER_MS, Bus, Core
+from goondan.kernel.broker.state.bus import MAX_ID, REQUEUED_SUFFIX, Bus, Core, overloaded
 from goondan.kernel.broker.state.entities import Connection, Event
 from goondan.kernel.broker.state.ledger import content_of
 from goondan.kernel.broker.state.parts import Op, Part, fitting
 from goondan.kernel.broker.state.records import Accepted, Finished, Item
-from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import Frame
 
 #: At most so many dead letters are in one list, because it must fit in one frame.
@@ -103,8 +103,7 @@ class DeadLetters(Part):
             raise fail("E_AGENT_NOT_FOUND", f"the bundle has no agent {event.instance.agent!r} any more")
         known = self._bus.mailbox.instances.get((event.instance.agent, event.instance.key))
         if known is not None and known.deleting:
-            message = f"{known.address} is being deleted"
-            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+            raise overloaded(f"{known.address} is being deleted")
         accepted, _ = self._records(event)
         again = Event(
             new_id(event.id),

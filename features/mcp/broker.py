@@ -22,13 +22,13 @@ from typing import Final, Literal
 from msgspec import Raw, Struct
 
 import goondan.features.mcp.wire  # noqa: F401 # the codes of its errors
-from goondan.kernel.broker.state.bus import RETRY_AFTER_MS, RETURN_S, Bus, Core
+from goondan.kernel.broker.state.bus import RETURN_S, Bus, Core, overloaded
 from goondan.kernel.broker.state.entities import AGENTS, TOOLS, Connection, Instance
 from goondan.kernel.broker.state.parts import LISTS_BYTES, SHORT_BYTES, OfHosts, Part, Take
 from goondan.kernel.broker.state.workdirs import check_opened
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import AttachedServer, Frame, Hello
 from goondan.schemas.worker.servers import CONNECT_S, NamedServer, ServerNews
 
@@ -136,8 +136,7 @@ class Servers(Part, OfHosts):
             known.connection = connection
             return
         if self._counts[asker[:2]] >= MAX_OPEN_EACH:
-            message = f"{MAX_OPEN_EACH} questions about MCP servers have no answer yet"
-            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+            raise overloaded(f"{MAX_OPEN_EACH} questions about MCP servers have no answer yet")
         patience_s = ATTACH_S if frame.deadline_ms is None else min(ATTACH_S, max(0, frame.deadline_ms) / 1000)
         kind: _Asked = "mcp.attach" if frame.type == "mcp.attach" else "mcp.list"
         asked = _Open(kind, server, instance, asker, connection, now + patience_s)

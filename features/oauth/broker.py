@@ -20,7 +20,7 @@ from typing import Any, Final, TypeGuard
 from msgspec import Raw, Struct
 
 from goondan.features.oauth import wire
-from goondan.kernel.broker.state.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus, Core
+from goondan.kernel.broker.state.bus import MAX_ID, RETURN_S, Bus, Core, overloaded
 from goondan.kernel.broker.state.entities import AGENTS, CONTROL, TOOLS, Connection, Event
 from goondan.kernel.broker.state.parts import LISTS_BYTES, Op, Part, Take
 from goondan.kernel.broker.state.presence import agent_address
@@ -224,8 +224,7 @@ class TokenOrders(Part):
             return
         mine = sum(item.asker[:2] == asker[:2] for item in self._open.values())
         if len(self._open) >= MAX_OPEN or mine >= (MAX_OPEN_HOST if connection.cls == TOOLS else MAX_OPEN_EACH):
-            message = f"{mine} of {len(self._open)} orders for OAuth tokens that have no answer yet are yours"
-            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+            raise overloaded(f"{mine} of {len(self._open)} orders for OAuth tokens that have no answer yet are yours")
         if self._holder is None:
             self._start(now)
         item = _Open(self._bus.next_id(), order, asker, connection, until)
@@ -237,8 +236,7 @@ class TokenOrders(Part):
         if self._bus.control is not None:
             self._bus.tell_supervisor(ProgramWanted(wire.OAUTH))
         elif now - self._bus.started_ms / 1000 < RETURN_S:
-            message = "the broker has just started and waits for its supervisor"
-            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+            raise overloaded("the broker has just started and waits for its supervisor")
         else:
             suggestion = "Start `python -m goondan.features.oauth.process`, or the kernel with `gdn run`."
             raise fail("E_OAUTH_UNAVAILABLE", "no process holds tokens here", suggestion=suggestion)

@@ -29,14 +29,14 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from goondan.kernel.broker.state.bus import MAX_ID, RETRY_AFTER_MS, RETURN_S, Bus, Core
+from goondan.kernel.broker.state.bus import MAX_ID, RETURN_S, Bus, Core, join, overloaded
 from goondan.kernel.broker.state.entities import AGENTS, Connection, Event
 from goondan.kernel.broker.state.parts import LISTS_BYTES, OfEvents, Op, Part, Record, Take
 from goondan.kernel.broker.state.records import Item, Put, Retire, encode
 from goondan.schemas.bundle.address import is_name
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.control import BeginAnew, BegunAnew, BundleChecked, CheckBundle, RestartDue, RestartUndone
-from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import ErrorPayload, Frame, Hello, RestartAnswer, RestartRequest
 
 #: The subjects of records: of wishes, and of generations.
@@ -50,8 +50,6 @@ WINDOW_S: Final = 60.0
 #: The bundle is read for so many wishes in the same time: a refused wish is not counted above, and reading a bundle
 #: takes a processor for up to a second. A model that corrects the bundle step by step needs fewer.
 MAX_LOOKS: Final = 10
-#: Frames that may wait for the result of one wish. More are refused with E_OVERLOADED.
-MAX_ASKERS: Final = 64
 #: Characters of a reason that are kept, for the log.
 MAX_REASON: Final = 500
 #: The tool that makes wishes. An agent that may not call it may not wish.
@@ -157,17 +155,16 @@ class Restarts(Part, OfEvents):
         subject = restart_subject(instance.agent, instance.key, call_id)
         known = self._wishes.get(subject)
         if known is not None and known.state in ("checking", "staged"):
-            _join(known, connection, frame.id)
+            join(known.askers, connection, frame, "restart")
             return
         if known is not None or bus.archive.find_ended(subject) is not None:
             self._granted(connection, frame.id, comes=known is not None and known.state != "done")
             return
         if bus.closing:
-            raise GoondanError(error_payload("E_OVERLOADED", "the kernel is stopping", retry_after_ms=_LATER_MS))
+            raise overloaded("the kernel is stopping", _LATER_MS)
         if bus.control is None:
             if now - bus.started_ms / 1000 < RETURN_S:
-                message = "the broker has just started and waits for its supervisor"
-                raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+                raise overloaded("the broker has just started and waits for its supervisor")
             message = "no supervisor runs here that could restart the kernel"
             raise fail("E_RESTART_REFUSED", message, suggestion="Start the kernel with `gdn run`.")
         self._check_limit(now)
@@ -281,18 +278,6 @@ class Restarts(Part, OfEvents):
 
     def _wall_ms(self, now: float) -> int:
         return int((self._bus.booted_at + now) * 1000)
-
-
-def _join(wish: Wish, connection: Connection, frame_id: str) -> None:
-    """One more frame waits for the result of a wish. A repeated frame may come over another connection."""
-    for at, (_, known) in enumerate(wish.askers):
-        if known == frame_id:
-            wish.askers[at] = connection, frame_id
-            return
-    if len(wish.askers) >= MAX_ASKERS:
-        message = "too many ask for this restart"
-        raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
-    wish.askers.append((connection, frame_id))
 
 
 class FreshStarts(Part):

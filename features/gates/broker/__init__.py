@@ -21,16 +21,16 @@ import msgspec
 from msgspec import Struct
 
 from goondan.features.gates import wire
-from goondan.features.gates.broker.gate import Ask, Gate, Permit
+from goondan.features.gates.broker.gate import Ask, Gate
 from goondan.features.gates.broker.learned import Key, Lesson
-from goondan.kernel.broker.state.bus import RETRY_AFTER_MS, Bus, Core
+from goondan.kernel.broker.state.bus import Bus, Core, overloaded
 from goondan.kernel.broker.state.entities import AGENTS, Connection, Event
 from goondan.kernel.broker.state.parts import LIST_BYTES, SHORT_BYTES, Op, Part, Take, Waiting, fitting
 from goondan.schemas.bundle.launch import KernelPlan, ModelSpec
 from goondan.schemas.models.model_providers import BY_NAME, ModelLimits
 from goondan.schemas.text.times import age
 from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.errors import GoondanError, error_payload, fail
+from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import Frame, Hello
 
 #: Requests of one connection that wait or are out. A turn makes one model call at a time, and extensions ask beside it.
@@ -102,11 +102,8 @@ class Gates(Part):
         #: Agent -> name of a Model document -> name of its gate.
         self._names: dict[str, dict[str, bytes]] = {}
         self._ways: dict[bytes, _Way] = {}
-        #: The asks that wait and the permits, by their names: the gate, and who has them.
-        self._asked: dict[Key, _Asked] = {}
-        self._holders: dict[Key, _Asked] = {}
-        #: The names of the requests of each process that wait or are out.
-        self._of: dict[str, set[Key]] = {}
+        #: Who has the requests that wait or are out: by the address of the process, and their ids.
+        self._asked: dict[str, dict[str, _Asked]] = {}
         self._next_news = 0.0
         self.takes = (
             Take((AGENTS,), "model.permit", self.ask, SHORT_BYTES),
@@ -158,11 +155,10 @@ class Gates(Part):
         way, key = self._way(connection, request.model), (connection.address, request.id)
         gate = way.gate
         if request.refused is None and not gate.limited:
-            self._reply(connection, frame.id, wire.PermitGranted(open=True))
+            self._bus.reply(connection, frame.id, wire.PermitGranted(open=True))
             return
         ask = self._new_ask(gate, key, event, request, now)
-        self._asked[key] = _Asked(connection.incarnation, frame.id, event)
-        self._of.setdefault(key[0], set()).add(key)
+        self._asked.setdefault(key[0], {})[key[1]] = _Asked(connection.incarnation, frame.id, event)
         gate.ask(ask)
         self._tell_all(way)
         self._serve(way, now)
@@ -177,12 +173,10 @@ class Gates(Part):
         if known is not None:
             since = known.since
         elif self._count(key[0]) - (key in gate.permits) >= MAX_REQUESTS:
-            message = f"a process has at most {MAX_REQUESTS} requests to models"
-            raise GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=RETRY_AFTER_MS))
+            raise overloaded(f"a process has at most {MAX_REQUESTS} requests to models")
         if request.refused is not None and (key in gate.permits or not gate.limited):
             wait_s = None if request.refused.wait_ms is None else request.refused.wait_ms / 1000
             held = gate.refused(key, wait_s, now)
-            self._holders.pop(key, None)
             since = since if held is None else held.since
             not_before = now + (wait_s or 0.0)
             self._bus.counters["model_refusals"] += 1
@@ -208,8 +202,7 @@ class Gates(Part):
 
     def out(self, connection: Connection, frame: Frame, now: float) -> None:
         """`model.out`: a request that went through an open gate is still out."""
-        event = _leased(connection, frame)
-        self._is_out(connection, event, from_raw(frame.payload, wire.HeldPermit), now)
+        self._is_out(connection, _leased(connection, frame), from_raw(frame.payload, wire.HeldPermit), now)
 
     def here(self, peer: Connection, hello: Hello, now: float) -> None:
         """An agent has said hello. It keeps the permits that it names, and its asks come again by themselves."""
@@ -253,7 +246,7 @@ class Gates(Part):
         for way in self._ways.values():
             places = way.gate.queue.places()
             for ask in way.gate.queue:
-                if (asked := self._asked.get(ask.key)) is not None:
+                if (asked := self._who(ask.key)) is not None:
                     before, held_s = places.get(ask.key, 0), max(0.0, way.gate.held_until(now) - now)
                     words = [f"{before} before it"] if before else []
                     words += [f"held back for {age(held_s)} by the limit of its server"] if held_s >= 1 else []
@@ -290,8 +283,7 @@ class Gates(Part):
                     ask.not_before = 0.0
                 self._tell_all(way)
                 self._serve(way, now)
-        body = to_raw({"gates": fitting(rows, LIST_BYTES)})
-        self._bus.send(connection, Frame("reply", in_reply_to=frame.id, payload=body))
+        self._bus.reply(connection, frame.id, {"gates": fitting(rows, LIST_BYTES)})
 
     # --- inside
 
@@ -309,19 +301,20 @@ class Gates(Part):
             for permit in taken:
                 self._grant(way, permit, now)
 
-    def _grant(self, way: _Way, permit: Permit, now: float) -> None:
-        asked = self._asked.pop(permit.key, None)
+    def _grant(self, way: _Way, permit: Ask, now: float) -> None:
+        asked = self._who(permit.key)
         connection = None if asked is None else self._connection(permit.key, asked)
         if asked is None or connection is None:
             self._free(way.gate, permit.key)
             return
-        self._holders[permit.key] = asked
-        self._reply(connection, asked.frame_id, wire.PermitGranted(state=self._state(way, now), others=permit.others))
+        self._bus.reply(
+            connection, asked.frame_id, wire.PermitGranted(state=self._state(way, now), others=permit.others)
+        )
 
     def _give_up(self, gate: Gate, now: float) -> None:
         since = gate.refusing_since
         for ask in gate.given_up(now):
-            asked = self._asked.get(ask.key)
+            asked = self._who(ask.key)
             self._forget(ask.key)
             connection = None if asked is None else self._connection(ask.key, asked)
             if asked is not None and connection is not None:
@@ -333,10 +326,9 @@ class Gates(Part):
         way, key = self._way(connection, held.model), (connection.address, held.id)
         if key in way.gate.permits or self._count(key[0]) >= MAX_REQUESTS:
             return
-        self._holders[key] = _Asked(connection.incarnation, "", event)
-        self._of.setdefault(key[0], set()).add(key)
+        self._asked.setdefault(key[0], {})[key[1]] = _Asked(connection.incarnation, "", event)
         out_since = now - held.out_ms / 1000
-        way.gate.is_out(Permit(key, event.root, out_since, out_since))
+        way.gate.is_out(Ask(key, event.root, out_since, out_since=out_since))
 
     def _inherit(self, connection: Connection, document: str, state: str, now: float) -> None:
         """Take over what another broker has learned, unless something newer is known."""
@@ -381,7 +373,7 @@ class Gates(Part):
 
     def _lives(self, key: Key) -> bool:
         """Whether the process is there and still works on its event."""
-        asked = self._asked.get(key) or self._holders.get(key)
+        asked = self._who(key)
         if asked is None:
             return False
         connection = self._connection(key, asked)
@@ -392,19 +384,16 @@ class Gates(Part):
         gate.withdraw(key)
 
     def _forget(self, key: Key) -> None:
-        self._asked.pop(key, None)
-        self._holders.pop(key, None)
-        names = self._of.get(key[0])
-        if names is not None:
-            names.discard(key)
-            if not names:
-                del self._of[key[0]]
+        requests = self._asked.get(key[0], {})
+        requests.pop(key[1], None)
+        if not requests:
+            self._asked.pop(key[0], None)
+
+    def _who(self, key: Key) -> _Asked | None:
+        return self._asked.get(key[0], {}).get(key[1])
 
     def _count(self, address: str) -> int:
-        return len(self._of.get(address, ()))
-
-    def _reply(self, connection: Connection, frame_id: str, granted: wire.PermitGranted) -> None:
-        self._bus.reply(connection, frame_id, granted)
+        return len(self._asked.get(address, ()))
 
     def _tell_all(self, way: _Way) -> None:
         """Tell every agent of a gate whether its requests have to ask, if that has changed."""
@@ -422,7 +411,7 @@ class Gates(Part):
         places = gate.queue.places()
         held_ms = max(0, round((gate.held_until(now) - now) * 1000))
         for key, place in places.items():
-            asked = self._asked.get(key)
+            asked = self._who(key)
             connection = None if asked is None or not asked.event.live else self._connection(key, asked)
             if asked is not None and connection is not None:
                 told = wire.PlaceInLine(key[1], place, held_ms)

@@ -39,7 +39,7 @@ MAX_BLAME_S: Final = 120.0
 
 
 class Ask(Struct, eq=False):
-    """A request that waits to go out."""
+    """A request that waits to go out, or is out: then the agent has a permit for it."""
 
     #: Its name.
     key: Key
@@ -55,6 +55,10 @@ class Ask(Struct, eq=False):
     not_before: float = 0.0
     #: Whether requests of others waited or were out when it came.
     others: bool = False
+    #: When it went out, once it is out (seconds).
+    out_since: float = 0.0
+    #: As the how manyth at once it went out.
+    level: int = 1
 
     def __lt__(self, other: Ask) -> bool:
         return (self.since, self.key) < (other.since, other.key)
@@ -142,27 +146,6 @@ class Queue:
         return {ask.key: place for place, (_, _, ask) in enumerate(sorted(order))}
 
 
-class Permit(Struct, eq=False):
-    """A request that is out."""
-
-    #: Its name.
-    key: Key
-    #: The event that its work began with.
-    tree: str
-    #: When it began to wait for the permit (seconds).
-    since: float
-    #: When it went out (seconds).
-    out_since: float
-    #: The tokens that it reads, as far as is known.
-    tokens: int = 0
-    #: As the how manyth at once it went out.
-    level: int = 1
-    #: How long it waits for a server that refuses everybody (seconds).
-    patience_s: float = 60.0
-    #: Whether requests of others waited or were out when it came.
-    others: bool = False
-
-
 class _Room(Struct):
     """What a server said it still accepts, until when."""
 
@@ -178,7 +161,7 @@ class Gate:
     def __init__(self, limits: ModelLimits) -> None:
         self.limits = limits
         self.queue = Queue()
-        self.permits: dict[Key, Permit] = {}
+        self.permits: dict[Key, Ask] = {}
         self._learned = Learned()
         #: (when, key, tokens) of what went out in the last minute, while limits a minute are written.
         self._minute: deque[list[float | int | Key]] = deque()
@@ -217,7 +200,7 @@ class Gate:
         ask.others = any(key[0] != mine for key in self.permits) or any(other.key[0] != mine for other in self.queue)
         self.queue.add(ask)
 
-    def is_out(self, permit: Permit) -> None:
+    def is_out(self, permit: Ask) -> None:
         """A request is out that this gate has not let out: it had been open, or another broker let it out."""
         if permit.key not in self.permits:
             self.permits[permit.key] = permit
@@ -245,7 +228,7 @@ class Gate:
         if news is not None:
             self.hear(key, news, now, sum(other.out_since > permit.out_since for other in self.permits.values()))
 
-    def refused(self, key: Key, wait_s: float | None, now: float) -> Permit | None:
+    def refused(self, key: Key, wait_s: float | None, now: float) -> Ask | None:
         """A request was refused. Returns its permit, which it has no more; None when it had none."""
         permit = self.permits.pop(key, None)
         out_since = now if permit is None else permit.out_since
@@ -271,11 +254,11 @@ class Gate:
 
     # --- what it decides
 
-    def take(self, now: float) -> list[Permit]:
+    def take(self, now: float) -> list[Ask]:
         """Let out what may go now, in order."""
         self._learned.settle(now)
         self._forget_minute(now)
-        taken: list[Permit] = []
+        taken: list[Ask] = []
         while (ask := self.queue.first(now)) is not None and self._may(ask, now):
             self.queue.serve(ask, now)
             taken.append(self._let_out(ask, now))
@@ -304,7 +287,7 @@ class Gate:
         """Forget what was learned."""
         self._learned, self._requests, self._tokens = Learned(), None, None
 
-    def expired(self, now: float) -> Iterable[Permit]:
+    def expired(self, now: float) -> Iterable[Ask]:
         """The permits whose time is over."""
         return [permit for permit in self.permits.values() if now - permit.out_since >= PERMIT_S]
 
@@ -344,11 +327,10 @@ class Gate:
         """Whether the server accepts one more request, as far as it has said."""
         return _fits(self._requests, 1, now) and _fits(self._tokens, tokens, now)
 
-    def _let_out(self, ask: Ask, now: float) -> Permit:
-        level = len(self.permits) + 1
-        permit = Permit(ask.key, ask.tree, ask.since, now, ask.tokens, level, ask.patience_s, ask.others)
+    def _let_out(self, ask: Ask, now: float) -> Ask:
+        ask.out_since, ask.level = now, len(self.permits) + 1
         self._learned.let_out(len(self.permits), now)
-        self.permits[ask.key] = permit
+        self.permits[ask.key] = ask
         if ask.others:
             self._met_at = now
         if self._learned.rate is not None:
@@ -358,7 +340,7 @@ class Gate:
                 room.left -= amount
         if self.limits.requests_per_minute is not None or self.limits.tokens_per_minute is not None:
             self._count(ask.key, ask.tokens, now)
-        return permit
+        return ask
 
     def _next(self, now: float) -> float:
         """When the next request may go out, by the learned rate."""

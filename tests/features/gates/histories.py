@@ -11,7 +11,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, Final
 
-from goondan.features.gates.broker.gate import Ask, Gate, Permit
+from goondan.features.gates.broker.gate import Ask, Gate
 from goondan.features.gates.broker.learned import Key
 from goondan.schemas.models.model_providers import ModelLimits
 
@@ -89,7 +89,7 @@ class Simulation:
             self.gate.refused(key, wait_s, self.now)
         if first:
             for other in self._open:
-                self.gate.is_out(Permit(other, other[0], self.now, self.now))
+                self.gate.is_out(Ask(other, other[0], self.now, out_since=self.now))
         self.gate.ask(Ask(key, key[0], self.asked[key], not_before=self.now + (wait_s or 0.0)))
         self._pump()
 

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from goondan.features.restart.broker import (
-    MAX_ASKERS,
     MAX_LOOKS,
     MAX_WISHES,
     TOOL,
@@ -15,7 +14,7 @@ from goondan.features.restart.broker import (
     Restarts,
     RestartWished,
 )
-from goondan.kernel.broker.state.bus import RETURN_S
+from goondan.kernel.broker.state.bus import MAX_ASKERS, RETURN_S
 from goondan.schemas.wire.codec import encode, from_raw, to_raw
 from goondan.schemas.wire.control import (
     BeginAnew,
