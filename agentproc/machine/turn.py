@@ -30,43 +30,9 @@ from typing import Any, Final, Literal
 from msgspec import Raw, Struct, structs
 
 from goondan.agentproc.machine import messages
+from goondan.agentproc.machine.verdicts import REPAIR, Judge
 from goondan.schemas.wire.errors import error_payload, row_of
 from goondan.schemas.wire.frames import ErrorPayload, FilePart, ToolResult
-
-# --- answers that have to fit a schema --------------------------------------------------------------------------------
-
-
-#: The key in the metadata of the message that asks for the answer again.
-REPAIR: Final = "repair"
-
-
-class Verdict(Struct, frozen=True):
-    """What an answer is."""
-
-    #: The value, encoded as msgpack; None: the answer does not fit.
-    value: Raw | None
-    #: The answer as JSON, without anything around it.
-    text: str
-    #: What does not fit.
-    violations: list[str] = []
-
-    @property
-    def repair(self) -> str:
-        """The words that ask the model for the answer again."""
-        return (
-            f"Your answer does not have the form that is needed: {'; '.join(self.violations)}. "
-            "Give it again, corrected and complete: only the JSON value, nothing else."
-        )
-
-    @property
-    def error(self) -> ErrorPayload:
-        """The error of a turn whose answer does not fit."""
-        return error_payload("E_OUTPUT_INVALID", f"the model's answer does not fit: {'; '.join(self.violations)}")
-
-
-#: Judges the text of an answer.
-Judge = Callable[[str], Verdict]
-
 
 #: The key in an assistant message's metadata for a turn that resumes: tool call id -> why its arguments are unreadable.
 UNREADABLE: Final = "unreadableArguments"

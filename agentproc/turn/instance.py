@@ -34,7 +34,7 @@ from goondan.agentproc.extensions.workspaces import Workspaces
 from goondan.agentproc.http import make_provider
 from goondan.agentproc.machine.catalog import Catalog
 from goondan.agentproc.machine.questions import Ended
-from goondan.agentproc.machine.turn import Judge, Verdict
+from goondan.agentproc.machine.verdicts import Judge, Verdict
 from goondan.agentproc.model.context import ContextMemory
 from goondan.agentproc.providers.base import SHORTEST_SAID, Provider, read_json, redactor_of, storable
 from goondan.agentproc.start.blocked_loop import LoopWatch

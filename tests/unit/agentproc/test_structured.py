@@ -19,8 +19,8 @@ from goondan.agentproc.machine.turn import (
     StepEntered,
     StepLeft,
     Turn,
-    Verdict,
 )
+from goondan.agentproc.machine.verdicts import Verdict
 from goondan.agentproc.providers.anthropic import Anthropic
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest, asked_call
 from goondan.agentproc.providers.openai import OpenAI
