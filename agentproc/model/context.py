@@ -23,20 +23,6 @@ import msgspec
 from msgspec import Struct, structs
 
 from goondan.agentproc.context import estimate, shape
-from goondan.agentproc.context.estimate import (
-    FIRST_GUESS,
-    LEAST_RATIO,
-    MOST_RATIO,
-    AskModel,
-    Counted,
-    MessageSizes,
-    ToolSizes,
-    Window,
-    Wishes,
-    blocks_size,
-    corrected,
-    text_size,
-)
 from goondan.agentproc.context.shape import (
     LEAST_RESULT,
     Shape,
@@ -72,7 +58,7 @@ class Kept(Struct, frozen=True, omit_defaults=True):
     #: The model and the server that the next three belong to.
     model: str = ""
     #: The tokens of a byte.
-    ratio: float = FIRST_GUESS
+    ratio: float = estimate.FIRST_GUESS
     #: The window that a refusal has told (tokens).
     told: int | None = None
     #: What was known of the window before that refusal (tokens).
@@ -80,7 +66,7 @@ class Kept(Struct, frozen=True, omit_defaults=True):
     #: What is left out of the conversation.
     shape: Shape = Shape()
     #: The last request in this shape that a vendor has counted.
-    counted: Counted | None = None
+    counted: estimate.Counted | None = None
 
 
 class ContextMemory:
@@ -111,12 +97,16 @@ class ContextMemory:
             kept = Kept() if data is None else msgspec.msgpack.decode(data, type=Kept)
         except msgspec.DecodeError:
             return Kept()  # of another version: it is learned anew
-        return kept if LEAST_RATIO <= kept.ratio <= MOST_RATIO else structs.replace(kept, ratio=FIRST_GUESS)
+        return (
+            kept
+            if estimate.LEAST_RATIO <= kept.ratio <= estimate.MOST_RATIO
+            else structs.replace(kept, ratio=estimate.FIRST_GUESS)
+        )
 
-    def count(self, kept: Kept, counted: Counted) -> None:
+    def count(self, kept: Kept, counted: estimate.Counted) -> None:
         """A vendor has counted a request in the shape that is kept."""
         told = None if kept.told is None or counted.tokens > kept.told else kept.told
-        self._kept = structs.replace(kept, ratio=corrected(kept.ratio, counted), told=told, counted=counted)
+        self._kept = structs.replace(kept, ratio=estimate.corrected(kept.ratio, counted), told=told, counted=counted)
 
     def forget_told(self) -> None:
         """Forget what a refusal has told of the window."""
@@ -169,9 +159,9 @@ class _Parts(Struct, frozen=True):
     #: The bytes of what stands beside the conversation.
     fixed: int
     #: Asks the model outside of the conversation.
-    aside: AskModel
+    aside: estimate.AskModel
     #: What extensions wish.
-    wishes: Wishes
+    wishes: estimate.Wishes
 
     @property
     def messages(self) -> list[Message]:
@@ -197,8 +187,8 @@ class TurnContext:
         self._opening: str | None = None
         self._asked = False  # for the window
         self._view = View()
-        self._sizes = MessageSizes()
-        self._tools = ToolSizes()
+        self._sizes = estimate.MessageSizes()
+        self._tools = estimate.ToolSizes()
         self._result_size = shape.USUAL_BYTES
 
     def read(self, args: Any) -> ToolResult:
@@ -210,8 +200,8 @@ class TurnContext:
         provider: Provider,
         request: ModelRequest,
         once: Callable[[ModelRequest], Awaitable[ModelAnswer]],
-        aside: AskModel,
-        wishes: Wishes,
+        aside: estimate.AskModel,
+        wishes: estimate.Wishes,
     ) -> ModelAnswer:
         """Ask the model with as much of the conversation as fits. `once` makes one request, `aside` asks for a summary.
         Raises what `once` raises, and GoondanError E_CONTEXT_OVERFLOW with the numbers.
@@ -238,13 +228,15 @@ class TurnContext:
 
     # --- one request
 
-    def _parts(self, request: ModelRequest, aside: AskModel, wishes: Wishes) -> _Parts:
+    def _parts(self, request: ModelRequest, aside: estimate.AskModel, wishes: estimate.Wishes) -> _Parts:
         if request.tools and all(item.name != shape.NAME for item in request.tools):
             request = structs.replace(request, tools=[shape.ITEM, *request.tools])
         if self._opening is None:
             own = self._transcript.own_messages
             self._opening = next((message.id for message in own if isinstance(message.data, UserData)), "")
-        fixed = text_size(request.system) + self._tools.of(request.tools) + blocks_size(request.blocks)
+        fixed = (
+            estimate.text_size(request.system) + self._tools.of(request.tools) + estimate.blocks_size(request.blocks)
+        )
         return _Parts(request, self._sizes.of(request.messages), fixed, aside, wishes)
 
     async def _fit(self, provider: Provider, parts: _Parts) -> _Fitted:
@@ -272,7 +264,7 @@ class TurnContext:
         return fitted
 
     def _fitted(
-        self, parts: _Parts, kept: Kept, size: int, window: Window | None, answer: int | None = None
+        self, parts: _Parts, kept: Kept, size: int, window: estimate.Window | None, answer: int | None = None
     ) -> _Fitted:
         if answer is None and window is not None:
             answer = window.answer_beside(self._tokens(kept, size))
@@ -290,7 +282,7 @@ class TurnContext:
         begin = begin_of(parts.messages, shape)
         shown = shown_sizes(parts.messages, parts.sizes, shape)
         size = parts.fixed + sum(shown[begin:] if begin else shown)
-        return size + text_size(note_of(shape)) + self._opening_size(parts, begin) if begin else size
+        return size + estimate.text_size(note_of(shape)) + self._opening_size(parts, begin) if begin else size
 
     def _opening_size(self, parts: _Parts, begin: int) -> int:
         """The bytes of the message that began the turn, if it stands before `begin`."""
@@ -317,11 +309,11 @@ class TurnContext:
             memory.asks_left -= 1
             memory.listed = await provider.window(request)
 
-    def _window(self, request: ModelRequest, kept: Kept) -> Window | None:
+    def _window(self, request: ModelRequest, kept: Kept) -> estimate.Window | None:
         """The window of the model; None: nobody knows it."""
         known = self._known(request)
         sizes = [size for size in (known, kept.told) if size is not None]
-        return Window(min(sizes), output_limit(request.model)) if sizes else None
+        return estimate.Window(min(sizes), output_limit(request.model)) if sizes else None
 
     def _known(self, request: ModelRequest) -> int | None:
         """The window by what the bundle, the server or the table says (tokens)."""
@@ -329,11 +321,11 @@ class TurnContext:
 
     # --- less of the conversation
 
-    def _shorten_new(self, parts: _Parts, kept: Kept, window: Window | None) -> Kept:
+    def _shorten_new(self, parts: _Parts, kept: Kept, window: estimate.Window | None) -> Kept:
         """Shorten the results that are longer than one may be. Raises GoondanError as the store does."""
         if window is None:
             return kept
-        share = estimate.size_of(int(window.tokens * parts.wishes.result_share), max(kept.ratio, FIRST_GUESS))
+        share = estimate.size_of(int(window.tokens * parts.wishes.result_share), max(kept.ratio, estimate.FIRST_GUESS))
         self._result_size = max(share, LEAST_RESULT)
         new = long_results(parts.messages, parts.sizes, kept.shape, self._result_size)
         if not new:
@@ -343,7 +335,7 @@ class TurnContext:
         whole = counted is not None and counted.size <= self._size(parts, shape)  # what was counted is shown as it was
         return self._memory.store(structs.replace(kept, shape=shape, counted=counted if whole else None))
 
-    def _low(self, parts: _Parts, kept: Kept, window: Window | None) -> int:
+    def _low(self, parts: _Parts, kept: Kept, window: estimate.Window | None) -> int:
         """The bytes that a request is cut to."""
         lows = [] if window is None else [estimate.size_of(window.low, kept.ratio)]
         if (tokens := parts.wishes.kept_tokens) is not None:
@@ -358,7 +350,7 @@ class TurnContext:
         begin, sizes = begin_of(messages, old), shown_sizes(messages, parts.sizes, old)
         summarised = parts.wishes.summarise is not None
         summary_size = max(0, low - parts.fixed) // SUMMARY_PART if summarised else 0
-        room = low - parts.fixed - max(text_size(note_of(old)), summary_size)
+        room = low - parts.fixed - max(estimate.text_size(note_of(old)), summary_size)
         cut = find_cut(messages, sizes, begin, room, parts.wishes.kept_messages)
         if opening := self._opening_size(parts, cut):
             cut = find_cut(messages, sizes, begin, room - opening, parts.wishes.kept_messages)
@@ -392,7 +384,7 @@ class TurnContext:
         window = self._window(parts.request, kept)
         lows = (parts.wishes.max_tokens, None if window is None else window.low)
         tokens = [most for most in lows if most is not None]
-        most = max(estimate.size_of(min(tokens, default=UNKNOWN), max(kept.ratio, FIRST_GUESS)), LEAST_RESULT)
+        most = max(estimate.size_of(min(tokens, default=UNKNOWN), max(kept.ratio, estimate.FIRST_GUESS)), LEAST_RESULT)
         for _ in range(MOST_PIECES):
             try:
                 return within(await summarise(parts.aside, kept.shape.summary, messages, most), size)
@@ -454,9 +446,9 @@ class TurnContext:
         kept = self._memory.of(request.model)
         window = self._window(request, kept)
         shares = {
-            "the system prompt": text_size(request.system),
+            "the system prompt": estimate.text_size(request.system),
             f"the definitions of {len(request.tools)} tools": self._tools.of(request.tools),
-            "what extensions add": blocks_size(request.blocks),
+            "what extensions add": estimate.blocks_size(request.blocks),
             "the messages that cannot be left out": fitted.size - parts.fixed,
         }
         told = ", ".join([f"{estimate.tokens_of(size, kept.ratio)} of {name}" for name, size in shares.items() if size])

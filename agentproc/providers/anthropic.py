@@ -19,19 +19,9 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from goondan.agentproc.providers import history
+from goondan.agentproc.providers import history, reader
 from goondan.agentproc.providers.base import ModelRequest, Usage, encode_json
 from goondan.agentproc.providers.faults import Fault, error_words, stream_fault
-from goondan.agentproc.providers.reader import (
-    AnswerReader,
-    Part,
-    SseEvent,
-    decode_json,
-    event_stream,
-    model_name,
-    text_of,
-    tokens,
-)
 from goondan.agentproc.providers.vendor import Vendor, WireRequest, headers_of, is_closed, put_last
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ModelSpec, ToolChoice
 from goondan.schemas.models.model_providers import BY_NAME, DEFAULT_MAX_TOKENS
@@ -318,7 +308,7 @@ _KINDS: Final[Mapping[str, str]] = {
 }
 
 
-class Reader(AnswerReader):
+class Reader(reader.AnswerReader):
     """Reads one answer. `extra` of a part is its block as it began."""
 
     provider = "anthropic"
@@ -329,14 +319,14 @@ class Reader(AnswerReader):
         super().__init__(model)
         self._signatures: dict[int, list[str]] = {}  # of thinking, by number
 
-    def read(self, event: SseEvent) -> str:
+    def read(self, event: reader.SseEvent) -> str:
         """Take the next event. Returns the text that it adds."""
         if event.data.strip() in ("", "[DONE]"):  # the latter from servers that speak both interfaces
             return ""
-        said = decode_json(_decode_event, event.data)
+        said = reader.decode_json(_decode_event, event.data)
         match said.type or event.name:
             case "message_start" if said.message is not None:
-                self._answered = model_name(said.message.model)
+                self._answered = reader.model_name(said.message.model)
                 self._count_tokens(said.message.usage)
             case "content_block_start" if said.content_block is not None:
                 self._count(max(0, len(event.data) - _EMPTY_BLOCK))  # thoughts come whole, and are kept
@@ -355,31 +345,31 @@ class Reader(AnswerReader):
 
     def read_whole(self, body: bytes) -> str:
         """Take the whole message of a server that does not stream."""
-        message = decode_json(_decode_message, body)
+        message = reader.decode_json(_decode_message, body)
         if message.error is not None:
             raise _stream_error(message.error)
         self._count_tokens(message.usage)
-        self._stop, self.done, self._answered = message.stop_reason, True, model_name(message.model)
+        self._stop, self.done, self._answered = message.stop_reason, True, reader.model_name(message.model)
         return "".join([self._begin(index, block) for index, block in enumerate(message.content)])
 
     # --- inside
 
-    def _in_order(self) -> list[Part]:
+    def _in_order(self) -> list[reader.Part]:
         return [self._parts[index] for index in sorted(self._parts)]
 
-    def _arguments(self, call: Part) -> str | dict[str, Any]:
+    def _arguments(self, call: reader.Part) -> str | dict[str, Any]:
         given = call.extra.get("input")
         return super()._arguments(call) or (given if isinstance(given, dict) else "")
 
     def _begin(self, index: int, block: dict[str, Any]) -> str:
         self._parts.pop(index, None)
-        part = self._part(index, _KINDS.get(text_of(block.get("type")), ""))
-        part.id, part.name = text_of(block.get("id")), text_of(block.get("name"))
+        part = self._part(index, _KINDS.get(reader.text_of(block.get("type")), ""))
+        part.id, part.name = reader.text_of(block.get("id")), reader.text_of(block.get("name"))
         part.extra = block if part.kind != "text" else {}
         if block.get("type") == "thinking":
             self._begin_thought()
-            self._think(text_of(block.get("thinking")))
-        text = text_of(block.get("text")) if part.kind == "text" else ""
+            self._think(reader.text_of(block.get("thinking")))
+        text = reader.text_of(block.get("text")) if part.kind == "text" else ""
         if text:
             part.pieces.append(self._sized(text))
         return text
@@ -395,12 +385,12 @@ class Reader(AnswerReader):
             self._think(piece)
         return piece if part.kind == "text" else ""
 
-    def _kept(self, parts: list[Part]) -> dict[str, Any]:
+    def _kept(self, parts: list[reader.Part]) -> dict[str, Any]:
         """The order of an answer with thinking. The vendor wants thinking back whole, with its signature."""
         for index, part in self._parts.items():
             if part.extra.get("type") == "thinking":
-                thought = "".join(part.pieces) or text_of(part.extra.get("thinking"))
-                signature = "".join(self._signatures.get(index, ())) or text_of(part.extra.get("signature"))
+                thought = "".join(part.pieces) or reader.text_of(part.extra.get("thinking"))
+                signature = "".join(self._signatures.get(index, ())) or reader.text_of(part.extra.get("signature"))
                 part.extra = {**part.extra, "thinking": thought, "signature": signature}
         order = self._order(parts)
         return {"blocks": order} if order else {}
@@ -411,26 +401,29 @@ class Reader(AnswerReader):
             return
         known = self._usage or Usage()
         if self._usage is None or usage.input_tokens:
-            cached, written = tokens(usage.cache_read_input_tokens), tokens(usage.cache_creation_input_tokens)
-            read = tokens(tokens(usage.input_tokens) + cached + written)
+            cached, written = (
+                reader.tokens(usage.cache_read_input_tokens),
+                reader.tokens(usage.cache_creation_input_tokens),
+            )
+            read = reader.tokens(reader.tokens(usage.input_tokens) + cached + written)
             known = replace(known, input_tokens=read, cached_tokens=cached, cache_write_tokens=written)
         details = usage.output_tokens_details or _OutputDetails()
         self._usage = replace(
             known,
-            output_tokens=tokens(usage.output_tokens) or known.output_tokens,
-            reasoning_tokens=tokens(details.thinking_tokens) or known.reasoning_tokens,
+            output_tokens=reader.tokens(usage.output_tokens) or known.output_tokens,
+            reasoning_tokens=reader.tokens(details.thinking_tokens) or known.reasoning_tokens,
         )
 
 
 def _stream_error(error: Any) -> Fault:
-    name = text_of(error.get("type")) if isinstance(error, dict) else ""
+    name = reader.text_of(error.get("type")) if isinstance(error, dict) else ""
     return stream_fault(error, [name], error_words(error) or name[:80] or "no reason")
 
 
 #: The part that each provider's module has (agentproc/http/__init__.py). The streams are as the vendor writes them.
 VENDOR: Final = Anthropic
 REHEARSED: Final = (
-    event_stream(
+    reader.event_stream(
         '{"type":"message_start","message":{"content":[],"usage":{"input_tokens":1,"output_tokens":1}}}',
         '{"type":"content_block_start","index":0,"content_block":{"type":"tool_use","id":"c1","name":"TOOL","input":{}}}',
         '{"type":"content_block_delta","index":0,"delta":{"type":"input_json_delta","partial_json":"{\\"a\\":\\"1\\"}"}}',
@@ -438,7 +431,7 @@ REHEARSED: Final = (
         '{"type":"message_delta","delta":{"stop_reason":"tool_use"},"usage":{"output_tokens":1}}',
         '{"type":"message_stop"}',
     ),
-    event_stream(
+    reader.event_stream(
         '{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}',
         '{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"done"}}',
         '{"type":"message_stop"}',

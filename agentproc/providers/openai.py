@@ -18,21 +18,10 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from goondan.agentproc.providers import reader
 from goondan.agentproc.providers.base import ModelRequest, Usage, encode_json
 from goondan.agentproc.providers.faults import Fault, error_words, stream_fault
 from goondan.agentproc.providers.history import EMPTY, HistoryEntry, Said, SentFile, blocks_text
-from goondan.agentproc.providers.reader import (
-    AnswerReader,
-    Part,
-    SseEvent,
-    TokenDetails,
-    counted,
-    decode_json,
-    event_stream,
-    model_name,
-    text_of,
-    tokens,
-)
 from goondan.agentproc.providers.vendor import ANSWER_TOOL, Vendor, WireRequest, headers_of, is_closed, put_last
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ToolChoice
 from goondan.schemas.wire.blobs import PDF
@@ -191,9 +180,9 @@ class _Usage(Struct, frozen=True):
     #: Tokens of the answer.
     completion_tokens: int | None = None
     #: What the tokens of the request were.
-    prompt_tokens_details: TokenDetails | None = None
+    prompt_tokens_details: reader.TokenDetails | None = None
     #: What the tokens of the answer were.
-    completion_tokens_details: TokenDetails | None = None
+    completion_tokens_details: reader.TokenDetails | None = None
     #: All tokens together.
     total_tokens: int | None = None
 
@@ -242,7 +231,7 @@ class _Chunk(Struct, frozen=True):
 _decode_chunk: Final = msgspec.json.Decoder(_Chunk)
 
 
-class Reader(AnswerReader):
+class Reader(reader.AnswerReader):
     """Reads the first choice of one answer."""
 
     provider = "openai"
@@ -251,21 +240,21 @@ class Reader(AnswerReader):
 
     def __init__(self, model: str) -> None:
         super().__init__(model)
-        self._text = Part("text")
-        self._calls: list[tuple[int | None, Part]] = []  # with the indexes that the server gives them
+        self._text = reader.Part("text")
+        self._calls: list[tuple[int | None, reader.Part]] = []  # with the indexes that the server gives them
         self._reasoning = ""  # the name that the server gives to reasoning
 
-    def read(self, event: SseEvent) -> str:
+    def read(self, event: reader.SseEvent) -> str:
         """Take the next event. Returns the text that it adds."""
         data = event.data.strip()
         if data in ("", "[DONE]"):
             self.done = self.done or bool(data)
             return ""
-        return self._take(decode_json(_decode_chunk, event.data))
+        return self._take(reader.decode_json(_decode_chunk, event.data))
 
     def read_whole(self, body: bytes) -> str:
         """Take the whole completion of a server that does not stream."""
-        text = self._take(decode_json(_decode_chunk, body))
+        text = self._take(reader.decode_json(_decode_chunk, body))
         self.done = True
         return text
 
@@ -277,7 +266,7 @@ class Reader(AnswerReader):
         if chunk.usage is not None:
             self._usage = _counted(chunk.usage)
         if self._answered is None:
-            self._answered = model_name(chunk.model)
+            self._answered = reader.model_name(chunk.model)
         text = ""
         for choice in chunk.choices or []:
             if choice.index:
@@ -296,7 +285,7 @@ class Reader(AnswerReader):
 
     def _take_thought(self, said: _Delta) -> None:
         for name in _REASONING:
-            if thought := text_of(getattr(said, name)):
+            if thought := reader.text_of(getattr(said, name)):
                 self._reasoning = name
                 self._think(self._sized(thought))
                 return
@@ -304,7 +293,11 @@ class Reader(AnswerReader):
     def _take_call(self, delta: dict[str, Any]) -> None:
         function = delta.get("function")
         function = function if isinstance(function, dict) else {}
-        call_id, name, arguments = text_of(delta.get("id")), text_of(function.get("name")), function.get("arguments")
+        call_id, name, arguments = (
+            reader.text_of(delta.get("id")),
+            reader.text_of(function.get("name")),
+            function.get("arguments"),
+        )
         call = self._call(delta.get("index"), call_id, name)
         call.id = call.id or self._sized(call_id)
         if name != call.name:  # some servers repeat it with every piece
@@ -320,7 +313,7 @@ class Reader(AnswerReader):
             self._count(len(encode_json(extra)))  # it is kept with the answer
             call.extra.update(extra)
 
-    def _call(self, index: Any, call_id: str, name: str) -> Part:
+    def _call(self, index: Any, call_id: str, name: str) -> reader.Part:
         """The call that a piece belongs to. Some servers give no index, or the same one to every call."""
         if isinstance(index, int):
             known = next((call for number, call in reversed(self._calls) if number == index), None)
@@ -333,10 +326,10 @@ class Reader(AnswerReader):
         self._calls.append((index, call))
         return call
 
-    def _in_order(self) -> list[Part]:
+    def _in_order(self) -> list[reader.Part]:
         return [self._text, *self._parts.values()]
 
-    def _kept(self, parts: list[Part]) -> dict[str, Any]:
+    def _kept(self, parts: list[reader.Part]) -> dict[str, Any]:
         """The vendor's own fields of the calls, and the name of the reasoning."""
         extras = [call.extra for _, call in self._calls]
         named = {"reasoning": self._reasoning} if self._reasoning else {}
@@ -344,11 +337,11 @@ class Reader(AnswerReader):
 
 
 def _counted(used: _Usage) -> Usage:
-    usage = counted(
+    usage = reader.counted(
         used.prompt_tokens, used.completion_tokens, used.prompt_tokens_details, used.completion_tokens_details
     )
     both = usage.output_tokens + usage.reasoning_tokens
-    if usage.reasoning_tokens and tokens(used.total_tokens) == usage.input_tokens + both:
+    if usage.reasoning_tokens and reader.tokens(used.total_tokens) == usage.input_tokens + both:
         return replace(usage, output_tokens=both)  # this server counts its reasoning beside the answer, not in it
     return usage
 
@@ -357,8 +350,8 @@ def _content(content: Any) -> str:
     """The text of `content`: the text itself, or the text parts of a list of parts."""
     if isinstance(content, list):
         parts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
-        return "".join([text_of(part.get("text")) for part in parts])
-    return text_of(content)
+        return "".join([reader.text_of(part.get("text")) for part in parts])
+    return reader.text_of(content)
 
 
 def _stream_error(chunk: _Chunk) -> Fault:
@@ -370,14 +363,14 @@ def _stream_error(chunk: _Chunk) -> Fault:
 #: The part that each provider's module has (agentproc/http/__init__.py). The streams are as the vendor writes them.
 VENDOR: Final = OpenAI
 REHEARSED: Final = (
-    event_stream(
+    reader.event_stream(
         '{"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"c1","function":{"name":"TOOL","arguments":""}}]}}]}',
         '{"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"{\\"a\\":\\"1\\"}"}}]}}]}',
         '{"choices":[{"index":0,"delta":{},"finish_reason":"tool_calls"}]}',
         '{"choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}',
         "[DONE]",
     ),
-    event_stream(
+    reader.event_stream(
         '{"choices":[{"index":0,"delta":{"content":"done"}}]}',
         '{"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}',
         "[DONE]",

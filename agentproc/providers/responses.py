@@ -19,20 +19,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
+from goondan.agentproc.providers import reader
 from goondan.agentproc.providers.base import ModelRequest, encode_json
 from goondan.agentproc.providers.faults import Fault, error_words, stream_fault
 from goondan.agentproc.providers.history import EMPTY, HistoryEntry, Said, SentFile, blocks_text, in_kept_order
-from goondan.agentproc.providers.reader import (
-    AnswerReader,
-    Part,
-    SseEvent,
-    TokenDetails,
-    counted,
-    decode_json,
-    event_stream,
-    model_name,
-    text_of,
-)
 from goondan.agentproc.providers.vendor import ANSWER_TOOL, Vendor, WireRequest, headers_of, is_closed, put_last
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ToolChoice
 from goondan.schemas.wire.blobs import PDF
@@ -186,9 +176,9 @@ class _Usage(Struct, frozen=True):
     #: Tokens of the answer.
     output_tokens: int | None = None
     #: What the tokens of the request were.
-    input_tokens_details: TokenDetails | None = None
+    input_tokens_details: reader.TokenDetails | None = None
     #: What the tokens of the answer were.
-    output_tokens_details: TokenDetails | None = None
+    output_tokens_details: reader.TokenDetails | None = None
 
 
 class _Incomplete(Struct, frozen=True):
@@ -238,7 +228,7 @@ _decode_response: Final = msgspec.json.Decoder(_Response)
 _KINDS: Final[Mapping[str, str]] = {"message": "text", "function_call": "call", "reasoning": "thought"}
 
 
-class Reader(AnswerReader):
+class Reader(reader.AnswerReader):
     """Reads one answer. `limit` are the most tokens that were asked for; None: no limit was named."""
 
     provider = "responses"
@@ -249,30 +239,30 @@ class Reader(AnswerReader):
         super().__init__(model)
         self._limit = limit
 
-    def read(self, event: SseEvent) -> str:
+    def read(self, event: reader.SseEvent) -> str:
         """Take the next event. Returns the text that it adds."""
         if event.data.strip() in ("", "[DONE]"):
             return ""
-        said = decode_json(_decode_event, event.data)
+        said = reader.decode_json(_decode_event, event.data)
         take = _TAKES.get(said.type or event.name)
         return "" if take is None else take(self, said)
 
     def read_whole(self, body: bytes) -> str:
         """Take the whole response of a server that does not stream."""
-        return self._end(decode_json(_decode_response, body))
+        return self._end(reader.decode_json(_decode_response, body))
 
     # --- inside
 
-    def _in_order(self) -> list[Part]:
+    def _in_order(self) -> list[reader.Part]:
         return [self._parts[key] for key in sorted(self._parts, key=_number)]
 
     def _begin(self, said: _Event) -> str:
         if said.item is not None:
             self._count(max(0, len(encode_json(said.item)) - _EMPTY_ITEM))
-            self._update(self._item(said.output_index, text_of(said.item.get("type"))), said.item)
+            self._update(self._item(said.output_index, reader.text_of(said.item.get("type"))), said.item)
         return ""
 
-    def _item(self, index: int, kind: str) -> Part:
+    def _item(self, index: int, kind: str) -> reader.Part:
         """The item of this number and type: some servers give every item the same number. Its begin may be missing."""
         known = len(self._parts)
         part = self._part((index, kind), _KINDS.get(kind, ""))
@@ -280,8 +270,11 @@ class Reader(AnswerReader):
             self._begin_thought()
         return part
 
-    def _update(self, part: Part, item: Mapping[str, Any]) -> None:
-        part.id, part.name = text_of(item.get("call_id")) or part.id, text_of(item.get("name")) or part.name
+    def _update(self, part: reader.Part, item: Mapping[str, Any]) -> None:
+        part.id, part.name = (
+            reader.text_of(item.get("call_id")) or part.id,
+            reader.text_of(item.get("name")) or part.name,
+        )
         if part.kind == "text" and isinstance(phase := item.get("phase"), str):
             part.extra = {"phase": phase}
 
@@ -297,7 +290,7 @@ class Reader(AnswerReader):
         return ""
 
     def _add(self, said: _Event, kind: str) -> str:
-        piece = self._sized(text_of(said.delta))
+        piece = self._sized(reader.text_of(said.delta))
         if piece:
             self._item(said.output_index, kind).pieces.append(piece)
         return piece
@@ -311,13 +304,13 @@ class Reader(AnswerReader):
 
     def _take_item(self, index: int, done: dict[str, Any]) -> str:
         """Take an item that is done. Returns its text if none of it was heard before."""
-        part = self._item(index, text_of(done.get("type")))
+        part = self._item(index, reader.text_of(done.get("type")))
         self._update(part, done)
         if part.kind == "text" and not part.pieces:
             part.pieces.append(self._sized(_message_text(done.get("content"))))
             return part.pieces[0]
         if part.kind == "call" and not part.pieces:
-            part.pieces.append(self._sized(text_of(done.get("arguments"))))
+            part.pieces.append(self._sized(reader.text_of(done.get("arguments"))))
         if part.kind == "thought" and not part.extra:
             whole = {key: value for key, value in done.items() if key != "status" and value is not None}
             self._count(len(encode_json(whole)))
@@ -329,7 +322,7 @@ class Reader(AnswerReader):
     def _meet(self, said: _Event) -> str:
         """The response has begun."""
         if said.response is not None and self._answered is None:
-            self._answered = model_name(said.response.model)
+            self._answered = reader.model_name(said.response.model)
         return ""
 
     def _finish_response(self, said: _Event) -> str:
@@ -342,10 +335,10 @@ class Reader(AnswerReader):
         if response.error is not None or status in ("failed", "cancelled"):
             raise _failure(response.error, status)
         self.done = True
-        self._answered = model_name(response.model) or self._answered
+        self._answered = reader.model_name(response.model) or self._answered
         if response.usage is not None:
             used = response.usage
-            self._usage = counted(
+            self._usage = reader.counted(
                 used.input_tokens, used.output_tokens, used.input_tokens_details, used.output_tokens_details
             )
         why = response.incomplete_details.reason if response.incomplete_details is not None else None
@@ -359,7 +352,7 @@ class Reader(AnswerReader):
     def _fail(self, said: _Event) -> str:
         raise _failure(said.error if said.error is not None else {"message": said.message, "code": said.code}, "error")
 
-    def _kept(self, parts: list[Part]) -> dict[str, Any]:
+    def _kept(self, parts: list[reader.Part]) -> dict[str, Any]:
         """The order of an answer with reasoning that can go back, or with texts that have a phase."""
         order = self._order([part for part in parts if part.kind != "thought" or _can_go_back(part.extra)])
         return {"items": order} if order else {}
@@ -376,14 +369,14 @@ def _can_go_back(reasoning: Mapping[str, Any]) -> bool:
 def _message_text(content: Any) -> str:
     """The text of a message, or of its refusal."""
     parts = [part for part in content if isinstance(part, dict)] if isinstance(content, list) else []
-    return "".join([text_of(part.get("text")) or text_of(part.get("refusal")) for part in parts])
+    return "".join([reader.text_of(part.get("text")) or reader.text_of(part.get("refusal")) for part in parts])
 
 
 def _reasoning_text(item: Mapping[str, Any]) -> str:
     """The text of a reasoning item: what the model thought, or the summary of it."""
     parts = item.get("content") or item.get("summary")
     parts = parts if isinstance(parts, list) else []
-    return "\n\n".join([text_of(part.get("text")) for part in parts if isinstance(part, dict)])
+    return "\n\n".join([reader.text_of(part.get("text")) for part in parts if isinstance(part, dict)])
 
 
 def _failure(error: Any, status: str) -> Fault:
@@ -414,12 +407,12 @@ _TAKES: Final[Mapping[str, Callable[[Reader, _Event], str]]] = {
 #: The part that each provider's module has (agentproc/http/__init__.py). The streams are as the vendor writes them.
 VENDOR: Final = Responses
 REHEARSED: Final = (
-    event_stream(
+    reader.event_stream(
         '{"type":"response.output_item.added","item":{"type":"function_call","call_id":"c1","name":"TOOL"}}',
         '{"type":"response.function_call_arguments.delta","delta":"{\\"a\\":\\"1\\"}"}',
         '{"type":"response.completed","response":{"status":"completed","usage":{"input_tokens":1,"output_tokens":1}}}',
     ),
-    event_stream(
+    reader.event_stream(
         '{"type":"response.output_text.delta","delta":"done"}',
         '{"type":"response.completed","response":{"status":"completed"}}',
     ),

@@ -24,18 +24,6 @@ from mcp_types import INTERNAL_ERROR, INVALID_PARAMS, REQUEST_TIMEOUT
 from pydantic import ValidationError
 
 from goondan.features.mcp.jail.protocol import bounds
-from goondan.features.mcp.jail.protocol.bounds import (
-    GONE,
-    Answered,
-    Asked,
-    Flood,
-    Id,
-    Lines,
-    Message,
-    Noise,
-    Told,
-    encode,
-)
 from goondan.schemas.worker.worker_frames import SERVER_LEFT
 from goondan.toolhost.socket_end import SocketEnd
 
@@ -63,7 +51,7 @@ class _Open:
 class _Incoming:
     """What a handler of the SDK is told about a message of the server: mcp.shared.dispatcher.DispatchContext."""
 
-    def __init__(self, request_id: Id | None) -> None:
+    def __init__(self, request_id: bounds.Id | None) -> None:
         self._request_id = request_id
         self.cancel_requested = anyio.Event()
 
@@ -76,7 +64,7 @@ class _Incoming:
         return False
 
     @property
-    def request_id(self) -> Id | None:
+    def request_id(self) -> bounds.Id | None:
         return self._request_id
 
     @property
@@ -113,10 +101,10 @@ class Stdio:
         self._loop = loop
         self._on_noise = on_noise
         self._on_end = on_end
-        self._lines = Lines(loop.time())
+        self._lines = bounds.Lines(loop.time())
         self._next_id = 0
-        self._open: dict[Id, _Open] = {}
-        self._asked: dict[Id, tuple[asyncio.Task[None], _Incoming]] = {}
+        self._open: dict[bounds.Id, _Open] = {}
+        self._asked: dict[bounds.Id, tuple[asyncio.Task[None], _Incoming]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._end = SocketEnd(server, loop, on_data=self._heard, on_left=lambda: self.close(SERVER_LEFT))
         self._ended: str | None = None
@@ -175,10 +163,10 @@ class Stdio:
 
     # --- requests of ours
 
-    def _send(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions) -> tuple[Id, _Open]:
+    def _send(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions) -> tuple[bounds.Id, _Open]:
         if self._ended is not None:
-            raise MCPError(code=GONE, message=self._ended)
-        key: Id | None = opts.get("request_id")
+            raise MCPError(code=bounds.GONE, message=self._ended)
+        key: bounds.Id | None = opts.get("request_id")
         if key is None:
             self._next_id += 1
             key = self._next_id
@@ -192,10 +180,10 @@ class Stdio:
         if params:
             message["params"] = params
         waiting = self._open[key] = _Open(self._loop.create_future(), on_progress)
-        self._write(encode(message))
+        self._write(bounds.encode(message))
         return key, waiting
 
-    def _give_up(self, key: Id, opts: CallOptions, reason: str) -> None:
+    def _give_up(self, key: bounds.Id, opts: CallOptions, reason: str) -> None:
         if opts.get("cancel_on_abandon", True):
             self._tell("notifications/cancelled", {"requestId": key, "reason": reason})
 
@@ -203,7 +191,7 @@ class Stdio:
         message: dict[str, Any] = {"jsonrpc": "2.0", "method": method}
         if params:
             message["params"] = params
-        self._write(encode(message))
+        self._write(bounds.encode(message))
 
     # --- the descriptor
 
@@ -220,7 +208,7 @@ class Stdio:
         try:
             for message in self._lines.feed(data, self._loop.time()):
                 self._take(message)
-        except Flood as flood:
+        except bounds.Flood as flood:
             self.close(str(flood))
 
     def hang_up(self) -> None:
@@ -243,22 +231,22 @@ class Stdio:
         self._end.close()
         for waiting in self._open.values():
             if not waiting.future.done():
-                waiting.future.set_exception(MCPError(code=GONE, message=self._ended))
+                waiting.future.set_exception(MCPError(code=bounds.GONE, message=self._ended))
         self._over.set()
 
     # --- messages of the server
 
-    def _take(self, message: Message) -> None:
-        if type(message) is Answered:
+    def _take(self, message: bounds.Message) -> None:
+        if type(message) is bounds.Answered:
             self._answered(message)
-        elif type(message) is Told:
+        elif type(message) is bounds.Told:
             self._told(message)
-        elif type(message) is Asked:
+        elif type(message) is bounds.Asked:
             self._ask(message)
-        elif type(message) is Noise:
+        elif type(message) is bounds.Noise:
             self._on_noise(f"on its standard output ({message.reason}): {message.text}")
 
-    def _answered(self, message: Answered) -> None:
+    def _answered(self, message: bounds.Answered) -> None:
         key = message.id
         if key is None and len(self._open) == 1:
             key = next(iter(self._open))  # of a request that the server could not read, and there is only one
@@ -279,7 +267,7 @@ class Stdio:
         )
         waiting.future.set_exception(error)
 
-    def _told(self, message: Told) -> None:
+    def _told(self, message: bounds.Told) -> None:
         params = message.params
         if message.method == "notifications/progress":
             self._progress(params or {})
@@ -308,7 +296,7 @@ class Stdio:
             incoming.cancel_requested.set()
             task.cancel()
 
-    def _ask(self, message: Asked) -> None:
+    def _ask(self, message: bounds.Asked) -> None:
         if message.id in self._asked or len(self._asked) >= MAX_ASKED:
             reason = "this id is in use" if message.id in self._asked else f"{MAX_ASKED} requests are open"
             self._reply(message.id, error={"code": INTERNAL_ERROR, "message": reason})
@@ -318,7 +306,7 @@ class Stdio:
         self._asked[message.id] = (task, incoming)
         task.add_done_callback(lambda _: self._asked.pop(message.id, None))
 
-    async def _handle(self, message: Asked, incoming: _Incoming) -> None:
+    async def _handle(self, message: bounds.Asked, incoming: _Incoming) -> None:
         assert self._on_request is not None
         try:
             result = await self._on_request(incoming, message.method, message.params)
@@ -332,8 +320,8 @@ class Stdio:
         else:
             self._reply(message.id, result=result)
 
-    def _reply(self, key: Id, **answer: Any) -> None:
-        self._write(encode({"jsonrpc": "2.0", "id": key, **answer}))
+    def _reply(self, key: bounds.Id, **answer: Any) -> None:
+        self._write(bounds.encode({"jsonrpc": "2.0", "id": key, **answer}))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self._loop.create_task(work)

@@ -26,14 +26,6 @@ from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 from pydantic import ValidationError
 
 from goondan.features.mcp.jail.protocol import bounds
-from goondan.features.mcp.jail.protocol.bounds import (
-    GONE,
-    MAX_DESCRIPTION,
-    MAX_URI,
-    NOT_LET_THROUGH,
-    NOT_REACHED,
-    Excess,
-)
 from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.worker import servers
 from goondan.schemas.worker.worker_frames import WorkerError
@@ -120,7 +112,7 @@ def _kept(
 ) -> list[Item]:
     """What `make` makes of the maps, each of which has under `key` the name by which the server is asked for it."""
     kept: dict[str, Item] = {}
-    called, longest = ("name", bounds.MAX_NAME) if key == "name" else ("URI", MAX_URI)
+    called, longest = ("name", bounds.MAX_NAME) if key == "name" else ("URI", bounds.MAX_URI)
     for item in listed:
         name = item.get(key)
         if not isinstance(name, str) or not bounds.is_name(name, longest):
@@ -214,7 +206,7 @@ def _schema_fault(schema: Any) -> str | None:
     try:
         bounds.check(schema, depth=MAX_SCHEMA_DEPTH)
         size = len(msgspec.msgpack.encode(schema))
-    except Excess as error:
+    except bounds.Excess as error:
         return f"is not passed on: {error}"
     except OverflowError:
         return "has an integer of more than 64 bits"
@@ -235,7 +227,7 @@ def _annotations(given: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _description(item: dict[str, Any]) -> str | None:
-    said = bounds.text(item.get("description"), MAX_DESCRIPTION)
+    said = bounds.text(item.get("description"), bounds.MAX_DESCRIPTION)
     return said or bounds.line(item.get("title"), bounds.MAX_NAME) or None
 
 
@@ -419,7 +411,7 @@ def error_of(error: BaseException) -> WorkerError:
 
 def is_gone(error: MCPError) -> bool:
     """Whether an answer did not come because the connection has ended."""
-    return error.code == GONE or (error.code == CONNECTION_CLOSED and error.message in _CLOSED)
+    return error.code == bounds.GONE or (error.code == CONNECTION_CLOSED and error.message in _CLOSED)
 
 
 #: What the SDK says of connections over HTTP that have ended.
@@ -452,9 +444,9 @@ def _answered(error: MCPError) -> Failure:
         return Failure("E_MCP_GONE", message)
     if error.code == REQUEST_TIMEOUT:
         return Failure("E_TOOL_TIMEOUT", message, name="TimeoutError")
-    if error.code == NOT_LET_THROUGH:
+    if error.code == bounds.NOT_LET_THROUGH:
         return Failure("E_MCP_PROTOCOL", message)
-    if error.code == NOT_REACHED:
+    if error.code == bounds.NOT_REACHED:
         code = "E_SANDBOX_DENIED" if message.startswith("E_SANDBOX_DENIED") else "E_MCP_CONNECT"
         return Failure(code, f"the server could not be asked: {message}")
     return Failure("E_MCP_REFUSED", f"the server answered with error {error.code}: {message}")
