@@ -18,17 +18,7 @@ from functools import partial
 from typing import Final
 
 from goondan.features.approvals import wire
-from goondan.features.approvals.broker.decisions import read_script
-from goondan.features.approvals.broker.item import (
-    CallContent,
-    Item,
-    Script,
-    Wanted,
-    approval_subject,
-    digest_of,
-    read_ask,
-    read_call,
-)
+from goondan.features.approvals.broker import decisions
 from goondan.features.approvals.broker.items import Items
 from goondan.features.approvals.broker.operators import Operators
 from goondan.kernel.broker.routing.calls import refuse_call
@@ -83,20 +73,20 @@ class GatedCalls(Part, OfCalls):
         instance, tool, call_id = event.instance, frame.tool or "", frame.call_id or ""
         if instance.agent not in self.policies and event.standing is None:
             return True
-        item = self._items.all.get(approval_subject(instance.agent, instance.key, call_id))
+        item = self._items.all.get(decisions.approval_subject(instance.agent, instance.key, call_id))
         policies = self.policies.get(instance.agent, [])
         if item is None and not wire.concerns(policies, tool):
             return True
         if not call_id or len(call_id) > MAX_ID:
             raise fail("E_FRAME_INVALID", f"a call needs a callId of 1 to {MAX_ID} characters")
-        call = read_call(frame, self._aliases.get((instance.agent, tool), {}))
+        call = decisions.read_call(frame, self._aliases.get((instance.agent, tool), {}))
         decision = wire.decide(policies, tool, call.args)
         if item is None:
             if decision.action != "allow" and call.args is wire.UNREADABLE:
                 reason = f"its arguments are larger than a person is shown ({wire.MAX_ARGS_BYTES} bytes)"
                 decision = wire.Decision("deny", reason)
-            digest = "" if decision.action != "ask" else digest_of(tool, place.path, call.data)
-            wanted = partial(Wanted, event, call_id, tool, digest, call.data, place.path)
+            digest = "" if decision.action != "ask" else decisions.digest_of(tool, place.path, call.data)
+            wanted = partial(decisions.Wanted, event, call_id, tool, digest, call.data, place.path)
             state = self._asks(connection, frame, event, decision, wanted, now)
             if state is not None and state.state == "run":
                 _read_as(frame, call)
@@ -104,7 +94,7 @@ class GatedCalls(Part, OfCalls):
             if state is not None:
                 refuse_call(self._bus, connection, frame, _denied(tool, state.reason))
             return False
-        refusal = _refusal(item, event, tool, digest_of(tool, place.path, call.data), decision)
+        refusal = _refusal(item, event, tool, decisions.digest_of(tool, place.path, call.data), decision)
         if refusal is not None:
             refuse_call(self._bus, connection, frame, refusal)
             self._items.mark_told(item)
@@ -128,7 +118,7 @@ class GatedCalls(Part, OfCalls):
         frame: Frame,
         event: Event,
         decision: wire.Decision,
-        wanted: Callable[[wire.Decision, Script | None], Wanted],
+        wanted: Callable[[wire.Decision, decisions.Script | None], decisions.Wanted],
         now: float,
     ) -> wire.ApprovalState | None:
         """What the rules say of a call about which nobody was asked, or what a person has said of others of its script.
@@ -139,7 +129,11 @@ class GatedCalls(Part, OfCalls):
         if decision.action == "deny":
             return wire.ApprovalState(state="denied", reason=decision.reason or "a rule of the bundle")
         within = frame.within
-        script = None if within is None else Script(within, read_script(outer_call(self._bus, event, within).script))
+        script = (
+            None
+            if within is None
+            else decisions.Script(within, decisions.read_script(outer_call(self._bus, event, within).script))
+        )
         asked = wanted(decision, script)
         known = None if asked.group is None else self._items.scripts.look(asked.group)
         if known is None:
@@ -173,17 +167,17 @@ class GatedCalls(Part, OfCalls):
             raise fail("E_LEASE_LOST", "to ask a person needs the lease of an event")
         if not 0 < len(call_id) <= MAX_ID or not 0 < len(tool) <= MAX_ID:
             raise fail("E_FRAME_INVALID", f"callId and tool have 1 to {MAX_ID} characters")
-        asked, args, data, schema = read_ask(frame)
+        asked, args, data, schema = decisions.read_ask(frame)
         place = instance.workdir.path
-        digest = digest_of(tool, place, encode_value([asked.kind, asked.message, schema, data]))
-        item = self._items.all.get(approval_subject(instance.agent, instance.key, call_id))
+        digest = decisions.digest_of(tool, place, encode_value([asked.kind, asked.message, schema, data]))
+        item = self._items.all.get(decisions.approval_subject(instance.agent, instance.key, call_id))
         if asked.over:
             self._question_over(item, event)
             self._reply(connection, frame, wire.ApprovalState(state="denied", reason=WITHDRAWN))
         elif item is None:
             policies = self.policies.get(instance.agent, [])
             decision = wire.Decision("ask") if asked.kind == "question" else wire.decide(policies, tool, args)
-            wanted = partial(Wanted, event, call_id, tool, digest, data, place, asked=asked)
+            wanted = partial(decisions.Wanted, event, call_id, tool, digest, data, place, asked=asked)
             state = self._asks(connection, frame, event, decision, wanted, now)
             if state is not None:
                 self._reply(connection, frame, state)
@@ -192,7 +186,7 @@ class GatedCalls(Part, OfCalls):
         else:
             self._ask_again(connection, frame, item, now)
 
-    def _ask_again(self, connection: Connection, frame: Frame, item: Item, now: float) -> None:
+    def _ask_again(self, connection: Connection, frame: Frame, item: decisions.Item, now: float) -> None:
         """The same `approval.ask` as before: the asker hears what has become of it."""
         if item.open or item.state == "starting":
             item.asker = connection, frame
@@ -205,7 +199,7 @@ class GatedCalls(Part, OfCalls):
             self._reply(connection, frame, _state_of(item))
             self._items.mark_told(item)
 
-    def _question_over(self, item: Item | None, event: Event) -> None:
+    def _question_over(self, item: decisions.Item | None, event: Event) -> None:
         """Nobody wants the answer to a question any more. One that is decided stays so."""
         if item is not None and item.event is event and item.kind == "question" and item.state == "waits":
             self._items.decide(item, self._items.denied(item, WITHDRAWN))
@@ -214,13 +208,15 @@ class GatedCalls(Part, OfCalls):
         self._bus.reply(connection, frame.id, state)
 
 
-def _read_as(frame: Frame, call: CallContent) -> None:
+def _read_as(frame: Frame, call: decisions.CallContent) -> None:
     """Let the tool host get exactly the bytes that were checked."""
     if call.payload is not None and call.args is not wire.UNREADABLE:
         frame.payload = to_raw(call.payload)
 
 
-def _refusal(item: Item, event: Event, tool: str, digest: str, decision: wire.Decision) -> ErrorPayload | None:
+def _refusal(
+    item: decisions.Item, event: Event, tool: str, digest: str, decision: wire.Decision
+) -> ErrorPayload | None:
     """Why a call gets an error as its result about which a person was asked; None when it does not."""
     if item.event is not event or item.tool != tool or item.digest != digest:
         return error_payload("E_APPROVAL_MISMATCH", f"{tool}: the call is another one than a person was asked about")
@@ -235,7 +231,7 @@ def _denied(tool: str, reason: str | None) -> ErrorPayload:
     return error_payload(wire.DENIED, f"{tool}: the call was not approved: {reason or 'a person said no'}")
 
 
-def _state_of(item: Item) -> wire.ApprovalState:
+def _state_of(item: decisions.Item) -> wire.ApprovalState:
     """What is said again of a decided item."""
     decided = item.decided
     if item.state == "denied":

@@ -18,20 +18,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from goondan.features.approvals.broker.decisions import History, ScriptDecisions
-from goondan.features.approvals.broker.item import (
-    ApprovalAnswered,
-    ApprovalAsked,
-    ApprovalRemembered,
-    ApprovalStarted,
-    Item,
-    OfItem,
-    Wanted,
-    approval_subject,
-    decode,
-    item_over,
-    item_written,
-)
+from goondan.features.approvals.broker import decisions
 from goondan.features.approvals.wire import MAX_EXPIRY_S, WAITS, ApprovalState, code_of
 from goondan.kernel.broker.state.bus import Core, Lossy
 from goondan.kernel.broker.state.entities import CLIENTS, Connection, Event, Standing
@@ -58,31 +45,31 @@ class Items(Part, OfEvents, OfCalls):
         self._bus = bus = core.bus
         self._clocks = core.clocks
         #: Items that wait for a person, and decided items whose turn still goes on: by subject, the oldest first.
-        self.all: dict[str, Item] = {}
-        self.history = History(bus)
-        self.scripts = ScriptDecisions()
+        self.all: dict[str, decisions.Item] = {}
+        self.history = decisions.History(bus)
+        self.scripts = decisions.ScriptDecisions()
         self._pool = Pool(MAX_ITEMS, kept_of(MAX_ITEMS))
         self._bytes = Pool(MAX_ITEM_BYTES, kept_of(MAX_ITEM_BYTES))
         #: The connections of operators that watch the list.
         self._watchers: dict[bytes, Connection] = {}
         #: Records of an earlier broker, until the whole journal was read.
-        self._found: list[tuple[str, OfItem]] = []
+        self._found: list[tuple[str, decisions.OfItem]] = []
         self.records = (
-            Record(ApprovalAsked, self._restore),
-            Record(ApprovalAnswered, self._restore),
-            Record(ApprovalStarted, self._restore),
-            Record(ApprovalRemembered, self.history.restore),
+            Record(decisions.ApprovalAsked, self._restore),
+            Record(decisions.ApprovalAnswered, self._restore),
+            Record(decisions.ApprovalStarted, self._restore),
+            Record(decisions.ApprovalRemembered, self.history.restore),
         )
 
     # --- a person is asked
 
-    def ask_person(self, wanted: Wanted, now: float) -> Item:
+    def ask_person(self, wanted: decisions.Wanted, now: float) -> decisions.Item:
         """A new item. Raises GoondanError E_TOOL_LIMIT when too many wait."""
         event, asked, script = wanted.event, wanted.asked, wanted.script
         instance = event.instance
         expires_s = wanted.decision.expires_s if asked is None or asked.expires_s is None else asked.expires_s
         expires = now + min(max(1.0, expires_s), MAX_EXPIRY_S)
-        record = ApprovalAsked(
+        record = decisions.ApprovalAsked(
             agent=instance.agent,
             key=instance.key,
             event_id=event.id,
@@ -117,49 +104,49 @@ class Items(Part, OfEvents, OfCalls):
         self._bus.counters["approvals_asked"] += 1
         return item
 
-    def decide(self, item: Item, decided: ApprovalAnswered) -> None:
+    def decide(self, item: decisions.Item, decided: decisions.ApprovalAnswered) -> None:
         """Have the journal write a decision. It counts when the journal has it."""
         item.state, item.deciding = "deciding", decided
         self.history.add(item, decided, self.record_of(item), self.wall_ms(item.asked))
         self._stage(item, decided)
         self._release_time(item)  # into the journal together: a crash loses no time that stood still
 
-    def use(self, item: Item, connection: Connection, frame: Frame, now: float) -> None:
+    def use(self, item: decisions.Item, connection: Connection, frame: Frame, now: float) -> None:
         """Use an approval: the call starts when the journal has the use."""
         item.state = "starting"
         item.asker = connection, frame
         item.started_ms = int(now * 1000)
         self.mark_told(item)
-        self._stage(item, ApprovalStarted(item.event.id, self._bus.ledger.moment(now)))
+        self._stage(item, decisions.ApprovalStarted(item.event.id, self._bus.ledger.moment(now)))
 
-    def mark_told(self, item: Item | None) -> None:
+    def mark_told(self, item: decisions.Item | None) -> None:
         """The turn of the item knows the decision."""
         if item is not None and not item.open and not item.told:
             item.told = True
             if item.event.standing is not None:
                 item.event.standing.unread -= 1
 
-    def denied(self, item: Item, why: str) -> ApprovalAnswered:
+    def denied(self, item: decisions.Item, why: str) -> decisions.ApprovalAnswered:
         """The decision of the kernel, in a person's place."""
-        return ApprovalAnswered(item.event.id, "denied", None, self.wall_ms(), why)
+        return decisions.ApprovalAnswered(item.event.id, "denied", None, self.wall_ms(), why)
 
-    def record_of(self, item: Item) -> ApprovalAsked | None:
+    def record_of(self, item: decisions.Item) -> decisions.ApprovalAsked | None:
         """The journal's record of a waiting item."""
-        found = (decode(data) for data in self._bus.archive.find_records(item.subject))
-        return next((record for record in found if isinstance(record, ApprovalAsked)), None)
+        found = (decisions.decode(data) for data in self._bus.archive.find_records(item.subject))
+        return next((record for record in found if isinstance(record, decisions.ApprovalAsked)), None)
 
     def wall_ms(self, moment: float | None = None) -> int:
         """A moment of the broker's clock, now by default, as milliseconds since 1970."""
         return int((self._bus.booted_at + (self._bus.now if moment is None else moment)) * 1000)
 
-    def _keep(self, item: Item) -> None:
+    def _keep(self, item: decisions.Item) -> None:
         """Add an item. It stays until its event ends."""
         self.all[item.subject] = item
         standing = item.event.standing = item.event.standing or Standing()
         standing.asked += 1
         standing.asked_bytes += item.size
 
-    def _stop_clocks(self, item: Item) -> None:
+    def _stop_clocks(self, item: decisions.Item) -> None:
         """The item waits for a person: count it, and stop the clocks."""
         event = item.event
         self._pool.take(event.session, event.root, 1)
@@ -172,7 +159,7 @@ class Items(Part, OfEvents, OfCalls):
         standing.items += 1
         standing.inner += item.within is not None
 
-    def _release_clocks(self, item: Item, now: float) -> None:
+    def _release_clocks(self, item: decisions.Item, now: float) -> None:
         """The item does not wait any more."""
         event = item.event
         self._pool.give(event.session, event.root, 1)
@@ -185,7 +172,7 @@ class Items(Part, OfEvents, OfCalls):
         self._clocks.tell_call(item.id, "runs")
         self._release_time(item)
 
-    def _release_time(self, item: Item) -> None:
+    def _release_time(self, item: decisions.Item) -> None:
         """Let the time of other parts go on, if it stood still for this item."""
         if item.holds_time:
             item.holds_time = False
@@ -193,11 +180,11 @@ class Items(Part, OfEvents, OfCalls):
 
     # --- the journal's word
 
-    def _stage(self, item: Item, record: OfItem, *, refusable: bool = False) -> None:
-        write = item_written(item.subject, record, refusable=refusable)
+    def _stage(self, item: decisions.Item, record: decisions.OfItem, *, refusable: bool = False) -> None:
+        write = decisions.item_written(item.subject, record, refusable=refusable)
         self._bus.stage(write, partial(self._journaled, item))
 
-    def _journaled(self, item: Item, kept: bool) -> None:
+    def _journaled(self, item: decisions.Item, kept: bool) -> None:
         """The journal has the last staged change of this item, or no room for it."""
         now = self._bus.now
         if self.all.get(item.subject) is not item:
@@ -214,7 +201,7 @@ class Items(Part, OfEvents, OfCalls):
             item.state = "started"
             self._go_on(item)
 
-    def _refuse(self, item: Item) -> None:
+    def _refuse(self, item: decisions.Item) -> None:
         """The disk has no room for a new item."""
         self._release_clocks(item, self._bus.now)
         self.scripts.forget(item)
@@ -226,7 +213,7 @@ class Items(Part, OfEvents, OfCalls):
             info = error_payload("E_DISK_FULL", "the disk of the state directory is full; nobody could be asked")
             self._bus.error(connection.cls, connection.ident, info, frame)
 
-    def _decided(self, item: Item, decided: ApprovalAnswered, now: float) -> None:
+    def _decided(self, item: decisions.Item, decided: decisions.ApprovalAnswered, now: float) -> None:
         event = item.event
         item.state, item.decided, item.deciding = decided.how, decided, None
         by = "the kernel" if decided.uid is None else f"uid {decided.uid}"
@@ -243,7 +230,7 @@ class Items(Part, OfEvents, OfCalls):
         self.tell_watchers()
         self._bus.due[event.instance] = None
 
-    def _go_on(self, item: Item) -> None:
+    def _go_on(self, item: decisions.Item) -> None:
         """The use is journaled: the call goes on, if its process still waits."""
         asker, item.asker = item.asker, None
         if asker is None:
@@ -256,14 +243,14 @@ class Items(Part, OfEvents, OfCalls):
 
     # --- who is told
 
-    def tell_waits(self, item: Item) -> None:
+    def tell_waits(self, item: decisions.Item) -> None:
         """Tell the asking processes that a person was asked."""
         told, item.others = item.others, []
         asker, item.asker = item.asker, None
         for connection, frame in [*([] if asker is None else [asker]), *told]:
             self.tell_wait_of(item, connection, frame)
 
-    def tell_wait_of(self, item: Item, connection: Connection, frame: Frame) -> None:
+    def tell_wait_of(self, item: decisions.Item, connection: Connection, frame: Frame) -> None:
         """Tell a process that a call of it waits for the decision about this item."""
         if frame.type == "approval.ask":
             self._bus.reply(connection, frame.id, ApprovalState(state="waits"))
@@ -291,7 +278,7 @@ class Items(Part, OfEvents, OfCalls):
                 data = encode_value(Frame("approval.news", id=self._bus.next_id()))
                 self._bus.out.append((CLIENTS, connection.ident, Lossy(data)))
 
-    def tell_decision(self, connection: Connection, frame_id: str, item: Item) -> None:
+    def tell_decision(self, connection: Connection, frame_id: str, item: decisions.Item) -> None:
         """Tell an operator the state of the item that he or she has decided about."""
         decided = item.decided
         state = item.state if decided is None else decided.how
@@ -348,9 +335,11 @@ class Items(Part, OfEvents, OfCalls):
     def keeps(self, event: Event, call_id: str) -> bool:
         """Whether a person was asked about this call: it runs only once, whatever its agent says."""
         instance = event.instance
-        return event.standing is not None and approval_subject(instance.agent, instance.key, call_id) in self.all
+        return (
+            event.standing is not None and decisions.approval_subject(instance.agent, instance.key, call_id) in self.all
+        )
 
-    def _withdraw(self, item: Item, why: str) -> None:
+    def _withdraw(self, item: decisions.Item, why: str) -> None:
         """Nobody needs a decision about this item any more."""
         if item.open:
             self._release_clocks(item, self._bus.now)
@@ -359,7 +348,7 @@ class Items(Part, OfEvents, OfCalls):
                 self._bus.error(connection.cls, connection.ident, info, Frame("admin", id=frame_id))
         self.scripts.forget(item)
         del self.all[item.subject]
-        self._bus.stage(item_over(item.subject))
+        self._bus.stage(decisions.item_over(item.subject))
 
     # --- time, and what an earlier broker knew
 
@@ -372,7 +361,7 @@ class Items(Part, OfEvents, OfCalls):
             if not self._is_here(connection):
                 del self._watchers[ident]
 
-    def _restore(self, subject: str, record: OfItem) -> None:
+    def _restore(self, subject: str, record: decisions.OfItem) -> None:
         self._found.append((subject, record))
 
     def resumed(self, now: float) -> None:
@@ -380,15 +369,15 @@ class Items(Part, OfEvents, OfCalls):
         restored, self._found = self._found, []
         for subject, record in restored:
             item = self.all.get(subject)
-            if isinstance(record, ApprovalAsked):
+            if isinstance(record, decisions.ApprovalAsked):
                 event = self._bus.mailbox.events.get(record.event_id)
                 if event is None or event.finished:
-                    self._bus.stage(item_over(subject))
+                    self._bus.stage(decisions.item_over(subject))
                 else:
                     self._keep(self._restored(record, event))
-            elif item is not None and isinstance(record, ApprovalAnswered):
+            elif item is not None and isinstance(record, decisions.ApprovalAnswered):
                 item.state, item.decided = record.how, record
-            elif item is not None and isinstance(record, ApprovalStarted):
+            elif item is not None and isinstance(record, decisions.ApprovalStarted):
                 item.state, item.restored, item.told = "started", True, True
                 item.started_ms = self._bus.ledger.boot_ms(record.at)
         for item in self.all.values():
@@ -399,7 +388,7 @@ class Items(Part, OfEvents, OfCalls):
                 standing.unread += 1
                 standing.ready = True
 
-    def _restored(self, record: ApprovalAsked, event: Event) -> Item:
+    def _restored(self, record: decisions.ApprovalAsked, event: Event) -> decisions.Item:
         ledger = self._bus.ledger
         expires = None if record.expires is None else ledger.on_clock(record.expires)
         item = _item_of(record, event, ledger.on_clock(record.asked), expires)
@@ -407,11 +396,11 @@ class Items(Part, OfEvents, OfCalls):
         return item
 
 
-def _item_of(record: ApprovalAsked, event: Event, asked: float, expires: float | None) -> Item:
+def _item_of(record: decisions.ApprovalAsked, event: Event, asked: float, expires: float | None) -> decisions.Item:
     """The item of a record."""
     schema = b"" if record.schema is None else record.schema
-    return Item(
-        approval_subject(record.agent, record.key, record.call_id),
+    return decisions.Item(
+        decisions.approval_subject(record.agent, record.key, record.call_id),
         record.call_id,
         code_of(record.agent, record.key, record.call_id),
         event,

@@ -11,8 +11,7 @@ from typing import Any, Final, Literal
 from msgspec import Raw
 from msgspec.structs import replace
 
-from goondan.features.approvals.broker.decisions import COVERED
-from goondan.features.approvals.broker.item import ApprovalAnswered, Item, check_answer
+from goondan.features.approvals.broker.decisions import COVERED, ApprovalAnswered, Item, check_answer
 from goondan.features.approvals.broker.items import Items
 from goondan.features.approvals.wire import (
     MAX_ANSWER_BYTES,

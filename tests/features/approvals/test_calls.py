@@ -12,7 +12,7 @@ from msgspec import Raw, structs
 
 from goondan.features.approvals.broker import decisions
 from goondan.features.approvals.broker import items as every_item
-from goondan.features.approvals.broker.item import digest_of
+from goondan.features.approvals.broker.decisions import digest_of
 from goondan.features.approvals.wire import MAX_ARGS_BYTES, ApprovalAsk
 from goondan.kernel.broker.state.bus import RETURN_S
 from goondan.schemas.bundle.launch import ExtensionSpec

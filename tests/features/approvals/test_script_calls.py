@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Raw, structs
 
-from goondan.features.approvals.broker.decisions import COVERED, MAX_SCRIPT, ScriptDecisions, read_script
-from goondan.features.approvals.broker.item import Group, Item
+from goondan.features.approvals.broker.decisions import COVERED, MAX_SCRIPT, Group, Item, ScriptDecisions, read_script
 from goondan.features.approvals.command import item_lines
 from goondan.features.approvals.wire import ApprovalAsk
 from goondan.kernel.broker.state.bus import RETURN_S
