@@ -40,7 +40,7 @@ SMOKE = [
 ]
 #: The bwrap that the kernel uses, and its version.
 FIND_BWRAP = (
-    "from goondan.toolhost.facts.host import find_bwrap; import os; "
+    "from goondan.toolhost.lookup.this_host import find_bwrap; import os; "
     "f, _ = find_bwrap(); print(f, flush=True); os.execl(f, f, '--version')"
 )
 

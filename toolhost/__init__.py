@@ -6,7 +6,7 @@
     serving/                what is decided about calls and jails, done
     jails/                  live jails: their launch, what comes out of them, their end; their side of the egress proxy
     calls/                  calls from their arguments to their one result, and the sessions that they run in; pure
-    facts/                  what this host and the paths of one jail are, looked up
+    lookup/                 what this host and the paths of one jail are, looked up
     watch/                  what Linux counts of what jails use, and what is looked for from outside
     privileges/, drop_privileges    what this process can have done here, as an ordinary user or by what stays root
     policy/                 what a jail sees, may do and may use, computed: pure

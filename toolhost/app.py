@@ -45,10 +45,10 @@ from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import ORCHESTRATOR, Frame, Welcome
 from goondan.schemas.worker.tool_host_reports import EXPOSURES, LOCK, TOOLHOSTS, LogLine, WorkerNews
 from goondan.toolhost.calls.results import Promise
-from goondan.toolhost.facts.folders import FolderCopies
-from goondan.toolhost.facts.hiding import hidden_folders, with_hidden
 from goondan.toolhost.host import Host
 from goondan.toolhost.jails.write_exposures import WriteExposures
+from goondan.toolhost.lookup.folders import FolderCopies
+from goondan.toolhost.lookup.hiding import hidden_folders, with_hidden
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.survey import ALONE, Survey, survey, why_calls_are_not_forked

@@ -32,12 +32,12 @@ from goondan.schemas.system.broker_identity import BrokerIdentity
 from goondan.schemas.system.startup import admit_toolhost, close_to_others
 from goondan.schemas.system.users import TOOLHOST_UID, VARIABLE
 from goondan.schemas.wire.errors import GoondanError
-from goondan.toolhost.facts.hiding import runtime_folders
-from goondan.toolhost.facts.host import STAGES, code_folders, gather, home
 from goondan.toolhost.launcher import syscalls
 from goondan.toolhost.launcher.request import AllowList, Enclosed
+from goondan.toolhost.lookup.hiding import runtime_folders
+from goondan.toolhost.lookup.this_host import STAGES, code_folders, gather, home
 from goondan.toolhost.policy.plan import enclosure_of, isolation, start_of
-from goondan.toolhost.policy.seccomp_program import host_program, program
+from goondan.toolhost.policy.seccomp import own_program, program
 from goondan.toolhost.policy.subject import ARGS_FD, FILTER_FD, GUARDED_NAMES, JAIL_CODE, SYSTEM, TOP, HostFacts
 from goondan.toolhost.privileges.launcher_link import spawn
 from goondan.toolhost.privileges.powers import Ordinary, Powers, Rooted, Uids, beside, find_tree, hand_over
@@ -93,7 +93,7 @@ def drop_privileges(endpoint: str = "", broker_uid: int | None = None, *, umask:
     _choose_numbers(user, powers.uids)
     os.environ.setdefault("HOME", home())  # what `~` means in a grant
     facts = gather(powers)
-    filter_ = None if isinstance(facts, GoondanError) else host_program(facts.machine)
+    filter_ = None if isinstance(facts, GoondanError) else own_program("host", facts.machine)
     if user:
         if powers.tree is not None:
             hand_over(powers.tree, user)

@@ -34,9 +34,9 @@ from goondan.toolhost.calls.asks import MakeServerAsk
 from goondan.toolhost.calls.call_inputs import Exports, MessageCache, arguments
 from goondan.toolhost.calls.call_registry import Call, Listing, StoredResult, listing_for
 from goondan.toolhost.calls.results import Promise, error_result, refusal
-from goondan.toolhost.facts.folders import FolderCopies, folder_of_call
 from goondan.toolhost.jails.server_jail import FORK_S
 from goondan.toolhost.jails.write_exposures import WriteExposures
+from goondan.toolhost.lookup.folders import FolderCopies, folder_of_call
 from goondan.toolhost.policy.subject import CallFolder
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.serving.answers import Announce, Answers, Asking, Speaker, is_polling

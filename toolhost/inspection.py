@@ -29,8 +29,8 @@ from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.worker.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport, Reason, Refusal
 from goondan.schemas.worker.worker_frames import LoadFailed, Ready, WorkerFrame
 from goondan.toolhost.drop_privileges import drop_privileges
-from goondan.toolhost.facts.hiding import hidden_folders, with_hidden
 from goondan.toolhost.jails.jail import Jail, Visit
+from goondan.toolhost.lookup.hiding import hidden_folders, with_hidden
 from goondan.toolhost.policy.launch_plan import is_javascript
 from goondan.toolhost.policy.subject import JAIL_CODE, HostFacts
 from goondan.toolhost.privileges.powers import Powers

@@ -15,8 +15,7 @@ import signal
 from collections.abc import Iterable
 from typing import Final
 
-from goondan.toolhost.inside.confine import landlock, open_places
-from goondan.toolhost.inside.system import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, Filter, call
+from goondan.toolhost.inside.confine import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, Filter, call, landlock, open_places
 
 NOBODY: Final = 65534
 _PR_SET_PDEATHSIG: Final = 1

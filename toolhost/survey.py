@@ -43,8 +43,8 @@ from goondan.schemas.worker.receipts import TIERS, Tier, Wall
 from goondan.schemas.worker.tool_host_reports import Obstacle
 from goondan.schemas.worker.worker_frames import Call, Ended, Forked, LoadFailed, Result, WorkerFrame
 from goondan.toolhost.drop_privileges import drop_privileges
-from goondan.toolhost.facts.host import landlock_abi
 from goondan.toolhost.jails.jail import OUTPUT_LIMIT, CallSandboxes, Jail, Visit
+from goondan.toolhost.lookup.this_host import landlock_abi
 from goondan.toolhost.policy.launch_plan import SERVER_CAPABILITIES as KEPT
 from goondan.toolhost.policy.limits import mechanisms
 from goondan.toolhost.policy.plan import MINIMUM_LANDLOCK, ROWS, has_namespaces

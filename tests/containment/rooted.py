@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from goondan.schemas.bundle.launch import Filesystem, SandboxSpec
 from goondan.schemas.system.users import DEFAULT
-from goondan.toolhost.facts.host import gather
+from goondan.toolhost.lookup.this_host import gather
 from goondan.toolhost.privileges.powers import instance_uid
 from goondan.toolhost.survey import survey
 from goondan.toolhost.watch.procfs import process_status

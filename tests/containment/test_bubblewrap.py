@@ -15,9 +15,9 @@ import pytest
 import goondan.toolhost.jails.launch
 from goondan.schemas.bundle.launch import Filesystem, Limits, PythonSpec, SandboxSpec, ToolHostSpec
 from goondan.schemas.wire.errors import GoondanError
-from goondan.toolhost.facts.host import host_facts
-from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.jails.launch import launch
+from goondan.toolhost.lookup.jail_request import look_up
+from goondan.toolhost.lookup.this_host import host_facts
 from goondan.toolhost.policy.plan import plan
 from tests.containment.ordinary_user import ORDINARY_USER, run_as_user
 from tests.toolhost_fixture import POWERS, bench, bwrap, make_tool
@@ -327,7 +327,7 @@ AS_USER = """
 import asyncio, os, sys
 from pathlib import Path
 from tests.toolhost_fixture import POWERS, bench, bwrap, make_tool
-from goondan.toolhost.facts.host import host_facts
+from goondan.toolhost.lookup.this_host import host_facts
 from goondan.toolhost.survey import probe
 
 async def main():

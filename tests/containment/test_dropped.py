@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from goondan.schemas.system.users import TOOLHOST_UID
-from goondan.toolhost.policy.seccomp_program import NUMBERS
+from goondan.toolhost.policy.seccomp import NUMBERS
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root has powers to give up")
 

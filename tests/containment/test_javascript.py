@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from goondan.schemas.bundle.launch import Limits, SandboxSpec
-from goondan.toolhost.facts.host import landlock_abi
+from goondan.toolhost.lookup.this_host import landlock_abi
 from tests.javascript_runtimes import RUNTIMES, runtime
 from tests.javascript_tools import javascript_tool
 from tests.toolhost_fixture import bench, make_tool

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 
 import goondan.toolhost.jails.launch
 from goondan.schemas.bundle.launch import ToolHostSpec
-from goondan.toolhost.facts.host import host_facts
-from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.launcher import staging
+from goondan.toolhost.lookup.jail_request import look_up
+from goondan.toolhost.lookup.this_host import host_facts
 from goondan.toolhost.policy.plan import plan
 from tests.containment.test_attempts import judge
 from tests.containment.tried import every_attempt
@@ -32,7 +32,7 @@ import asyncio, json, os, sys
 from pathlib import Path
 from tests.containment.tried import every_attempt
 from tests.toolhost_fixture import POWERS
-from goondan.toolhost.facts.host import gather
+from goondan.toolhost.lookup.this_host import gather
 from goondan.toolhost.survey import survey
 os.environ["HOST_SECRET"] = "x"
 async def main():
@@ -191,7 +191,7 @@ import asyncio, os, sys, time
 from pathlib import Path
 from tests.toolhost_fixture import POWERS, bench, make_tool
 from msgspec.structs import replace
-from goondan.toolhost.facts.host import find_bwrap, host_facts
+from goondan.toolhost.lookup.this_host import find_bwrap, host_facts
 async def main():
     facts = replace(host_facts(find_bwrap()[0], [], POWERS), user_namespaces=False)
     async with bench(make_tool(Path(sys.argv[1]), STAYS, "stay"), facts=lambda _: facts) as made:

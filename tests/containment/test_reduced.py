@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.toolhost.facts.host import landlock_abi
+from goondan.toolhost.lookup.this_host import landlock_abi
 from goondan.toolhost.policy.plan import MINIMUM_LANDLOCK
 from tests.containment.ordinary_user import told_as_user
 from tests.containment.tried import HARMLESS
@@ -20,7 +20,7 @@ import msgspec
 from goondan.schemas.bundle.launch import ExportSpec, Filesystem, Limits, SandboxSpec
 from tests.containment import tried
 from tests.toolhost_fixture import bench, make_tool
-import goondan.toolhost.facts.host
+import goondan.toolhost.lookup.this_host
 from goondan.toolhost.survey import report
 from goondan.toolhost.survey import survey
 
@@ -32,14 +32,14 @@ stub.write_text('''#!/bin/sh
 echo 'bwrap: setting up uid map: Permission denied' >&2; exit 1
 ''')
 stub.chmod(0o755)
-goondan.toolhost.facts.host._bwrap_candidates = lambda: [str(stub)]
+goondan.toolhost.lookup.this_host._bwrap_candidates = lambda: [str(stub)]
 from goondan.toolhost.privileges.powers import Ordinary
 powers = Ordinary()
 """
 SURVEY = (
     PLAYED
     + """
-found = asyncio.run(report(powers, goondan.toolhost.facts.host.gather(powers)))
+found = asyncio.run(report(powers, goondan.toolhost.lookup.this_host.gather(powers)))
 print(msgspec.json.encode(found).decode())
 """
 )
@@ -76,7 +76,7 @@ echo '{{"output":['$read,$made,$here']}}'
 def refusal(result): return [result["error"]["code"], result["error"]["message"]]
 
 async def main():
-    facts = (await survey(powers, goondan.toolhost.facts.host.gather(powers))).facts
+    facts = (await survey(powers, goondan.toolhost.lookup.this_host.gather(powers))).facts
     repository = place / "repository"; repository.mkdir(); (repository / ".git").mkdir()
     (place / "secret").write_text("host secret")
     plain = place / "plain"; plain.mkdir()

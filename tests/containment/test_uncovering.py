@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from goondan.schemas.bundle.launch import SandboxSpec
-from goondan.toolhost.facts.hiding import with_hidden
-from goondan.toolhost.facts.host import landlock_abi
+from goondan.toolhost.lookup.hiding import with_hidden
+from goondan.toolhost.lookup.this_host import landlock_abi
 from goondan.toolhost.policy.plan import MINIMUM_LANDLOCK
 from tests.containment import uncovering
 from tests.containment.ordinary_user import ROOT, told_as_user

@@ -28,7 +28,7 @@ from typing import Any, Literal, Self
 from msgspec.structs import replace
 
 from goondan.schemas.bundle.launch import Filesystem, PythonSpec, SandboxSpec, ToolSpec
-from goondan.toolhost.facts.hiding import with_hidden
+from goondan.toolhost.lookup.hiding import with_hidden
 from goondan.toolhost.policy.subject import HostFacts
 from tests.toolhost_fixture import Bench, bench, make_tool
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from goondan.toolhost.facts.request import _REDACTION
+from goondan.toolhost.lookup.jail_request import _REDACTION
 from tests.kernel_fixture import ROOT
 
 

@@ -19,8 +19,8 @@ import pytest
 
 from goondan.kernel.import_path import NEEDED, folders
 from goondan.kernel.spawn import START, command
-from goondan.toolhost.facts.host import machine
-from goondan.toolhost.policy.seccomp_program import relay_program
+from goondan.toolhost.lookup.this_host import machine
+from goondan.toolhost.policy.seccomp import own_program
 from tests.kernel_fixture import Sandbox
 from tests.process.installed import BASE, VERSION, site_packages
 
@@ -76,7 +76,7 @@ def test_a_program_of_the_tool_host(tree: Path, program: str) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs, tempfile.TemporaryFile(buffering=0) as filter_file:
         ours.close()
-        filter_file.write(relay_program(machine()))
+        filter_file.write(own_program("relay", machine()))
         filter_file.seek(0)
         fds = [theirs.fileno()] + ([filter_file.fileno()] if program == "egress/start.py" else [])
         argv = [sys.executable, "-I", "-S", str(tree / "goondan" / "toolhost" / program), *map(str, fds)]

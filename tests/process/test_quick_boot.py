@@ -9,8 +9,8 @@ from tempfile import NamedTemporaryFile
 
 import pytest
 
-from goondan.toolhost.facts.host import PERL
-from goondan.toolhost.inside.system import FAILED, NUMBERS, REPLACED
+from goondan.toolhost.inside.confine import FAILED, NUMBERS, REPLACED
+from goondan.toolhost.lookup.this_host import PERL
 
 BOOT = Path(__file__).parents[2] / "toolhost" / "inside" / "boot.pl"
 

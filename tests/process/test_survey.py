@@ -14,7 +14,7 @@ import pytest
 
 import goondan.toolhost.survey
 from goondan.schemas.system.users import TOOLHOST_UID
-from goondan.toolhost.facts.host import gather
+from goondan.toolhost.lookup.this_host import gather
 from goondan.toolhost.policy.plan import MINIMUM_LANDLOCK
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.survey import Signs

@@ -31,7 +31,7 @@ from goondan.schemas.wire.frames import Frame, Hello, Shutdown, ToolCallPayload,
 from goondan.schemas.worker.receipts import Receipt
 from goondan.toolhost.app import App, Settings
 from goondan.toolhost.drop_privileges import KEPT
-from goondan.toolhost.facts.host import gather
+from goondan.toolhost.lookup.this_host import gather
 from tests.kernel_fixture import wait_until
 from tests.toolhost_fixture import POWERS, make_tool
 

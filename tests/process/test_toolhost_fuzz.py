@@ -35,11 +35,10 @@ from goondan.schemas.worker.worker_frames import (
     WorkerError,
     WorkerFrame,
 )
-from goondan.toolhost.calls.machine import Start
-from goondan.toolhost.calls.session import JailSession
+from goondan.toolhost.calls.machine import JailSession, Start
 from goondan.toolhost.calls.untrusted import Channel, Violation
-from goondan.toolhost.facts.hiding import Hiding
 from goondan.toolhost.host import Host
+from goondan.toolhost.lookup.hiding import Hiding
 from goondan.toolhost.policy.limits import Used
 from goondan.toolhost.serving.live import LiveSession
 from goondan.toolhost.watch.jail_usage import JailUsage

@@ -27,9 +27,8 @@ import sys
 from _socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, socket
 from select import POLLIN, poll
 
-from . import wire, worker
-from .confine import RLIMIT_NOFILE, fail, landlock, limit, open_places, wait
-from .system import FAILED, PR_SET_DUMPABLE, Filter, bound_capabilities, call, drop_capabilities
+from . import confine, wire, worker
+from .confine import call, fail, landlock, limit, open_places, wait
 from .wire import FD, READ_BYTES, Frames, framed
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
@@ -51,7 +50,7 @@ class Walls:
     def __init__(self, plan: dict[str, Any]) -> None:
         """`plan` is the jail's boot plan."""
         calls = plan["calls"]
-        self.limits = [(number, value) for number, value in plan["limits"] if number == RLIMIT_NOFILE]
+        self.limits = [(number, value) for number, value in plan["limits"] if number == confine.RLIMIT_NOFILE]
         self.landlock = plan["landlock"]
         self.kept = [path.encode("utf-8", "surrogateescape") for path in calls["kept"]]
         self.covered = [path.encode() for path in calls["covered"]]
@@ -67,7 +66,7 @@ class Walls:
         self.last_place = max((place for place, _ in self.places), default=FD)
         self.workdir = calls["workdir"]
         self.drop = calls["drop"]
-        self.filter = Filter(bytes.fromhex(calls["filter"]))
+        self.filter = confine.Filter(bytes.fromhex(calls["filter"]))
 
     def _is_fresh(self, path: bytes) -> bool:
         at = [place for _, place, _, _ in self.fresh]
@@ -86,8 +85,8 @@ def enter(walls: Walls, channel: int, output: int) -> None:
         posix.setpgid(0, 0)  # or else a signal to its own group would reach the server and all other calls
         _mount(walls)
         posix.chdir(walls.workdir)  # the old one leads to what is covered now
-        bound_capabilities(walls.drop)
-        drop_capabilities()
+        confine.bound_capabilities(walls.drop)
+        confine.drop_capabilities()
         walls.filter.install()
         worker = posix.fork()
         if worker:
@@ -97,7 +96,7 @@ def enter(walls: Walls, channel: int, output: int) -> None:
             landlock(walls.landlock, walls.places + open_places(walls.own, {}))
         for number, value in walls.limits:
             limit(number, value)
-        call("prctl", PR_SET_DUMPABLE, 1, 0, 0, 0)  # what the server hides, this process has none of
+        call("prctl", confine.PR_SET_DUMPABLE, 1, 0, 0, 0)  # what the server hides, this process has none of
     except (OSError, ValueError, KeyError, TypeError) as error:
         fail(f"{type(error).__name__}: {error}")
 
@@ -210,7 +209,7 @@ class Server:
         posix.close(channel)
         posix.close(output)
         if pid < 0:
-            self._send({"type": "ended", "cell": cell, "status": FAILED, "message": problem})
+            self._send({"type": "ended", "cell": cell, "status": confine.FAILED, "message": problem})
         else:
             pidfd = posix.pidfd_open(pid)
             self._children[pidfd] = (pid, cell)
@@ -231,7 +230,7 @@ class Server:
 
 def serve(plan: dict[str, Any]) -> NoReturn:
     """Serve calls; in the worker of each, run it."""
-    call("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
+    call("prctl", confine.PR_SET_DUMPABLE, 0, 0, 0, 0)
     posix.set_inheritable(FD, False)
     compile("0", "", "exec")  # the first one makes a hundred types, 2 ms that every call would take for its tool
     gc.freeze()  # what is here now stays: a collection in a child would copy all of its memory

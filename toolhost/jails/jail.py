@@ -41,10 +41,10 @@ from goondan.schemas.system.directories import remove_tree
 from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.worker.worker_frames import WORKER_PROTOCOL, Ended, Exit, Fork, Forked, Init, Kill, WorkerFrame
 from goondan.toolhost.calls.untrusted import Violation
-from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.jails import worker
 from goondan.toolhost.jails.launch import Launched, launch
 from goondan.toolhost.jails.worker import Granted, Worker, WorkerOwner
+from goondan.toolhost.lookup.jail_request import look_up
 from goondan.toolhost.policy.limits import Used, limit_error
 from goondan.toolhost.policy.plan import has_namespaces, plan
 from goondan.toolhost.policy.subject import HostFacts

@@ -19,8 +19,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
 from goondan.schemas.worker.hosts import Network
-from goondan.toolhost.facts.host import machine
-from goondan.toolhost.policy.seccomp_program import relay_program
+from goondan.toolhost.lookup.this_host import machine
+from goondan.toolhost.policy.seccomp import own_program
 from goondan.toolhost.privileges.launcher_link import LauncherLink, OwnPrograms
 from goondan.toolhost.traffic import messages
 from goondan.toolhost.traffic.messages import Close, Denied, Failed, Open, Reached, Settle, Settled
@@ -230,7 +230,7 @@ class Egress:
         self._loop.add_reader(ours.fileno(), self._readable)
         try:
             with theirs, open(os.memfd_create("filter", os.MFD_CLOEXEC), "wb") as filter_:
-                filter_.write(relay_program(machine()))
+                filter_.write(own_program("relay", machine()))
                 filter_.seek(0)
                 await self._programs.run({"program": "proxy", "arguments": []}, [theirs.fileno(), filter_.fileno()])
         except BaseException as error:

@@ -37,13 +37,13 @@ from goondan.schemas.system.authorities import authorities_pem
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.hosts import Network, Rule, join, network, parse_host, read_network
 from goondan.schemas.worker.worker_frames import WORKER_FD
-from goondan.toolhost.facts.host import machine
 from goondan.toolhost.jails import worker
 from goondan.toolhost.jails.jail import Jail, JailOwner
 from goondan.toolhost.jails.launch import Launched, Wires, launch
+from goondan.toolhost.lookup.this_host import machine
 from goondan.toolhost.policy.launch_plan import LaunchPlan
 from goondan.toolhost.policy.limits import Used
-from goondan.toolhost.policy.seccomp_program import template_program, worker_program
+from goondan.toolhost.policy.seccomp import own_program
 from goondan.toolhost.policy.subject import Request
 from goondan.toolhost.privileges.launcher_link import OwnPrograms
 from goondan.toolhost.privileges.powers import Powers
@@ -118,7 +118,7 @@ class TemplateLink:
             await asyncio.shield(self._started)
 
     async def _launch(self, theirs: socket.socket) -> None:
-        programs = (template_program(machine()), worker_program(machine()))
+        programs = (own_program("template", machine()), own_program("worker", machine()))
         files = [os.memfd_create("given", os.MFD_CLOEXEC) for _ in range(3)]
         try:
             with theirs:

@@ -34,7 +34,7 @@ from goondan.schemas.system.directories import leads_to, read_list, replace_file
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.grantable import within
 from goondan.schemas.worker.tool_host_reports import MAX_SILENCE_S, SLACK_NS, GuardedPlace, WriteExposure
-from goondan.toolhost.facts.folders import MADE_NAMES, remove_placeholders
+from goondan.toolhost.lookup.folders import MADE_NAMES, remove_placeholders
 from goondan.toolhost.privileges.powers import Powers
 
 #: Exposures of one tool host that are kept apart. Above that number, exposures of one folder are joined.

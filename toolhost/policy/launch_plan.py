@@ -42,7 +42,7 @@ from goondan.schemas.worker.grantable import within
 from goondan.schemas.worker.receipts import STRONGEST, Mechanism, Tier, Wall
 from goondan.toolhost.launcher.request import Enclosure, Stage
 from goondan.toolhost.policy.limits import GroupPlan, Tree
-from goondan.toolhost.policy.seccomp_program import NUMBERS, Machine
+from goondan.toolhost.policy.seccomp import NUMBERS, Machine
 from goondan.toolhost.policy.subject import Request
 from goondan.toolhost.traffic.rules import Layout
 

@@ -58,7 +58,7 @@ from goondan.toolhost.policy.launch_plan import (
     ruleset,
 )
 from goondan.toolhost.policy.limits import group_plan, mechanisms, resource_limits
-from goondan.toolhost.policy.seccomp_program import program
+from goondan.toolhost.policy.seccomp import program
 from goondan.toolhost.policy.subject import (
     HOME_BYTES,
     JAIL_CODE,

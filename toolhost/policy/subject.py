@@ -16,7 +16,7 @@ from goondan.schemas.worker.grantable import runtime_place, uncovered, unreadabl
 from goondan.schemas.worker.receipts import STRONGEST, Tier
 from goondan.schemas.worker.worker_frames import WORKER_FD
 from goondan.toolhost.policy.limits import Tree
-from goondan.toolhost.policy.seccomp_program import Machine
+from goondan.toolhost.policy.seccomp import Machine
 
 Kind = Literal["dir", "file"]
 #: Descriptors that jails/launch.py puts where the plan says. The worker's socket is WORKER_FD.
@@ -70,7 +70,7 @@ class CallFolder(Struct, frozen=True):
 
 
 class HostFacts(Struct, frozen=True, kw_only=True):
-    """What the policy must know about this machine; facts/host.py gathers it once."""
+    """What the policy must know about this machine; lookup/this_host.py gathers it once."""
 
     #: The bubblewrap to run; "" in the tier reduced, and where there is none that can be used.
     bwrap: str
@@ -150,7 +150,7 @@ class HostFacts(Struct, frozen=True, kw_only=True):
 
 
 class Request(Struct, frozen=True, kw_only=True):
-    """One jail to be made: its tool, and what facts/request.py found out about the paths that concern it."""
+    """One jail to be made: its tool, and what lookup/jail_request.py found out about the paths that concern it."""
 
     #: The tool.
     tool: ToolSpec

@@ -34,11 +34,10 @@ import socket
 import stat
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from goondan.schemas.system.users import NUMBERS, UserNumbers
 from goondan.toolhost.launcher.operations import (
@@ -263,8 +262,11 @@ _MAX_ANSWER: Final = 65536
 _MANY_SOCKETS: Final = 4096
 
 
-class Powers(ABC):
-    """Methods raise OSError when something is refused or fails. Any thread may call them; attributes are only read."""
+class Powers:
+    """What a tool host does with the rights of its own user.
+
+    Methods raise OSError when something is refused or fails. Any thread may call them; attributes are only read.
+    """
 
     #: Where control groups can be made; None where none can.
     tree: Tree | None
@@ -288,43 +290,45 @@ class Powers(ABC):
         """Whether jails run as this process's own user. Jails of root's tool host have numbers of their own."""
         return self.operator != 0
 
-    @abstractmethod
     def settle(self, enclosed: bool) -> None:
         """Say, before the first jail of a tool, whether bubblewrap has to run as root here."""
 
-    @abstractmethod
     def claim_state(self, state_dir: str, above: str, name: str) -> None:
         """Make the folder `above`/`name` in the state, and take over the folders beside it of tool hosts that are
         gone.
         """
+        os.makedirs(f"{state_dir}/{above}/{name}", 0o700, exist_ok=True)
 
-    @abstractmethod
     def make_workdir(self, path: str, state_dir: str) -> None:
         """Make sure that an instance's folder exists and that its owner can use it; `path` lies in the state."""
+        os.makedirs(path, 0o700, exist_ok=True)
+        with opened(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
+            let_owner_in(folder)
 
-    @abstractmethod
     def make_placeholders(self, folder: str, names: Sequence[str]) -> list[str]:
         """Make the missing guarded names in somebody's folder, as far as possible. Returns those that were made."""
+        with opened(folder, os.O_PATH | os.O_DIRECTORY) as here:
+            return [f"{folder}/{name}" for name in make_placeholders(here, names)]
 
-    @abstractmethod
     def remove_placeholder(self, path: str) -> None:
         """Remove an empty placeholder that no tool host guards."""
+        remove_unguarded(path)
 
-    @abstractmethod
     def make_group(self, number: int, path: str) -> None:
         """Make the control group of the jail with that number beside ours."""
+        os.mkdir(path)
 
-    @abstractmethod
     def remove_group(self, number: int, path: str) -> None:
         """Remove that control group."""
+        os.rmdir(path)
 
-    @abstractmethod
     def set_niceness(self, pid: int, niceness: int) -> None:
         """Set the niceness of the session of a jail's process."""
+        set_niceness(pid, niceness)
 
-    @abstractmethod
     def held_by(self, pid: int, numbers: list[int]) -> int:
         """What these sockets (descriptors) of a jail's process hold (bytes)."""
+        return held_by(pid, numbers)
 
 
 class Ordinary(Powers):
@@ -342,45 +346,6 @@ class Ordinary(Powers):
             atexit.register(remove_groups, found.folders, beside(found))
         return found
 
-    def settle(self, enclosed: bool) -> None:
-        pass
-
-    def claim_state(self, state_dir: str, above: str, name: str) -> None:
-        os.makedirs(f"{state_dir}/{above}/{name}", 0o700, exist_ok=True)
-
-    def make_workdir(self, path: str, state_dir: str) -> None:
-        os.makedirs(path, 0o700, exist_ok=True)
-        with opened(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW) as folder:
-            let_owner_in(folder)
-
-    def make_placeholders(self, folder: str, names: Sequence[str]) -> list[str]:
-        with opened(folder, os.O_PATH | os.O_DIRECTORY) as here:
-            return [f"{folder}/{name}" for name in make_placeholders(here, names)]
-
-    def remove_placeholder(self, path: str) -> None:
-        remove_unguarded(path)
-
-    def make_group(self, number: int, path: str) -> None:
-        os.mkdir(path)
-
-    def remove_group(self, number: int, path: str) -> None:
-        os.rmdir(path)
-
-    def set_niceness(self, pid: int, niceness: int) -> None:
-        set_niceness(pid, niceness)
-
-    def held_by(self, pid: int, numbers: list[int]) -> int:
-        return held_by(pid, numbers)
-
-
-class _Helper(NamedTuple):
-    """The privileged helper that runs."""
-
-    #: Our end of its socket.
-    channel: socket.socket
-    #: Its process number.
-    pid: int
-
 
 class Rooted(Powers):
     """See powers.Powers. If the privileged helper did not start, everything is refused."""
@@ -389,14 +354,14 @@ class Rooted(Powers):
         """Call `start` after this, while this process is still root."""
         super().__init__(0, self._make_launcher, uids)
         self.tree = tree
-        self._helper: _Helper | None = None
+        self._channel: socket.socket | None = None
         self._lock = threading.Lock()
 
     def start(self, channel: socket.socket, pid: int, allowed: AllowList) -> None:
         """Take this process as the helper. It waits for its allow-list at the other end of the socket."""
         channel.settimeout(ANSWER_S)
         channel.send(json.dumps(allowed).encode())
-        self._helper, self.lifeline = _Helper(channel, pid), pid
+        self._channel, self.lifeline = channel, pid
         atexit.register(self.close)
 
     def close(self) -> None:
@@ -404,11 +369,11 @@ class Rooted(Powers):
         with suppress(OSError):
             self.do("remove_groups")
         with self._lock:
-            helper, self._helper = self._helper, None
-        if helper is not None:
-            helper.channel.close()
+            channel, self._channel = self._channel, None
+        if channel is not None and self.lifeline is not None:
+            channel.close()
             with suppress(ChildProcessError):
-                os.waitpid(helper.pid, 0)
+                os.waitpid(self.lifeline, 0)
 
     def do(self, operation: str, *arguments: Any) -> Any:
         """Ask for a privileged operation with arguments that are JSON. Returns what it returns."""
@@ -416,20 +381,20 @@ class Rooted(Powers):
 
     def _ask(self, operation: str, *arguments: Any) -> tuple[Any, list[int]]:
         with self._lock:
-            helper = self._helper
-            if helper is None:
+            channel, pid = self._channel, self.lifeline
+            if channel is None or pid is None:
                 raise OSError(0, "the privileged helper of this tool host is gone")
             try:
-                helper.channel.send(json.dumps({"operation": operation, "with": arguments}).encode())
-                data, fds, _, _ = socket.recv_fds(helper.channel, _MAX_ANSWER, 1, socket.MSG_CMSG_CLOEXEC)
+                channel.send(json.dumps({"operation": operation, "with": arguments}).encode())
+                data, fds, _, _ = socket.recv_fds(channel, _MAX_ANSWER, 1, socket.MSG_CMSG_CLOEXEC)
                 if not data:
                     raise ConnectionResetError(0, "the privileged helper of this tool host is gone")
             except OSError:
                 # A later answer could be for another question; and without the helper nothing goes on.
-                self._helper = None
-                helper.channel.close()
+                self._channel = None
+                channel.close()
                 with suppress(OSError):
-                    os.kill(helper.pid, signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
                 raise
         answer: dict[str, Any] = json.loads(data)
         if "error" in answer:

@@ -28,15 +28,23 @@ from goondan.schemas.worker.worker_frames import SERVER_LEFT, WORKER_PROTOCOL, C
 from goondan.schemas.worker.worker_frames import Call as WorkerCall
 from goondan.toolhost.calls.call_inputs import MessageCache, SentMessages
 from goondan.toolhost.calls.call_registry import Call
-from goondan.toolhost.calls.machine import AskToStop, EndCall, JailAction, Kill, Leave, LeaveCall, Terminate
-from goondan.toolhost.calls.results import shown, without_network
-from goondan.toolhost.calls.session import JailReceipts, JailSession
+from goondan.toolhost.calls.machine import (
+    AskToStop,
+    EndCall,
+    JailAction,
+    JailSession,
+    Kill,
+    Leave,
+    LeaveCall,
+    Terminate,
+)
+from goondan.toolhost.calls.results import JailReceipts, shown, without_network
 from goondan.toolhost.calls.untrusted import Violation, output_limit
-from goondan.toolhost.facts.hiding import Hiding
 from goondan.toolhost.jails.jail import CallSandbox, CallSandboxes, Jail
 from goondan.toolhost.jails.network import JailNetwork
 from goondan.toolhost.jails.server_jail import RemoteServer, ServerJail
 from goondan.toolhost.jails.worker import CLOSED, Granted, Worker, WorkerOwner
+from goondan.toolhost.lookup.hiding import Hiding
 from goondan.toolhost.policy.limits import lacks_memory, lacks_processes, limit_error, with_limit
 from goondan.toolhost.traffic.messages import Denied, Failed
 from goondan.toolhost.watch.procfs import signal_all

@@ -30,9 +30,8 @@ from goondan.schemas.worker.servers import CONNECT_S, NewsKind, ServerListing, S
 from goondan.schemas.worker.tool_host_reports import ServerPhase, ServerState, WorkerNews
 from goondan.schemas.worker.worker_frames import List, LoginNeeded, News
 from goondan.toolhost.calls.call_registry import Call, Listing
-from goondan.toolhost.calls.machine import Action, Machine, Wait
+from goondan.toolhost.calls.machine import Action, JailSession, Machine, Wait
 from goondan.toolhost.calls.results import completed
-from goondan.toolhost.calls.session import JailSession
 from goondan.toolhost.calls.untrusted import check_json
 from goondan.toolhost.serving.answers import Answers, Asking
 from goondan.toolhost.serving.live import LiveSession

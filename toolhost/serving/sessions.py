@@ -46,18 +46,20 @@ from goondan.toolhost.calls.call_inputs import MessageCache
 from goondan.toolhost.calls.call_registry import Call, Listing
 from goondan.toolhost.calls.machine import (
     LOAD_TIMEOUT_S,
+    MAX_PENDING_PER_JAIL,
     Action,
     Assign,
     End,
     JailAction,
+    JailSession,
     Machine,
     Start,
     Wait,
     WaitForStop,
     Waiting,
+    key_of,
 )
 from goondan.toolhost.calls.results import PENDING_S, Work, own_error, refusal, shape, with_denial
-from goondan.toolhost.calls.session import MAX_PENDING_PER_JAIL, JailSession, key_of
 from goondan.toolhost.calls.untrusted import Violation
 from goondan.toolhost.jails.jail import CallSandbox, Jail
 from goondan.toolhost.jails.network import Egress

@@ -17,11 +17,8 @@ from goondan.schemas.bundle.launch import ServerSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import ErrorPayload
 from goondan.toolhost.calls.call_registry import Call
-from goondan.toolhost.calls.session import JailSession
+from goondan.toolhost.calls.machine import JailSession
 from goondan.toolhost.calls.untrusted import output_limit
-from goondan.toolhost.facts.folders import remove_placeholders
-from goondan.toolhost.facts.hiding import Hiding, as_it_is_now
-from goondan.toolhost.facts.request import look_up
 from goondan.toolhost.jails.jail import Jail, JailOwner
 from goondan.toolhost.jails.launch import launch
 from goondan.toolhost.jails.network import JailNetwork
@@ -37,6 +34,9 @@ from goondan.toolhost.jails.server_jail import (
     remote_plan,
 )
 from goondan.toolhost.jails.write_exposures import WriteExposures
+from goondan.toolhost.lookup.folders import remove_placeholders
+from goondan.toolhost.lookup.hiding import Hiding, as_it_is_now
+from goondan.toolhost.lookup.jail_request import look_up
 from goondan.toolhost.policy.launch_plan import LaunchPlan
 from goondan.toolhost.policy.plan import forks, plan
 from goondan.toolhost.policy.subject import HostFacts

@@ -48,7 +48,7 @@ from goondan.features.mcp.jail.worker import serve as be_worker
 from goondan.schemas.worker import worker_frames
 from goondan.schemas.worker.servers import ServerInit
 from goondan.toolhost import own_confinement
-from goondan.toolhost.inside.system import Filter
+from goondan.toolhost.inside.confine import Filter
 from goondan.toolhost.inside.wire import Frames, framed
 
 #: One request: a few words (bytes), and so many descriptors.

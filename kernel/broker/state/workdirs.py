@@ -5,7 +5,7 @@ Rules.
   in it. Any other directory must be opened by the operator's policy (`spawn.workdirs`).
 - Jails that work in a directory can change its folders: a folder can become a link at any moment. So a shared directory
   has a base, the folder that the kernel or the operator has named. Tool hosts follow no link beneath the base
-  (toolhost/facts/folders.py). An instance that passes its directory on passes on the base, too.
+  (toolhost/lookup/folders.py). An instance that passes its directory on passes on the base, too.
 - Agents with `workdir: shared` work in the directory of the entry agent's instance of the same key. What one of them
   asks another is done where the asker works, so an operator's directory counts for all of them. A directory that a
   spawn gave stays what it is.

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.requirements import Requirement
 
-from goondan.toolhost.policy.seccomp_program import NUMBERS
+from goondan.toolhost.policy.seccomp import NUMBERS
 from scripts.pin import FILE, applies, problems, project, unmet
 from scripts.pinned import KINDS, Malformed, Pin, machines, normal, parse, render, requirement, wanted
 

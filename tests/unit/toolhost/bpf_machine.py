@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from goondan.toolhost.policy.seccomp_program import RET_ALLOW, RET_ERRNO
+from goondan.toolhost.policy.seccomp import RET_ALLOW, RET_ERRNO
 
 #: BPF_MAXINSNS
 MAX_INSTRUCTIONS = 4096

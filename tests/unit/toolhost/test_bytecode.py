@@ -6,7 +6,7 @@ import py_compile
 import sys
 from pathlib import Path
 
-from goondan.toolhost.facts.host import compile_sources, is_current
+from goondan.toolhost.lookup.this_host import compile_sources, is_current
 
 TAG = sys.implementation.cache_tag
 

@@ -9,14 +9,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import goondan.toolhost.facts.host
+import goondan.toolhost.lookup.this_host
 from goondan.schemas.bundle.launch import Filesystem, PythonSpec, SandboxSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.system.users import NUMBERS, TOOLHOST_UID
 from goondan.schemas.wire.errors import GoondanError
-from goondan.toolhost.facts.folders import dotfiles
-from goondan.toolhost.facts.hiding import as_it_is_now, hidden_folders
-from goondan.toolhost.facts.host import find_bwrap, gather, host_facts, version_problem
-from goondan.toolhost.facts.request import look_up
+from goondan.toolhost.lookup.folders import dotfiles
+from goondan.toolhost.lookup.hiding import as_it_is_now, hidden_folders
+from goondan.toolhost.lookup.jail_request import look_up
+from goondan.toolhost.lookup.this_host import find_bwrap, gather, host_facts, version_problem
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Ordinary, Rooted, Uids
 from goondan.toolhost.survey import CAPABILITIES, judge, judge_processes
@@ -38,7 +38,7 @@ def make(folder: Path, sandbox: SandboxSpec | None = None) -> ToolSpec:
 
 
 def test_the_jail_of_a_bundled_tool_shows_what_all_share_in_which_nothing_would_be_masked(tmp_path: Path) -> None:
-    base = Path(goondan.toolhost.facts.host.__file__).resolve().parents[1] / "base"
+    base = Path(goondan.toolhost.lookup.this_host.__file__).resolve().parents[1] / "base"
     bash = ToolSpec(name="bash", entry=f"{base}/bash/bash.py", root=f"{base}/bash", exports=[], bundled=True)
     request = look_up(bash, None, spec(), HOST, POWERS)
     assert (request.tool.root, request.tool.entry, request.shared) == (str(base), bash.entry, None)
@@ -71,9 +71,11 @@ def test_a_bubblewrap_that_is_setuid_or_too_old_is_not_used(tmp_path: Path, monk
 
     bad = [program("setuid", "0.11.0", 0o4755), program("setgid", "0.11.0", 0o2755), program("old", "0.8.0", 0o755)]
     good = program("good", "0.12.1", 0o755)
-    monkeypatch.setattr(goondan.toolhost.facts.host, "_bwrap_candidates", lambda: [*bad, str(tmp_path / "gone"), good])
+    monkeypatch.setattr(
+        goondan.toolhost.lookup.this_host, "_bwrap_candidates", lambda: [*bad, str(tmp_path / "gone"), good]
+    )
     assert find_bwrap() == (good, "0.12.1")
-    monkeypatch.setattr(goondan.toolhost.facts.host, "_bwrap_candidates", lambda: bad)
+    monkeypatch.setattr(goondan.toolhost.lookup.this_host, "_bwrap_candidates", lambda: bad)
     with pytest.raises(GoondanError) as caught:
         find_bwrap()
     message = caught.value.info.message

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.schemas.worker.grantable import runtime_place, uncovered, workspace_of
-from goondan.toolhost.facts.hiding import Hiding, MountInfo, places_of, read_mounts, runtime_folders, unknown_place
+from goondan.toolhost.lookup.hiding import Hiding, MountInfo, places_of, read_mounts, runtime_folders, unknown_place
 
 ROOT = MountInfo(1, "8:1", "/", "/")
 STATE = "/home/u/.goondan"

@@ -15,7 +15,7 @@ from goondan.schemas.wire.errors import GoondanError
 from goondan.toolhost.policy.launch_plan import DEVICES, RUN, LaunchPlan, for_file
 from goondan.toolhost.policy.limits import GroupPlan, Tree
 from goondan.toolhost.policy.plan import plan, walls_full
-from goondan.toolhost.policy.seccomp_program import program
+from goondan.toolhost.policy.seccomp import program
 from goondan.toolhost.policy.subject import HostFacts, HostPath, Request
 from tests.checks import refuses, there
 from tests.unit.toolhost.test_policy import HOST, TOOL

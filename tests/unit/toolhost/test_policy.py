@@ -13,7 +13,7 @@ from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.worker.grantable import within
 from goondan.toolhost.policy.launch_plan import LIST, READ, RUN, WRITE, CallWalls, LaunchPlan, call_walls, for_file
 from goondan.toolhost.policy.plan import plan
-from goondan.toolhost.policy.seccomp_program import program
+from goondan.toolhost.policy.seccomp import program
 from goondan.toolhost.policy.subject import GUARDED_NAMES, HostFacts, HostPath, Request, guard_candidates
 from tests.checks import refuses, there
 

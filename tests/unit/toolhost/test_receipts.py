@@ -6,7 +6,7 @@ import msgspec
 
 from goondan.schemas.bundle.launch import ToolSpec
 from goondan.schemas.worker.receipts import Receipt
-from goondan.toolhost.calls.session import LONG_S, LOOK_S, JailReceipts
+from goondan.toolhost.calls.results import LONG_S, LOOK_S, JailReceipts
 from goondan.toolhost.policy.limits import Used
 from goondan.toolhost.policy.plan import plan
 from goondan.toolhost.policy.subject import Request

@@ -10,7 +10,7 @@ from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.worker.receipts import TIERS, is_weaker
 from goondan.toolhost.policy.launch_plan import READ, RUN, WRITE, for_file
 from goondan.toolhost.policy.plan import ROWS, has_namespaces, plan
-from goondan.toolhost.policy.seccomp_program import program
+from goondan.toolhost.policy.seccomp import program
 from goondan.toolhost.policy.subject import HostPath, Request
 from tests.unit.toolhost.test_policy import HOST, TOOL
 

@@ -10,8 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.toolhost.policy.seccomp_program import ARCHITECTURES, NUMBERS, RET_KILL_PROCESS, Machine, program
-from goondan.toolhost.policy.seccomp_rules import ALLOWED, NO_ATTRIBUTES, REFUSED, rules
+from goondan.toolhost.policy.seccomp import (
+    ALLOWED,
+    ARCHITECTURES,
+    NO_ATTRIBUTES,
+    NUMBERS,
+    REFUSED,
+    RET_KILL_PROCESS,
+    Machine,
+    program,
+    rules,
+)
 from tests.unit.toolhost.bpf_machine import load, run, verdict
 
 MACHINES: tuple[Machine, ...] = ("x86_64", "aarch64")

@@ -8,11 +8,11 @@ import socket
 
 import pytest
 
-from goondan.toolhost.policy.seccomp_program import ARCHITECTURES, NUMBERS, Machine, relay_program
+from goondan.toolhost.policy.seccomp import ARCHITECTURES, NUMBERS, Machine, own_program
 from tests.unit.toolhost.bpf_machine import load, run, verdict
 
 MACHINES: tuple[Machine, ...] = ("x86_64", "aarch64")
-FILTERS = {machine: load(relay_program(machine)) for machine in MACHINES}
+FILTERS = {machine: load(own_program("relay", machine)) for machine in MACHINES}
 ANYTHING = 0x7FFF1234
 THREAD = 0x3D0F00  # what libc starts one with
 

@@ -10,12 +10,12 @@ import pytest
 
 from goondan.toolhost.launcher.program import _check_program
 from goondan.toolhost.launcher.request import AllowList, NotAllowed, Run
-from goondan.toolhost.policy.seccomp_program import ARCHITECTURES, NUMBERS, Machine, template_program, worker_program
+from goondan.toolhost.policy.seccomp import ARCHITECTURES, NUMBERS, Machine, own_program
 from tests.unit.toolhost.bpf_machine import load, run, verdict
 
 MACHINES: tuple[Machine, ...] = ("x86_64", "aarch64")
-WORKER = {machine: load(worker_program(machine)) for machine in MACHINES}
-TEMPLATE = {machine: load(template_program(machine)) for machine in MACHINES}
+WORKER = {machine: load(own_program("worker", machine)) for machine in MACHINES}
+TEMPLATE = {machine: load(own_program("template", machine)) for machine in MACHINES}
 ANYTHING = 0x7FFF1234
 THREAD = 0x3D0F00  # what libc starts one with
 FORK = 0x1200011  # what libc's fork asks for: CLONE_CHILD_SETTID, CLONE_CHILD_CLEARTID, SIGCHLD

@@ -11,9 +11,9 @@ import pytest
 
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.worker.tool_host_reports import MAX_SILENCE_S, GuardedPlace, WriteExposure
-from goondan.toolhost.facts.folders import MADE_NAMES
 from goondan.toolhost.jails import write_exposures as module
 from goondan.toolhost.jails.write_exposures import WriteExposures, joined
+from goondan.toolhost.lookup.folders import MADE_NAMES
 from tests.checks import refuses, there
 from tests.toolhost_fixture import POWERS
 

@@ -48,7 +48,7 @@ MAX_URL = 8192
 PATH_SAFE = "/%:@!$&'()*+,;=-._~[]|"
 QUERY_SAFE = PATH_SAFE.replace("'", "") + "?^`{}"
 AGENT = "goondan"
-#: The places where systems keep the certificates that they trust. A jail shows these (toolhost/facts/host.py).
+#: The places where systems keep the certificates that they trust. A jail shows these (toolhost/lookup/this_host.py).
 CA_FILES = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/certs/ca-bundle.crt")
 #: The most digits of a length.
 LENGTH_DIGITS = 19

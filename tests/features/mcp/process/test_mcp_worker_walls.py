@@ -16,11 +16,11 @@ PROGRAM = r"""
 import json, os, socket, sys
 sys.path.insert(0, sys.argv[1])
 import ctypes, errno, resource, signal, subprocess, threading
-from goondan.toolhost.inside.system import Filter
+from goondan.toolhost.inside.confine import Filter
 from goondan.features.mcp.jail import template
-from goondan.toolhost.facts.host import machine
-from goondan.toolhost.policy.seccomp_program import NUMBERS
-from goondan.toolhost.policy.seccomp_program import template_program, worker_program
+from goondan.toolhost.lookup.this_host import machine
+from goondan.toolhost.policy.seccomp import NUMBERS
+from goondan.toolhost.policy.seccomp import own_program
 
 first = os.getpid()
 prctl, PR_SET_PDEATHSIG = NUMBERS[machine()]["prctl"], 1
@@ -62,8 +62,8 @@ def become(channel, server, connector):
 
 ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 fd = os.memfd_create("filter")
-os.write(fd, template_program(machine())); os.lseek(fd, 0, 0)
-of_worker = Filter(worker_program(machine()))
+os.write(fd, own_program("template", machine())); os.lseek(fd, 0, 0)
+of_worker = Filter(own_program("worker", machine()))
 pid = os.fork()
 if pid == 0:
     ours.close()

@@ -15,7 +15,7 @@ from goondan.kernel.bundle.documents import brought_tools
 from goondan.kernel.bundle.rules.plan import tool_spec
 from goondan.schemas.bundle.launch import Filesystem, FolderGrants, SandboxSpec, ToolSpec
 from goondan.schemas.system.digests import MAX_PINNED_BYTES, MAX_PINNED_FILES, folder_digest
-from goondan.toolhost.facts.folders import FolderCopies, folder_of_call
+from goondan.toolhost.lookup.folders import FolderCopies, folder_of_call
 from tests.toolhost_fixture import bench
 
 BASH = """\

@@ -29,8 +29,8 @@ import msgspec
 import goondan
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.grantable import within
-from goondan.toolhost.facts.hiding import with_hidden
-from goondan.toolhost.policy.seccomp_program import NUMBERS, Machine
+from goondan.toolhost.lookup.hiding import with_hidden
+from goondan.toolhost.policy.seccomp import NUMBERS, Machine
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Powers
 

@@ -19,9 +19,9 @@ from goondan.schemas.bundle.launch import JavaScriptRuntime, SandboxSpec, ToolHo
 from goondan.schemas.system.directories import quoted
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.grantable import within, workspace_of
-from goondan.toolhost.facts.folders import MADE_NAMES, dotfiles, existing, folder_beneath, refuse_links, repositories
-from goondan.toolhost.facts.hiding import unknown_place
-from goondan.toolhost.facts.host import BESIDE_USR, PACKAGE
+from goondan.toolhost.lookup.folders import MADE_NAMES, dotfiles, existing, folder_beneath, refuse_links, repositories
+from goondan.toolhost.lookup.hiding import unknown_place
+from goondan.toolhost.lookup.this_host import BESIDE_USR, PACKAGE
 from goondan.toolhost.policy.launch_plan import JAIL_TOOL, runtime_of
 from goondan.toolhost.policy.plan import has_namespaces
 from goondan.toolhost.policy.subject import (

@@ -1,9 +1,0 @@
-"""Looks up what a plan is made from, as toolhost/policy is pure: this host, and the paths that concern one jail.
-
-    host        bubblewrap, the interpreter, which parts of the system there are
-    request     one jail to be: its workdir and its grants without links, what in them is guarded
-    folders     folders that a call or a spawn names
-    guarding, hiding    what stays read-only, and what does not show
-
-Source: docs/design/sandbox.md sections 1 and 2.
-"""
