@@ -18,17 +18,7 @@ from typing import Annotated, Any, Final, Literal
 # every program that starts.
 from msgspec import Meta, Struct, defstruct, field
 
-from goondan.schemas.bundle.launch import (
-    DEFAULT_CONVERSATION_MB,
-    DEFAULT_ERROR_LIMIT,
-    DEFAULT_MAX_STEPS,
-    DEFAULT_STALL_S,
-    Filesystem,
-    Limits,
-    OutputSpec,
-    PythonSpec,
-    ToolChoice,
-)
+from goondan.schemas.bundle import launch
 from goondan.schemas.models.model_providers import MAX_FALLBACKS, KeyHeader, ModelLimits, ModelRetry, NamedProvider
 from goondan.schemas.models.server_answers import LEAST_WINDOW, MOST_WINDOW
 from goondan.schemas.wire.questions import TIMEOUT_MS
@@ -95,8 +85,8 @@ class Sandbox(Strict, frozen=True):
         Literal["none", "public"] | NetworkAllow,
         Meta(description="No network, public addresses only, or exactly these hosts."),
     ] = "none"
-    filesystem: Annotated[Filesystem, Meta(description="Paths outside the workdir.")] = field(
-        default_factory=Filesystem
+    filesystem: Annotated[launch.Filesystem, Meta(description="Paths outside the workdir.")] = field(
+        default_factory=launch.Filesystem
     )
     env: Annotated[list[str], Meta(description="Names of host environment variables that the tool may read.")] = []
     permissions: Annotated[
@@ -106,11 +96,11 @@ class Sandbox(Strict, frozen=True):
             "asked for by `self-restart__request`. `tools`: for the bundled tool of code mode only."
         ),
     ] = []
-    python: Annotated[PythonSpec, Meta(description="A virtual environment to import from.")] = field(
-        default_factory=PythonSpec
+    python: Annotated[launch.PythonSpec, Meta(description="A virtual environment to import from.")] = field(
+        default_factory=launch.PythonSpec
     )
-    limits: Annotated[Limits, Meta(description="Upper bounds; see the documentation of the sandbox.")] = field(
-        default_factory=Limits
+    limits: Annotated[launch.Limits, Meta(description="Upper bounds; see the documentation of the sandbox.")] = field(
+        default_factory=launch.Limits
     )
     min_tier: Annotated[Tier, Meta(description="Refuse to run where the walls are weaker than this.")] = STRONGEST
     javascript: Annotated[
@@ -157,7 +147,7 @@ class SandboxPart(Strict, frozen=True):
     permissions: Annotated[
         list[Literal["agents", "restart", "tools"]] | None, Meta(description="Fewer operations on the bus.")
     ] = None
-    python: Annotated[PythonSpec | None, Meta(description="The same virtual environment, or none.")] = None
+    python: Annotated[launch.PythonSpec | None, Meta(description="The same virtual environment, or none.")] = None
     limits: Annotated[LimitsPart | None, Meta(description="Lower limits.")] = None
     min_tier: Annotated[Tier | None, Meta(description="`full` instead of `reduced`.")] = None
 
@@ -308,7 +298,7 @@ class AgentPolicy(Strict, frozen=True):
             description="A turn fails when its model is at work and says nothing for this long; what only keeps a "
             "connection alive does not count. A turn that makes progress may last as long as it likes.",
         ),
-    ] = DEFAULT_STALL_S
+    ] = launch.DEFAULT_STALL_S
     conversation_mb: Annotated[
         int,
         Meta(
@@ -317,7 +307,7 @@ class AgentPolicy(Strict, frozen=True):
             description="Size of one instance's conversation on disk (MiB). A turn that does not fit fails; what is "
             "stored stays.",
         ),
-    ] = DEFAULT_CONVERSATION_MB
+    ] = launch.DEFAULT_CONVERSATION_MB
     request_timeout_ms: Annotated[
         Annotated[int, Meta(ge=1, le=86_400_000)] | None,
         Meta(description="How long `agents__request` waits if it does not say; by default what the Swarm says."),
@@ -331,7 +321,9 @@ class AgentPolicy(Strict, frozen=True):
 class SwarmPolicy(Strict, frozen=True):
     """Rules of the whole swarm."""
 
-    max_steps_per_turn: Annotated[int, Meta(ge=1, le=1000, description="Model calls in one turn.")] = DEFAULT_MAX_STEPS
+    max_steps_per_turn: Annotated[int, Meta(ge=1, le=1000, description="Model calls in one turn.")] = (
+        launch.DEFAULT_MAX_STEPS
+    )
     durability: Annotated[
         Literal["power", "process"],
         Meta(description="What an accepted message survives: a power loss, or the end of any process."),
@@ -387,10 +379,11 @@ class AgentBody(Strict, frozen=True):
     #: Rules of one agent.
     policy: AgentPolicy = field(default_factory=AgentPolicy)
     output: Annotated[
-        OutputSpec | None, Meta(description="The form of its answers; see [structured answers](structured-answers.md).")
+        launch.OutputSpec | None,
+        Meta(description="The form of its answers; see [structured answers](structured-answers.md)."),
     ] = None
     tool_choice: Annotated[
-        ToolChoice | None,
+        launch.ToolChoice | None,
         Meta(
             description="`required`, or the tool that its model calls first in each turn; `none`: tools are shown, and "
             "none is called."
@@ -449,7 +442,7 @@ class ToolBody(Strict, frozen=True, kw_only=True):
 
     entry: Annotated[str, Meta(min_length=1, description="Path of the module, from the bundle's root.")]
     error_message_limit: Annotated[int, Meta(ge=1, description="Characters of an error's message.")] = (
-        DEFAULT_ERROR_LIMIT
+        launch.DEFAULT_ERROR_LIMIT
     )
     exports: Annotated[list[ToolExport], Meta(min_length=1, description="What can be called.")]
     sandbox: Sandbox = field(default_factory=Sandbox)

@@ -33,23 +33,11 @@ from msgspec import Raw
 from goondan.schemas.system.blob_files import BlobFolder
 from goondan.schemas.system.broker_identity import BrokerIdentity
 from goondan.schemas.transport import Transport, chosen, path_of
+from goondan.schemas.wire import peer
 from goondan.schemas.wire.blobs import INLINE_FRAME_BYTES, REFERENCES, check_reference, is_reference
 from goondan.schemas.wire.codec import DECODE_ERRORS, MAX_RELAYED_BYTES, decode, encode_value
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import AttachedServer, Blob, ErrorPayload, Frame, Lease, Welcome
-from goondan.schemas.wire.peer import (
-    Deliver,
-    Greet,
-    Kind,
-    LinkRefused,
-    OutboxEntry,
-    Outcome,
-    Peer,
-    Reply,
-    Settled,
-    Welcomed,
-    encode_reference,
-)
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -132,7 +120,7 @@ class Link:
         self._on_welcome = on_welcome
         self._on_unsent = on_unsent
         self._on_late = on_late
-        self._peer = Peer(
+        self._peer = peer.Peer(
             token,
             incarnation or os.urandom(6).hex(),
             pid=os.getpid(),
@@ -281,12 +269,14 @@ class Link:
         if entry is not None and entry.kind != "call":
             entry.waiter(None, None)
 
-    def _submit_for_future(self, kind: Kind, frame: Frame, patience_s: float | None = None) -> asyncio.Future[Frame]:
+    def _submit_for_future(
+        self, kind: peer.Kind, frame: Frame, patience_s: float | None = None
+    ) -> asyncio.Future[Frame]:
         waiter: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self._submit(kind, frame, partial(_settle_future, waiter), patience_s)
         return waiter
 
-    def _submit(self, kind: Kind, frame: Frame, done: Done, patience_s: float | None = None) -> None:
+    def _submit(self, kind: peer.Kind, frame: Frame, done: Done, patience_s: float | None = None) -> None:
         loop = self._loop
         if loop is None:
             raise fail("E_LINK_CLOSED", "the link has not been started")
@@ -303,7 +293,7 @@ class Link:
 
     # --- large payloads
 
-    def _write_payload(self, entry: OutboxEntry) -> None:
+    def _write_payload(self, entry: peer.OutboxEntry) -> None:
         frame = entry.unwritten
         if frame is None:
             return
@@ -316,7 +306,7 @@ class Link:
             elif blob is not None:
                 self._remove_file(blob)
             elif self._peer.forget(entry.id) is not None and error is not None:
-                self._settle(Settled(entry, None, error.info))
+                self._settle(peer.Settled(entry, None, error.info))
 
         self._write_file(frame, durable, done)
 
@@ -326,7 +316,7 @@ class Link:
                 if self._on_unsent is not None and error is not None:
                     self._on_unsent(frame, error)
             elif self._peer.phase == "ready":
-                self._queue(encode_reference(frame, blob))
+                self._queue(peer.encode_reference(frame, blob))
 
         self._write_file(frame, False, done)
 
@@ -474,24 +464,24 @@ class Link:
         if outcome is not None:
             self._perform(outcome, loop)
 
-    def _perform(self, outcome: Outcome, loop: asyncio.AbstractEventLoop) -> None:
-        if isinstance(outcome, Settled):
+    def _perform(self, outcome: peer.Outcome, loop: asyncio.AbstractEventLoop) -> None:
+        if isinstance(outcome, peer.Settled):
             self._settle(outcome)
-        elif isinstance(outcome, Deliver):
+        elif isinstance(outcome, peer.Deliver):
             self._on_frame(outcome.frame)
-        elif isinstance(outcome, Reply):
+        elif isinstance(outcome, peer.Reply):
             self._queue(outcome.data)
             if outcome.late is not None and self._on_late is not None:
                 self._on_late(outcome.late)
-        elif isinstance(outcome, Greet):
+        elif isinstance(outcome, peer.Greet):
             self._greet(loop)
-        elif isinstance(outcome, Welcomed):
+        elif isinstance(outcome, peer.Welcomed):
             self._welcome(outcome.welcome)
-        elif isinstance(outcome, LinkRefused):
+        elif isinstance(outcome, peer.LinkRefused):
             self._refuse(outcome.error)
 
-    def _settle(self, settled: Settled) -> None:
-        entry: OutboxEntry = settled.entry
+    def _settle(self, settled: peer.Settled) -> None:
+        entry: peer.OutboxEntry = settled.entry
         if settled.reply is not None:
             self._queue(settled.reply)
         if settled.error is not None and entry.blob is not None and not entry.accepted:
@@ -550,7 +540,7 @@ class Link:
             self._ticker.cancel()
         self._ticker = loop.call_later(TICK_S, self._tick)
 
-    def _fail_all(self, entries: list[OutboxEntry]) -> None:
+    def _fail_all(self, entries: list[peer.OutboxEntry]) -> None:
         for entry in entries:
             entry.waiter(None, fail("E_LINK_CLOSED", "the link was closed before the answer came"))
 

@@ -27,33 +27,10 @@ import msgspec
 from msgspec import Raw
 
 from goondan.schemas.bundle.address import is_instance_key
+from goondan.schemas.wire import frames, questions
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
-from goondan.schemas.wire.frames import (
-    OPERATOR_AGENT,
-    AgentEvent,
-    AgentsList,
-    AgentsSpawn,
-    ErrorPayload,
-    Frame,
-    ReplyTo,
-)
-from goondan.schemas.wire.questions import (
-    EVENT_TYPES,
-    LOOK_UP_MS,
-    MAX_ANSWER_BYTES,
-    MAX_ASK_BYTES,
-    MAX_INNER_CALLS,
-    MAX_OPEN,
-    TIMEOUT_MS,
-    ToolAnswer,
-    ToolAsk,
-    answer_error,
-    answered,
-    correlation,
-    is_event_type,
-    with_object,
-)
+from goondan.schemas.wire.frames import Frame
 from goondan.schemas.worker.worker_frames import Answer, Ask, WorkerError
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.untrusted import Violation, check_json
@@ -62,7 +39,7 @@ from goondan.toolhost.calls.untrusted import Violation, check_json
 MAX_ASKED: Final = 1000
 #: `input` and `metadata` of one question together, and of all questions of a call (bytes). The broker keeps what was
 #: sent and is not worked on yet, 256 MiB of all senders together: one call must not fill that.
-MAX_INPUT: Final = MAX_ASK_BYTES
+MAX_INPUT: Final = questions.MAX_ASK_BYTES
 MAX_SAID: Final = 16 << 20
 #: The same for calls of tools: nobody keeps their arguments, but each is passed on, and some are noted.
 MAX_SAID_TO_TOOLS: Final = 64 << 20
@@ -160,8 +137,8 @@ class Asker:
     def _check_room(self, ask: Ask) -> None:
         if ask.ask_id in self.open:
             raise Violation("the worker asked twice under one number")
-        if len(self.open) >= MAX_OPEN:
-            raise _limit(f"{MAX_OPEN} questions of this call are open", "Wait for some answers first.")
+        if len(self.open) >= questions.MAX_OPEN:
+            raise _limit(f"{questions.MAX_OPEN} questions of this call are open", "Wait for some answers first.")
 
     def _count(self, ask: Ask) -> None:
         if self._asked >= MAX_ASKED:
@@ -172,8 +149,8 @@ class Asker:
             raise _limit(f"a call says at most {MAX_SAID} bytes in all", "Do the rest in another call.")
 
     def _count_inner_call(self, ask: Ask) -> None:
-        if self._inner >= MAX_INNER_CALLS:
-            raise _limit(f"a script makes at most {MAX_INNER_CALLS} calls", "Do the rest in another script.")
+        if self._inner >= questions.MAX_INNER_CALLS:
+            raise _limit(f"a script makes at most {questions.MAX_INNER_CALLS} calls", "Do the rest in another script.")
         self._inner += 1
         self._inner_said += _check(ask)
         if self._inner_said > MAX_SAID_TO_TOOLS:
@@ -200,7 +177,7 @@ def _check(ask: Ask) -> int:
         ),
         (len(ask.cwd or "") > MAX_CWD, f"cwd has at most {MAX_CWD} characters"),
         (
-            ask.event_type is not None and not is_event_type(ask.event_type),
+            ask.event_type is not None and not questions.is_event_type(ask.event_type),
             "eventType is 1 to 128 letters, digits and .:_- and no type that the kernel uses itself",
         ),
         (ask.asynchronous and ask.op != "request", "only a request can be asynchronous"),
@@ -231,27 +208,29 @@ def _limit(message: str, suggestion: str | None = None) -> GoondanError:
 
 def _frame(call: Call, ask: Ask, name: str, left_ms: int | None, created_at: str) -> Frame:
     if ask.op == "list":
-        payload = to_raw(AgentsList(include_all=ask.include_all))
-        return Frame("agents.list", call_id=call.id, deadline_ms=_shorter(LOOK_UP_MS, left_ms), payload=payload)
+        payload = to_raw(frames.AgentsList(include_all=ask.include_all))
+        return Frame(
+            "agents.list", call_id=call.id, deadline_ms=_shorter(questions.LOOK_UP_MS, left_ms), payload=payload
+        )
     if ask.op == "catalog":
-        return Frame("agents.catalog", call_id=call.id, deadline_ms=_shorter(LOOK_UP_MS, left_ms))
+        return Frame("agents.catalog", call_id=call.id, deadline_ms=_shorter(questions.LOOK_UP_MS, left_ms))
     key = ask.instance_key or call.instance_key
     if ask.op != "spawn":
         _check_asked(call, str(ask.target), key, ask)
-    deadline_ms = _shorter(TIMEOUT_MS if ask.timeout_ms is None else ask.timeout_ms, left_ms)
+    deadline_ms = _shorter(questions.TIMEOUT_MS if ask.timeout_ms is None else ask.timeout_ms, left_ms)
     if ask.op == "spawn":
         frame = Frame("agents.spawn", id=name, to=ask.target, instance_key=key, call_id=call.id)
-        frame.deadline_ms, frame.payload = deadline_ms, to_raw(AgentsSpawn(ask.cwd))
+        frame.deadline_ms, frame.payload = deadline_ms, to_raw(frames.AgentsSpawn(ask.cwd))
         return frame
     asks = ask.op == "request"
-    event = AgentEvent(
+    event = frames.AgentEvent(
         id=name,
-        type=ask.event_type or EVENT_TYPES[ask.op],
+        type=ask.event_type or questions.EVENT_TYPES[ask.op],
         created_at=created_at,
         input=ask.input or _NOTHING,
         instance_key=key,
         metadata=None if ask.metadata is None else msgspec.msgpack.decode(ask.metadata),
-        reply_to=ReplyTo(call.agent, correlation(name)) if asks else None,
+        reply_to=frames.ReplyTo(call.agent, questions.correlation(name)) if asks else None,
     )
     frame = Frame("event", to=ask.target, instance_key=key, event_id=name, call_id=call.id, reply_to=event.reply_to)
     frame.payload = to_raw(event)
@@ -267,7 +246,7 @@ def _frame_to_caller(call: Call, ask: Ask, number: int) -> Frame:
     still.
     """
     value = None if ask.value is None else Raw(bytes(ask.value))
-    return Frame("tool.ask", call_id=call.id, payload=to_raw(ToolAsk(number, ask.op, value)))
+    return Frame("tool.ask", call_id=call.id, payload=to_raw(questions.ToolAsk(number, ask.op, value)))
 
 
 def _check_asked(call: Call, target: str, key: str, ask: Ask) -> None:
@@ -275,7 +254,7 @@ def _check_asked(call: Call, target: str, key: str, ask: Ask) -> None:
     if (target, key) == (call.agent, call.instance_key):
         message = f"agent {target!r} with instance key {key!r} is the one that asks"
         raise fail("E_AGENT_CYCLE", message, suggestion="Give another instanceKey, or name another agent.")
-    if ask.asynchronous and call.agent == OPERATOR_AGENT:
+    if ask.asynchronous and call.agent == frames.OPERATOR_AGENT:
         message = "a call from outside has no conversation that an answer could come to later"
         raise fail("E_USAGE", message, suggestion="Ask without async, or send.")
 
@@ -292,34 +271,38 @@ def value_of(ask: Ask, asked: Frame, answer: Frame) -> Raw:
     size = memoryview(answer.payload).nbytes
     if answer.type == "tool.answer":
         return _value_of_answer(answer, size)
-    if size > MAX_ANSWER_BYTES:
-        raise _limit(f"the answer has {size} bytes, limit {MAX_ANSWER_BYTES}", "Let the agent write to a file.")
+    if size > questions.MAX_ANSWER_BYTES:
+        raise _limit(
+            f"the answer has {size} bytes, limit {questions.MAX_ANSWER_BYTES}", "Let the agent write to a file."
+        )
     if ask.op == "send":
         return to_raw({"target": ask.target, "eventId": asked.event_id, "accepted": True})
     if ask.op != "request":
         return answer.payload
     event_id = asked.event_id or ""
     if ask.asynchronous:
-        return to_raw({**answered(str(ask.target), event_id, correlation(event_id), None), "async": True})
-    ended = from_raw(answer.payload, AgentEvent).answer
-    if (error := answer_error(str(ask.target), ended)) is not None:
+        return to_raw(
+            {**questions.answered(str(ask.target), event_id, questions.correlation(event_id), None), "async": True}
+        )
+    ended = from_raw(answer.payload, frames.AgentEvent).answer
+    if (error := questions.answer_error(str(ask.target), ended)) is not None:
         raise GoondanError(error)
     response = None if ended is None else ended.response
-    told = answered(str(ask.target), event_id, correlation(event_id), response)
-    return to_raw(told if ended is None else with_object(told, ended))
+    told = questions.answered(str(ask.target), event_id, questions.correlation(event_id), response)
+    return to_raw(told if ended is None else questions.with_object(told, ended))
 
 
 def _value_of_answer(answer: Frame, size: int) -> Raw:
-    if size > MAX_ANSWER_BYTES:
-        message = f"the result has {size} bytes, limit {MAX_ANSWER_BYTES}"
+    if size > questions.MAX_ANSWER_BYTES:
+        message = f"the result has {size} bytes, limit {questions.MAX_ANSWER_BYTES}"
         raise _limit(message, "Ask for less, or let the tool write to a file.")
-    told = from_raw(answer.payload, ToolAnswer)
+    told = from_raw(answer.payload, questions.ToolAnswer)
     if told.error is not None:
         raise GoondanError(told.error)
     return _NOTHING if told.value is None else told.value
 
 
-def refusal(ask: Ask, error: ErrorPayload) -> Answer:
+def refusal(ask: Ask, error: frames.ErrorPayload) -> Answer:
     """An error as the answer to a question."""
     return Answer(
         call_id=ask.call_id,

@@ -21,22 +21,8 @@ import sys
 from _thread import allocate_lock, get_ident, stack_size
 from time import monotonic, sleep
 
-from . import wire
+from . import running, wire
 from .api import Pending, ToolContext
-from .running import (
-    MAX_ERROR,
-    MAX_LINE,
-    Lane,
-    Orphans,
-    Printed,
-    Running,
-    Slot,
-    Threads,
-    describe,
-    error_frame,
-    is_offline,
-    where,
-)
 from .wire import FD, READ_BYTES, Frames, framed
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
@@ -90,7 +76,7 @@ class Worker:
         #: What the tool may do beside its work: `agents`, `tools`.
         self.permissions: list[str] = []
         #: The calls that run, by their ids.
-        self.running: dict[str, Running] = {}
+        self.running: dict[str, running.Running] = {}
         #: This process is a copy that a handler has forked.
         self.forked = False
         self._lock = allocate_lock()
@@ -104,19 +90,19 @@ class Worker:
         #: How long an export takes (seconds).
         self._seconds: dict[str, float] = {}
         #: The thread with the reading role.
-        self._reader: Slot | None = None
+        self._reader: running.Slot | None = None
         #: Since when the reader runs a handler (time.monotonic); 0: it runs none.
         self._inline_since = 0.0
         #: The watcher sleeps until `_doze` is released.
         self._dozing = False
         self._doze = allocate_lock()
         self._doze.acquire()
-        self._threads = Threads(MAX_TOGETHER)
-        self._pending = Lane(self._threads, MAX_PENDING)
-        self._slow = Lane(self._threads, MAX_SLOW)
+        self._threads = running.Threads(MAX_TOGETHER)
+        self._pending = running.Lane(self._threads, MAX_PENDING)
+        self._slow = running.Lane(self._threads, MAX_SLOW)
         self._async: AsyncCalls | None = None
         self._questions: Questions | None = None
-        self._orphans = Orphans()
+        self._orphans = running.Orphans()
         self._log_tokens = float(LOG_BURST)
         self._log_at = 0.0
         self._log_dropped = 0
@@ -126,7 +112,7 @@ class Worker:
     def main(self) -> None:
         """Serve until the host closes the channel. Never returns."""
         stack_size(STACK_BYTES)
-        slot = Slot()
+        slot = running.Slot()
         self._reader = slot
         posix.register_at_fork(after_in_child=self._after_fork)
         self._read_loop(slot)
@@ -143,7 +129,7 @@ class Worker:
         except OSError:
             pass  # the handler had closed it
 
-    def _read_loop(self, slot: Slot) -> None:
+    def _read_loop(self, slot: running.Slot) -> None:
         """Read and serve for as long as this thread holds the role."""
         inbox = self._inbox
         while self._reader is slot:
@@ -169,7 +155,7 @@ class Worker:
         except ValueError as error:
             leave(str(error))
 
-    def _watch(self, slot: Slot) -> None:
+    def _watch(self, slot: running.Slot) -> None:
         """Take the role over from a reader that is busy with a handler; then somebody else watches."""
         quiet = 0
         last = 0.0
@@ -233,7 +219,7 @@ class Worker:
 
     # --- frames from the host
 
-    def _handle(self, data: bytes, slot: Slot) -> None:
+    def _handle(self, data: bytes, slot: running.Slot) -> None:
         try:
             frame = wire.unpack(data)
             kind = frame["type"]
@@ -265,13 +251,13 @@ class Worker:
             if call.task is not None and self._async is not None:
                 self._async.cancel(call)
 
-    def asking(self, call: Running) -> Callable[[str, dict[str, Any]], Any] | None:
+    def asking(self, call: running.Running) -> Callable[[str, dict[str, Any]], Any] | None:
         """How the call asks the bus for an operation with its fields; None when its tool has no permission to."""
         if "agents" not in self.permissions:
             return None
         return lambda op, fields: self._asked().ask(call, op, fields)
 
-    def calling(self, call: Running) -> AskTools | None:
+    def calling(self, call: running.Running) -> AskTools | None:
         """How the call has its agent call tools; None when its tool has no permission to."""
         return (lambda asked: self._asked().send(call, asked)) if "tools" in self.permissions else None
 
@@ -300,8 +286,8 @@ class Worker:
             folder = init["entry"].rpartition("/")[0]
             self.handlers = load_handlers(init["entry"], compiled=folder in init.get("importPaths", ()))
         except BaseException as error:  # sys.exit at import included
-            message = f"{type(error).__name__}: {describe(error)}{where(error)}"
-            self.send(wire.pack({"type": "load_failed", "message": message[:MAX_ERROR]}))
+            message = f"{type(error).__name__}: {running.describe(error)}{running.where(error)}"
+            self.send(wire.pack({"type": "load_failed", "message": message[: running.MAX_ERROR]}))
             leave()
         if init.get("jailed"):
             self._orphans.enable()
@@ -310,10 +296,10 @@ class Worker:
 
     # --- calls
 
-    def _start(self, frame: dict[str, Any], slot: Slot) -> None:
+    def _start(self, frame: dict[str, Any], slot: running.Slot) -> None:
         """Begin a call: here on the reader if its export is quick or unknown, else on another thread."""
         now = monotonic()
-        call = Running(self, frame, now)
+        call = running.Running(self, frame, now)
         with self._lock:
             self.running[call.id] = call
         seconds = self._seconds.get(frame["export"])
@@ -344,7 +330,7 @@ class Worker:
         if result is not None:
             self.send(result)
 
-    def _run(self, call: Running) -> bytes | None:
+    def _run(self, call: running.Running) -> bytes | None:
         """Run a handler to its result frame; None when its result comes later."""
         export = call.frame["export"]
         try:
@@ -352,7 +338,7 @@ class Worker:
         except KeyError:
             names = ", ".join(sorted(self.handlers)) or "none"
             message = f"the tool has no handler {export!r}; it has: {names}"
-            return self._finish(call, error_frame(call.id, "LookupError", message, code="E_TOOL_NOT_FOUND"))
+            return self._finish(call, running.error_frame(call.id, "LookupError", message, code="E_TOOL_NOT_FOUND"))
         began = monotonic()
         body = self._answer(call, lambda: handler(ToolContext(call), call.frame["input"]))
         if body is not None:
@@ -362,11 +348,11 @@ class Worker:
             self._seconds[export] = seconds if known is None or seconds < known else known + (seconds - known) * 0.1
         return self._finish(call, body)
 
-    def conclude(self, call: Running, produce: Callable[[], Any], *, awaits: bool = True) -> None:
+    def conclude(self, call: running.Running, produce: Callable[[], Any], *, awaits: bool = True) -> None:
         """Run a later part of a call, and send the result that it comes to; see `_answer`."""
         self._send_result(self._finish(call, self._answer(call, produce, awaits=awaits)))
 
-    def _answer(self, call: Running, produce: Callable[[], Any], *, awaits: bool = True) -> bytes | None:
+    def _answer(self, call: running.Running, produce: Callable[[], Any], *, awaits: bool = True) -> bytes | None:
         """Run a handler, or a part of it, to the call's result frame; None when what it returned goes on elsewhere.
 
         `awaits`: something to await is run by the event loop; else it is no result.
@@ -389,7 +375,7 @@ class Worker:
             self._current.pop(ident, None)
         return body
 
-    def _to_loop(self, call: Running, awaitable: Any) -> None:
+    def _to_loop(self, call: running.Running, awaitable: Any) -> None:
         """Let the event loop run it to the call's result."""
         with self._lock:
             if self._async is None:
@@ -398,7 +384,7 @@ class Worker:
                 self._async = AsyncCalls(self)
         self._async.submit(call, awaitable)
 
-    def _go_on(self, call: Running, pending: Pending) -> None:
+    def _go_on(self, call: running.Running, pending: Pending) -> None:
         """Send the `pending` result of a call, and begin its work."""
         call.pending = True
         frame = {"type": "result", "callId": call.id, "status": "pending", "handle": pending.handle, "continues": True}
@@ -408,43 +394,43 @@ class Worker:
         else:
             self._pending.submit(lambda: self.conclude(call, pending.work))
 
-    def _result_frame(self, call: Running, value: Any) -> bytes:
+    def _result_frame(self, call: running.Running, value: Any) -> bytes:
         """The result frame of what a handler, or its pending work, returned."""
         call_id = call.id
         if isinstance(value, Pending):
             if call.pending:
                 message = "pending work returned a Pending; it may only return its final value"
-                return error_frame(call_id, "TypeError", message, code="E_TOOL_BAD_OUTPUT")
+                return running.error_frame(call_id, "TypeError", message, code="E_TOOL_BAD_OUTPUT")
             return wire.pack({"type": "result", "callId": call_id, "status": "pending", "handle": value.handle})
         try:
             output = wire.pack(value)
         except wire.BadValue as error:
-            return error_frame(call_id, "TypeError", str(error), code="E_TOOL_BAD_OUTPUT")
+            return running.error_frame(call_id, "TypeError", str(error), code="E_TOOL_BAD_OUTPUT")
         if len(output) > self.output_limit:
             message = f"the output has {len(output)} bytes, limit {self.output_limit} (outputMb)"
-            return error_frame(call_id, "OutputTooLarge", message, code="E_TOOL_LIMIT")
+            return running.error_frame(call_id, "OutputTooLarge", message, code="E_TOOL_LIMIT")
         return _RESULT + wire.pack_str(call_id) + _OK + output
 
     def _failure(self, call_id: str, error: BaseException) -> bytes:
         """The result frame of an exception; where it came from goes to the log."""
-        self.log("debug", f"{type(error).__name__}{where(error)}", call_id)
+        self.log("debug", f"{type(error).__name__}{running.where(error)}", call_id)
         code = getattr(error, "code", None)
-        if self.offline and isinstance(error, Exception) and is_offline(error):
+        if self.offline and isinstance(error, Exception) and running.is_offline(error):
             code = "ENETUNREACH"  # the host knows why
         elif not isinstance(code, str) and isinstance(error, OSError) and error.errno is not None:
             code = errno.errorcode.get(error.errno)
         if isinstance(error, SystemExit):
             code = "E_TOOL"
-        return error_frame(
+        return running.error_frame(
             call_id,
             type(error).__name__,
-            describe(error),
+            running.describe(error),
             code=code,
             suggestion=getattr(error, "suggestion", None),
             help_url=getattr(error, "help_url", None),
         )
 
-    def _finish(self, call: Running, body: bytes | None) -> bytes | None:
+    def _finish(self, call: running.Running, body: bytes | None) -> bytes | None:
         """A call with a result has ended: clean up what it left, then its result may go."""
         if body is None:
             return None
@@ -472,7 +458,11 @@ class Worker:
             dropped, self._log_dropped = self._log_dropped, 0
         if dropped:
             self.send(wire.pack({"type": "log", "level": "warn", "message": f"{dropped} log lines were dropped"}))
-        frame = {"type": "log", "level": level, "message": text if len(text) <= MAX_LINE else text[:MAX_LINE] + "…"}
+        frame = {
+            "type": "log",
+            "level": level,
+            "message": text if len(text) <= running.MAX_LINE else text[: running.MAX_LINE] + "…",
+        }
         if call_id:
             frame["callId"] = call_id
         self.send(wire.pack(frame))
@@ -541,6 +531,6 @@ def main() -> None:
     """Entry point: see boot.py."""
     posix.set_inheritable(FD, False)
     worker = Worker()
-    sys.stdout = Printed(worker, "info", 1)
-    sys.stderr = Printed(worker, "warn", 2)
+    sys.stdout = running.Printed(worker, "info", 1)
+    sys.stderr = running.Printed(worker, "warn", 2)
     worker.main()

@@ -22,19 +22,9 @@ from goondan.schemas.worker.grantable import within, workspace_of
 from goondan.toolhost.lookup.folders import MADE_NAMES, dotfiles, existing, folder_beneath, refuse_links, repositories
 from goondan.toolhost.lookup.hiding import unknown_place
 from goondan.toolhost.lookup.this_host import BESIDE_USR, PACKAGE
+from goondan.toolhost.policy import subject
 from goondan.toolhost.policy.launch_plan import JAIL_TOOL, runtime_of
 from goondan.toolhost.policy.plan import has_namespaces
-from goondan.toolhost.policy.subject import (
-    SYSTEM,
-    TOP,
-    CallFolder,
-    HostFacts,
-    HostPath,
-    Request,
-    check_workdir,
-    guard_candidates,
-    hidden_in_it,
-)
 from goondan.toolhost.privileges.powers import Powers
 
 #: Folders that a grant to read `/` also leaves out: those that a jail has itself, and the system's, which are no
@@ -52,12 +42,12 @@ def look_up(
     tool: ToolSpec,
     workdir: str | None,
     spec: ToolHostSpec,
-    host: HostFacts,
+    host: subject.HostFacts,
     powers: Powers,
     *,
     base: str | None = None,
-    call_folder: CallFolder | None = None,
-) -> Request:
+    call_folder: subject.CallFolder | None = None,
+) -> subject.Request:
     """Find out what the policy must know for one jail.
 
     A missing workdir below the state directory is made. `base`: the workdir is or lies in this folder, no link is
@@ -74,9 +64,9 @@ def look_up(
     shared = tool.server is None and sandbox.isolation == "shared"  # whose workdir a server sees, its scope says
     real = None if workdir is None or shared else _workdir(workdir, base, spec.state_dir, powers)
     if real is not None:
-        check_workdir(real, host)  # before anything is made in it
+        subject.check_workdir(real, host)  # before anything is made in it
     workspace = None if real is None else workspace_of(real, os.path.realpath(spec.state_dir))
-    read = [HostPath(_REDACTION, "file")] if tool.bundled else []
+    read = [subject.HostPath(_REDACTION, "file")] if tool.bundled else []
     for path in sandbox.filesystem.read:
         read += _everything(host) if path == "/" else [_grant(path, root, powers, tool)]
     write = [_grant(path, root, powers, tool) for path in sandbox.filesystem.write]
@@ -84,13 +74,13 @@ def look_up(
     writable = [*([real] if real else []), *(place.path for place in write)]
     for path in [*([root] if root else []), *writable, *(place.path for place in read), *([venv] if venv else [])]:
         if (folder := unknown_place(path, host.hidden)) is not None:
-            raise hidden_in_it(path, folder)
-    guarded: list[HostPath] = []
+            raise subject.hidden_in_it(path, folder)
+    guarded: list[subject.HostPath] = []
     made: list[str] = []
     protected = [os.path.realpath(path) for path in spec.protected]
     protected += [place for other in spec.tools if (place := _environment(other)) is not None]
     for folder in writable:
-        candidates = guard_candidates(folder, tool, protected, host)
+        candidates = subject.guard_candidates(folder, tool, protected, host)
         if workspace is None or folder != real:
             refuse_links(folder)
             candidates += repositories(folder)
@@ -100,7 +90,7 @@ def look_up(
                 made = powers.make_placeholders(folder, MADE_NAMES)
         guarded += existing(candidates)
     entry_only = os.path.isfile(root) or (bool(root) and any(os.path.exists(f"{root}/{name}") for name in BUNDLE_FILES))
-    return Request(
+    return subject.Request(
         tool=tool,
         workdir=None if real is None or workdir is None else os.path.normpath(workdir),
         workdir_real=real,
@@ -122,19 +112,19 @@ def look_up(
     )
 
 
-def _runtime_places(runtime: JavaScriptRuntime, host: HostFacts) -> list[HostPath]:
+def _runtime_places(runtime: JavaScriptRuntime, host: subject.HostFacts) -> list[subject.HostPath]:
     """What a jail has to be shown of its runtime."""
     missing = [path for path in (runtime.program, *runtime.libraries) if not os.path.exists(path)]
     if missing:
         text = f"the JavaScript runtime is not there any more: {missing[0]}"
         raise fail("E_SANDBOX_UNAVAILABLE", text, suggestion="Put it back, or start the kernel anew to find another.")
-    found = [HostPath(runtime.program, "file"), *(HostPath(path, "dir") for path in runtime.libraries)]
+    found = [subject.HostPath(runtime.program, "file"), *(subject.HostPath(path, "dir") for path in runtime.libraries)]
     return [place for place in found if not any(within(place.path, folder) for folder in host.programs)]
 
 
-def _in_workdir(folder: CallFolder, workdir: str) -> HostPath | None:
+def _in_workdir(folder: subject.CallFolder, workdir: str) -> subject.HostPath | None:
     """The folder of the calls when it stands in the workdir, which is writable around it."""
-    return HostPath(folder.source, "dir", folder.path) if within(folder.path, workdir) else None
+    return subject.HostPath(folder.source, "dir", folder.path) if within(folder.path, workdir) else None
 
 
 def _private_folder() -> str:
@@ -176,14 +166,16 @@ def _holds_documents(folder: str) -> GoondanError:
     return fail("E_SANDBOX_DENIED", message, suggestion="Spawn the agent in the folder above, or in one without them.")
 
 
-def _everything(host: HostFacts) -> list[HostPath]:
+def _everything(host: subject.HostFacts) -> list[subject.HostPath]:
     """The folders of a grant to read `/`: those at the top that no jail has itself and that are not hidden."""
     own = {*BESIDE_USR, *_NOT_EVERYTHING, *host.hidden, *host.absent}
     folders = [f"/{name}" for name in sorted(os.listdir("/")) if f"/{name}" not in own]
-    return [HostPath(folder, "dir") for folder in folders if os.path.isdir(folder) and not os.path.islink(folder)]
+    return [
+        subject.HostPath(folder, "dir") for folder in folders if os.path.isdir(folder) and not os.path.islink(folder)
+    ]
 
 
-def _grant(path: str, root: str, powers: Powers, tool: ToolSpec | None = None) -> HostPath:
+def _grant(path: str, root: str, powers: Powers, tool: ToolSpec | None = None) -> subject.HostPath:
     """A granted path; a relative one counts from the tool's folder.
 
     A link on the way is refused where a jail or another user could have put it: whoever can write beside a granted
@@ -204,9 +196,9 @@ def _grant(path: str, root: str, powers: Powers, tool: ToolSpec | None = None) -
         if real != os.path.realpath(outer).rstrip("/") + name[len(outer.rstrip("/")) :]:
             raise fail("E_SANDBOX_DENIED", f"{path} leads out of {outer}, which was granted, through a link")
     if os.path.isdir(real):
-        return HostPath(real, "dir", name)
+        return subject.HostPath(real, "dir", name)
     if os.path.isfile(real):
-        return HostPath(real, "file", name)
+        return subject.HostPath(real, "file", name)
     raise fail("E_SANDBOX_DENIED", f"the granted path {path} does not exist", suggestion="Create it, or correct it.")
 
 
@@ -216,7 +208,7 @@ def _replaceable_link(path: str, powers: Powers) -> str | None:
     for name in path.split("/")[1:]:
         above, here = here, os.path.join(here, name)
         if os.path.islink(here):
-            closed = above in TOP or any(within(above, folder) for folder in SYSTEM)
+            closed = above in subject.TOP or any(within(above, folder) for folder in subject.SYSTEM)
             # A jail that is our user can do no more than we.
             if not closed and (not powers.shares_user or os.access(above, os.W_OK) or _is_others(above, here)):
                 return here

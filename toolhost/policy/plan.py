@@ -43,39 +43,15 @@ from goondan.schemas.worker.hosts import BadHost, read_network
 from goondan.schemas.worker.receipts import Tier, Wall, is_weaker
 from goondan.toolhost.launcher.request import Enclosure, Stage, Unmapped
 from goondan.toolhost.policy import launch_plan, subject
-from goondan.toolhost.policy.launch_plan import (
-    DEVICES,
-    LIST,
-    READ,
-    RUN,
-    WRITE,
-    LaunchPlan,
-    for_file,
-    is_javascript,
-    limits_data,
-    memory_files,
-    program_of,
-    ruleset,
-)
 from goondan.toolhost.policy.limits import group_plan, mechanisms, resource_limits
 from goondan.toolhost.policy.seccomp import program
-from goondan.toolhost.policy.subject import (
-    HOME_BYTES,
-    JAIL_CODE,
-    JAIL_HOME,
-    WORKDIR_FD,
-    HostFacts,
-    HostPath,
-    Request,
-    check_request,
-)
 from goondan.toolhost.traffic.rules import RESOLVER, Layout, lay_out
 
 
 class Sources:
     """Where bubblewrap finds what it mounts: at its place, or staged."""
 
-    def __init__(self, request: Request, host: HostFacts) -> None:
+    def __init__(self, request: subject.Request, host: subject.HostFacts) -> None:
         #: What the launcher stages before bubblewrap starts: the path of the host, and how it is staged.
         self.stages: list[tuple[str, Stage]] = []
         self._at: dict[str, str] = {}
@@ -86,10 +62,10 @@ class Sources:
             ours = request.workspace is not None and place.path == request.workdir_real
             self._add(host.stage, place, "given" if ours else "refused")
         if host.prefix is not None:
-            self._add(host.stage, HostPath(host.prefix, "dir"), "shown", owned=not rooted)
-        self._add(host.stage, HostPath(host.inside, "dir"), "copied", owned=not rooted)
+            self._add(host.stage, subject.HostPath(host.prefix, "dir"), "shown", owned=not rooted)
+        self._add(host.stage, subject.HostPath(host.inside, "dir"), "copied", owned=not rooted)
         if host.bwrap_root is not None and not rooted:
-            self._add(host.stage, HostPath(host.bwrap_root, "dir"), "shown")
+            self._add(host.stage, subject.HostPath(host.bwrap_root, "dir"), "shown")
         for place in request.own:
             self._add(host.stage, place, "copied")
         for place in request.granted:
@@ -99,11 +75,11 @@ class Sources:
         ):
             self._add(host.stage, request.folder, "shown")
 
-    def stages_alone(self, place: HostPath) -> bool:
+    def stages_alone(self, place: subject.HostPath) -> bool:
         """Whether this place is staged itself, and not only a folder that it lies in."""
         return place.path in self._at
 
-    def _add(self, stage: str, place: HostPath, unmapped: Unmapped, *, owned: bool = True) -> None:
+    def _add(self, stage: str, place: subject.HostPath, unmapped: Unmapped, *, owned: bool = True) -> None:
         if place.path in self._at or within(place.path, "/usr"):
             return
         at = self._at[place.path] = f"{stage}/{len(self.stages)}"
@@ -169,7 +145,7 @@ class Mount(NamedTuple):
 _SHOWN, _WRITABLE, _GUARDED, _MASKED = range(4)
 
 
-def mounts_of(request: Request, host: HostFacts, sources: Sources) -> list[Mount]:
+def mounts_of(request: subject.Request, host: subject.HostFacts, sources: Sources) -> list[Mount]:
     """The mounts that depend on the request, in the order in which they are made."""
     found = [
         _mount(place.shown, _SHOWN, place.path, "--ro-bind", sources.of(place.path, place.path), place.shown)
@@ -193,11 +169,13 @@ def _mount(path: str, rank: int, source: str | None, *options: str) -> Mount:
     return Mount(path.split("/"), rank, list(options), source)
 
 
-def _writable_mounts(request: Request, host: HostFacts, sources: Sources, place: HostPath) -> Iterator[Mount]:
+def _writable_mounts(
+    request: subject.Request, host: subject.HostFacts, sources: Sources, place: subject.HostPath
+) -> Iterator[Mount]:
     """A writable folder, the places in it that stay read-only, and the folders above those."""
     real, shown = place.path, place.shown
     if shown == request.workdir and host.stage is None:
-        yield _mount(shown, _WRITABLE, real, "--bind-fd", str(WORKDIR_FD), shown)
+        yield _mount(shown, _WRITABLE, real, "--bind-fd", str(subject.WORKDIR_FD), shown)
     else:
         yield _mount(shown, _WRITABLE, real, "--bind", sources.of(real, real), shown)
     # A writable mount inside a read-only folder would be a hole in it.
@@ -231,23 +209,29 @@ def seen_places(mounts: list[Mount]) -> list[tuple[str, str]]:
     return [(at, source) for at, source in shows.items() if source is not None]
 
 
-def rights_of(request: Request, host: HostFacts) -> list[tuple[str, int]]:
+def rights_of(request: subject.Request, host: subject.HostFacts) -> list[tuple[str, int]]:
     """What Landlock gives back: the same as the mounts show, by the jail's paths."""
-    rights = [("/", LIST), ("/etc", READ), ("/proc", READ), ("/dev", DEVICES), (JAIL_CODE, READ)]
-    rights += [(folder, RUN) for folder in host.programs]
-    rights += [(path, WRITE) for path in ("/dev/shm", "/tmp", JAIL_HOME)]
-    rights += [(path, for_file(READ)) for path, _ in memory_files(request.tool)]
-    return rights + granted_rights(request.shown, RUN) + granted_rights(request.writable, WRITE)
+    rights = [
+        ("/", launch_plan.LIST),
+        ("/etc", launch_plan.READ),
+        ("/proc", launch_plan.READ),
+        ("/dev", launch_plan.DEVICES),
+        (subject.JAIL_CODE, launch_plan.READ),
+    ]
+    rights += [(folder, launch_plan.RUN) for folder in host.programs]
+    rights += [(path, launch_plan.WRITE) for path in ("/dev/shm", "/tmp", subject.JAIL_HOME)]
+    rights += [(path, launch_plan.for_file(launch_plan.READ)) for path, _ in launch_plan.memory_files(request.tool)]
+    return rights + granted_rights(request.shown, launch_plan.RUN) + granted_rights(request.writable, launch_plan.WRITE)
 
 
-def granted_rights(places: list[HostPath], rights: int) -> list[tuple[str, int]]:
+def granted_rights(places: list[subject.HostPath], rights: int) -> list[tuple[str, int]]:
     """These rights for each of the places, by its path in the jail; a file gets only the rights that a file can
     have.
     """
-    return [(place.shown, rights if place.kind == "dir" else for_file(rights)) for place in places]
+    return [(place.shown, rights if place.kind == "dir" else launch_plan.for_file(rights)) for place in places]
 
 
-def _seen_at(path: str, request: Request) -> list[str]:
+def _seen_at(path: str, request: subject.Request) -> list[str]:
     """The paths in the jail of a path of the tool's folder: a workdir keeps the name that the caller has for it."""
     found = [place.shown + path[len(place.path) :] for place in request.writable if within(path, place.path)][-1:]
     if request.home is not None:
@@ -255,7 +239,7 @@ def _seen_at(path: str, request: Request) -> list[str]:
     return found or [path]
 
 
-def emptied_of(request: Request, host: HostFacts) -> list[str]:
+def emptied_of(request: subject.Request, host: subject.HostFacts) -> list[str]:
     """Folders that show empty: masked folders of the tool, and hidden folders inside anything that shows, at each place
     where they would show.
     """
@@ -266,19 +250,19 @@ def emptied_of(request: Request, host: HostFacts) -> list[str]:
     return list(dict.fromkeys(paths))
 
 
-def hidden_in(request: Request, host: HostFacts) -> list[str]:
+def hidden_in(request: subject.Request, host: subject.HostFacts) -> list[str]:
     """The hidden folders inside something that shows, whether they exist or not."""
     folders = _folders_of(request, host)
     return [path for path in [*host.hidden, *host.absent] if any(_is_inside(path, folder) for folder in folders)]
 
 
-def _is_inside(path: str, folder: HostPath) -> bool:
+def _is_inside(path: str, folder: subject.HostPath) -> bool:
     return path != folder.path and within(path, folder.path)
 
 
-def _folders_of(request: Request, host: HostFacts) -> list[HostPath]:
+def _folders_of(request: subject.Request, host: subject.HostFacts) -> list[subject.HostPath]:
     """Every folder of the host that shows."""
-    system = [HostPath(path, "dir") for path in [*host.programs, *host.etc]]
+    system = [subject.HostPath(path, "dir") for path in [*host.programs, *host.etc]]
     return [*system, *(place for place in request.shown if place.kind == "dir"), *request.writable]
 
 
@@ -295,7 +279,7 @@ TMP_BYTES: Final = 256 << 20
 SHM_BYTES: Final = 64 << 20
 #: Places that belong to the jail and are gone with it: place, size in bytes, mode.
 _PRIVATE: Final = (
-    ("/dev/shm", SHM_BYTES, "1777"), ("/tmp", TMP_BYTES, "1777"), (JAIL_HOME, subject.HOME_BYTES, "0700"),
+    ("/dev/shm", SHM_BYTES, "1777"), ("/tmp", TMP_BYTES, "1777"), (subject.JAIL_HOME, subject.HOME_BYTES, "0700"),
 )  # fmt: skip
 _NET_ADMIN: Final = "Give the container CAP_NET_ADMIN, or let it have user namespaces."
 #: With these the boot stage gives itself up; bubblewrap takes these names. Without them nothing can be dropped.
@@ -306,17 +290,17 @@ ENCLOSURE_DEVICES: Final = tuple(f"/dev/{name}" for name in ("null", "zero", "fu
 ACCOUNTS: Final = {
     "passwd": (
         "root:x:0:0:root:/:/usr/sbin/nologin\n"
-        f"tool:x:{{uid}}:{{uid}}:tool:{JAIL_HOME}:/bin/sh\n"
+        f"tool:x:{{uid}}:{{uid}}:tool:{subject.JAIL_HOME}:/bin/sh\n"
         "nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n"
     ),
     "group": "root:x:0:\ntool:x:{uid}:\nnogroup:x:65534:\n",
 }
 
 
-def plan_full(request: Request, host: HostFacts) -> LaunchPlan:
+def plan_full(request: subject.Request, host: subject.HostFacts) -> launch_plan.LaunchPlan:
     """The launch plan of one jail. Raises GoondanError E_SANDBOX_DENIED for what cannot be given."""
     tool = request.tool
-    check_request(request, host)
+    subject.check_request(request, host)
     layout = _layout(tool)
     if layout is not None and not host.net_admin:
         text = f"the tool {tool.name} was granted a network, and no jail can have one here: root lacks CAP_NET_ADMIN"
@@ -326,7 +310,7 @@ def plan_full(request: Request, host: HostFacts) -> LaunchPlan:
     trusted = launch_plan.OWN_PROCESSES if serves else 0
     made = mounts_of(request, host, sources)
     files = [] if layout is None else [("/etc/hosts", layout.hosts), ("/etc/resolv.conf", RESOLVER)]
-    files += memory_files(tool)
+    files += launch_plan.memory_files(tool)
     options = [*isolation(host, serves), *_system(host, sources, layout)]
     for number, (path, _) in enumerate(files, subject.FILES_FD):
         options += ["--perms", "0444", "--ro-bind-data", str(number), path]
@@ -338,22 +322,24 @@ def plan_full(request: Request, host: HostFacts) -> LaunchPlan:
     options = with_parents(options)
     for path in ["/proc", "/dev", *emptied_of(request, host), "/"]:
         options += ["--remount-ro", path]  # last, because innermost mounts may still need their mount points made
-    for name, value in host.environment(JAIL_HOME, "/tmp").items():
+    for name, value in host.environment(subject.JAIL_HOME, "/tmp").items():
         options += ["--setenv", name, value]
     network = tool.sandbox.network != "none"
-    cwd = request.workdir or JAIL_HOME
+    cwd = request.workdir or subject.JAIL_HOME
     writable = [place.path for place in request.writable]
-    quick = is_javascript(tool) and bool(host.perl) and host.user_namespaces
-    return LaunchPlan(
+    quick = launch_plan.is_javascript(tool) and bool(host.perl) and host.user_namespaces
+    return launch_plan.LaunchPlan(
         request=request,
-        program=program_of(request, cwd, layout, JAIL_CODE),
+        program=launch_plan.program_of(request, cwd, layout, subject.JAIL_CODE),
         quick=quick,
         bwrap=sources.of(host.bwrap, host.bwrap_root) if host.bwrap_root and host.user_namespaces else host.bwrap,
         options=[*options, "--chdir", cwd if host.user_namespaces else "/"],
         filter=program(host.machine, sockets=network, server=serves, drops=not host.user_namespaces),
-        limits=resource_limits(tool.sandbox.limits, host.groups, trusted, data=limits_data(tool, host.groups)),
-        landlock=ruleset(host.landlock, rights_of(request, host), network=network),
-        command=[host.perl, f"{JAIL_CODE}/boot.pl"] if quick else host.boot(JAIL_CODE),
+        limits=resource_limits(
+            tool.sandbox.limits, host.groups, trusted, data=launch_plan.limits_data(tool, host.groups)
+        ),
+        landlock=launch_plan.ruleset(host.landlock, rights_of(request, host), network=network),
+        command=[host.perl, f"{subject.JAIL_CODE}/boot.pl"] if quick else host.boot(subject.JAIL_CODE),
         open_workdir=None if host.stage else request.workdir_real,
         workdir=cwd,
         files=[text for _, text in files],
@@ -387,14 +373,14 @@ def start_of(bwrap: str, command: list[str]) -> list[str]:
     return [bwrap, "--args", str(subject.ARGS_FD), "--", *command]
 
 
-def forks(tool: ToolSpec, host: HostFacts) -> bool:
+def forks(tool: ToolSpec, host: subject.HostFacts) -> bool:
     """Whether the tool's calls are forked in a jail that they share, each behind walls of its own."""
-    if tool.server is not None or tool.sandbox.isolation != "call" or is_javascript(tool):
+    if tool.server is not None or tool.sandbox.isolation != "call" or launch_plan.is_javascript(tool):
         return False  # a JavaScript runtime has threads, and cannot be forked
     return host.nests and bool(host.bwrap) and host.user_namespaces
 
 
-def walls_full(host: HostFacts) -> list[Wall]:
+def walls_full(host: subject.HostFacts) -> list[Wall]:
     """The walls of every jail that a plan for this host has, in the words of receipts and of `gdn doctor`."""
     landlock: list[Wall] = ["landlock"] if host.landlock > 0 else []
     uid: list[Wall] = [] if host.stage is None else ["uid"]
@@ -409,7 +395,7 @@ def _layout(tool: ToolSpec) -> Layout | None:
     return None if network.none else lay_out(network)
 
 
-def isolation(host: HostFacts, serves: bool = False) -> list[str]:
+def isolation(host: subject.HostFacts, serves: bool = False) -> list[str]:
     """What bubblewrap separates before any mount: its first options."""
     if host.user_namespaces:
         user = ["--unshare-user", "--uid", str(subject.JAIL_UID), "--gid", str(subject.JAIL_GID)]
@@ -429,7 +415,7 @@ def isolation(host: HostFacts, serves: bool = False) -> list[str]:
     return options + last
 
 
-def _system(host: HostFacts, sources: Sources, layout: Layout | None) -> list[str]:
+def _system(host: subject.HostFacts, sources: Sources, layout: Layout | None) -> list[str]:
     options = ["--ro-bind", "/usr", "/usr"]
     for name, target in host.links:
         options += ["--symlink", target, name]
@@ -446,23 +432,23 @@ def _system(host: HostFacts, sources: Sources, layout: Layout | None) -> list[st
     return [*options, "--proc", "/proc", "--dev", "/dev"]
 
 
-def _private(host: HostFacts) -> list[str]:
+def _private(host: subject.HostFacts) -> list[str]:
     options: list[str] = []
     made = enclosure_of(host)
     for place, size, mode in _PRIVATE:
-        if place == JAIL_HOME and made is not None:
+        if place == subject.JAIL_HOME and made is not None:
             options += ["--bind", made["home"], place]  # bubblewrap can give its own to nobody but itself
         else:
             options += ["--size", str(size), "--perms", mode, "--tmpfs", place]
     return options
 
 
-def _interpreter(host: HostFacts, sources: Sources) -> list[str]:
+def _interpreter(host: subject.HostFacts, sources: Sources) -> list[str]:
     prefix = ["--ro-bind", sources.of(host.prefix, host.prefix), host.prefix] if host.prefix else []
-    return [*prefix, "--ro-bind", sources.of(host.inside, host.inside), JAIL_CODE]
+    return [*prefix, "--ro-bind", sources.of(host.inside, host.inside), subject.JAIL_CODE]
 
 
-def enclosure_of(host: HostFacts) -> Enclosure | None:
+def enclosure_of(host: subject.HostFacts) -> Enclosure | None:
     """The root directory of bubblewrap; None where it needs none.
 
     A file of ACCOUNTS is taken from `stage`/NAME. Without net_admin bubblewrap gets a network namespace, in which
@@ -476,7 +462,7 @@ def enclosure_of(host: HostFacts) -> Enclosure | None:
         "links": host.links,
         "texts": [(f"{host.stage}/{name}", text) for name, text in ACCOUNTS.items()],
         "home": f"{host.stage}/home",
-        "homeBytes": HOME_BYTES,
+        "homeBytes": subject.HOME_BYTES,
         "network": not host.net_admin,
     }
 
@@ -493,12 +479,12 @@ _DEVICES: Final = ("/dev/full", "/dev/null", "/dev/random", "/dev/urandom", "/de
 _IOCTL: Final = 1 << 15
 
 
-def walls_reduced(host: HostFacts) -> list[Wall]:
+def walls_reduced(host: subject.HostFacts) -> list[Wall]:
     """The walls of a jail: the same on every host."""
     return ["seccomp", "landlock", "limits"]
 
 
-def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
+def plan_reduced(request: subject.Request, host: subject.HostFacts) -> launch_plan.LaunchPlan:
     """The launch plan of one jail. Raises GoondanError E_SANDBOX_UNAVAILABLE with a network grant, E_SANDBOX_DENIED for
     what this tier cannot keep from being written or read.
     """
@@ -508,7 +494,7 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
         raise fail("E_SANDBOX_UNAVAILABLE", text, suggestion=host.fix)
     if request.private is None:
         raise fail("E_INTERNAL", "a reduced jail needs a private folder")
-    check_request(request, host)
+    subject.check_request(request, host)
     for path in [*(place.path for place in [*request.guarded, *request.masked]), *hidden_in(request, host)]:
         if path not in host.absent:  # the jail ends should one of those come to be there
             raise fail("E_SANDBOX_DENIED", f"the reduced sandbox cannot protect {path} from the tool {tool.name}")
@@ -517,20 +503,20 @@ def plan_reduced(request: Request, host: HostFacts) -> LaunchPlan:
         raise fail("E_SANDBOX_DENIED", text, suggestion=host.fix)
     home, temporary, code = f"{request.private}/home", f"{request.private}/tmp", f"{request.private}/code/goondan_tool"
     # There are no mounts: everything stands at its own path.
-    shown = [HostPath(place.path, place.kind) for place in request.shown]
-    writable = [HostPath(place.path, place.kind) for place in request.writable]
-    own = [HostPath(home, "dir"), HostPath(temporary, "dir")]
-    rules = [(folder, RUN) for folder in (*host.programs, host.inside)]
-    rules += [(path, READ) for path in (*host.etc, "/proc/self")]
-    rules += [(path, for_file(READ)) for path in (*_ETC, *(f"/proc/{name}" for name in _PROC))]
-    rules += [(path, for_file(DEVICES) & ~_IOCTL) for path in _DEVICES]
-    rules += granted_rights(shown, RUN) + granted_rights([*own, *writable], WRITE)
-    return LaunchPlan(
+    shown = [subject.HostPath(place.path, place.kind) for place in request.shown]
+    writable = [subject.HostPath(place.path, place.kind) for place in request.writable]
+    own = [subject.HostPath(home, "dir"), subject.HostPath(temporary, "dir")]
+    rules = [(folder, launch_plan.RUN) for folder in (*host.programs, host.inside)]
+    rules += [(path, launch_plan.READ) for path in (*host.etc, "/proc/self")]
+    rules += [(path, launch_plan.for_file(launch_plan.READ)) for path in (*_ETC, *(f"/proc/{name}" for name in _PROC))]
+    rules += [(path, launch_plan.for_file(launch_plan.DEVICES) & ~_IOCTL) for path in _DEVICES]
+    rules += granted_rights(shown, launch_plan.RUN) + granted_rights([*own, *writable], launch_plan.WRITE)
+    return launch_plan.LaunchPlan(
         request=request,
-        program=program_of(request, request.workdir_real or home, None, code, mounts=False),
+        program=launch_plan.program_of(request, request.workdir_real or home, None, code, mounts=False),
         filter=program(host.machine, sockets=False, bare=True),
-        landlock=ruleset(host.landlock, rules, network=False),
-        limits=resource_limits(tool.sandbox.limits, data=limits_data(tool, host.groups)),
+        landlock=launch_plan.ruleset(host.landlock, rules, network=False),
+        limits=resource_limits(tool.sandbox.limits, data=launch_plan.limits_data(tool, host.groups)),
         writable=[place.path for place in [*own, *writable]],
         group=group_plan(host.groups, tool.sandbox.limits),
         command=host.boot(code),
@@ -554,9 +540,9 @@ class Row(NamedTuple):
     """One tier."""
 
     #: Makes the launch plan of one jail. Raises GoondanError for what the tier cannot give.
-    plan: Callable[[Request, HostFacts], LaunchPlan]
+    plan: Callable[[subject.Request, subject.HostFacts], launch_plan.LaunchPlan]
     #: The walls of its jails on a host, in the words of receipts.
-    walls: Callable[[HostFacts], list[Wall]]
+    walls: Callable[[subject.HostFacts], list[Wall]]
     #: Whether a jail has namespaces and mounts of its own. Then bubblewrap makes it, and installs the filter.
     namespaces: bool
 
@@ -567,7 +553,7 @@ ROWS: Final[dict[Tier, Row]] = {
 }
 
 
-def plan(request: Request, host: HostFacts) -> LaunchPlan:
+def plan(request: subject.Request, host: subject.HostFacts) -> launch_plan.LaunchPlan:
     """The launch plan of one jail.
 
     Raises GoondanError E_SANDBOX_UNAVAILABLE below the tool's `minTier`, and E_SANDBOX_DENIED for what cannot be given.

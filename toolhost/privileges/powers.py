@@ -40,14 +40,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from goondan.schemas.system.users import NUMBERS, UserNumbers
-from goondan.toolhost.launcher.operations import (
-    held_by,
-    make_placeholders,
-    remove_group,
-    remove_groups,
-    remove_unguarded,
-    set_niceness,
-)
+from goondan.toolhost.launcher import operations
 from goondan.toolhost.launcher.places import let_owner_in, opened, write_text
 from goondan.toolhost.launcher.request import AllowList
 from goondan.toolhost.policy.limits import Tree
@@ -224,7 +217,7 @@ def _host_group(base: str) -> str | None:
     try:
         for name in os.listdir(base):
             if name.startswith((PREFIX, _BESIDE)) and not os.path.exists(f"/proc/{name.split('.')[1]}"):
-                remove_group(f"{base}/{name}")
+                operations.remove_group(f"{base}/{name}")
         made = f"{base}/{PREFIX}{os.getpid()}"
         with suppress(FileExistsError):
             os.mkdir(made)
@@ -308,11 +301,11 @@ class Powers:
     def make_placeholders(self, folder: str, names: Sequence[str]) -> list[str]:
         """Make the missing guarded names in somebody's folder, as far as possible. Returns those that were made."""
         with opened(folder, os.O_PATH | os.O_DIRECTORY) as here:
-            return [f"{folder}/{name}" for name in make_placeholders(here, names)]
+            return [f"{folder}/{name}" for name in operations.make_placeholders(here, names)]
 
     def remove_placeholder(self, path: str) -> None:
         """Remove an empty placeholder that no tool host guards."""
-        remove_unguarded(path)
+        operations.remove_unguarded(path)
 
     def make_group(self, number: int, path: str) -> None:
         """Make the control group of the jail with that number beside ours."""
@@ -324,11 +317,11 @@ class Powers:
 
     def set_niceness(self, pid: int, niceness: int) -> None:
         """Set the niceness of the session of a jail's process."""
-        set_niceness(pid, niceness)
+        operations.set_niceness(pid, niceness)
 
     def held_by(self, pid: int, numbers: list[int]) -> int:
         """What these sockets (descriptors) of a jail's process hold (bytes)."""
-        return held_by(pid, numbers)
+        return operations.held_by(pid, numbers)
 
 
 class Ordinary(Powers):
@@ -343,7 +336,7 @@ class Ordinary(Powers):
         """Found once. Its empty groups are removed when the process ends."""
         found = find_tree()
         if found is not None:
-            atexit.register(remove_groups, found.folders, beside(found))
+            atexit.register(operations.remove_groups, found.folders, beside(found))
         return found
 
 

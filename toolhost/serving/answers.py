@@ -30,17 +30,10 @@ from msgspec import Raw
 
 from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, ToolSpec
 from goondan.schemas.text.times import rfc3339
+from goondan.schemas.wire import frames
 from goondan.schemas.wire.codec import encode_value, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail, tool_error
-from goondan.schemas.wire.frames import (
-    OPERATOR_AGENT,
-    TOOL_COMPLETED,
-    AgentEvent,
-    Completion,
-    Frame,
-    ToolError,
-    ToolResult,
-)
+from goondan.schemas.wire.frames import Frame
 from goondan.schemas.wire.runtime_events import ToolProgress
 from goondan.schemas.wire.spans import call_span
 from goondan.schemas.worker.servers import ServerListing
@@ -208,7 +201,7 @@ class Answers:
             self._asking.drop(call)
             self.send_result(call.id, call.agent, call.instance_key, payload)
 
-    def fail(self, call: Call, error: ToolError, receipt: Raw | None = None, work: Work | None = None) -> None:
+    def fail(self, call: Call, error: frames.ToolError, receipt: Raw | None = None, work: Work | None = None) -> None:
         """`error` is the result of the call, or of the `work` that went on after it. `receipt` is its jail's."""
         if isinstance(call, Listing):
             self._end_listing(call, refusal_of(call, error))
@@ -262,7 +255,7 @@ class Answers:
 
     # --- pending work
 
-    def begin_work(self, call: Call, chosen: str) -> Work | ToolError:
+    def begin_work(self, call: Call, chosen: str) -> Work | frames.ToolError:
         """A call is answered with `pending`, and `chosen` is the handler's name for the work. An error answers it
         instead.
         """
@@ -299,7 +292,7 @@ class Answers:
         waiting = [call for call in pollers if call.state != "done"]
         for call in waiting:
             self.finish(call, payload)
-        if waiting or work.promise.agent == OPERATOR_AGENT:  # a person asks when it suits them
+        if waiting or work.promise.agent == frames.OPERATOR_AGENT:  # a person asks when it suits them
             self.pending.told(work.promise)
         else:
             self._announce(completion_event(work.promise, payload), lambda: self._told(work.promise))
@@ -358,19 +351,19 @@ class Answers:
             self.finish(call, _still_pending(work.promise.handle))
 
 
-def too_much_pending(whose: str) -> ToolError:
+def too_much_pending(whose: str) -> frames.ToolError:
     """The error of a call whose work may not go on because too much does. `whose` says where, and how much may."""
     message = f"too much pending work is running for {whose}"
     return tool_error("E_OVERLOADED", message, name="PendingError", suggestion="Call again when some of it has ended.")
 
 
 def _still_pending(handle: str) -> Raw:
-    return Raw(encode_value(ToolResult(status="pending", handle=handle)))
+    return Raw(encode_value(frames.ToolResult(status="pending", handle=handle)))
 
 
 def completion_event(promise: Promise, payload: Raw) -> Frame:
     """The event that tells an agent instance the result of its work. Its id is made from the call's."""
-    told = Completion(
+    told = frames.Completion(
         handle=promise.handle,
         tool_name=promise.tool,
         tool_call_id=promise.tool_call_id,
@@ -378,7 +371,7 @@ def completion_event(promise: Promise, payload: Raw) -> Frame:
         result=payload,
     )
     event_id = f"{promise.call_id}~completed"
-    event = AgentEvent(id=event_id, type=TOOL_COMPLETED, created_at=rfc3339(time.time()), input=told)
+    event = frames.AgentEvent(id=event_id, type=frames.TOOL_COMPLETED, created_at=rfc3339(time.time()), input=told)
     return Frame(
         "event",
         to=promise.agent,

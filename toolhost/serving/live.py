@@ -26,18 +26,9 @@ from goondan.schemas.worker.servers import ServerInit, longest_export
 from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
 from goondan.schemas.worker.worker_frames import SERVER_LEFT, WORKER_PROTOCOL, Cancel, Exit, Init, Message, WorkerError
 from goondan.schemas.worker.worker_frames import Call as WorkerCall
+from goondan.toolhost.calls import machine
 from goondan.toolhost.calls.call_inputs import MessageCache, SentMessages
 from goondan.toolhost.calls.call_registry import Call
-from goondan.toolhost.calls.machine import (
-    AskToStop,
-    EndCall,
-    JailAction,
-    JailSession,
-    Kill,
-    Leave,
-    LeaveCall,
-    Terminate,
-)
 from goondan.toolhost.calls.results import JailReceipts, shown, without_network
 from goondan.toolhost.calls.untrusted import Violation, output_limit
 from goondan.toolhost.jails.jail import CallSandbox, CallSandboxes, Jail
@@ -67,7 +58,7 @@ class LiveSession:
 
     def __init__(
         self,
-        session: JailSession,
+        session: machine.JailSession,
         jail: Jail | RemoteServer,
         tool: ToolSpec,
         hiding: Hiding,
@@ -236,14 +227,14 @@ class LiveSession:
         )
         worker.send(frame)
 
-    def perform(self, action: JailAction) -> None:
+    def perform(self, action: machine.JailAction) -> None:
         """Perform an action on the jail, or on the worker of one call."""
-        if isinstance(action, Kill):
+        if isinstance(action, machine.Kill):
             self.jail.kill(action.reason)
             self.receipts.ended(action.reason)
-        elif isinstance(action, Leave):
+        elif isinstance(action, machine.Leave):
             self._leave()
-        elif isinstance(action, Terminate):
+        elif isinstance(action, machine.Terminate):
             if isinstance(self.jail, ServerJail | RemoteServer):
                 self.jail.terminate()
         else:
@@ -251,11 +242,11 @@ class LiveSession:
             sandbox = None if self.sandboxes is None else self.sandboxes.by_name.get(name)
             worker = self.jail if self.sandboxes is None else sandbox
             match action:
-                case AskToStop() if worker is not None:
+                case machine.AskToStop() if worker is not None:
                     worker.send(Cancel(name))
-                case LeaveCall() if sandbox is not None:
+                case machine.LeaveCall() if sandbox is not None:
                     sandbox.leave()
-                case EndCall() if sandbox is not None:
+                case machine.EndCall() if sandbox is not None:
                     sandbox.kill(action.reason)
 
     def _leave(self) -> None:

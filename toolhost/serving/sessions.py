@@ -24,41 +24,13 @@ from goondan.schemas.bundle.launch import ToolHostSpec, ToolSpec
 from goondan.schemas.wire.errors import GoondanError, tool_error
 from goondan.schemas.wire.frames import Frame, ToolError
 from goondan.schemas.worker import servers
+from goondan.schemas.worker import worker_frames as frames
 from goondan.schemas.worker.servers import CONNECT_S
 from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
-from goondan.schemas.worker.worker_frames import (
-    WORKER_PROTOCOL,
-    Ask,
-    Listed,
-    LoadFailed,
-    Log,
-    LoginNeeded,
-    News,
-    Progress,
-    Ready,
-    Result,
-    WorkerFrame,
-)
-from goondan.schemas.worker.worker_frames import Answer as AnswerFrame
 from goondan.toolhost.calls import machine
 from goondan.toolhost.calls.asks import ended as call_ended
 from goondan.toolhost.calls.call_inputs import MessageCache
 from goondan.toolhost.calls.call_registry import Call, Listing
-from goondan.toolhost.calls.machine import (
-    LOAD_TIMEOUT_S,
-    MAX_PENDING_PER_JAIL,
-    Action,
-    Assign,
-    End,
-    JailAction,
-    JailSession,
-    Machine,
-    Start,
-    Wait,
-    WaitForStop,
-    Waiting,
-    key_of,
-)
 from goondan.toolhost.calls.results import PENDING_S, Work, own_error, refusal, shape, with_denial
 from goondan.toolhost.calls.untrusted import Violation
 from goondan.toolhost.jails.jail import CallSandbox, Jail
@@ -109,7 +81,7 @@ class Sessions:
         self._on_worker = on_worker
         self._idle_s = 0.0
         self._unavailable: GoondanError | None = None
-        self._machine = Machine(max_jails)
+        self._machine = machine.Machine(max_jails)
         self.pool = self._machine.pool
         self.servers = Servers(loop, self._machine, answers, send, on_worker, asking)
         self._live: dict[int, LiveSession] = {}  # by the numbers of sessions whose jails are there
@@ -134,7 +106,7 @@ class Sessions:
                 self.servers.lost(session, "its configuration has changed")
                 self._perform(self.pool.close(session))
 
-    def _is_the_same_server(self, session: JailSession, spec: ToolHostSpec) -> bool:
+    def _is_the_same_server(self, session: machine.JailSession, spec: ToolHostSpec) -> bool:
         """Whether a session's server is in the new spec as it was: then agents stay attached."""
         live = self._live.get(session.number)
         if live is None or live.tool.server is None or not live.tool.server.digest:
@@ -233,7 +205,7 @@ class Sessions:
             self._answers.fail(call, refused)
             return
         forks = call.tool.sandbox.isolation == "call" and self._starter.forks(call.tool)
-        key = call.key = key_of(call, forks=forks)
+        key = call.key = machine.key_of(call, forks=forks)
         session = self.pool.find(key)
         if session is not None:
             live = self._live[session.number]
@@ -321,14 +293,14 @@ class Sessions:
 
     # --- what the machine decides
 
-    def _perform(self, actions: Sequence[Action]) -> None:
+    def _perform(self, actions: Sequence[machine.Action]) -> None:
         for action in actions:
             match action:
                 case machine.Conclude():  # first, since nearly every call ends so
                     self._conclude(action)
-                case Assign():
+                case machine.Assign():
                     self._assign(action.session, action.call)
-                case Start():
+                case machine.Start():
                     launching = self._loop.create_task(self._start(action.session, action.call))
                     self._launching.add(launching)
                     launching.add_done_callback(self._launching.discard)
@@ -345,20 +317,22 @@ class Sessions:
                     if (live := self._live.get(action.session.number)) is not None:
                         self._do_to_jail(live, action)
 
-    def _do_to_jail(self, live: LiveSession, action: JailAction | Wait | WaitForStop | End) -> None:
+    def _do_to_jail(
+        self, live: LiveSession, action: machine.JailAction | machine.Wait | machine.WaitForStop | machine.End
+    ) -> None:
         """Act on a jail that is there, now or after some time."""
         match action:
-            case End():
+            case machine.End():
                 if not live.jail.dying:
                     self._perform(self._machine.end(live.session))
-            case Wait():
+            case machine.Wait():
                 self._wait(live, action.seconds, action.then)
-            case WaitForStop():
+            case machine.WaitForStop():
                 self._loop.call_later(action.seconds, self._did_not_stop, live, action.call)
             case _:
                 live.perform(action)
 
-    def _assign(self, session: JailSession, call: Call) -> None:
+    def _assign(self, session: machine.JailSession, call: Call) -> None:
         if call.state == "done":
             return
         live = self._live.get(session.number)
@@ -374,18 +348,18 @@ class Sessions:
         else:  # the proxy tells only afterwards what was reached, and whether the sandbox refused it
             self._egress.settle(live.session.number, lambda: self._settled(live, action.call, action.work, result))
 
-    def _settled(self, live: LiveSession, call: Call, work: Work | None, result: Result) -> None:
+    def _settled(self, live: LiveSession, call: Call, work: Work | None, result: frames.Result) -> None:
         """Finish a call in a jail with a network, now that everything reached and denied there is known."""
         if result.error is not None and live.network is not None:
             denied = live.network.denied_since(call.denied_before)
             result = msgspec.structs.replace(result, error=with_denial(result.error, denied))
         self._answers.conclude(call, work, shape(result, live.receipt(call, self._loop.time()), call.tool))
 
-    def _wait(self, live: LiveSession, seconds: float, then: Waiting) -> None:
+    def _wait(self, live: LiveSession, seconds: float, then: machine.Waiting) -> None:
         live.stop_timer()
         live.timer = self._loop.call_later(seconds, self._waited, live, then)
 
-    def _waited(self, live: LiveSession, then: Waiting) -> None:
+    def _waited(self, live: LiveSession, then: machine.Waiting) -> None:
         self._perform(self._machine.waited(live.session, then, live.jail.name))
 
     def _did_not_stop(self, live: LiveSession, call: Call) -> None:
@@ -401,7 +375,7 @@ class Sessions:
 
     # --- the start and the end of a jail
 
-    async def _start(self, session: JailSession, call: Call) -> None:
+    async def _start(self, session: machine.JailSession, call: Call) -> None:
         """Launch the jail of a session, for this call and the others that wait for it."""
         try:
             niceness = self._watch.niceness_of_next(len(self._launching) - 1)
@@ -410,7 +384,7 @@ class Sessions:
             self._not_launched(session, call.tool, error)
             return
         self.adopt(live)
-        self._wait(live, CONNECT_S if session.server else LOAD_TIMEOUT_S, "load")
+        self._wait(live, CONNECT_S if session.server else machine.LOAD_TIMEOUT_S, "load")
         if isinstance(live.jail, RemoteServer) and live.network is not None:
             self._egress.connect(session.number, live.jail.connector, live.network, partial(self._network_up, live))
         actions = self.pool.launched(session, self._loop.time())
@@ -425,7 +399,7 @@ class Sessions:
         live.jail.usage.running = live.session.under_way
         self._watch.add(live.jail.usage)
 
-    def _not_launched(self, session: JailSession, tool: ToolSpec, error: Exception) -> None:
+    def _not_launched(self, session: machine.JailSession, tool: ToolSpec, error: Exception) -> None:
         if not isinstance(error, GoondanError | OSError):  # a bug of ours costs these calls, and no place for a jail
             context = {"message": f"a jail of {tool.name} could not be started", "exception": error}
             self._loop.call_exception_handler(context)
@@ -512,7 +486,7 @@ class Sessions:
 
     # --- from workers
 
-    def worker_frames(self, worker: Worker, frames: list[WorkerFrame]) -> None:
+    def worker_frames(self, worker: Worker, frames: list[frames.WorkerFrame]) -> None:
         """Frames of a worker, or of the fork server of a jail (worker.WorkerOwner)."""
         live = self._live_with(worker)
         for frame in frames:
@@ -556,44 +530,44 @@ class Sessions:
         if (call := live.own_call(worker)) is not None:
             self._perform(self._machine.call_failed(live.session, call, error, cause, self._loop.time()))
 
-    def _hear(self, live: LiveSession, worker: Worker, frame: WorkerFrame) -> None:
+    def _hear(self, live: LiveSession, worker: Worker, frame: frames.WorkerFrame) -> None:
         """Handle one frame of a worker. The worker of one call can speak of that call only. Raises Violation."""
-        if live.sandboxes is not None and worker is live.jail and not isinstance(frame, Ready):
+        if live.sandboxes is not None and worker is live.jail and not isinstance(frame, frames.Ready):
             live.sandboxes.heard(frame)
-        elif isinstance(frame, Result):
+        elif isinstance(frame, frames.Result):
             self._result(live, worker, frame)
-        elif isinstance(frame, Log | Progress):
+        elif isinstance(frame, frames.Log | frames.Progress):
             name = worker.name if isinstance(worker, CallSandbox) else frame.call_id
             call = live.session.calls.get(name or "")
-            if isinstance(frame, Log):
+            if isinstance(frame, frames.Log):
                 self._on_log(live.log_line(frame.level, frame.message[:16384], live.own_call(worker) or call))
             elif call is not None:
                 self._answers.progress(call, frame)
                 self._answers.calls.heard_of(call, self._loop.time())
-        elif isinstance(frame, Ask):
+        elif isinstance(frame, frames.Ask):
             self._ask(live, worker, frame)
-        elif isinstance(frame, Ready | LoadFailed):
+        elif isinstance(frame, frames.Ready | frames.LoadFailed):
             self._loaded(live, worker, frame)
-        elif isinstance(frame, LoginNeeded) and isinstance(live.jail, RemoteServer):
+        elif isinstance(frame, frames.LoginNeeded) and isinstance(live.jail, RemoteServer):
             self._perform(self.servers.login(live, frame, self._loop.time()))
-        elif isinstance(frame, Listed | News) and live.session.server:
+        elif isinstance(frame, frames.Listed | frames.News) and live.session.server:
             self._server_said(live, frame)
         else:
             raise Violation("the worker sent a frame that is none of its")
 
-    def _loaded(self, live: LiveSession, worker: Worker, frame: Ready | LoadFailed) -> None:
+    def _loaded(self, live: LiveSession, worker: Worker, frame: frames.Ready | frames.LoadFailed) -> None:
         """A worker has loaded its tool, or could not. Raises Violation."""
         if worker.live:
             raise Violation("the worker said `ready` or `load_failed` after `ready`")
-        if isinstance(frame, LoadFailed) and isinstance(live.jail, ServerJail):
+        if isinstance(frame, frames.LoadFailed) and isinstance(live.jail, ServerJail):
             live.unloaded = frame.message[:4096]
             live.jail.ends()  # the end of its jail says why, if it has ended
             return
-        if isinstance(frame, LoadFailed):
+        if isinstance(frame, frames.LoadFailed):
             error = load_error(live.tool, frame.message[:4096])
             self._worker_failed(live, worker, error, "could not be loaded")
             return
-        if frame.protocol != WORKER_PROTOCOL:
+        if frame.protocol != frames.WORKER_PROTOCOL:
             raise Violation("the worker said `ready` for another protocol")
         worker.mark_live()
         if worker is live.jail:
@@ -604,7 +578,7 @@ class Sessions:
             if (event := live.started()) is not None:
                 self._on_worker(event)
 
-    def _server_ready(self, live: LiveSession, frame: Ready) -> None:
+    def _server_ready(self, live: LiveSession, frame: frames.Ready) -> None:
         """A server has said what it offers: whoever asked is answered. Raises Violation."""
         if frame.listing is None:
             raise Violation("the MCP worker said `ready` without a listing")
@@ -615,8 +589,8 @@ class Sessions:
             if isinstance(call, Listing):
                 self._listed(live, call)
 
-    def _server_said(self, live: LiveSession, frame: Listed | News) -> None:
-        if isinstance(frame, News):
+    def _server_said(self, live: LiveSession, frame: frames.Listed | frames.News) -> None:
+        if isinstance(frame, frames.News):
             self.servers.changed(live.session, frame)
             return
         call = live.session.calls.get(str(frame.list_id))
@@ -633,7 +607,7 @@ class Sessions:
         self._answers.fail(call, error)
         self._perform(self._machine.listed(live.session, call, self._loop.time()))
 
-    def _result(self, live: LiveSession, worker: Worker, result: Result) -> None:
+    def _result(self, live: LiveSession, worker: Worker, result: frames.Result) -> None:
         """A call has ended, or goes on after its answer. Raises Violation."""
         session, now, name = live.session, self._loop.time(), result.call_id
         if isinstance(worker, CallSandbox):
@@ -660,7 +634,7 @@ class Sessions:
             self._machine.check_continues(session, call, result)
             begun: Work | ToolError
             if session.is_full_of_pending:
-                begun = too_much_pending(f"this tool's jail, limit {MAX_PENDING_PER_JAIL}")
+                begun = too_much_pending(f"this tool's jail, limit {machine.MAX_PENDING_PER_JAIL}")
             else:
                 begun = self._answers.begin_work(call, result.handle or "")
             self._perform(self._machine.goes_on(session, call, begun, payload, now))
@@ -670,7 +644,7 @@ class Sessions:
         spent = said is not result.error and result.error is not None and result.error.code == "E_TOOL_LIMIT"
         self._perform(self._machine.result(session, call, result, payload, spent=spent, now=now))
 
-    def _ask(self, live: LiveSession, worker: Worker, ask: Ask) -> None:
+    def _ask(self, live: LiveSession, worker: Worker, ask: frames.Ask) -> None:
         """A handler, or the worker of a server, asks something of the bus. Raises Violation."""
         if not ask.call_id and isinstance(live.jail, RemoteServer):
             agent = live.session.agent if live.session.agent in live.tool.servers else None
@@ -687,7 +661,7 @@ class Sessions:
         else:
             self._asking.ask(call, ask, reply)
 
-    def _reply(self, live: LiveSession, worker: Worker, call: Call | None, answer: AnswerFrame) -> None:
+    def _reply(self, live: LiveSession, worker: Worker, call: Call | None, answer: frames.Answer) -> None:
         if call is not None and answer.error is not None and answer.error.code is not None:
             call.heard |= {answer.error.code}
         if live.jail.dying or worker.dying:

@@ -19,20 +19,10 @@ from goondan.schemas.wire.frames import ErrorPayload
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.machine import JailSession
 from goondan.toolhost.calls.untrusted import output_limit
+from goondan.toolhost.jails import server_jail
 from goondan.toolhost.jails.jail import Jail, JailOwner
 from goondan.toolhost.jails.launch import launch
 from goondan.toolhost.jails.network import JailNetwork
-from goondan.toolhost.jails.server_jail import (
-    Ends,
-    Eras,
-    RemoteServer,
-    ServerJail,
-    TemplateLink,
-    fork_worker,
-    launch_server,
-    network_of,
-    remote_plan,
-)
 from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.lookup.folders import remove_placeholders
 from goondan.toolhost.lookup.hiding import Hiding, as_it_is_now
@@ -70,9 +60,9 @@ class JailStarter:
         self._environment = environment
         self._exposures = WriteExposures(None, powers) if exposures is None else exposures
         #: What forks the workers of servers, by the names of features.
-        self.templates: dict[str, TemplateLink] = {}
+        self.templates: dict[str, server_jail.TemplateLink] = {}
         #: How servers are asked first.
-        self._eras = Eras()
+        self._eras = server_jail.Eras()
 
     def configure(self, spec: ToolHostSpec) -> None:
         """Start jails by `spec` from now on."""
@@ -155,23 +145,23 @@ class JailStarter:
         if tool.server is None:
             launched = await launch(make_plan, self.powers, niceness=niceness)
             return Jail(launched, owner, self.powers, self._loop, output_limit=limit, name=tool.name)
-        launched, forked, gate = await launch_server(
+        launched, forked, gate = await server_jail.launch_server(
             make_plan, self._template(tool.server), self.powers, niceness=niceness
         )
-        return ServerJail(
+        return server_jail.ServerJail(
             launched, owner, self.powers, self._loop, output_limit=limit, name=tool.name, forked=forked, gate=gate
         )
 
     async def _start_remote(self, session: JailSession, tool: ToolSpec, owner: JailOwner) -> LiveSession:
         """The worker of an http server. Raises GoondanError and OSError."""
         assert tool.server is not None
-        network = network_of(tool)
-        ends = Ends(jailed=False)
-        forked = await fork_worker(self._template(tool.server), ends)
+        network = server_jail.network_of(tool)
+        ends = server_jail.Ends(jailed=False)
+        forked = await server_jail.fork_worker(self._template(tool.server), ends)
         assert ends.connector is not None
         limit = output_limit(tool.sandbox.limits.output_mb)
-        plan = remote_plan(tool)
-        jail = RemoteServer(
+        plan = server_jail.remote_plan(tool)
+        jail = server_jail.RemoteServer(
             ends, ends.connector, plan, owner, self.powers, self._loop,
             output_limit=limit, name=tool.name, forked=forked,
         )  # fmt: skip
@@ -181,9 +171,9 @@ class JailStarter:
         live.load(self._environment, owner, self._loop)
         return live
 
-    def _template(self, server: ServerSpec) -> TemplateLink:
+    def _template(self, server: ServerSpec) -> server_jail.TemplateLink:
         if server.worker not in self.templates:
-            self.templates[server.worker] = TemplateLink(server.worker, self._loop, self.powers)
+            self.templates[server.worker] = server_jail.TemplateLink(server.worker, self._loop, self.powers)
         return self.templates[server.worker]
 
     def close(self) -> None:
@@ -197,7 +187,7 @@ class JailStarter:
 
     def ended(self, live: LiveSession) -> None:
         """The last process of this jail is gone."""
-        if isinstance(live.jail, ServerJail) and not live.jail.live:
+        if isinstance(live.jail, server_jail.ServerJail) and not live.jail.live:
             self._eras.ended_early(live.tool)
         self.powers.offload.submit(partial(self._exposures.end, live.named))
 

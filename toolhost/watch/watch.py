@@ -42,20 +42,7 @@ from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Final, NamedTuple
 
-from goondan.toolhost.policy.limits import (
-    DISK_PART,
-    MIB,
-    Allowance,
-    DiskMeter,
-    Growth,
-    InFlight,
-    KeptDescriptors,
-    Lost,
-    exceeded,
-    niceness_of_slow,
-    walk_again_at,
-    walked_before,
-)
+from goondan.toolhost.policy import limits
 from goondan.toolhost.watch import procfs
 from goondan.toolhost.watch.jail_usage import JailUsage
 
@@ -89,7 +76,7 @@ class _Device:
     """
 
     def __init__(self) -> None:
-        self.lost = Lost(0, 0)
+        self.lost = limits.Lost(0, 0)
         self.walked_at = 0.0
         self.counts_entries = True
         self._free = self._entries = -1
@@ -103,7 +90,7 @@ class _Device:
             free -= procfs.unwritten()
         if self._free >= 0:
             fallen, taken = self.lost
-            self.lost = Lost(fallen + max(0, self._free - free), taken + max(0, self._entries - entries))
+            self.lost = limits.Lost(fallen + max(0, self._free - free), taken + max(0, self._entries - entries))
         self._free, self._entries = free, entries
 
 
@@ -128,37 +115,39 @@ class _Walk:
     time that the walk took. `in_flight` are sockets of the jail with descriptors under way; None if that is not known.
     """
 
-    def __init__(self, suspect: _Suspect, lost: Lost, charged: dict[str, float]) -> None:
+    def __init__(self, suspect: _Suspect, lost: limits.Lost, charged: dict[str, float]) -> None:
         self.suspect = suspect
         self.lost = lost
         self.charged = charged
         self.asked_at = self.done_at = time.monotonic()
         self.cost_s = 0.0
         self.named = suspect.jail.undecided.get(suspect.number)
-        self.in_flight: InFlight | None = InFlight()
-        self.found: Growth | None = None  # or the jail was gone
+        self.in_flight: limits.InFlight | None = limits.InFlight()
+        self.found: limits.Growth | None = None  # or the jail was gone
         self.error: Exception | None = None
 
     def go(self) -> None:
         jail, number, frozen, _ = self.suspect
         began = time.thread_time()
-        enough = Growth(int(jail.limits.disk_mb * MIB * DISK_PART), int(jail.limits.files * DISK_PART))
+        enough = limits.Growth(
+            int(jail.limits.disk_mb * limits.MIB * limits.DISK_PART), int(jail.limits.files * limits.DISK_PART)
+        )
         size = entries = 0
         try:
             if self.named is None:
                 for place in jail.devices[number]:
                     grown = walk(place, max(jail.since, self.charged.get(place, 0.0)), enough)
                     size, entries = size + grown.size, entries + grown.entries
-                self.named = Growth(size, entries)
+                self.named = limits.Growth(size, entries)
             size, entries = self.named.size, self.named.entries
             if jail.view is not None and size < enough.size:
                 size += sum(file.size for file in procfs.nameless(jail.view) if file.device == number)
                 if size < enough.size and frozen:
                     found = procfs.in_flight(jail.view, procfs.processes(jail.view))
-                    self.in_flight = InFlight(found, found)
+                    self.in_flight = limits.InFlight(found, found)
                 elif size < enough.size:
                     self.in_flight = procfs.still_in_flight(jail.view, jail.counted_s)
-            self.found = Growth(size, entries)
+            self.found = limits.Growth(size, entries)
         except (OSError, ValueError, IndexError, struct.error):
             pass  # it may end at any moment, and what we read of it with it
         except Exception as error:  # a bug of ours: `Disks.step` raises it
@@ -177,7 +166,7 @@ class Disks:
         self._looked_at = 0.0
         # Jails that work in one folder all see its growth. It ends one of them, and does not count for the others then.
         self._charged: dict[str, float] = {}
-        self._walks = Allowance(WALKS_PART, WALKS_S)
+        self._walks = limits.Allowance(WALKS_PART, WALKS_S)
         # Walks have a thread of their own: a walk waits while a process of the jail makes a file in the folder, and
         # such a process can wait for the processor for seconds.
         self._walking: _Walk | None = None
@@ -207,8 +196,8 @@ class Disks:
             device = self._devices.setdefault(number, _Device())
             with suppress(OSError):
                 device.look(places[0])
-            jail.disks[number] = DiskMeter(device.lost)
-            jail.kept[number] = KeptDescriptors()
+            jail.disks[number] = limits.DiskMeter(device.lost)
+            jail.kept[number] = limits.KeptDescriptors()
 
     def due_in(self) -> float:
         """After how many seconds `look` has something to do; 0 or less: now."""
@@ -255,7 +244,7 @@ class Disks:
         Returns a jail that has reached a limit, and the limit: its processes have been killed. Any other jail goes on.
         """
         if self._walking is None:
-            suspect = min(self._suspects, key=lambda each: walked_before(each.frozen, is_quick(each.jail)))
+            suspect = min(self._suspects, key=lambda each: limits.walked_before(each.frozen, is_quick(each.jail)))
             self._walking = _Walk(suspect, self._devices[suspect.number].lost, self._charged)
             self._done.clear()
             self._asked.put(self._walking)
@@ -286,12 +275,12 @@ class Disks:
             if frozen and not any(other.jail is jail and other.frozen for other in self._suspects):
                 jail.thaw()
             now = time.monotonic()
-            jail.walk_again_at = walk_again_at(now, asked.cost_s, now - since if frozen else 0.0)
+            jail.walk_again_at = limits.walk_again_at(now, asked.cost_s, now - since if frozen else 0.0)
             if number in jail.undecided:
                 jail.walk_again_at = max(jail.walk_again_at, now + FLIGHT_S)
         return None if limit is None else (jail, limit)
 
-    def _decide(self, asked: _Walk, found: Growth) -> str | None:
+    def _decide(self, asked: _Walk, found: limits.Growth) -> str | None:
         """The limit that the jail has reached; None when it has not, or when looks go on because that is not known
         yet.
         """
@@ -299,7 +288,7 @@ class Disks:
         lost, meter = self._devices[number].lost, jail.disks[number]
         before = jail.undecided.pop(number, None)
         hides = meter.hides(found, lost, jail.limits)
-        seen = asked.in_flight if hides else InFlight()
+        seen = asked.in_flight if hides else limits.InFlight()
         kept = seen is not None and jail.kept[number].look(asked.done_at, seen)
         if hides and not kept:
             if asked.named is not None and (seen is None or seen.last):
@@ -317,7 +306,7 @@ class Disks:
                 suspect.jail.thaw()
 
 
-def walk(root: str, since: float, enough: Growth) -> Growth:
+def walk(root: str, since: float, enough: limits.Growth) -> limits.Growth:
     """How much was added to the folder (or file) `root` since then (seconds since 1970). Stops at `enough` of either.
 
     A tree that is too deep counts as `enough`.
@@ -325,10 +314,10 @@ def walk(root: str, since: float, enough: Growth) -> Growth:
     try:
         status = os.lstat(root)
         if stat.S_ISREG(status.st_mode):
-            return Growth(status.st_blocks * 512, 1) if status.st_ctime >= since else Growth(0, 0)
+            return limits.Growth(status.st_blocks * 512, 1) if status.st_ctime >= since else limits.Growth(0, 0)
         top = os.open(root, _FLAGS)
     except OSError:
-        return Growth(0, 0)
+        return limits.Growth(0, 0)
     found = _Found(status.st_dev, since)
     stack: list[tuple[int, list[str]]] = [(top, [""])]
     try:
@@ -349,7 +338,7 @@ def walk(root: str, since: float, enough: Growth) -> Growth:
                 return enough
             if found.size >= enough.size or found.entries >= enough.entries:
                 break
-        return Growth(found.size, found.entries)
+        return limits.Growth(found.size, found.entries)
     finally:
         for fd, _ in stack:
             os.close(fd)
@@ -446,7 +435,7 @@ class Watch:
 
     def niceness_of_next(self, launching: int) -> int:
         """The niceness that a jail should be started with, while `launching` more are being started."""
-        return niceness_of_slow(1 + launching + (0 if self._asleep else len(self._slow)))
+        return limits.niceness_of_slow(1 + launching + (0 if self._asleep else len(self._slow)))
 
     def wake(self) -> None:
         """A jail has got a call."""
@@ -510,7 +499,7 @@ class Watch:
         self._cost_s += done - began
         if not self._to_look_at:  # that was the last of them
             self._slow = self._found_slow
-            niceness = niceness_of_slow(len(self._slow))
+            niceness = limits.niceness_of_slow(len(self._slow))
             for each in self._looked_at:
                 each.stand(niceness if each in self._slow else 0)
             self._look_again_at = done + max(LOOK_S - self._cost_s, self._cost_s * (1 / _PART - 1))
@@ -532,7 +521,7 @@ class Watch:
         over = jail.cpu.over(jail.limits.cpu_seconds)
         if over:
             self._tell(jail, "cpuSeconds", over)
-        limit = exceeded(jail.usage(there), jail.limits)
+        limit = limits.exceeded(jail.usage(there), jail.limits)
         if limit is not None and not jail.ending:
             jail.end(limit)
             self._tell(jail, limit, None)

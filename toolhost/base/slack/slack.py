@@ -8,28 +8,15 @@ Source: docs/design/tools.md section 9; requirements SLACK-01 to SLACK-23; recor
 
 from __future__ import annotations
 
+from goondan_base import bot_api
 from goondan_base.arguments import WHITE_SPACE, InvalidInput, non_empty, string
-from goondan_base.bot_api import (
-    ApiError,
-    Bot,
-    Service,
-    Wanted,
-    emoji_names,
-    exported,
-    first_text,
-    given,
-    most_bytes,
-    optional_flag,
-    trimmed,
-    within_most,
-)
 from goondan_tool import ToolContext
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any
 
-SLACK = Service(
+SLACK = bot_api.Service(
     api="slack",
     title="Slack",
     base="https://slack.com/api",
@@ -49,47 +36,49 @@ TIMESTAMPS = ("messageTs", "ts", "timestamp")
 # --- exports --------------------------------------------------------------------------------------------------------
 
 
-def send(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+def send(bot: bot_api.Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`slack__send`: a message to a channel, or to a thread in it."""
     channel, text = channel_id(input), non_empty(input, "text")
-    body = given(
+    body = bot_api.given(
         channel=channel,
         text=text,
         thread_ts=string(input, "threadTs", "") if "threadTs" in input else None,
-        mrkdwn=optional_flag(input, "mrkdwn"),
-        unfurl_links=optional_flag(input, "unfurlLinks"),
-        unfurl_media=optional_flag(input, "unfurlMedia"),
-        reply_broadcast=optional_flag(input, "replyBroadcast"),
+        mrkdwn=bot_api.optional_flag(input, "mrkdwn"),
+        unfurl_links=bot_api.optional_flag(input, "unfurlLinks"),
+        unfurl_media=bot_api.optional_flag(input, "unfurlMedia"),
+        reply_broadcast=bot_api.optional_flag(input, "replyBroadcast"),
     )
     said = call(bot, "chat.postMessage", body)
     message = said.get("message")
     return {
         "ok": True,
-        "channelId": trimmed(said.get("channel")) or channel,
-        "messageTs": trimmed(said.get("ts")),
-        "text": (trimmed(message.get("text")) if isinstance(message, dict) else None) or text,
+        "channelId": bot_api.trimmed(said.get("channel")) or channel,
+        "messageTs": bot_api.trimmed(said.get("ts")),
+        "text": (bot_api.trimmed(message.get("text")) if isinstance(message, dict) else None) or text,
     }
 
 
-def read(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+def read(bot: bot_api.Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`slack__read`: messages of a channel or a thread, or one message by its timestamp."""
     channel = channel_id(input)
-    message, thread = first_text(input, *TIMESTAMPS), first_text(input, "threadTs")
-    inclusive = optional_flag(input, "inclusive")
-    body = given(
+    message, thread = bot_api.first_text(input, *TIMESTAMPS), bot_api.first_text(input, "threadTs")
+    inclusive = bot_api.optional_flag(input, "inclusive")
+    body = bot_api.given(
         channel=channel,
         ts=thread,
-        latest=first_text(input, "latest") or message,
-        oldest=first_text(input, "oldest"),
+        latest=bot_api.first_text(input, "latest") or message,
+        oldest=bot_api.first_text(input, "oldest"),
         inclusive=True if inclusive is None and message is not None else inclusive,
-        limit=within_most(input, "limit", DEFAULT_LIMIT if message is None else DEFAULT_LIMIT_OF_ONE, MOST_MESSAGES),
-        cursor=first_text(input, "cursor"),
+        limit=bot_api.within_most(
+            input, "limit", DEFAULT_LIMIT if message is None else DEFAULT_LIMIT_OF_ONE, MOST_MESSAGES
+        ),
+        cursor=bot_api.first_text(input, "cursor"),
     )
     method = "conversations.history" if thread is None else "conversations.replies"
     said = call(bot, method, body)
     listed, more = said.get("messages"), said.get("response_metadata")
     messages = [item for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
-    found = (item for item in messages if message is not None and trimmed(item.get("ts")) == message)
+    found = (item for item in messages if message is not None and bot_api.trimmed(item.get("ts")) == message)
     return {
         "ok": True,
         "channelId": channel,
@@ -100,33 +89,35 @@ def read(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
         "found": next(found, None),
         "messages": messages,
         "hasMore": said.get("has_more") is True,
-        "nextCursor": trimmed(more.get("next_cursor")) if isinstance(more, dict) else None,
+        "nextCursor": bot_api.trimmed(more.get("next_cursor")) if isinstance(more, dict) else None,
     }
 
 
-def edit(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+def edit(bot: bot_api.Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`slack__edit`: another text for a message."""
     channel, message = channel_id(input), message_ts(input)
-    body = given(channel=channel, ts=message, text=non_empty(input, "text"), mrkdwn=optional_flag(input, "mrkdwn"))
+    body = bot_api.given(
+        channel=channel, ts=message, text=non_empty(input, "text"), mrkdwn=bot_api.optional_flag(input, "mrkdwn")
+    )
     return {**changed(call(bot, "chat.update", body), channel, message), "edited": True}
 
 
-def delete(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+def delete(bot: bot_api.Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`slack__delete`: delete a message."""
     channel, message = channel_id(input), message_ts(input)
     return {**changed(call(bot, "chat.delete", {"channel": channel, "ts": message}), channel, message), "deleted": True}
 
 
-def react(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+def react(bot: bot_api.Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`slack__react`: add one reaction for each name. All names are checked first. The first failure ends the call."""
     channel, message = channel_id(input), message_ts(input)
-    names = list(dict.fromkeys(name for item in emoji_names(input) if (name := emoji_name(item))))
+    names = list(dict.fromkeys(name for item in bot_api.emoji_names(input) if (name := emoji_name(item))))
     if not names:
         raise InvalidInput("Provide 'emoji' or 'emojis' to add Slack reaction.")
     for done, name in enumerate(names):
         try:
             call(bot, "reactions.add", {"channel": channel, "timestamp": message, "name": name})
-        except ApiError as error:
+        except bot_api.ApiError as error:
             if done:
                 error.suggestion = (
                     f"Added before it failed: {', '.join(names[:done])}; not added: {name} and later ones."
@@ -135,13 +126,13 @@ def react(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     return {"ok": True, "channelId": channel, "messageTs": message, "emojis": names, "reactionCount": len(names)}
 
 
-def download_file(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+def download_file(bot: bot_api.Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`slack__downloadFile`: download a file by its address, into the result, the workdir, or both."""
-    url = first_text(input, "url", "fileUrl", "downloadUrl")
+    url = bot_api.first_text(input, "url", "fileUrl", "downloadUrl")
     if url is None:
         raise InvalidInput("Provide 'url' (or 'fileUrl'/'downloadUrl') to download Slack file.")
-    wanted = Wanted(ctx, input)
-    _, most = bot.timeout_ms, most_bytes(input)  # checked in this order
+    wanted = bot_api.Wanted(ctx, input)
+    _, most = bot.timeout_ms, bot_api.most_bytes(input)  # checked in this order
     file = bot.download(url, authorization(bot), most, lambda address: foreign(address, bot.base))
     return {
         "ok": True,
@@ -154,7 +145,9 @@ def download_file(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str
     }
 
 
-handlers = exported(SLACK, send=send, read=read, edit=edit, delete=delete, react=react, downloadFile=download_file)
+handlers = bot_api.exported(
+    SLACK, send=send, read=read, edit=edit, delete=delete, react=react, downloadFile=download_file
+)
 
 
 # --- arguments and answers ------------------------------------------------------------------------------------------
@@ -167,7 +160,7 @@ def channel_id(input: dict[str, Any]) -> str:
 
 def needed_text(input: dict[str, Any], *names: str) -> str:
     """The first of these arguments that is a text and not blank. An error names the first of the names."""
-    found = first_text(input, *names)
+    found = bot_api.first_text(input, *names)
     if found is None:
         raise InvalidInput(f"'{names[0]}' must be a non-empty string")
     return found
@@ -188,7 +181,7 @@ def emoji_name(given: str) -> str:
     return name
 
 
-def call(bot: Bot, method: str, body: dict[str, Any]) -> dict[str, Any]:
+def call(bot: bot_api.Bot, method: str, body: dict[str, Any]) -> dict[str, Any]:
     """Call a method, and return its answer. Raises ApiError."""
     headers = {**authorization(bot), "Content-Type": "application/json; charset=utf-8"}
     return bot.call(method, f"{bot.base}/{method}", body, headers, refusal)
@@ -198,19 +191,19 @@ def changed(said: dict[str, Any], channel: str, message: str) -> dict[str, Any]:
     """The message that was changed: as the API names it, otherwise as the call named it."""
     return {
         "ok": True,
-        "channelId": trimmed(said.get("channel")) or channel,
-        "messageTs": trimmed(said.get("ts")) or message,
+        "channelId": bot_api.trimmed(said.get("channel")) or channel,
+        "messageTs": bot_api.trimmed(said.get("ts")) or message,
     }
 
 
-def authorization(bot: Bot) -> dict[str, str]:
+def authorization(bot: bot_api.Bot) -> dict[str, str]:
     """The header with the token."""
     return {"Authorization": f"Bearer {bot.token}"}
 
 
 def refusal(said: dict[str, Any]) -> str:
     """The API's text about a failure, as the end of a sentence. Empty when there is none."""
-    text = trimmed(said.get("error"))
+    text = bot_api.trimmed(said.get("error"))
     return "" if text is None else f": {text}"
 
 

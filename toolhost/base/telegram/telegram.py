@@ -8,20 +8,8 @@ Source: docs/design/tools.md section 9; requirements TELEGRAM-01 to TELEGRAM-21;
 
 from __future__ import annotations
 
+from goondan_base import bot_api
 from goondan_base.arguments import WHITE_SPACE, InvalidInput, as_text, flag, non_empty, string
-from goondan_base.bot_api import (
-    Bot,
-    Service,
-    Wanted,
-    emoji_names,
-    exported,
-    first_text,
-    given,
-    integer,
-    most_bytes,
-    optional_flag,
-    trimmed,
-)
 from goondan_base.redaction import HIDDEN
 from goondan_tool import ToolContext, ToolError
 
@@ -29,7 +17,7 @@ TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from typing import Any
 
-TELEGRAM = Service(
+TELEGRAM = bot_api.Service(
     api="telegram",
     title="Telegram",
     base="https://api.telegram.org",
@@ -54,59 +42,59 @@ FILE_SAFE = SEGMENT_SAFE + "/"
 # --- exports --------------------------------------------------------------------------------------------------------
 
 
-def send(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+def send(bot: bot_api.Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`telegram__send`: a message to a chat."""
     chat = chat_id(input)
-    body = given(
+    body = bot_api.given(
         chat_id=chat,
         text=non_empty(input, "text"),
         parse_mode=parse_mode(input, "send"),
-        disable_notification=optional_flag(input, "disableNotification"),
-        disable_web_page_preview=optional_flag(input, "disableWebPagePreview"),
+        disable_notification=bot_api.optional_flag(input, "disableNotification"),
+        disable_web_page_preview=bot_api.optional_flag(input, "disableWebPagePreview"),
         reply_to_message_id=message_id(input, "replyToMessageId") if "replyToMessageId" in input else None,
-        allow_sending_without_reply=optional_flag(input, "allowSendingWithoutReply"),
+        allow_sending_without_reply=bot_api.optional_flag(input, "allowSendingWithoutReply"),
     )
     made = as_object(result(bot, "sendMessage", body))
     return {
         "ok": True,
         "chatId": chat,
         "messageId": above_zero(made.get("message_id")),
-        "date": integer(made.get("date")),
-        "text": trimmed(made.get("text")),
+        "date": bot_api.integer(made.get("date")),
+        "text": bot_api.trimmed(made.get("text")),
     }
 
 
-def edit(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+def edit(bot: bot_api.Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`telegram__edit`: another text for a message."""
     chat, message = chat_id(input), message_id(input, "messageId")
-    body = given(
+    body = bot_api.given(
         chat_id=chat,
         message_id=message,
         text=non_empty(input, "text"),
         parse_mode=parse_mode(input, "edit"),
-        disable_web_page_preview=optional_flag(input, "disableWebPagePreview"),
+        disable_web_page_preview=bot_api.optional_flag(input, "disableWebPagePreview"),
     )
     made = as_object(result(bot, "editMessageText", body))
     return {"ok": True, "chatId": chat, "messageId": above_zero(made.get("message_id")) or message, "edited": True}
 
 
-def delete(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+def delete(bot: bot_api.Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`telegram__delete`: delete a message."""
     chat, message = chat_id(input), message_id(input, "messageId")
     result(bot, "deleteMessage", {"chat_id": chat, "message_id": message})
     return {"ok": True, "chatId": chat, "messageId": message, "deleted": True}
 
 
-def react(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+def react(bot: bot_api.Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`telegram__react`: set the bot's reactions to a message, in place of its earlier ones. `clear` removes all."""
     chat, message = chat_id(input), message_id(input, "messageId")
-    is_big, clear = optional_flag(input, "isBig"), flag(input, "clear", False)
-    emojis = [] if clear else list(dict.fromkeys(emoji_names(input)))
+    is_big, clear = bot_api.optional_flag(input, "isBig"), flag(input, "clear", False)
+    emojis = [] if clear else list(dict.fromkeys(bot_api.emoji_names(input)))
     if not clear and not emojis:
         raise InvalidInput(
             "Provide 'emoji' or 'emojis' to set message reaction, or set 'clear=true' to remove reactions."
         )
-    body = given(
+    body = bot_api.given(
         chat_id=chat,
         message_id=message,
         reaction=[{"type": "emoji", "emoji": emoji} for emoji in emojis],
@@ -123,7 +111,7 @@ def react(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def set_chat_action(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+def set_chat_action(bot: bot_api.Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`telegram__setChatAction`: show what the bot is doing. The result has the API's own spelling."""
     chat = chat_id(input)
     asked = string(input, "action" if "action" in input else "status", "typing")
@@ -135,19 +123,23 @@ def set_chat_action(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[s
     return {"ok": True, "chatId": chat, "status": action, "action": action}
 
 
-def download_file(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
+def download_file(bot: bot_api.Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str, Any]:
     """`telegram__downloadFile`: download a file by its id, into the result, the workdir, or both."""
     from urllib.parse import quote
 
-    asked = first_text(input, "fileId", "file_id")
+    asked = bot_api.first_text(input, "fileId", "file_id")
     if asked is None:
         raise InvalidInput("Provide 'fileId' (or 'file_id') for Telegram file download.")
-    _, most = bot.timeout_ms, most_bytes(input)  # checked in this order
-    wanted = Wanted(ctx, input)
+    _, most = bot.timeout_ms, bot_api.most_bytes(input)  # checked in this order
+    wanted = bot_api.Wanted(ctx, input)
     made = result(bot, "getFile", {"file_id": asked})
     if not isinstance(made, dict):
         raise bot.failed("getFile returned invalid result payload")
-    file_id, path, size = trimmed(made.get("file_id")), trimmed(made.get("file_path")), made.get("file_size")
+    file_id, path, size = (
+        bot_api.trimmed(made.get("file_id")),
+        bot_api.trimmed(made.get("file_path")),
+        made.get("file_size"),
+    )
     if file_id is None or path is None:
         raise bot.failed("getFile result missing file_id/file_path")
     url = f"{bot.base}/file/bot{quote(bot.token, safe=SEGMENT_SAFE)}/{quote(path, safe=FILE_SAFE)}"
@@ -155,7 +147,7 @@ def download_file(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str
     return {
         "ok": True,
         "fileId": file_id,
-        "fileUniqueId": trimmed(made.get("file_unique_id")),
+        "fileUniqueId": bot_api.trimmed(made.get("file_unique_id")),
         "filePath": path,
         "fileSize": cut_off(size),
         "downloadUrl": f"{bot.base}/file/bot{HIDDEN}/{path}",
@@ -164,7 +156,7 @@ def download_file(bot: Bot, ctx: ToolContext, input: dict[str, Any]) -> dict[str
     }
 
 
-handlers = exported(
+handlers = bot_api.exported(
     TELEGRAM,
     send=send,
     edit=edit,
@@ -185,7 +177,7 @@ def chat_id(input: dict[str, Any]) -> str:
         return str(value)
     if isinstance(value, float) and value.is_integer():
         return as_text(value)
-    text = trimmed(value)
+    text = bot_api.trimmed(value)
     if text is None:
         raise InvalidInput("'chatId' must be a non-empty string or integer")
     return text
@@ -201,7 +193,7 @@ def message_id(input: dict[str, Any], name: str) -> int:
 
 def above_zero(value: Any) -> int | None:
     """An integer above 0. None for anything else."""
-    found = integer(value)
+    found = bot_api.integer(value)
     return found if found is not None and found > 0 else None
 
 
@@ -214,7 +206,7 @@ def cut_off(value: Any) -> int | None:
 
 def parse_mode(input: dict[str, Any], export: str) -> str | None:
     """The API's name of a parse mode in any letter case (TELEGRAM-06). An enum of a schema cannot express that."""
-    asked = trimmed(string(input, "parseMode", ""))
+    asked = bot_api.trimmed(string(input, "parseMode", ""))
     if asked is None:
         return None
     mode = PARSE_MODES.get(spelled(asked))
@@ -232,7 +224,7 @@ def spelled(given: str) -> str:
     return "-".join(part for part in parts if part).lower()
 
 
-def result(bot: Bot, method: str, body: dict[str, Any]) -> Any:
+def result(bot: bot_api.Bot, method: str, body: dict[str, Any]) -> Any:
     """Call a method, and return its `result`. Raises ApiError."""
     from urllib.parse import quote
 
@@ -248,7 +240,7 @@ def as_object(value: Any) -> dict[str, Any]:
 
 def refusal(said: dict[str, Any]) -> str:
     """The API's text about a failure, as the end of a sentence. Empty when there is none."""
-    text, code = trimmed(said.get("description")), said.get("error_code")
+    text, code = bot_api.trimmed(said.get("description")), said.get("error_code")
     if text is None:
         return ""
     return f" (code {code}): {text}" if isinstance(code, int) and not isinstance(code, bool) else f": {text}"
