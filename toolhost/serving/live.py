@@ -112,33 +112,33 @@ class LiveSession:
         A shared jail is for everybody, so it gets nothing of the environment. `folder` is the one that its calls name.
         `handshake`: the server is asked by the handshake first.
         """
-        if self.tool.server is not None:
-            self._connect(self.tool.server, handshake=handshake)
-            return
-        tool, jail = self.tool, self.jail
-        assert isinstance(jail, Jail)
-        layout = jail.plan.layout
-        names = tool.sandbox.env if tool.sandbox.isolation != "shared" else []
-        granted = {name: environment[name] for name in names if name in environment}
-        secrets = granted_secrets(granted)
-        if layout is not None:
-            self.network = JailNetwork(read_network(tool.sandbox.network), layout)
-            granted = {**layout.environment, **granted}
-        if folder is not None:
-            granted[FOLDER_VARIABLE] = folder
+        tool, jail, server, plan = self.tool, self.jail, self.tool.server, self.jail.plan
         limit = output_limit(tool.sandbox.limits.output_mb)
         init = Init(
             protocol=WORKER_PROTOCOL,
             tool=tool.name,
-            entry=jail.plan.request.entry,
-            env=granted,
-            import_paths=jail.plan.request.import_paths,
+            entry="",
+            env={},
             output_limit=limit,
-            jailed=True,
-            offline=self.network is None,
             permissions=list(self.session.permissions),
         )
-        if jail.plan.calls is None:
+        if self.network is None and plan.layout is not None:
+            self.network = JailNetwork(read_network(tool.sandbox.network), plan.layout)
+        if server is not None:
+            self._connect(server, init, handshake=handshake)
+            return
+        assert isinstance(jail, Jail)
+        names = tool.sandbox.env if tool.sandbox.isolation != "shared" else []
+        granted = {name: environment[name] for name in names if name in environment}
+        secrets = granted_secrets(granted)
+        if plan.layout is not None:
+            granted = {**plan.layout.environment, **granted}
+        if folder is not None:
+            granted[FOLDER_VARIABLE] = folder
+        request = plan.request
+        init = replace(init, entry=request.entry, env=granted, import_paths=request.import_paths, jailed=True)
+        init = replace(init, offline=self.network is None)
+        if plan.calls is None:
             jail.send(init)
         else:
             self.session.forks = True
@@ -154,12 +154,9 @@ class LiveSession:
         if self.network is not None:
             (self.sandboxes or jail).hold()  # until its sockets are there
 
-    def _connect(self, server: ServerSpec, *, handshake: bool) -> None:
+    def _connect(self, server: ServerSpec, init: Init, *, handshake: bool) -> None:
         """Tell an MCP worker which server it speaks with. The server waits for its network, if it has one."""
-        tool, plan = self.tool, self.jail.plan
         kept = [*server.env.values(), *server.headers.values(), *server.login_secrets]
-        if self.network is None and plan.layout is not None:
-            self.network = JailNetwork(read_network(tool.sandbox.network), plan.layout)
         if secrets := secret_parts(kept):
             # Everything of the server comes in at three places: its worker, what it prints, the hosts that it names.
             redact = Redactor(*secrets)
@@ -174,23 +171,14 @@ class LiveSession:
             resources=server.resources,
             prompts=server.prompts,
             grants=server.grants,
-            root=plan.workdir if "roots" in server.grants and server.scope == "agent" else None,
-            longest_export=longest_export(tool.name),
+            root=self.jail.plan.workdir if "roots" in server.grants and server.scope == "agent" else None,
+            longest_export=longest_export(self.tool.name),
             idle_ms=int(server.idle_s * 1000),
             login=server.login,
             handshake=handshake,
             secrets=secrets,
         )
-        init = Init(
-            protocol=WORKER_PROTOCOL,
-            tool=tool.name,
-            entry="",
-            env={},
-            output_limit=output_limit(tool.sandbox.limits.output_mb),
-            permissions=list(self.session.permissions),
-            server=told,
-        )
-        self.jail.send(init)
+        self.jail.send(replace(init, server=told))
         if self.network is not None:
             self.jail.hold()
         else:
@@ -368,10 +356,8 @@ class LiveSession:
     def started(self) -> WorkerNews | None:
         """News of a worker that has said `ready`; None when its process is not known."""
         jail, session = self.jail, self.session
-        if jail.worker_pid is None:
+        if jail.worker_pid is None or session.server:  # a server has reports of its own
             return None
-        if session.server:
-            return None  # it has reports of its own
         first = None if len(session.key) == 2 else next(iter(session.calls.values()), None)  # a shared one is nobody's
         return WorkerNews(
             op="start",
@@ -385,11 +371,9 @@ class LiveSession:
     def ended(self, cause: str) -> WorkerNews | None:
         """News of a worker that is gone; None when its process was never known."""
         pid = self.jail.worker_pid
-        return (
-            None
-            if pid is None or self.session.server
-            else WorkerNews(op="exit", pid=pid, tool=self.jail.name, cause=cause)
-        )
+        if pid is None or self.session.server:
+            return None
+        return WorkerNews(op="exit", pid=pid, tool=self.jail.name, cause=cause)
 
 
 #: How a worker begins what it says of its server, whose name it does not know.

@@ -187,9 +187,7 @@ def by_namespace(init_pid: int) -> View:
 
 def _born(pid: int) -> int:
     """When a process was started (ticks since the machine was); 0 when there is none."""
-    with suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/stat", "rb") as source:
-        return int(source.read().rpartition(b")")[2].split()[19])
-    return 0
+    return int((process_stat(pid)[19:20] or [b"0"])[0])
 
 
 def processes(view: View) -> list[Process]:
@@ -373,10 +371,7 @@ def outer_processes(view: View) -> list[int]:
     """Every process of a jail that has a process namespace, by its number here; none when the jail is gone."""
     found = [view.init_pid]
     for pid in found:
-        with suppress(OSError):
-            for thread in os.listdir(f"/proc/{pid}/task"):
-                with suppress(OSError, ValueError), open(f"/proc/{pid}/task/{thread}/children", "rb") as source:
-                    found += map(int, source.read().split())  # the list grows while it is walked
+        found += children(pid)  # the list grows while it is walked
     return found if view.born and _born(view.init_pid) == view.born else []
 
 
