@@ -120,22 +120,19 @@ def raise_descriptor_limit(wanted: int) -> None:
 
 def report_ready(ready_fd: int | None) -> None:
     """Say once that this process is ready: a newline on `ready_fd`, then close it. None: nobody asked."""
-    if ready_fd is None:
-        return
-    try:
-        os.write(ready_fd, b"\n")
-    except BrokenPipeError:
-        pass  # whoever asked has stopped waiting
-    finally:
-        os.close(ready_fd)
+    _report(ready_fd, b"\n")
 
 
 def report_failure(ready_fd: int | None, error: ErrorPayload) -> None:
     """Say why this process will never be ready: `{"error": {…}}` on `ready_fd`, then close it."""
+    _report(ready_fd, msgspec.json.encode({"error": error}))
+
+
+def _report(ready_fd: int | None, told: bytes) -> None:
     if ready_fd is None:
         return
     try:
-        os.write(ready_fd, msgspec.json.encode({"error": error}))
+        os.write(ready_fd, told)
     except BrokenPipeError:
         pass  # whoever asked has stopped waiting
     finally:

@@ -8,13 +8,15 @@ docs/design/wire.md section 5.
 from __future__ import annotations
 
 import os
+from abc import abstractmethod
 from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
     import asyncio  # which the broker does without
+    from collections.abc import Callable
 
 #: The variable that chooses, and what it may say. The first is the default.
 VARIABLE: Final = "GOONDAN_TRANSPORT"
@@ -24,7 +26,7 @@ ROUTING_ID_BYTES: Final = 16
 _IPC: Final = "ipc://"
 
 
-class Transport(Protocol):
+class Transport:
     """A connection that is made again and again. Use it in the thread of its loop only.
 
     What it is made with:
@@ -38,26 +40,52 @@ class Transport(Protocol):
     The callbacks must neither block nor raise. `close` may be called in each of them.
     """
 
+    def __init__(
+        self,
+        path: str,
+        max_bytes: int,
+        *,
+        admits: Callable[[int], bool],
+        on_messages: Callable[[], None],
+        on_writable: Callable[[], None],
+        on_lost: Callable[[], None],
+    ) -> None:
+        self._path = path
+        self._max_bytes = max_bytes
+        self._admits = admits
+        self._on_messages = on_messages
+        self._on_writable = on_writable
+        self._on_lost = on_lost
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._paused = False
+
+    @abstractmethod
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Connect, now or as soon as there is somebody who listens."""
 
+    @abstractmethod
     def take(self) -> bytes | None:
         """The next message; it may be empty. None: there is none now."""
 
+    @abstractmethod
     def send(self, messages: deque[bytes]) -> None:
         """Send as many of the messages as go out now, and take those out of the queue. `on_writable` is called when
         further ones may be sent. Without a connection, none goes out.
         """
 
+    @abstractmethod
     def pause(self) -> None:
         """Read nothing until `resume`."""
 
+    @abstractmethod
     def resume(self) -> None:
         """Read again."""
 
+    @abstractmethod
     async def drain(self, messages: deque[bytes]) -> None:
         """Send these messages, and what is left from before. It waits as long as the other side does not read."""
 
+    @abstractmethod
     def close(self) -> None:
         """End the connection, and make no other one. What was not sent is gone. A second call does nothing."""
 

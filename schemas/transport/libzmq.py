@@ -18,13 +18,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
-from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 import zmq
 import zmq.backend
 
-from goondan.schemas.transport import ROUTING_ID_BYTES
+from goondan.schemas.transport import ROUTING_ID_BYTES, Transport
 
 #: How soon a lost connection is made again (milliseconds).
 RECONNECT_MS: Final = 20
@@ -48,34 +47,18 @@ _POLLIN: Final = int(zmq.POLLIN)
 _NONE: Final = (-1, 0)
 
 
-class LibzmqTransport:
+class LibzmqTransport(Transport):
     """A socket of a link. `Transport` has the callbacks."""
 
-    def __init__(
-        self,
-        path: str,
-        max_bytes: int,
-        *,
-        admits: Callable[[int], bool],
-        on_messages: Callable[[], None],
-        on_writable: Callable[[], None],
-        on_lost: Callable[[], None],
-    ) -> None:
-        """`path` is that of the broker's socket; `max_bytes` is the largest message."""
-        self._path = path
-        self._max_bytes = max_bytes
-        self._admits = admits
-        self._on_messages = on_messages
-        self._on_writable = on_writable
-        self._on_lost = on_lost
-        self._loop: asyncio.AbstractEventLoop | None = None
+    def __init__(self, *args: Any, **callbacks: Any) -> None:
+        """The arguments are those of Transport."""
+        super().__init__(*args, **callbacks)
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None
         self._fd = -1
         self._batch: deque[bytes] = deque()
         #: The descriptor and the inode of the connection that was admitted; (-1, 0) without one.
         self._connection = _NONE
-        self._paused = False
         #: The socket was sent on, and not asked since.
         self._touched = False
         self._looking: asyncio.Handle | None = None

@@ -14,10 +14,10 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
+from goondan.schemas.transport import Transport
 from goondan.schemas.wire.zmtp import GREETING, Handshake, Messages, ZmtpError, head, ready
 
 #: How soon a connection that failed is tried again (seconds).
@@ -35,36 +35,20 @@ _HELLO: Final = GREETING + ready(b"DEALER")
 _PROBE: Final = head(0)
 
 
-class NativeTransport:
+class NativeTransport(Transport):
     """A socket of a link. `admits` is asked before a byte is sent; `Transport` has the other callbacks."""
 
-    def __init__(
-        self,
-        path: str,
-        max_bytes: int,
-        *,
-        admits: Callable[[int], bool],
-        on_messages: Callable[[], None],
-        on_writable: Callable[[], None],
-        on_lost: Callable[[], None],
-    ) -> None:
-        """`path` is that of the broker's socket; `max_bytes` is the largest message."""
-        self._path = path
-        self._max_bytes = max_bytes
-        self._admits = admits
-        self._on_messages = on_messages
-        self._on_writable = on_writable
-        self._on_lost = on_lost
-        self._loop: asyncio.AbstractEventLoop | None = None
+    def __init__(self, *args: Any, **callbacks: Any) -> None:
+        """The arguments are those of Transport."""
+        super().__init__(*args, **callbacks)
         self._socket: socket.socket | None = None
         #: A socket that could not be connected yet: the next try takes it.
         self._unconnected: socket.socket | None = None
         self._tries = 0
         self._retry: asyncio.TimerHandle | None = None
         self._handshake: Handshake | None = None
-        self._messages = Messages(max_bytes)
+        self._messages = Messages(self._max_bytes)
         self._unsent = b""
-        self._paused = False
         self._closed = False
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:

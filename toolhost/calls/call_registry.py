@@ -29,6 +29,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from goondan.schemas.bundle.launch import ExportSpec, ToolSpec
+from goondan.schemas.wire.blobs import MAX_OUTPUT_BYTES
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import NO_PAYLOAD, ErrorPayload, Frame, ToolError
@@ -106,7 +107,7 @@ class FairStore(Generic[Name, Value]):
 # --- the calls --------------------------------------------------------------------------------------------------------
 
 #: Results that no agent has acknowledged yet, in all (bytes): one of the largest, or twenty of the default outputMb.
-KEPT_BYTES: Final = 80 << 20
+KEPT_BYTES: Final = MAX_OUTPUT_BYTES + (16 << 20)
 #: How long a result waits for its acknowledgement (seconds). An agent that is restarted asks again within seconds; ten
 #: minutes cover an operator who restarts a whole machine's services by hand.
 KEPT_S: Final = 600.0

@@ -23,6 +23,7 @@ import msgspec
 from goondan.schemas.bundle.launch import ToolHostSpec, ToolSpec
 from goondan.schemas.wire.errors import GoondanError, tool_error
 from goondan.schemas.wire.frames import Frame, ToolError
+from goondan.schemas.wire.questions import MAX_ANSWER_BYTES
 from goondan.schemas.worker import servers
 from goondan.schemas.worker import worker_frames as frames
 from goondan.schemas.worker.servers import CONNECT_S
@@ -52,7 +53,7 @@ SETTLED_BYTES: Final = 65536
 #: How long servers may take to end when the tool host does (seconds). Whoever stops it waits for that.
 SERVER_CLOSE_S: Final = 1.0
 #: Bytes that may wait for a worker that does not read: four of the largest answers.
-MAX_UNREAD: Final = 16 << 20
+MAX_UNREAD: Final = 4 * MAX_ANSWER_BYTES
 
 
 class Sessions:
