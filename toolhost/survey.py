@@ -43,7 +43,7 @@ from goondan.schemas.worker.receipts import TIERS, Tier, Wall
 from goondan.schemas.worker.tool_host_reports import Obstacle
 from goondan.schemas.worker.worker_frames import Call, Ended, Forked, LoadFailed, Result, WorkerFrame
 from goondan.toolhost.drop_privileges import drop_privileges
-from goondan.toolhost.jails.jail import OUTPUT_LIMIT, CallSandboxes, Jail, Visit
+from goondan.toolhost.jails.jail import CallSandboxes, Jail, Visit
 from goondan.toolhost.lookup.this_host import landlock_abi
 from goondan.toolhost.policy.launch_plan import SERVER_CAPABILITIES as KEPT
 from goondan.toolhost.policy.limits import mechanisms
@@ -140,7 +140,7 @@ class _Visit(Visit[dict[str, Any]]):
             jail.send(init)
             jail.send(call)
         else:
-            self._sandboxes = CallSandboxes(jail, self, asyncio.get_running_loop(), OUTPUT_LIMIT, init)
+            self._sandboxes = CallSandboxes(jail, self, asyncio.get_running_loop(), init)
             self._sandboxes.enter(call.call_id).send(call)
 
     def hear(self, jail: Jail, frame: WorkerFrame) -> None:

@@ -40,7 +40,7 @@ from goondan.schemas.bundle.launch import ToolHostSpec, ToolSpec
 from goondan.schemas.system.directories import remove_tree
 from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.worker.worker_frames import WORKER_PROTOCOL, Ended, Exit, Fork, Forked, Init, Kill, WorkerFrame
-from goondan.toolhost.calls.untrusted import Violation
+from goondan.toolhost.calls.untrusted import Violation, output_limit
 from goondan.toolhost.jails import worker
 from goondan.toolhost.jails.launch import Launched, launch
 from goondan.toolhost.jails.worker import Granted, Worker, WorkerOwner
@@ -73,21 +73,16 @@ class Jail(worker.Worker):
     """One jail, from its launch to the end of its last process."""
 
     def __init__(
-        self,
-        launched: Launched,
-        owner: JailOwner,
-        powers: Powers,
-        loop: asyncio.AbstractEventLoop,
-        *,
-        output_limit: int,
-        name: str,
+        self, launched: Launched, owner: JailOwner, powers: Powers, loop: asyncio.AbstractEventLoop, most: int = 0
     ) -> None:
-        super().__init__(launched.channel, launched.output, owner, loop, output_limit)
-        plan = launched.plan
+        """`most` bounds an output (bytes); 0: what the tool is allowed."""
+        plan, tool = launched.plan, launched.plan.request.tool
+        most = most or output_limit(tool.sandbox.limits.output_mb)
+        super().__init__(launched.channel, launched.output, owner, loop, most)
         #: The name of its tool.
-        self.name = name
+        self.name = tool.name
         self.plan = plan
-        self._output.javascript = plan.request.tool.javascript is not None
+        self._output.javascript = tool.javascript is not None
         self.pid = launched.pid
         self.uid = launched.uid
         self.unmapped = launched.unmapped
@@ -98,8 +93,9 @@ class Jail(worker.Worker):
         self._jail_owner = owner
         self._powers = powers
         self._reduced = not has_namespaces(plan.tier)
-        limits = plan.request.tool.sandbox.limits
-        self.usage = JailUsage(limits, plan.writable, launched.keeper, launched.niceness, powers, plan.trusted)
+        self.usage = JailUsage(
+            tool.sandbox.limits, plan.writable, launched.keeper, launched.niceness, powers, plan.trusted
+        )
         if self._reduced:
             self.usage.view = procfs.View("/proc", members=lambda: members(launched.pid))
         self._pidfd = launched.pidfd
@@ -295,9 +291,7 @@ KILL_S: Final = 20.0
 class CallSandbox(Worker):
     """The sandbox of one call."""
 
-    def __init__(
-        self, number: int, jail: Jail, owner: WorkerOwner, loop: asyncio.AbstractEventLoop, output_limit: int
-    ) -> None:
+    def __init__(self, number: int, jail: Jail, owner: WorkerOwner, loop: asyncio.AbstractEventLoop, most: int) -> None:
         """Ask the jail's fork server for a sandbox. Raises OSError when there are no descriptors left."""
         self.number = number
         self.jail = jail
@@ -320,7 +314,7 @@ class CallSandbox(Worker):
                 raise
             finally:
                 os.close(written)
-        super().__init__(ours, output, owner, loop, output_limit)
+        super().__init__(ours, output, owner, loop, most)
 
     def _frames(self, frames: list[WorkerFrame]) -> None:
         if self.name is None:
@@ -351,14 +345,11 @@ class CallSandbox(Worker):
 class CallSandboxes:
     """All call sandboxes of one jail."""
 
-    def __init__(
-        self, jail: Jail, owner: WorkerOwner, loop: asyncio.AbstractEventLoop, output_limit: int, init: Init
-    ) -> None:
+    def __init__(self, jail: Jail, owner: WorkerOwner, loop: asyncio.AbstractEventLoop, init: Init) -> None:
         """`init` is the first frame of every worker."""
         self._jail = jail
         self._owner = owner
         self._loop = loop
-        self._output_limit = output_limit
         self._init = init
         self._sandboxes: dict[int, CallSandbox] = {}
         #: The sandboxes of calls, by the names of their calls.
@@ -421,7 +412,7 @@ class CallSandboxes:
 
     def _make(self) -> CallSandbox:
         self._count += 1
-        made = CallSandbox(self._count, self._jail, self._owner, self._loop, self._output_limit)
+        made = CallSandbox(self._count, self._jail, self._owner, self._loop, self._init.output_limit)
         if self._held:
             made.hold()
         if self.granted is not None:
@@ -456,7 +447,7 @@ class Visit(ABC, Generic[Told]):
         """
         launched = await launch(lambda: plan(look_up(tool, None, spec, host, powers), host), powers)
         loop = asyncio.get_running_loop()
-        jail = self.jail = Jail(launched, self, powers, loop, output_limit=OUTPUT_LIMIT, name=tool.name)
+        jail = self.jail = Jail(launched, self, powers, loop, OUTPUT_LIMIT)
         try:
             async with asyncio.timeout(timeout_s):
                 self.ask(jail, tool)

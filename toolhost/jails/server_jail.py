@@ -37,6 +37,7 @@ from goondan.schemas.system.authorities import authorities_pem
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.hosts import Network, Rule, join, network, parse_host, read_network
 from goondan.schemas.worker.worker_frames import WORKER_FD
+from goondan.toolhost.calls.untrusted import output_limit
 from goondan.toolhost.jails import worker
 from goondan.toolhost.jails.jail import Jail, JailOwner
 from goondan.toolhost.jails.launch import Launched, Wires, launch
@@ -295,14 +296,11 @@ class ServerJail(Jail):
         owner: JailOwner,
         powers: Powers,
         loop: asyncio.AbstractEventLoop,
-        *,
-        output_limit: int,
-        name: str,
         forked: Forked,
         gate: int,
     ) -> None:
         """`gate` and the descriptor of `forked` become ours."""
-        super().__init__(launched, owner, powers, loop, output_limit=output_limit, name=name)
+        super().__init__(launched, owner, powers, loop)
         #: Its worker was told to leave.
         self.leaving = False
         self.process = WorkerProcess(forked, loop, lambda: None)  # its channel tells
@@ -351,23 +349,20 @@ class RemoteServer(worker.Worker):
     def __init__(
         self,
         ends: Ends,
-        connector: socket.socket,
-        plan: LaunchPlan,
+        tool: ToolSpec,
         owner: JailOwner,
         powers: Powers,
         loop: asyncio.AbstractEventLoop,
-        *,
-        output_limit: int,
-        name: str,
         forked: Forked,
     ) -> None:
         """Its part of `ends` and the descriptor of `forked` become ours."""
-        super().__init__(ends.channel, ends.output, owner, loop, output_limit)
+        super().__init__(ends.channel, ends.output, owner, loop, output_limit(tool.sandbox.limits.output_mb))
+        assert ends.connector is not None
         #: The prefix of its tools.
-        self.name = name
-        self.plan = plan
+        self.name = tool.name
+        self.plan = remote_plan(tool)
         #: Where the worker asks for connections. The egress proxy gets it.
-        self.connector = connector
+        self.connector = ends.connector
         #: Its worker was told to leave.
         self.leaving = False
         self.process = WorkerProcess(forked, loop, self._finish)
@@ -377,7 +372,7 @@ class RemoteServer(worker.Worker):
         #: No jail has a user of this host here.
         self.uid: int | None = None
         self.worker_pid: int | None = forked.pid
-        self.usage = JailUsage(plan.request.tool.sandbox.limits, [], Keeper(powers), 0, powers)
+        self.usage = JailUsage(tool.sandbox.limits, [], Keeper(powers), 0, powers)
 
     def orphans(self) -> list[int]:
         """None: it can start no process."""

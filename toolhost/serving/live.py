@@ -113,13 +113,12 @@ class LiveSession:
         `handshake`: the server is asked by the handshake first.
         """
         tool, jail, server, plan = self.tool, self.jail, self.tool.server, self.jail.plan
-        limit = output_limit(tool.sandbox.limits.output_mb)
         init = Init(
             protocol=WORKER_PROTOCOL,
             tool=tool.name,
             entry="",
             env={},
-            output_limit=limit,
+            output_limit=output_limit(tool.sandbox.limits.output_mb),
             permissions=list(self.session.permissions),
         )
         if self.network is None and plan.layout is not None:
@@ -142,7 +141,7 @@ class LiveSession:
             jail.send(init)
         else:
             self.session.forks = True
-            self.sandboxes = CallSandboxes(jail, owner, loop, limit, init)
+            self.sandboxes = CallSandboxes(jail, owner, loop, init)
             jail.usage.sandboxes = self.sandboxes.processes
         if secrets:
             hidden = Granted(secrets)

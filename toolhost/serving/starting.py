@@ -18,7 +18,6 @@ from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import ErrorPayload
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.machine import JailSession
-from goondan.toolhost.calls.untrusted import output_limit
 from goondan.toolhost.jails import server_jail
 from goondan.toolhost.jails.jail import Jail, JailOwner
 from goondan.toolhost.jails.launch import launch
@@ -141,16 +140,13 @@ class JailStarter:
         self, make_plan: Callable[[], LaunchPlan], tool: ToolSpec, owner: JailOwner, niceness: int
     ) -> Jail:
         """The jail of a tool, or that of a server with its worker. Raises GoondanError and OSError."""
-        limit = output_limit(tool.sandbox.limits.output_mb)
         if tool.server is None:
             launched = await launch(make_plan, self.powers, niceness=niceness)
-            return Jail(launched, owner, self.powers, self._loop, output_limit=limit, name=tool.name)
+            return Jail(launched, owner, self.powers, self._loop)
         launched, forked, gate = await server_jail.launch_server(
             make_plan, self._template(tool.server), self.powers, niceness=niceness
         )
-        return server_jail.ServerJail(
-            launched, owner, self.powers, self._loop, output_limit=limit, name=tool.name, forked=forked, gate=gate
-        )
+        return server_jail.ServerJail(launched, owner, self.powers, self._loop, forked, gate)
 
     async def _start_remote(self, session: JailSession, tool: ToolSpec, owner: JailOwner) -> LiveSession:
         """The worker of an http server. Raises GoondanError and OSError."""
@@ -158,13 +154,7 @@ class JailStarter:
         network = server_jail.network_of(tool)
         ends = server_jail.Ends(jailed=False)
         forked = await server_jail.fork_worker(self._template(tool.server), ends)
-        assert ends.connector is not None
-        limit = output_limit(tool.sandbox.limits.output_mb)
-        plan = server_jail.remote_plan(tool)
-        jail = server_jail.RemoteServer(
-            ends, ends.connector, plan, owner, self.powers, self._loop,
-            output_limit=limit, name=tool.name, forked=forked,
-        )  # fmt: skip
+        jail = server_jail.RemoteServer(ends, tool, owner, self.powers, self._loop, forked)
         session.permissions = _permissions(tool)
         live = LiveSession(session, jail, tool, Hiding([]))
         live.network = JailNetwork(network, Layout((), "", {}, {}))
