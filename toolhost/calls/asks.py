@@ -304,17 +304,9 @@ def _value_of_answer(answer: Frame, size: int) -> Raw:
 
 def refusal(ask: Ask, error: frames.ErrorPayload) -> Answer:
     """An error as the answer to a question."""
-    return Answer(
-        call_id=ask.call_id,
-        ask_id=ask.ask_id,
-        error=WorkerError(
-            name=error.name or "AgentError",
-            message=error.message,
-            code=error.code,
-            suggestion=error.suggestion,
-            help_url=error.help_url,
-        ),
-    )
+    info = msgspec.structs.replace(error, name=error.name or "AgentError")
+    said = msgspec.convert(info, WorkerError, from_attributes=True)
+    return Answer(call_id=ask.call_id, ask_id=ask.ask_id, error=said)
 
 
 def ended(ask: Ask) -> Answer:

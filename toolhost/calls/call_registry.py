@@ -419,14 +419,8 @@ def answer_of(call: Listing, listing: ServerListing) -> Frame:
 
 def refusal_of(call: Listing, error: ToolError) -> Frame:
     """What the agent is told when there is no listing."""
-    info = ErrorPayload(
-        code=error.code or servers.NOT_CONNECTED,
-        message=error.message,
-        suggestion=error.suggestion,
-        help_url=error.help_url,
-        name=error.name,
-    )
-    return _answer(call, "error", to_raw(info))
+    error = msgspec.structs.replace(error, code=error.code or servers.NOT_CONNECTED)
+    return _answer(call, "error", to_raw(msgspec.convert(error, ErrorPayload, from_attributes=True)))
 
 
 def _answer(call: Listing, kind: str, payload: msgspec.Raw) -> Frame:

@@ -63,13 +63,17 @@ class JailNetwork:
 
 #: The listeners that could be made, and their descriptors with those that see refused connections.
 _Listening = tuple[tuple[Listener, ...], list[int]]
+_Listen = Callable[[], Coroutine[None, None, _Listening]]
+#: Gets None when a network is there, else why it is not.
+Ready = Callable[[str | None], None]
 
 
 class _Attached:
     """A jail that is attached, or is being attached."""
 
-    def __init__(self, known: JailNetwork) -> None:
+    def __init__(self, known: JailNetwork, ready: Ready) -> None:
         self.known = known
+        self.ready = ready
         #: Set when the proxy serves the jail, or when it is known that it cannot: then `problem` says why.
         self.decided = asyncio.Event()
         self.problem: str | None = None
@@ -101,13 +105,11 @@ class Egress:
         self._closed = False
         self._attaching: set[asyncio.Task[None]] = set()
 
-    def attach(self, jail: int, pid: int, known: JailNetwork, ready: Callable[[str | None], None]) -> None:
+    def attach(self, jail: int, pid: int, known: JailNetwork, ready: Ready) -> None:
         """Give the jail of the process `pid` its network. `ready` gets None, or why it has none; never at once."""
-        self._begin(jail, known, ready, lambda: self._listen(pid, known.layout))
+        self._begin(jail, _Attached(known, ready), lambda: self._listen(pid, known.layout))
 
-    def connect(
-        self, jail: int, connector: socket.socket, known: JailNetwork, ready: Callable[[str | None], None]
-    ) -> None:
+    def connect(self, jail: int, connector: socket.socket, known: JailNetwork, ready: Ready) -> None:
         """Give an MCP worker without a jail its network: it asks for connections at the other end of `connector`, which
         becomes the proxy's. `ready`: see attach.
         """
@@ -115,32 +117,20 @@ class Egress:
         async def hand_over() -> _Listening:
             return (Listener("connector", "", 0),), [connector.detach()]
 
-        self._begin(jail, known, ready, hand_over)
+        self._begin(jail, _Attached(known, ready), hand_over)
 
-    def _begin(
-        self,
-        jail: int,
-        known: JailNetwork,
-        ready: Callable[[str | None], None],
-        make: Callable[[], Coroutine[None, None, _Listening]],
-    ) -> None:
-        attached = self._jails[jail] = _Attached(known)
-        task = self._loop.create_task(self._attach(jail, attached, make, ready))
+    def _begin(self, jail: int, attached: _Attached, listen: _Listen) -> None:
+        self._jails[jail] = attached
+        task = self._loop.create_task(self._attach(jail, attached, listen))
         self._attaching.add(task)
         task.add_done_callback(self._attaching.discard)
 
-    async def _attach(
-        self,
-        jail: int,
-        attached: _Attached,
-        make: Callable[[], Coroutine[None, None, _Listening]],
-        ready: Callable[[str | None], None],
-    ) -> None:
+    async def _attach(self, jail: int, attached: _Attached, listen: _Listen) -> None:
         try:
             async with asyncio.timeout(ATTACH_S):
                 await self._start_proxy()
                 layout = attached.known.layout
-                made, fds = await make()
+                made, fds = await listen()
                 try:
                     if self._jails.get(jail) is attached:
                         self._say(Open(jail, attached.known.network, made, layout.addresses), fds)
@@ -157,7 +147,7 @@ class Egress:
             attached.is_up = problem is None
             if problem is not None:
                 self.detach(jail)
-            ready(problem)
+            attached.ready(problem)
 
     async def _listen(self, pid: int, layout: Layout) -> _Listening:
         """Have the sockets made in the jail. Returns the listeners that could be made, and descriptors.

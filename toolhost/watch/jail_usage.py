@@ -15,19 +15,7 @@ from contextlib import suppress
 from typing import Final
 
 from goondan.schemas.bundle.launch import Limits
-from goondan.toolhost.policy.limits import (
-    MIB,
-    NEAR,
-    CpuMeter,
-    DiskMeter,
-    Growth,
-    HiddenMemory,
-    InFlight,
-    KeptDescriptors,
-    Pace,
-    Usage,
-    exceeded,
-)
+from goondan.toolhost.policy import limits
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.watch import procfs
 from goondan.toolhost.watch.keeper import Keeper
@@ -41,20 +29,20 @@ class JailUsage:
     """What one jail uses."""
 
     def __init__(
-        self, limits: Limits, places: Sequence[str], keeper: Keeper, niceness: int, powers: Powers, trusted: int = 0
+        self, granted: Limits, places: Sequence[str], keeper: Keeper, niceness: int, powers: Powers, trusted: int = 0
     ) -> None:
         """`places` are the folders that it may write to. `keeper` is what Linux does for its limits. `niceness` is what
         it was started with.
 
         `trusted`: so many of its processes are ours, and do not count.
         """
-        self.limits = limits
+        self.limits = granted
         self.keeper = keeper
         #: The names of the calls that it runs, pending work included; None when nothing needs to be looked at.
         self.running: Callable[[], Sequence[str] | None] = lambda: None
         #: The first processes of calls that have processes of their own.
         self.sandboxes: Callable[[], Mapping[str, int]] = dict
-        self.cpu = CpuMeter()
+        self.cpu = limits.CpuMeter()
         #: The most memory that was seen (bytes).
         self.peak = 0
         #: Where its processes show; None until that is known.
@@ -63,11 +51,11 @@ class JailUsage:
         self.since = time.time() - _TICK_S
         #: The folders that it may write to, by file system; then a meter of what it has written there at most.
         self.devices: dict[int, list[str]] = {}
-        self.disks: dict[int, DiskMeter] = {}
+        self.disks: dict[int, limits.DiskMeter] = {}
         #: Whether it keeps descriptors in flight, by file system that is looked at.
-        self.kept: dict[int, KeptDescriptors] = {}
+        self.kept: dict[int, limits.KeptDescriptors] = {}
         #: What names showed of a jail that may keep descriptors in flight, by file system.
-        self.undecided: dict[int, Growth] = {}
+        self.undecided: dict[int, limits.Growth] = {}
         #: When it may be walked again, on the monotonic clock (seconds).
         self.walk_again_at = 0.0
         #: Whether its last process is gone.
@@ -81,14 +69,14 @@ class JailUsage:
         self._trusted = trusted
         self._powers = powers
         self._frozen = False
-        self._pace = Pace()
+        self._pace = limits.Pace()
         self._niceness = niceness
         self._last: tuple[float | None, int | None] = (None, None)
         # It protects descriptors from being closed while they are read. It is held for single reads and never for a
         # look or a walk, because the loop waits for it.
         self._lock = threading.Lock()
-        self._hidden = HiddenMemory(0 if keeper.counts_memory else procfs.shared())
-        self._kept_memory = KeptDescriptors()
+        self._hidden = limits.HiddenMemory(0 if keeper.counts_memory else procfs.shared())
+        self._kept_memory = limits.KeptDescriptors()
         for place in places:
             with suppress(OSError):
                 self.devices.setdefault(os.stat(place).st_dev, []).append(place)
@@ -121,7 +109,7 @@ class JailUsage:
         self.cpu.charge(total_s, self.running() or (), seen)
         return total_s
 
-    def usage(self, there: Sequence[procfs.Process]) -> Usage:
+    def usage(self, there: Sequence[procfs.Process]) -> limits.Usage:
         """What counts against its limits."""
         keeper = self.keeper
         memory, tasks = None, 0
@@ -132,17 +120,17 @@ class JailUsage:
             tasks = self._tasks(there)
         with self._lock:
             refused = keeper.refused()
-        return Usage(memory=memory, tasks=tasks, refused=refused, out_of_memory=keeper.out_of_memory())
+        return limits.Usage(memory=memory, tasks=tasks, refused=refused, out_of_memory=keeper.out_of_memory())
 
     def _tasks(self, there: Sequence[procfs.Process]) -> int:
         return max(0, sum(process.threads for process in there) - self._trusted)
 
     def _memory(self, view: procfs.View, there: list[procfs.Process]) -> int:
         """Its memory as it is seen, and what it may hide in sockets if it keeps descriptors there (bytes)."""
-        limit, sandboxes = self.limits.memory_mb * MIB, list(self.sandboxes().values())
+        limit, sandboxes = self.limits.memory_mb * limits.MIB, list(self.sandboxes().values())
         found = procfs.memory(view, limit, there, self._powers.held_by, sandboxes)
         shared = procfs.shared()
-        sockets: InFlight | None = InFlight()
+        sockets: limits.InFlight | None = limits.InFlight()
         if found.size <= limit < found.size + self._hidden.most(shared, found.shared):
             found = procfs.memory(view, limit, there, self._powers.held_by, sandboxes, every_thread=True)
             sockets = procfs.still_in_flight(view, self.counted_s)
@@ -239,7 +227,7 @@ class JailUsage:
                 with self._lock:
                     return self.keeper.refused()
             there = [] if self.view is None else procfs.processes(self.view)
-            return self._tasks(there) >= self.limits.processes * NEAR
+            return self._tasks(there) >= self.limits.processes * limits.NEAR
         return False
 
     def limit_met(self) -> str | None:
@@ -247,7 +235,7 @@ class JailUsage:
         if self.closed:
             return self.met
         with suppress(OSError, ValueError, struct.error):
-            return exceeded(self.usage(()), self.limits)
+            return limits.exceeded(self.usage(()), self.limits)
         return None
 
     def seen(self) -> tuple[float | None, int | None]:
