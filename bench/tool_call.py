@@ -118,7 +118,7 @@ async def bare_agent(bus: Bus) -> AsyncIterator[BareAgent]:
             leases.append(Lease(frame.event_id or "", frame.epoch or 0, INSTANCE))
             given.set_result(frame)
 
-    link = Link(bus.endpoint("agent"), bus.token("agent"), on_frame=on_frame, leases=lambda: leases)
+    link = Link(bus.endpoint("agent"), bus.token("agent"), on_frame=on_frame, held=lambda: {"leases": leases})
     client = Link(bus.endpoint("client"), bus.token("client"), on_frame=lambda frame: None)
     try:
         welcome = await link.start()

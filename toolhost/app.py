@@ -195,12 +195,16 @@ class App:
             settings.endpoint,
             settings.token,
             on_frame=self._on_frame,
-            calls=lambda: self._host.answers.calls.known_ids() if self._host is not None else [],
-            attached=lambda: self._host.sessions.servers.attached() if self._host is not None else [],
+            held=self._held,
             on_welcome=self._on_welcome,
             on_unsent=self._on_unsent,
             broker_uid=settings.broker_uid,
         )
+
+    def _held(self) -> dict[str, Any]:
+        if (host := self._host) is None:
+            return {}
+        return {"calls": host.answers.calls.known_ids(), "attached": host.sessions.servers.attached()}
 
     async def run(self) -> None:
         """Serve until SIGTERM, a `shutdown` frame or the end of the link. Raises GoondanError when refused."""

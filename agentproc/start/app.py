@@ -17,7 +17,7 @@ import signal
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from goondan.agentproc.calls.asks import unsent_answer
 from goondan.agentproc.conversation.store import ConversationStore
@@ -70,13 +70,11 @@ class AgentApp:
             endpoint,
             token,
             on_frame=self._on_frame,
-            leases=self._leases,
-            calls=lambda: self._runner.instance.caller.open_call_ids if self._runner is not None else [],
             on_welcome=self._on_welcome,
             on_unsent=self._on_unsent,
             on_late=lambda frame: log.warning("%s", describe_late(frame)),
             broker_uid=broker_uid,
-            held=lambda: {} if self._runner is None else self._runner.features.held(),
+            held=self._held,
         )
 
     async def run(self, ready: Callable[[], None] | None = None) -> int:
@@ -253,12 +251,14 @@ class AgentApp:
             self._runner.pause()
         self._wake.set()
 
-    def _leases(self) -> list[Lease]:
-        if self._runner is None:
-            return []
-        key = self._runner.instance.instance_key
+    def _held(self) -> dict[str, Any]:
+        """What a hello says that this process holds: fields of schemas.wire.frames.Hello."""
+        if (runner := self._runner) is None:
+            return {}
+        key = runner.instance.instance_key
         waiting = [Lease(frame.event_id or "", frame.epoch or 0, key, frame.root_event) for frame in self._inbox]
-        return self._runner.leases() + waiting
+        leases, calls = runner.leases() + waiting, runner.instance.caller.open_call_ids
+        return {"leases": leases, "calls": calls, **runner.features.held()}
 
     def _make_runner(self, spec: AgentSpec, welcome: Welcome) -> TurnRunner:
         instance_key = welcome.instance_key or "default"

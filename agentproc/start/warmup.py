@@ -242,7 +242,7 @@ class _Nowhere:
     def connect(self, spec: AgentSpec) -> AgentSpec:
         """Hello and welcome; the specification as an agent reads it."""
         self._peer.receive(_carried(frames.Frame("error", payload=to_raw(error_payload("E_HELLO_REQUIRED", "")))), 0.0)
-        hello = decode(self._peer.hello([], [], 0.0))
+        hello = decode(self._peer.hello(0.0))
         body = frames.Welcome(version=1, principal="agent", broker="b", credit=64, max_frame=1, spec=to_raw(spec))
         outcome = self._peer.receive(_carried(frames.Frame("welcome", in_reply_to=hello.id, payload=to_raw(body))), 0.0)
         if not isinstance(outcome, Welcomed):

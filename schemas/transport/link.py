@@ -23,7 +23,7 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -37,7 +37,7 @@ from goondan.schemas.wire import peer
 from goondan.schemas.wire.blobs import INLINE_FRAME_BYTES, REFERENCES, check_reference, is_reference
 from goondan.schemas.wire.codec import DECODE_ERRORS, MAX_RELAYED_BYTES, decode, encode_value
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import AttachedServer, Blob, ErrorPayload, Frame, Lease, Welcome
+from goondan.schemas.wire.frames import Blob, ErrorPayload, Frame, Welcome
 
 if TYPE_CHECKING:
     from concurrent.futures import ThreadPoolExecutor
@@ -81,8 +81,7 @@ class Link:
 
     - `on_frame` is called in the loop for every frame that is not an answer to a frame of ours. It must neither block
       nor raise. A frame whose large payload is not available has `blob` still set, and an ErrorPayload as its payload.
-    - `leases`, `calls`, `attached` and `held` give at every hello what this process holds; `held` gives fields
-      of Hello by their names.
+    - `held` gives at every hello what this process holds: fields of Hello by their names.
     - `on_unsent` gets frames that `send` took and whose large payloads could not be written.
     - `by_reference` False: this process has no access to the kernel's files, so its frames have at most 1 MiB.
     - `broker_uid` is the user of the broker. None: our own user.
@@ -98,8 +97,6 @@ class Link:
         token: str,
         *,
         on_frame: Callable[[Frame], None],
-        leases: Callable[[], list[Lease]] = list,
-        calls: Callable[[], list[str]] = list,
         on_welcome: Callable[[Welcome], None] | None = None,
         on_unsent: Callable[[Frame, GoondanError], None] | None = None,
         on_late: Callable[[Frame], None] | None = None,
@@ -107,15 +104,11 @@ class Link:
         by_reference: bool = True,
         broker_uid: int | None = None,
         renew_token: Callable[[], str] | None = None,
-        attached: Callable[[], Sequence[AttachedServer]] = tuple,
         held: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.endpoint = endpoint
         self._broker = BrokerIdentity(endpoint, broker_uid)
         self._on_frame = on_frame
-        self._leases = leases
-        self._calls = calls
-        self._attached = attached
         self._held = held
         self._on_welcome = on_welcome
         self._on_unsent = on_unsent
@@ -443,8 +436,7 @@ class Link:
         try:
             if self._renew_token is not None and self._peer.welcome is not None:
                 self._peer.token = self._renew_token()
-            held = self._leases(), self._calls(), loop.time(), self._attached(), self._held()
-            self._queue(self._peer.hello(*held))
+            self._queue(self._peer.hello(loop.time(), **self._held()))
         except GoondanError as error:
             self._refuse(error.info)
 

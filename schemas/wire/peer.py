@@ -27,7 +27,6 @@ answered".
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, Final, Literal
 
@@ -39,13 +38,11 @@ from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import (
     NO_PAYLOAD,
     PROTOCOL_VERSION,
-    AttachedServer,
     Blob,
     Credit,
     ErrorPayload,
     Frame,
     Hello,
-    Lease,
     Welcome,
 )
 
@@ -363,28 +360,20 @@ class Peer:
             self._release(entry)
         return entry
 
-    def hello(
-        self,
-        leases: list[Lease],
-        calls: list[str],
-        now: float,
-        attached: Sequence[AttachedServer] = (),
-        more: Mapping[str, Any] | None = None,
-    ) -> bytes:
-        """The hello to send. Afterwards the phase is `greeting`."""
+    def hello(self, now: float, **held: Any) -> bytes:
+        """The hello to send; `held` are fields of Hello that say what this process holds. Afterwards the phase is
+        `greeting`.
+        """
         self.phase = "greeting"
         self._hello_at = now
         self._hello_id = self.next_id()
         body = Hello(
             token=self.token,
             incarnation=self.incarnation,
-            leases=leases,
-            calls=calls,
             awaiting=list(self._by_correlation),
             pid=self._pid,
             started_ms=self._started_ms,
-            attached=list(attached),
-            **(more or {}),
+            **held,
         )
         return encode(Frame("hello", id=self._hello_id, payload=to_raw(body)))
 

@@ -83,7 +83,7 @@ class Responder:
             f"ipc://{run_dir}/{SOCKETS['agent']}",
             token,
             on_frame=self._take,
-            leases=lambda: list(self._leases.values()),
+            held=lambda: {"leases": list(self._leases.values())},
         )
 
     def _take(self, frame: Frame) -> None:

@@ -65,7 +65,13 @@ class LegacyPort:
     """
 
     def __init__(self, endpoint: str, token: str, on_message: Handler) -> None:
-        self.link = Link(endpoint, token, on_frame=self._on_frame, leases=self._leases, on_welcome=self._take_name)
+        self.link = Link(
+            endpoint,
+            token,
+            on_frame=self._on_frame,
+            held=lambda: {"leases": self._leases()},
+            on_welcome=self._take_name,
+        )
         self.name = "client"
         self._on_message = on_message
         self._key = "default"

@@ -269,7 +269,7 @@ async def test_links_outlive_the_broker(broker: Broker) -> None:
         broker.endpoint("agent"),
         broker.token("agent", agent="coder", instance_key="k"),
         on_frame=events.put_nowait,
-        leases=lambda: held,
+        held=lambda: {"leases": held},
     )
     client = Link(broker.endpoint("client"), broker.token("client", operator=True), on_frame=print)
     links = (host, agent, client)

@@ -118,13 +118,12 @@ class Servers:
         """Ask a server what it offers."""
         live.jail.send(List(int(call.worker_call_id)))
 
-    def heard(self, session: JailSession, listing: ServerListing) -> ServerListing:
-        """A server has said what it offers. Returns it with the session's number, by which agents tell sessions
-        apart. Raises Violation for what is not JSON: its schemas are somebody hostile's.
+    def heard(self, session: JailSession, listing: ServerListing) -> None:
+        """A server has said what it offers. It is kept with the session's number, by which agents tell sessions apart.
+        Raises Violation for what is not JSON: its schemas are somebody hostile's.
         """
         check_json(bytes(to_raw(listing)))
-        known = self._listings[session.number] = _of_session(listing, session.number)
-        return known
+        self._listings[session.number] = msgspec.structs.replace(listing, session=session.number)
 
     def answer(self, session: JailSession, call: Listing) -> None:
         """Tell an agent what its server offers, and hold the session for it if it attaches."""
@@ -255,7 +254,3 @@ def _version(before: ServerState | None) -> str:
 
 def _memory(before: ServerState | None) -> int:
     return 0 if before is None else before.memory_kb
-
-
-def _of_session(listing: ServerListing, number: int) -> ServerListing:
-    return msgspec.structs.replace(listing, session=number)

@@ -22,7 +22,7 @@ FILE = "0" * 32
 def ready(*, by_reference: bool = True, blobs: str | None = "/state/blobs") -> Peer:
     peer = Peer("token", "inc", by_reference=by_reference)
     assert isinstance(peer.receive(HELLO_REQUIRED, 0.0), Greet)
-    hello = decode(peer.hello([], [], 0.0))
+    hello = decode(peer.hello(0.0))
     body = Welcome(version=1, principal="client/1", broker="b", credit=8, max_frame=1 << 20, blobs=blobs)
     peer.receive(Frame("welcome", in_reply_to=hello.id, payload=to_raw(body)), 0.0)
     return peer

@@ -29,7 +29,7 @@ HELLO_REQUIRED = Frame("error", payload=to_raw(error_payload("E_HELLO_REQUIRED",
 def welcome(peer: Peer, *, credit: int = 4, now: float = 0.0) -> list[Frame]:
     """Take a peer through the greeting; what it sends then."""
     assert isinstance(peer.receive(HELLO_REQUIRED, now), Greet)
-    hello = decode(peer.hello([], [], now))
+    hello = decode(peer.hello(now))
     body = Welcome(version=1, principal="client/1", broker="b", credit=credit, max_frame=1 << 20)
     outcome = peer.receive(Frame("welcome", in_reply_to=hello.id, payload=to_raw(body)), now)
     assert isinstance(outcome, Welcomed)
@@ -65,7 +65,7 @@ def test_nothing_is_sent_before_the_welcome_and_everything_after_it() -> None:
 def test_hello_names_what_is_awaited_and_carries_the_token() -> None:
     peer = Peer("token", "inc", pid=7, started_ms=9)
     ask(peer, "e1")
-    body = from_raw(decode(peer.hello([], ["t/1"], 0.0)).payload, Hello)
+    body = from_raw(decode(peer.hello(0.0, calls=["t/1"])).payload, Hello)
     assert (body.token, body.incarnation, body.awaiting, body.calls, body.pid, body.started_ms) == (
         "token",
         "inc",
@@ -208,10 +208,10 @@ def test_an_answer_after_its_time_is_told_once_and_acknowledged_every_time() -> 
 def test_hello_is_repeated_until_answered_and_a_busy_principal_waited_for() -> None:
     peer = Peer("token", "inc")
     peer.receive(HELLO_REQUIRED, 0.0)
-    hello = decode(peer.hello([], [], 0.0))
+    hello = decode(peer.hello(0.0))
     assert peer.receive(refuse(hello, "E_PRINCIPAL_BUSY"), 0.0) is None
     assert peer.tick(HELLO_RETRY_S)[1]
-    hello = decode(peer.hello([], [], BUSY_PATIENCE_S))
+    hello = decode(peer.hello(BUSY_PATIENCE_S))
     refused = peer.receive(refuse(hello, "E_PRINCIPAL_BUSY"), BUSY_PATIENCE_S)
     assert isinstance(refused, LinkRefused)
 
@@ -219,7 +219,7 @@ def test_hello_is_repeated_until_answered_and_a_busy_principal_waited_for() -> N
 def test_a_refused_token_ends_the_link() -> None:
     peer = Peer("token", "inc")
     peer.receive(HELLO_REQUIRED, 0.0)
-    refused = peer.receive(refuse(decode(peer.hello([], [], 0.0)), "E_TOKEN_INVALID"), 0.0)
+    refused = peer.receive(refuse(decode(peer.hello(0.0)), "E_TOKEN_INVALID"), 0.0)
     assert isinstance(refused, LinkRefused)
     assert refused.error.code == "E_TOKEN_INVALID"
     with refuses("E_LINK_CLOSED"):

@@ -132,7 +132,7 @@ class Actor:
         elif isinstance(outcome, Reply):
             self.wire.up.append(outcome.data)
         elif isinstance(outcome, Greet):
-            self.wire.up.append(self.peer.hello(self.leases(), self.calls(), self.world.now))
+            self.wire.up.append(self.peer.hello(self.world.now, leases=self.leases(), calls=self.calls()))
         elif isinstance(outcome, Welcomed):
             self.on_welcome()
         elif isinstance(outcome, LinkRefused):
@@ -144,7 +144,7 @@ class Actor:
         for item in settled:
             self.on_settled(item)
         if greet:
-            self.wire.up.append(self.peer.hello(self.leases(), self.calls(), self.world.now))
+            self.wire.up.append(self.peer.hello(self.world.now, leases=self.leases(), calls=self.calls()))
         self.flush()
 
 
