@@ -20,7 +20,7 @@ from goondan.schemas.wire.codec import encode, encode_value
 from goondan.schemas.wire.frames import Frame, ToolCallPayload
 from goondan.schemas.worker.receipts import Receipt
 from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
-from goondan.toolhost.calls.machine import JailSession
+from goondan.toolhost.calls.session import JailSession
 from goondan.toolhost.host import Host
 from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.lookup.this_host import find_bwrap, host_facts

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from goondan.schemas.bundle.launch import ExportSpec, Limits, SandboxSpec
-from goondan.toolhost.calls.machine import JailSession
+from goondan.toolhost.calls.session import JailSession
 from goondan.toolhost.watch import procfs
 from goondan.toolhost.watch.procfs import process_status
 from tests.containment.ordinary_user import run_as_user

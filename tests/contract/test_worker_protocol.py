@@ -14,6 +14,7 @@ from goondan.schemas.wire import questions
 from goondan.schemas.worker import worker_frames
 from goondan.schemas.worker.worker_frames import Result
 from goondan.toolhost.calls import asks, call_inputs, machine, results, untrusted
+from goondan.toolhost.calls.session import MAX_CALLS_PER_JAIL
 from goondan.toolhost.inside import running, wire, worker
 from goondan.toolhost.serving import sessions
 
@@ -41,7 +42,7 @@ def test_the_numbers() -> None:
         f"at most {worker_frames.MAX_WORKER_FRAME >> 20} MiB",
         f"plus {untrusted.FRAME_SLACK >> 10} KiB",
         f"Keep the {call_inputs.WORKER_MESSAGES} newest messages",
-        f"up to {machine.MAX_CALLS_PER_JAIL}",
+        f"up to {MAX_CALLS_PER_JAIL}",
         f"more than {untrusted.MAX_OUTPUT_DEPTH} levels",
         f"more than {untrusted.MAX_ELEMENTS:,} values",
         f"more than {untrusted.NEWS_BURST:,} `log`, `progress`, `ask`, `news` and `login` frames, or "

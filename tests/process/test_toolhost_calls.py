@@ -17,7 +17,8 @@ from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import Frame, ToolCallPayload
 from goondan.toolhost.calls.call_registry import CallRegistry
-from goondan.toolhost.calls.machine import MAX_CALLS_PER_JAIL, MAX_MADE, MAX_PENDING_PER_JAIL
+from goondan.toolhost.calls.machine import MAX_MADE
+from goondan.toolhost.calls.session import MAX_CALLS_PER_JAIL, MAX_PENDING_PER_JAIL
 from tests.toolhost_fixture import Bench, bench, code_of, make_tool, until
 
 SOURCE = """

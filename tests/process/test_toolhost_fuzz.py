@@ -35,7 +35,8 @@ from goondan.schemas.worker.worker_frames import (
     WorkerError,
     WorkerFrame,
 )
-from goondan.toolhost.calls.machine import JailSession, Start
+from goondan.toolhost.calls.machine import Start
+from goondan.toolhost.calls.session import JailSession
 from goondan.toolhost.calls.untrusted import Channel, Violation
 from goondan.toolhost.host import Host
 from goondan.toolhost.lookup.hiding import Hiding

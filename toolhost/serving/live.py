@@ -30,6 +30,7 @@ from goondan.toolhost.calls import machine
 from goondan.toolhost.calls.call_inputs import MessageCache, SentMessages
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.results import JailReceipts, shown, without_network
+from goondan.toolhost.calls.session import JailSession
 from goondan.toolhost.calls.untrusted import Violation, output_limit
 from goondan.toolhost.jails.jail import CallSandbox, CallSandboxes, Jail
 from goondan.toolhost.jails.network import JailNetwork
@@ -58,7 +59,7 @@ class LiveSession:
 
     def __init__(
         self,
-        session: machine.JailSession,
+        session: JailSession,
         jail: Jail | RemoteServer,
         tool: ToolSpec,
         hiding: Hiding,

@@ -30,8 +30,9 @@ from goondan.schemas.worker.servers import CONNECT_S, NewsKind, ServerListing, S
 from goondan.schemas.worker.tool_host_reports import ServerPhase, ServerState, WorkerNews
 from goondan.schemas.worker.worker_frames import List, LoginNeeded, News
 from goondan.toolhost.calls.call_registry import Call, Listing
-from goondan.toolhost.calls.machine import Action, JailSession, Machine, Wait
+from goondan.toolhost.calls.machine import Action, Machine, Wait
 from goondan.toolhost.calls.results import completed
+from goondan.toolhost.calls.session import JailSession
 from goondan.toolhost.calls.untrusted import check_json
 from goondan.toolhost.serving.answers import Answers, Asking
 from goondan.toolhost.serving.live import LiveSession
@@ -118,12 +119,13 @@ class Servers:
         """Ask a server what it offers."""
         live.jail.send(List(int(call.worker_call_id)))
 
-    def heard(self, session: JailSession, listing: ServerListing) -> None:
-        """A server has said what it offers. It is kept with the session's number, by which agents tell sessions apart.
-        Raises Violation for what is not JSON: its schemas are somebody hostile's.
+    def heard(self, session: JailSession, listing: ServerListing) -> ServerListing:
+        """A server has said what it offers. Returns it with the session's number, by which agents tell sessions
+        apart. Raises Violation for what is not JSON: its schemas are somebody hostile's.
         """
         check_json(bytes(to_raw(listing)))
-        self._listings[session.number] = msgspec.structs.replace(listing, session=session.number)
+        known = self._listings[session.number] = msgspec.structs.replace(listing, session=session.number)
+        return known
 
     def answer(self, session: JailSession, call: Listing) -> None:
         """Tell an agent what its server offers, and hold the session for it if it attaches."""

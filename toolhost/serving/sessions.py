@@ -33,6 +33,7 @@ from goondan.toolhost.calls.asks import ended as call_ended
 from goondan.toolhost.calls.call_inputs import MessageCache
 from goondan.toolhost.calls.call_registry import Call, Listing
 from goondan.toolhost.calls.results import PENDING_S, Work, own_error, refusal, shape, with_denial
+from goondan.toolhost.calls.session import MAX_PENDING_PER_JAIL, JailSession, key_of
 from goondan.toolhost.calls.untrusted import Violation
 from goondan.toolhost.jails.jail import CallSandbox, Jail
 from goondan.toolhost.jails.network import Egress
@@ -107,7 +108,7 @@ class Sessions:
                 self.servers.lost(session, "its configuration has changed")
                 self._perform(self.pool.close(session))
 
-    def _is_the_same_server(self, session: machine.JailSession, spec: ToolHostSpec) -> bool:
+    def _is_the_same_server(self, session: JailSession, spec: ToolHostSpec) -> bool:
         """Whether a session's server is in the new spec as it was: then agents stay attached."""
         live = self._live.get(session.number)
         if live is None or live.tool.server is None or not live.tool.server.digest:
@@ -206,7 +207,7 @@ class Sessions:
             self._answers.fail(call, refused)
             return
         forks = call.tool.sandbox.isolation == "call" and self._starter.forks(call.tool)
-        key = call.key = machine.key_of(call, forks=forks)
+        key = call.key = key_of(call, forks=forks)
         session = self.pool.find(key)
         if session is not None:
             live = self._live[session.number]
@@ -333,7 +334,7 @@ class Sessions:
             case _:
                 live.perform(action)
 
-    def _assign(self, session: machine.JailSession, call: Call) -> None:
+    def _assign(self, session: JailSession, call: Call) -> None:
         if call.state == "done":
             return
         live = self._live.get(session.number)
@@ -376,7 +377,7 @@ class Sessions:
 
     # --- the start and the end of a jail
 
-    async def _start(self, session: machine.JailSession, call: Call) -> None:
+    async def _start(self, session: JailSession, call: Call) -> None:
         """Launch the jail of a session, for this call and the others that wait for it."""
         try:
             niceness = self._watch.niceness_of_next(len(self._launching) - 1)
@@ -400,7 +401,7 @@ class Sessions:
         live.jail.usage.running = live.session.under_way
         self._watch.add(live.jail.usage)
 
-    def _not_launched(self, session: machine.JailSession, tool: ToolSpec, error: Exception) -> None:
+    def _not_launched(self, session: JailSession, tool: ToolSpec, error: Exception) -> None:
         if not isinstance(error, GoondanError | OSError):  # a bug of ours costs these calls, and no place for a jail
             context = {"message": f"a jail of {tool.name} could not be started", "exception": error}
             self._loop.call_exception_handler(context)
@@ -635,7 +636,7 @@ class Sessions:
             self._machine.check_continues(session, call, result)
             begun: Work | ToolError
             if session.is_full_of_pending:
-                begun = too_much_pending(f"this tool's jail, limit {machine.MAX_PENDING_PER_JAIL}")
+                begun = too_much_pending(f"this tool's jail, limit {MAX_PENDING_PER_JAIL}")
             else:
                 begun = self._answers.begin_work(call, result.handle or "")
             self._perform(self._machine.goes_on(session, call, begun, payload, now))

@@ -17,7 +17,7 @@ from goondan.schemas.bundle.launch import ServerSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import ErrorPayload
 from goondan.toolhost.calls.call_registry import Call
-from goondan.toolhost.calls.machine import JailSession
+from goondan.toolhost.calls.session import JailSession
 from goondan.toolhost.jails import server_jail
 from goondan.toolhost.jails.jail import Jail, JailOwner
 from goondan.toolhost.jails.launch import launch

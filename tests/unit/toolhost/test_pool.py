@@ -10,19 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from goondan.schemas.bundle.launch import SandboxSpec
 from goondan.toolhost.calls.call_registry import Call
-from goondan.toolhost.calls.machine import (
-    LEFT_PART,
-    MAX_CALLS_PER_JAIL,
-    MAX_PENDING_PER_JAIL,
-    Assign,
-    End,
-    JailPool,
-    JailSession,
-    Key,
-    PoolAction,
-    Start,
-    key_of,
-)
+from goondan.toolhost.calls.machine import LEFT_PART, Assign, End, JailPool, PoolAction, Start
+from goondan.toolhost.calls.session import MAX_CALLS_PER_JAIL, MAX_PENDING_PER_JAIL, JailSession, Key, key_of
 from goondan.toolhost.policy.launch_plan import MAX_CALLS
 from tests.unit.toolhost.test_calls import call
 

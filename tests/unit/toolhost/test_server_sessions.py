@@ -14,17 +14,8 @@ from goondan.schemas.bundle.launch import ExportSpec, SandboxSpec, ServerSpec, T
 from goondan.schemas.worker.servers import ServerListing, ServerTool
 from goondan.toolhost.calls import machine
 from goondan.toolhost.calls.call_registry import Call, CallRegistry
-from goondan.toolhost.calls.machine import (
-    SERVER_EXIT_S,
-    SERVER_TERM_S,
-    Assign,
-    End,
-    JailPool,
-    JailSession,
-    Machine,
-    Start,
-    key_of,
-)
+from goondan.toolhost.calls.machine import SERVER_EXIT_S, SERVER_TERM_S, Assign, End, JailPool, Machine, Start
+from goondan.toolhost.calls.session import JailSession, key_of
 from goondan.toolhost.calls.untrusted import Violation
 from goondan.toolhost.host import Host
 from goondan.toolhost.privileges.powers import Ordinary

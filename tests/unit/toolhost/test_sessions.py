@@ -25,12 +25,11 @@ from goondan.toolhost.calls.machine import (
     Action,
     Assign,
     End,
-    JailSession,
     Machine,
     Start,
-    key_of,
 )
 from goondan.toolhost.calls.results import Promise, Work
+from goondan.toolhost.calls.session import JailSession, key_of
 from goondan.toolhost.calls.untrusted import Violation
 from tests.unit.toolhost.test_calls import call
 from tests.unit.toolhost.test_pool import calls_without_a_place
