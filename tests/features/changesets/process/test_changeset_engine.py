@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import time
@@ -272,15 +273,28 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
     return Bundles(tmp_path_factory.mktemp("bundle"))
 
 
+@pytest.fixture(scope="module")
+def refusing(shared: Bundles, tmp_path_factory: pytest.TempPathFactory) -> tuple[OpenedChangeset, Path]:
+    """A changeset that is refused again and again, and what its worktree was."""
+    opened = shared.open()
+    kept = tmp_path_factory.mktemp("kept")
+    shutil.copytree(workdir(opened), kept, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".git"))
+    return opened, kept
+
+
 @pytest.mark.requirement("BUNDLE-07")
 @pytest.mark.parametrize("name", DENIED)
-def test_what_only_the_operator_may_change(shared: Bundles, name: str) -> None:
-    opened = shared.open()
+def test_what_only_the_operator_may_change(shared: Bundles, refusing: tuple[OpenedChangeset, Path], name: str) -> None:
+    opened, kept = refusing
     DENIED[name](workdir(opened))
 
     assert shared.refused(opened) == "E_CHANGESET_DENIED"
-    shared.engine.remove([opened.changeset_id])
-    assert not workdir(opened).exists()
+    for path in workdir(opened).iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != ".git":
+            path.unlink()
+    shutil.copytree(kept, workdir(opened), dirs_exist_ok=True)
 
 
 def test_what_a_worktree_says_of_itself_is_not_believed(bundles: Bundles, tmp_path: Path) -> None:
