@@ -88,9 +88,7 @@ def with_limits(plan: KernelPlan, limits: dict[str, BudgetLimits]) -> KernelPlan
 
 
 def speaker(world: World, agent: str = "coder", key: str = "k") -> Connection:
-    connection = world.router.bus.mailbox.instances[agent, key].conn
-    assert connection is not None
-    return connection
+    return world.peer(agent, key)
 
 
 def tell(world: World, frame: Frame, agent: str = "coder", event_id: str = "e1") -> list[Frame]:

@@ -23,11 +23,11 @@ from goondan.features.changesets.wire import (
 )
 from goondan.kernel.broker.state.bus import RETURN_S
 from goondan.kernel.broker.state.parts import LISTS_BYTES
-from goondan.schemas.wire.codec import encode, from_raw, to_raw
+from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.control import ForFeature
 from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import ErrorPayload, Frame, Hello
-from tests.unit.kernel.broker.test_acting import tell
+from tests.unit.kernel.broker.test_acting import from_supervisor, tell
 from tests.unit.kernel.broker.world import World, part_of, working
 
 OPENED = OpenedChangeset("0123456789abcdef", "git:1", "/work")
@@ -35,16 +35,14 @@ OPENED = OpenedChangeset("0123456789abcdef", "git:1", "/work")
 
 def ask(world: World, call_id: str | None = "t1/c1.1", frame_id: str = "f1", **more: object) -> list[Frame]:
     """The agent whose turn runs asks for a changeset; what it is answered at once."""
-    conn = world.router.bus.mailbox.instances["coder", "k"].conn
-    assert conn is not None
+    conn = world.peer()
     given = {"type": "changeset.open", "payload": to_raw(OpenChangeset("why")), **more}
     return tell(world, Frame(id=frame_id, call_id=call_id, **given), conn)  # type: ignore[arg-type]
 
 
 def heard(world: World) -> list[object]:
     """What the supervisor was told about changesets."""
-    conn = world.router.bus.mailbox.instances["coder", "k"].conn
-    assert conn is not None
+    conn = world.peer()
     tell(world, Frame("pong", id="p"), conn)  # what the broker has to say leaves with the next frame
     for actor in world.actors():
         world.goes_down(actor)
@@ -57,12 +55,7 @@ def asked(world: World) -> list[ChangesetAsked]:
 
 def say(world: World, message: ToBroker) -> list[Frame]:
     """A message of the supervisor's half; what the agent gets."""
-    control, agent = world.router.bus.control, world.router.bus.mailbox.instances["coder", "k"].conn
-    assert control is not None and agent is not None
-    world.router.receive(
-        control, encode(Frame("runtime.event", id="s", payload=to_raw(ForFeature(FEATURE, to_raw(message))))), world.now
-    )
-    return tell(world, Frame("pong", id="p"), agent)
+    return from_supervisor(world, ForFeature(FEATURE, to_raw(message)))
 
 
 def code_of(frames: list[Frame]) -> str:

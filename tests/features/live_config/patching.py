@@ -120,9 +120,7 @@ class Patching:
         run(self.world)
 
     def connection(self, key: str) -> Connection:
-        found = self.world.router.bus.mailbox.instances["main", key].conn
-        assert found is not None
-        return found
+        return self.world.peer("main", key)
 
     def tell(self, frame: Frame, key: str) -> Frame:
         """A frame of an instance, and its answer; what is in force is told to every process."""

@@ -66,9 +66,7 @@ class Live:
         return self.bus.plan.agents["coder"]
 
     def connection(self, key: str = "k") -> Connection:
-        found = self.world.router.bus.mailbox.instances["coder", key].conn
-        assert found is not None
-        return found
+        return self.world.peer("coder", key)
 
     def send(self, *operations: dict[str, Any], key: str = "k", **fields: Any) -> list[Frame]:
         """What leaves the broker for agents when an extension proposes these operations."""
@@ -311,8 +309,7 @@ def test_an_agent_without_extensions_has_nobody_who_could_propose() -> None:
     world = live.world
     world.clients[0].ask("r", "reviewer")
     run(world)
-    conn = world.router.bus.mailbox.instances["reviewer", "k"].conn
-    assert conn is not None
+    conn = world.peer("reviewer", "k")
     proposal = ConfigProposal(id="x", patches=[], revision=0, base="")
     (error,) = tell(world, Frame("config.propose", id="f", payload=to_raw(proposal)), conn)
     assert from_raw(error.payload, ErrorPayload).code == "E_FORBIDDEN"

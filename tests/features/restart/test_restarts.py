@@ -15,7 +15,7 @@ from goondan.features.restart.broker import (
     RestartWished,
 )
 from goondan.kernel.broker.state.bus import MAX_ASKERS, RETURN_S
-from goondan.schemas.wire.codec import encode, from_raw, to_raw
+from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.control import (
     BeginAnew,
     BundleChecked,
@@ -27,14 +27,13 @@ from goondan.schemas.wire.control import (
 )
 from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import ErrorPayload, Frame, RestartAnswer, RestartRequest, Shutdown
-from tests.unit.kernel.broker.test_acting import answer, code, tell
+from tests.unit.kernel.broker.test_acting import answer, code, from_supervisor, tell
 from tests.unit.kernel.broker.world import World, part_of, run, working
 
 
 def ask(world: World, call_id: str = "t1/c1") -> list[Frame]:
     """The agent whose turn runs wishes a restart; what it is answered at once."""
-    conn = world.router.bus.mailbox.instances["coder", "k"].conn
-    assert conn is not None
+    conn = world.peer()
     conn.allowed |= {TOOL}
     return tell(
         world, Frame("restart", id=f"f-{call_id}", call_id=call_id, payload=to_raw(RestartRequest("why"))), conn
@@ -47,16 +46,7 @@ def checked(world: World, error: ErrorPayload | None = None) -> list[Frame]:
         world.goes_down(actor)
     asked = world.supervisor.restarts[-1]
     assert isinstance(asked, CheckBundle)
-    return say(world, BundleChecked(asked.name, error))
-
-
-def say(world: World, message: object) -> list[Frame]:
-    """A word of the supervisor; what the agent gets."""
-    control, agent = world.router.bus.control, world.router.bus.mailbox.instances["coder", "k"].conn
-    assert control is not None
-    assert agent is not None
-    world.router.receive(control, encode(Frame("runtime.event", id="s", payload=to_raw(message))), world.now)
-    return tell(world, Frame("pong", id="p"), agent)
+    return from_supervisor(world, BundleChecked(asked.name, error))
 
 
 def granted(frames: list[Frame]) -> bool:
@@ -162,8 +152,7 @@ def test_a_bundle_that_may_not_run_is_not_read_without_end() -> None:
 
 def test_frames_that_wait_for_one_wish_have_a_bound() -> None:
     world = working()
-    conn = world.router.bus.mailbox.instances["coder", "k"].conn
-    assert conn is not None
+    conn = world.peer()
     ask(world)
     for number in range(2 * MAX_ASKERS):
         frame = Frame("restart", id=f"again{number % MAX_ASKERS}", call_id="t1/c1", payload=to_raw(RestartRequest("y")))
@@ -174,8 +163,7 @@ def test_frames_that_wait_for_one_wish_have_a_bound() -> None:
 
 def test_who_may_not_call_the_tool_may_not_wish() -> None:
     world = working()
-    conn = world.router.bus.mailbox.instances["coder", "k"].conn
-    assert conn is not None
+    conn = world.peer()
     frame = Frame("restart", id="f", call_id="t1/c1", payload=to_raw(RestartRequest("why")))
     assert code(tell(world, frame, conn)) == "E_FORBIDDEN"
     conn.allowed |= {TOOL}
@@ -192,7 +180,7 @@ def test_a_restart_that_was_not_done_lets_everything_go_on() -> None:
     checked(world)
     release(world)
     assert due(world) == 1
-    say(world, RestartUndone(error_payload("E_RESTART_REFUSED", "no")))
+    from_supervisor(world, RestartUndone(error_payload("E_RESTART_REFUSED", "no")))
     assert not world.router.bus.closing
     leased = world.router.bus.mailbox.instances["coder", "k"].leased
     assert leased is not None
@@ -257,7 +245,7 @@ def test_a_busy_agent_gives_its_event_back_first_and_an_idle_one_leaves_at_once(
     run(world)
     busy = world.router.bus.mailbox.instances["coder", "k"]
     assert busy.conn is not None
-    told = say(world, RestartAgents(["coder"], 8000, "config_change"))
+    told = from_supervisor(world, RestartAgents(["coder"], 8000, "config_change"))
     shutdown = next(from_raw(frame.payload, Shutdown) for frame in told if frame.type == "shutdown")
     assert (shutdown.grace_period_ms, shutdown.reason) == (8000, "config_change")
     assert busy.leased is not None  # its turn has its time
@@ -281,13 +269,13 @@ def test_a_step_that_takes_its_time_is_not_cut_off_and_its_process_is_followed_o
     busy = world.router.bus.mailbox.instances["coder", "k"]
     assert busy.conn is not None and busy.leased is not None
     launch = busy.conn.claims.launch
-    told = say(world, RestartAgents(["coder"], None, "config_change", [launch + 1]))
+    told = from_supervisor(world, RestartAgents(["coder"], None, "config_change", [launch + 1]))
     assert not told and not busy.leaving  # another launch was meant
-    told = say(world, RestartAgents(["coder"], None, "config_change", [launch]))
+    told = from_supervisor(world, RestartAgents(["coder"], None, "config_change", [launch]))
     (shutdown,) = [from_raw(frame.payload, Shutdown) for frame in told if frame.type == "shutdown"]
     assert shutdown.grace_period_ms is None
     assert busy.leaving and not retired(world), "the supervisor kills what it was told of after ten seconds"
-    assert not say(world, RestartAgents(["coder"], None, "config_change")), "it knows"
+    assert not from_supervisor(world, RestartAgents(["coder"], None, "config_change")), "it knows"
     world.now += 30
     world.router.tick(world.now)
     world.after_round()
@@ -303,9 +291,9 @@ def test_a_process_that_leaves_without_a_limit_is_followed_in_any_case(how: str)
     world = working()
     busy = world.router.bus.mailbox.instances["coder", "k"]
     assert busy.conn is not None and busy.leased is not None
-    say(world, RestartAgents(["coder"], None, "config_change"))
+    from_supervisor(world, RestartAgents(["coder"], None, "config_change"))
     if how == "a limit is set after all":
-        told = say(world, RestartAgents(["coder"], 8000))
+        told = from_supervisor(world, RestartAgents(["coder"], 8000))
         (shutdown,) = [from_raw(frame.payload, Shutdown) for frame in told if frame.type == "shutdown"]
         assert shutdown.grace_period_ms == 8000
     else:
@@ -318,17 +306,17 @@ def test_a_process_that_leaves_without_a_limit_is_followed_in_any_case(how: str)
 def test_a_fresh_start_is_journaled_told_at_welcome_and_never_goes_back() -> None:
     world = working()
     assert part_of(world.router, FreshStarts).of("coder") == 0
-    say(world, BeginAnew("coder"))
+    from_supervisor(world, BeginAnew("coder"))
     world.commit()
     first = part_of(world.router, FreshStarts).of("coder")
     assert first > 0
     assert part_of(world.router, FreshStarts).of("reviewer") == 0
     world.now -= 500  # a clock that was set back
-    say(world, BeginAnew(""))
+    from_supervisor(world, BeginAnew(""))
     world.commit()
     every = part_of(world.router, FreshStarts).of("reviewer")
     world.now += 500
-    say(world, BeginAnew("coder"))
+    from_supervisor(world, BeginAnew("coder"))
     world.commit()
     assert part_of(world.router, FreshStarts).of("coder") > max(first, every)
     world.kill_broker()

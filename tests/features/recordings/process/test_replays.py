@@ -172,8 +172,7 @@ def _replaying(*, own_state: bool = False) -> World:
 
 
 def _say(world: World, frame: Frame) -> list[Frame]:
-    conn = world.router.bus.mailbox.instances["coder", "k"].conn
-    assert conn is not None
+    conn = world.peer()
     out(world, AGENTS)
     return tell(world, frame, conn)
 

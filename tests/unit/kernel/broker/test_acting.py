@@ -43,6 +43,14 @@ def tell(world: World, frame: Frame, connection: Connection | None = None) -> li
     return out(world, connection.cls)
 
 
+def from_supervisor(world: World, message: object) -> list[Frame]:
+    """A message of the supervisor; what the agent `coder` gets."""
+    control, agent = world.router.bus.control, world.peer()
+    assert control is not None
+    world.router.receive(control, encode(Frame("runtime.event", id="s", payload=to_raw(message))), world.now)
+    return tell(world, Frame("pong", id="p"), agent)
+
+
 def request(
     event_id: str = "r1", to: str = "reviewer", key: str = "k", call_id: str | None = CALL, **more: Any
 ) -> Frame:

@@ -42,9 +42,7 @@ def answer(**more: Any) -> Frame:
 
 
 def agent(world: World, name: str = "coder") -> Any:
-    connection = world.router.bus.mailbox.instances[name, "k"].conn
-    assert connection is not None
-    return connection
+    return world.peer(name, "k")
 
 
 def sent(world: World, cls: int, frame: Frame, by: Any) -> list[Frame]:

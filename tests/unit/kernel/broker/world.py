@@ -250,6 +250,12 @@ class World:
         actor.receive(data)
         return not _small_talk(data)
 
+    def peer(self, agent: str = "coder", key: str = "k") -> Connection:
+        """The connection of an instance's process."""
+        connection = self.router.bus.mailbox.instances[agent, key].conn
+        assert connection is not None
+        return connection
+
     def flow(self, *actors: Actor) -> None:
         """Each of them in turn says all that it has to say, and hears all that is said to it."""
         for actor in actors:
