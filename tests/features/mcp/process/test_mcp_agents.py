@@ -77,12 +77,6 @@ def count(args, ask):
     global calls
     calls += 1
     return [calls, me]
-def die(args, ask):
-    sys.stderr.write("out of ink\\n"); sys.stderr.flush(); os._exit(3)
-def grow(args, ask):
-    tools["grown"] = echo
-    notify("notifications/tools/list_changed"); time.sleep(0.3)
-    return "grown"
 answers, told = {}, threading.Condition()
 def pizza(args, ask):
     form = {"type": "object", "properties": {"size": {"type": "string", "enum": ["s", "l"]}}, "required": ["size"]}
@@ -105,7 +99,7 @@ def work_on(line):
     elif "id" in message:
         with told:
             answers[message["id"]] = message.get("result") or message["error"]["message"]; told.notify_all()
-tools.update(count=count, die=die, grow=grow, pizza=pizza, think=think, knows=knows)
+tools.update(count=count, pizza=pizza, think=think, knows=knows)
 if sys.argv[1:] and not os.path.exists(sys.argv[1]): sys.exit(f"there is no {sys.argv[1]}")
 """
 SECRET = "s3cret-of-the-server"
@@ -176,34 +170,6 @@ def test_agents_of_one_instance_key_share_a_server_and_those_of_another_have_ano
     assert "shared__count" in model.offered(told["said"])
     assert SECRET not in kernel.gdn("logs").out
     assert "conversation.db" not in files, folder
-
-
-@pytest.mark.requirement("MCP-09", "MCP-12", "MCP-21")
-def test_a_server_of_one_agent_is_kept_and_a_stateless_one_is_not(kernel: Sandbox, model: ScriptedModel) -> None:
-    first = turn(kernel, model, "own", ("own__count", {}), ("own__count", {}), ("own__where", {}))
-    again = turn(kernel, model, "own", ("own__count", {}))
-    pids = {value(one)[1] for one in (first["c0"], first["c1"], again["c0"])}
-    assert [value(one)[0] for one in (first["c0"], first["c1"], again["c0"])] == [1, 2, 3]
-    assert len(pids) == 1
-    bare = turn(kernel, model, "bare", ("bare__count", {}), ("bare__count", {}))
-    assert [value(bare[name])[0] for name in ("c0", "c1")] == [1, 1]
-
-
-@pytest.mark.requirement("MCP-22")
-def test_a_server_that_dies_in_a_call_is_one_error_with_its_last_words_and_the_next_step_has_it_again(
-    kernel: Sandbox, model: ScriptedModel
-) -> None:
-    told = turn(kernel, model, "own", ("own__count", {}), ("own__die", {}), ("own__count", {}), key="dying")
-    assert "out of ink" in str(told["c1"])
-    assert value(told["c2"])[0] == 1
-    assert value(told["c0"])[1] != value(told["c2"])[1]
-
-
-def test_a_tool_that_a_server_gets_is_there_at_the_next_step(kernel: Sandbox, model: ScriptedModel) -> None:
-    told = turn(kernel, model, "own", ("own__grow", {}), ("own__grown", {"a": 1}), key="growing")
-    assert value(told["c1"]) == {"a": 1}
-    assert "own__grown" not in model.offered(told["said"], 0)
-    assert "own__grown" in model.offered(told["said"], 1)
 
 
 def test_a_person_answers_a_server_and_the_answer_has_to_fit(kernel: Sandbox, model: ScriptedModel) -> None:

@@ -19,7 +19,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from msgspec.structs import replace
 
 from goondan.schemas.bundle.launch import Filesystem, SandboxSpec, ServerSpec, ToolSpec
 from goondan.toolhost.calls import machine
@@ -43,10 +42,6 @@ def half(args, ask):
     say({"jsonrpc": "2.0", "id": ask["id"], "result": {"content": [{"type": "text", "text": "cut \\ud83d"}]}})
 tools |= {"die": die, "tell": tell, "steps": steps, "half": half}
 """
-#: A server that does not keep to the protocol when it is asked what it has.
-LIES = """
-def answer(ask, honest=answer): return {"tools": "no list"} if ask["method"] == "tools/list" else honest(ask)
-"""
 #: A server of old that ends when it is asked what it does not know.
 STRICT = """
 def answer(ask, honest=answer): return os._exit(1) if ask["method"] == "server/discover" else honest(ask)
@@ -64,8 +59,6 @@ def servers(folder: Path) -> list[ToolSpec]:
     kept = folder / "kept"
     kept.mkdir()
     writes = SandboxSpec(filesystem=Filesystem(write=[str(kept)]))
-    missing = make_server(folder, name="missing")
-    assert missing.server is not None
     deaf = f"KEPT = {str(kept)!r}\n{DEAF}"
     return [
         make_server(folder, name="plain", env={"X": "secret"}, arguments=["${WORKDIR}"]),
@@ -77,11 +70,7 @@ def servers(folder: Path) -> list[ToolSpec]:
         make_server(folder, name="writes", sandbox=writes, last=f"serve()\nopen({str(kept / 'input')!r}, 'w').close()"),
         make_server(folder, name="deaf", sandbox=writes, last=deaf.replace("HANDLER", "end")),
         make_server(folder, name="stubborn", sandbox=writes, last=deaf.replace("HANDLER", "signal.SIG_IGN")),
-        make_server(folder, name="early", last="sys.exit('KEY is not set')"),
-        make_server(folder, LIES, name="lies"),
         make_server(folder, STRICT, name="strict"),
-        make_server(folder, LIES.replace('"no list"', "'x' * (17 << 20)"), name="shouts"),
-        replace(missing, server=replace(missing.server, command=["no-such-program", "x"])),
     ]
 
 
@@ -394,24 +383,6 @@ async def test_news_of_a_server_reach_who_is_attached(served: Served) -> None:
     assert served.asker.news("listener") == [{"server": "news", "kind": "tools"}]
     again = await served.asker.ask("news", "mcp.list", agent="listener")
     assert again["tools"] == first["tools"]
-
-
-@in_module
-async def test_what_cannot_be_run_is_said_in_its_own_words(served: Served) -> None:
-    told = await served.asker.ask("missing")
-    assert told["code"] == "E_MCP_CONNECT"
-    assert "there is no no-such-program in the PATH of its jail" in told["message"]
-    told = await served.asker.ask("early")
-    assert told["code"] == "E_MCP_CONNECT"
-    assert "KEY is not set" in told["message"]
-    # These end as well, because nobody speaks with them any more. That is not why they are of no use.
-    told = await served.asker.ask("lies")
-    assert "the server's answer is not of the protocol: tools: Input should be a valid list" in told["message"]
-    assert "it wrote a line of more than 16777216 bytes" in (await served.asker.ask("shouts"))["message"]
-    # A call before anybody attaches starts the server, and says the same.
-    assert (await served.made.call("early__x"))["error"]["code"] == "E_MCP_CONNECT"
-    attached = [one.server for one in served.made.host.sessions.servers.attached()]
-    assert not {"early", "missing"}.intersection(attached)
 
 
 @in_module

@@ -56,6 +56,8 @@ async def test_the_place_the_cause_and_a_next_step_that_works(asker: Asker, case
     told = result["error"]
     error = ToolError(message=told["message"], name=told["name"], code=told["code"], suggestion=told["suggestion"])
     assert error.code == case["code"] and error.suggestion is not None
+    attached = {one.server for one in asker.bench.host.sessions.servers.attached()}
+    assert error.code != "E_MCP_CONNECT" or case["name"] not in attached
     assert case["says"] in error.message
     assert case["step"] in error.suggestion
     shown = result_text(ToolResult(status="error", error=error))
