@@ -120,6 +120,9 @@ async def test_a_call_of_a_script_is_a_call_of_the_step_and_its_result_the_answe
             "status": "ok",
             "output": {"tool": "notes__add", "args": {"text": "hi"}},
         }
+        log = ScriptLog(script.runner.instance.place.instance_dir)
+        assert [record.outcome for record in log.read(script.call_id)] == ["began", "ok"]
+    assert log.read(script.call_id) == [], "what is written down for a crash goes with the script"
     data: Any = script.model.requests[1].messages[-1].data
     assert [part.tool_call_id for part in data.content] == ["c1"], "one result, the script's"
     assert len(script.model.requests[1].messages) == 3

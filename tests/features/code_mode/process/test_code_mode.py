@@ -315,13 +315,3 @@ for _ in range(60):
     time.sleep(0.1)
 """
     assert run(kernel, "cancelled", code) == "gone\n"
-
-
-def script_log(kernel: Sandbox, key: str) -> bytes:
-    path = next(iter(kernel.home.glob(f"state/workspaces/*/instances/main/{key}/script-calls.jsonl")))
-    return path.read_bytes().rstrip(b"\0")
-
-
-def test_what_is_written_down_for_a_crash_goes_with_the_script(kernel: Sandbox) -> None:
-    assert run(kernel, "log", "tools.bash__exec(command='true')") == ""
-    assert script_log(kernel, "log") == b""

@@ -181,13 +181,6 @@ def test_a_token_from_the_first_question_to_the_end(kernel: Sandbox, provider: P
     assert ask(kernel)["status"] == "authorization_required"
 
 
-def test_nobody_gets_the_token_of_somebody_else(kernel: Sandbox) -> None:
-    assert ask(kernel, subject="ann")["code"] == "E_OAUTH_SUBJECT"
-    assert ask(kernel, scopes=["admin"])["code"] == "E_OAUTH_SCOPE"
-    assert ask(kernel, oauthAppRef="OAuthApp/other")["code"] == "E_OAUTH_APP"
-    assert ask(kernel, oauthAppRef="Tool/bash")["code"] == "E_USAGE"
-
-
 def test_the_secret_of_an_app_is_in_no_agent_and_its_token_is_there_after_a_kill(
     kernel: Sandbox, provider: Provider
 ) -> None:

@@ -109,25 +109,6 @@ async def test_scripts_in_three_languages_run_and_stay_in_their_jail(workdir: Pa
         assert (await run("no-such-program"))["code"] == 127
 
 
-@pytest.mark.requirement("SKILL-14")
-async def test_the_command_of_the_specification(workdir: Path) -> None:
-    """The same as in tests/unit/agentproc/extensions/test_documented_skills.py, in a jail."""
-    skill = workdir / ".claude/skills/deploy"
-    skill.mkdir(parents=True)
-    (skill / "deploy.sh").write_text('#!/bin/sh\necho " deployed $1 $2 "\n')
-    (skill / "deploy.sh").chmod(0o755)
-    async with bench(skills_tool()) as made:
-        given = {"name": "deploy", "command": "./deploy.sh", "args": ["production", "v1.2.3"]}
-        assert ok(await made.call("skills__run", given, workdir=workdir, folder=skill)) == {
-            "code": 0,
-            "stdout": "deployed production v1.2.3",
-            "stderr": "",
-            "skill": "deploy",
-            "command": "./deploy.sh",
-            "args": ["production", "v1.2.3"],
-        }
-
-
 @pytest.mark.requirement("SKILL-15")
 async def test_a_command_that_takes_too_long_is_killed(workdir: Path, skill: Path) -> None:
     async with bench(skills_tool()) as made:
