@@ -169,12 +169,16 @@ class Host:
         """The output of a call that is well."""
         return self.output(await self.result(self.start(export, **arguments)))
 
-    async def fails(self, export: str, **arguments: Any) -> msgspec.Struct:
-        """The error of a call that fails."""
-        result = await self.result(self.start(export, **arguments))
+    async def error(self, call_id: str) -> Any:
+        """The error of a call that was started."""
+        result = await self.result(call_id)
         assert result.status == "error", result
         assert result.error is not None
         return result.error
+
+    async def fails(self, export: str, **arguments: Any) -> Any:
+        """The error of a call that fails."""
+        return await self.error(self.start(export, **arguments))
 
     async def list(self) -> Listed:
         number = len(self._listed) + 1
@@ -228,13 +232,15 @@ async def hosted(
 
 
 @asynccontextmanager
-async def beside(peer: Peer, **init: Any) -> AsyncIterator[Host]:
-    """A worker whose server is `peer`, on a socket of its own."""
+async def beside(peer: Peer, *, is_ready: bool = True, **init: Any) -> AsyncIterator[Host]:
+    """A worker whose server is `peer`, on a socket of its own, once it has listed what the server has."""
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_connection(sock=ours, limit=64 << 20)
     task = asyncio.create_task(_serving(peer, reader, writer))
     try:
         async with hosted(theirs, **init) as host:
+            if is_ready:
+                await host.ready()
             yield host
     finally:
         task.cancel()

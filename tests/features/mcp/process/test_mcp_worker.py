@@ -104,7 +104,7 @@ async def every_kind_of_result_comes_back(sdk: Host, era: str) -> None:
 
 
 async def failures_are_errors_of_their_calls(sdk: Host) -> None:
-    error: Any = await sdk.fails("fail", why="no tea")
+    error = await sdk.fails("fail", why="no tea")
     assert "no tea" in error.message
     assert error.code is None
     assert error.name == "McpToolError"
@@ -127,9 +127,7 @@ async def a_cancelled_call_ends_at_once_and_the_next_one_works(sdk: Host) -> Non
     call = sdk.start("hang")
     await sdk.until(lambda: any(news.call_id == call for news in sdk.progress))
     sdk.cancel(call)
-    result = await sdk.result(call)
-    assert result.error is not None
-    assert result.error.code == "E_CANCELLED"
+    assert (await sdk.error(call)).code == "E_CANCELLED"
     assert await sdk.call("add", a=1, b=1) == {"result": 2}
 
 
@@ -161,7 +159,6 @@ async def a_new_tool_is_news_and_is_in_the_next_listing(sdk: Host) -> None:
 async def test_what_a_server_prints_is_logged_and_costs_nothing_else() -> None:
     server = Scripted()
     async with beside(server) as host:
-        await host.ready()
         server.write(b"Server \x1b[31mrunning\x1b[0m on stdio\n\n\r\n[1,2]\nnull\n")
         assert await host.call("echo", a=1) == '{"a": 1}'
         noise = [line.message for line in host.logs if line.level == "warn"]
@@ -173,7 +170,6 @@ async def test_answers_to_nobody_are_named_and_reach_nobody() -> None:
     server = Scripted()
     server.answers["tools_call"] = None
     async with beside(server) as host:
-        await host.ready()
         call = host.start("echo")
         mine = (await server.heard_of("tools/call"))["id"]
         for key in (str(mine), mine + 1, 0, -1, True, 1.5, None):
@@ -203,8 +199,7 @@ async def test_an_answer_that_breaks_a_rule_fails_its_call_and_the_next_one_work
     answers = [answer]
     server.answers["tools_call"] = lambda message: answers.pop() if answers else server.usual(message)
     async with beside(server) as host:
-        await host.ready()
-        error: Any = await host.fails("echo")
+        error = await host.fails("echo")
         assert error.code == code
         assert "\x1b" not in error.message
         assert await host.call("echo", a=1) == '{"a": 1}'
@@ -213,11 +208,9 @@ async def test_an_answer_that_breaks_a_rule_fails_its_call_and_the_next_one_work
 async def test_a_server_that_closes_in_the_middle_fails_its_calls_at_once() -> None:
     server: Scripted = Scripted(tools_call=lambda message: server.writer.close() if server.writer else None)
     async with beside(server) as host:
-        await host.ready()
         calls = [host.start("echo"), host.start("echo")]
         for call in calls:
-            error = (await host.result(call)).error
-            assert error is not None
+            error = await host.error(call)
             assert error.code == "E_MCP_GONE"
         assert await asyncio.wait_for(asyncio.shield(host.task), 20) == 1
         assert any(line.level == "error" and "is gone" in line.message for line in host.logs)
@@ -236,8 +229,7 @@ async def test_a_server_that_floods_is_ended(monkeypatch: pytest.MonkeyPatch) ->
 
     server = Scripted(tools_call=flood)
     async with beside(server) as host:
-        await host.ready()
-        error: Any = await host.fails("echo")
+        error = await host.fails("echo")
         assert error.code == "E_MCP_GONE"
         assert "nobody asked for" in error.message
         assert await asyncio.wait_for(asyncio.shield(host.task), 20) == 1
@@ -247,10 +239,8 @@ async def test_a_server_that_floods_is_ended(monkeypatch: pytest.MonkeyPatch) ->
 async def test_a_call_without_an_answer_ends_at_its_deadline_and_the_server_is_told() -> None:
     server = Scripted(tools_call=None)
     async with beside(server, idle_ms=60) as host:
-        await host.ready()
         late = host.start("echo", deadline_ms=20)
-        error = (await host.result(late)).error
-        assert error is not None
+        error = await host.error(late)
         assert (error.code, error.message) == ("E_TOOL_TIMEOUT", "the server did not answer before the call's deadline")
         silent: Any = await host.fails("echo")
         assert (silent.code, silent.message) == ("E_TOOL_TIMEOUT", "the server said nothing for 0.06 s")
@@ -272,7 +262,6 @@ async def test_a_server_that_says_how_far_it_is_may_take_its_time(monkeypatch: p
 
     server = Scripted(tools_call=slowly)
     async with beside(server, idle_ms=8000) as host:
-        await host.ready()
         assert await host.call("echo") == ""
         assert [(news.done, news.total, news.message) for news in host.progress] == [(n, None, None) for n in range(3)]
 
@@ -296,7 +285,6 @@ async def test_a_person_is_asked_for_the_only_agent_and_for_nobody_when_there_ar
     server.concurrent = True
     server.answers["tools_call"] = ask
     async with beside(server, idle_ms=8000) as host:
-        await host.ready()
         call = host.start("echo", deadline_ms=9000)
         question = await asyncio.wait_for(host.asks.get(), 20)
         pass_time(monkeypatch, 10)  # the clocks stand still while a person is asked
@@ -325,7 +313,6 @@ async def test_sampling_and_roots_are_refused_unless_they_were_granted() -> None
     server = Scripted(tools_call=ask)
     server.concurrent = True
     async with beside(server) as host:
-        await host.ready()
         refused = await host.call("echo")
         assert "error" in refused["roots"]
         assert "error" in refused["said"]
@@ -336,7 +323,6 @@ async def test_sampling_and_roots_are_refused_unless_they_were_granted() -> None
     server = Scripted(tools_call=ask)
     server.concurrent = True
     async with beside(server, grants=["sampling", "roots"], root="/w d") as host:
-        await host.ready()
         call = host.start("echo")
         question = await asyncio.wait_for(host.asks.get(), 20)
         assert (question.op, host.value(question)["maxTokens"]) == ("sample", 5)
@@ -357,12 +343,11 @@ async def test_a_result_is_checked_against_what_its_tool_declares() -> None:
     given = {"right": {"n": 1}, "wrong": {"n": "one"}, "none": None, "odd": {"n": 1}}
     server.answers["tools_call"] = lambda m: {"content": [], "structuredContent": given[m["params"]["name"]]}
     async with beside(server) as host:
-        await host.ready()
         assert await host.call("right") == {"n": 1}
-        error: Any = await host.fails("wrong")
+        error = await host.fails("wrong")
         assert error.code == "E_MCP_PROTOCOL"
         assert "does not fit its own schema" in error.message
-        assert (await host.fails("none")).code == "E_MCP_PROTOCOL"  # type: ignore[attr-defined]
+        assert (await host.fails("none")).code == "E_MCP_PROTOCOL"
         assert await host.call("odd") == {"n": 1}
         assert any("are not checked" in line.message for line in host.logs)
 
@@ -388,7 +373,6 @@ async def test_a_tool_that_must_be_a_task_gives_a_pending_result_and_then_its_ow
     server.capabilities["tasks"] = {"requests": {"tools": {"call": {}}}}
     server.tools = [{"name": "bake", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}]
     async with beside(server) as host:
-        await host.ready()
         call = host.start("bake")
         first = await host.result(call)
         assert (first.status, first.continues) == ("pending", True)
@@ -433,7 +417,7 @@ async def test_pages_are_followed_and_a_list_without_an_end_is_cut_off() -> None
     ids=range(5),
 )
 async def test_a_server_that_cannot_be_spoken_with_is_no_server_and_says_why(answers: Any, told: str) -> None:
-    async with beside(Scripted(**answers)) as host:
+    async with beside(Scripted(**answers), is_ready=False) as host:
         begun = await asyncio.wait_for(asyncio.shield(host.begun), 20)
         assert isinstance(begun, LoadFailed)
         assert told in begun.message
@@ -449,7 +433,7 @@ async def test_a_server_that_answers_the_first_question_with_any_error_is_greete
         listing = (await host.ready()).listing
         assert listing is not None
         assert listing.era == "handshake"
-        assert (await host.fails("echo")).code == "E_MCP_REFUSED"  # type: ignore[attr-defined] # it is not gone
+        assert (await host.fails("echo")).code == "E_MCP_REFUSED"  # it is not gone
 
 
 async def test_only_the_proxy_decides_where_a_worker_goes() -> None:
@@ -465,7 +449,7 @@ async def test_a_server_that_knows_its_session_no_more_is_gone() -> None:
     async with mcp_sdk_server.at_url(handshake=True, sessions_end=True) as url, tunnels() as (connector, _):
         async with hosted(None, connector, endpoint=url) as host:
             await host.ready()
-            assert (await host.fails("add", a=1, b=1)).code == "E_MCP_REFUSED"  # type: ignore[attr-defined]
+            assert (await host.fails("add", a=1, b=1)).code == "E_MCP_REFUSED"
             assert await asyncio.wait_for(asyncio.shield(host.task), 20) == 1
             assert any("knows its session no more" in line.message for line in host.logs)
 
@@ -526,7 +510,7 @@ async def test_events_that_nobody_asked_for_are_no_way_around_the_largest_answer
     async with web_server(answer) as port, tunnels() as (connector, _):
         async with hosted(None, connector, endpoint=f"http://127.0.0.1:{port}/mcp") as host:
             await host.ready()
-            error: Any = await host.fails("ping", deadline_ms=5000)
+            error = await host.fails("ping", deadline_ms=5000)
             assert "502" in error.message  # and not that it is no JSON, which is known when all of it was read
 
 
@@ -545,5 +529,5 @@ async def test_an_answer_of_a_web_server_that_has_no_end_is_cut_off() -> None:
     async with web_server(answer) as port, tunnels() as (connector, _):
         async with hosted(None, connector, endpoint=f"http://127.0.0.1:{port}/mcp") as host:
             await host.ready()
-            error: Any = await host.fails("echo", deadline_ms=5000)
+            error = await host.fails("echo", deadline_ms=5000)
             assert "more than 16777216 bytes" in error.message
