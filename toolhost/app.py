@@ -265,7 +265,6 @@ class App:
                 hidden = hidden_folders(spec, self._settings.endpoint, found.facts.home, powers.operator)
                 host.sessions.open(with_hidden(found.facts, hidden))
             # What is here now stays; calls come and go without cycles, so young collections only cost time.
-            gc.collect()
             gc.freeze()
             gc.set_threshold(*GC_THRESHOLDS)
             gc.enable()  # kernel/start.py turned it off

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import errno
 import grp
-import hashlib
 import os
 import pwd
 import time
@@ -126,16 +125,16 @@ def _enclosed(facts: HostFacts | GoondanError) -> list[Enclosed]:
     if isinstance(facts, GoondanError) or not facts.bwrap:
         return []  # bubblewrap could not be started anyway
     ways: list[Enclosed] = []
+    filters = [program(facts.machine, sockets=sockets, drops=True).hex() for sockets in (False, True)]
     for net_admin in (True, False):
         host = msgspec.structs.replace(facts, user_namespaces=False, net_admin=net_admin)
         if (enclosure := enclosure_of(host)) is not None:
-            filters = (program(host.machine, sockets=sockets, drops=True) for sockets in (False, True))
             ways.append(
                 {
                     "enclosure": enclosure,
                     "argv": start_of(host.bwrap, host.boot(JAIL_CODE)),
                     "walls": isolation(host),
-                    "filters": [hashlib.sha256(code).hexdigest() for code in filters],
+                    "filters": filters,
                     "options": ARGS_FD,
                     "filter": FILTER_FD,
                 }

@@ -122,7 +122,6 @@ class BrokerLoop:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         # The router's own structures live long; a full collection in the middle of a round costs milliseconds.
-        gc.collect()
         gc.freeze()
         gc.set_threshold(100_000, 50, 50)
         gc.enable()  # kernel/start.py turned it off

@@ -26,7 +26,7 @@ from goondan.kernel.bundle.rules.problems import BundleError, Problem
 from goondan.kernel.cli.commands import import_whole
 from goondan.kernel.cli.output import can_ask
 from goondan.kernel.cli.state import BundleTarget, prepare
-from goondan.kernel.spawn import command, memory_file, start_program
+from goondan.kernel.spawn import command, environment, environment_file, memory_file, start_program
 from goondan.kernel.supervisor.options import Options, command_line
 from goondan.kernel.supervisor_client import ANSWER_S, PEER, Reply, SupervisorClient
 from goondan.kernel.traces.logs import open_log
@@ -98,15 +98,17 @@ class Started:
             accept_loss=place.accept_loss,
             watch=place.watch,
             agreed_fd=agreed_fd,
+            # The whole environment: the bundle may name any variable. The supervisor chooses what it hands on.
+            environment_fd=environment_file(),
         )
-        pass_fds = [fd for fd in (ready_write, options.parent_fd, agreed_fd) if fd is not None]
+        given = (ready_write, options.parent_fd, agreed_fd, options.environment_fd)
+        pass_fds = [fd for fd in given if fd is not None]
         log: int | None = None
         try:
             log = open_log(f"{logs}/supervisor.log")
-            # The whole environment: the bundle may name any variable. The supervisor chooses what it hands on.
             self.pid = start_program(
                 command("goondan.kernel.supervisor", command_line(options)),
-                env=os.environ,
+                env=environment(os.environ),
                 output_fd=log,
                 pass_fds=pass_fds,
             )
@@ -115,7 +117,7 @@ class Started:
             os.close(parent_write)
             raise fail("E_STATE", f"the supervisor could not be started: {error}") from None
         finally:
-            for fd in (ready_write, parent_read, log, agreed_fd):
+            for fd in (ready_write, parent_read, log, agreed_fd, options.environment_fd):
                 if fd is not None:
                     os.close(fd)
         self.pidfd = os.pidfd_open(self.pid)

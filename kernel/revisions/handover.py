@@ -21,7 +21,7 @@ from msgspec import Struct
 from goondan.kernel.bundle.loader import OpenedBundle
 from goondan.kernel.grants.powers import Power
 from goondan.kernel.premises import SIGNALS, Held
-from goondan.kernel.spawn import command, memory_file
+from goondan.kernel.spawn import command, environment, environment_file, memory_file
 from goondan.kernel.supervisor.command_socket import Waiting
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.wire.errors import error_payload, fail
@@ -96,19 +96,22 @@ def execute(handover: Handover, arguments: Sequence[str], inherited: Sequence[in
     further descriptors that it gets. Returns only when the system refuses, with the reason.
     """
     memory = memory_file("handover", msgspec.msgpack.encode(handover))
-    passed = [*handover.descriptors, *inherited, memory]
+    whole = environment_file()
+    passed = [*handover.descriptors, *inherited, memory, whole]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         for fd in passed:
             os.set_inheritable(fd, True)
-        argv = command("goondan.kernel.supervisor", [*arguments, "--resume-fd", str(memory)])
+        by_fd = ["--environment-fd", str(whole), "--resume-fd", str(memory)]
+        argv = command("goondan.kernel.supervisor", [*arguments, *by_fd])
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execve(argv[0], argv, os.environ)
+        os.execve(argv[0], argv, environment(os.environ))
     except OSError as error:
         refused = error
     for fd in passed:
         os.set_inheritable(fd, fd == handover.held.alive_fd)
     os.close(memory)
+    os.close(whole)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return refused

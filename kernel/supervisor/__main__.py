@@ -22,8 +22,8 @@ import signal
 import sys
 from typing import TYPE_CHECKING, Final
 
-from goondan.kernel.spawn import close_unknown_descriptors
-from goondan.kernel.supervisor.life import Supervisor
+from goondan.kernel.ahead import Ahead, import_shared
+from goondan.kernel.spawn import close_unknown_descriptors, read_environment
 from goondan.kernel.supervisor.options import Options, load_bundle, parse, resuming
 from goondan.schemas.system.secrecy import close_memory
 from goondan.schemas.system.startup import become_subreaper, close_to_others, raise_descriptor_limit, set_process_name
@@ -35,15 +35,24 @@ if TYPE_CHECKING:
 
 #: Descriptors for thousands of agents: a pidfd each and a pipe while it starts.
 WANTED_DESCRIPTORS: Final = 65536
+#: What is forked ahead: every program of a kernel that always runs.
+PROGRAMS: Final = ("goondan.toolhost", "goondan.agentproc.start.forkserver", "goondan.kernel.broker")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a kernel. 0 after an ordered stop, 1 when it could not start, 2 for a bad bundle or bad usage."""
-    close_memory()
     callers_umask = close_to_others()
+    raise_descriptor_limit(WANTED_DESCRIPTORS)
+    ahead, resumed = Ahead(), None
     try:
         options = parse(arguments)
-        resumed = None
+        if options.environment_fd is not None:  # else there may be secrets in the memory of this process already
+            import_shared()
+            ahead = Ahead(PROGRAMS)
+            close_memory()
+            read_environment(options.environment_fd)
+            options.environment_fd = None
+        close_memory()
         if options.resume_fd is not None:
             from goondan.kernel.revisions.handover import read
 
@@ -53,19 +62,21 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     options.umask = callers_umask if resumed is None else resumed.umask
     known = [fd for fd in (options.ready_fd, options.parent_fd, options.agreed_fd) if fd is not None]
+    known += ahead.descriptors
     close_unknown_descriptors(known if resumed is None else [*known, *resumed.descriptors])
     set_process_name("gdn-supervisor")
     become_subreaper()
     os.chdir("/")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal is the parent descriptor's news
-    raise_descriptor_limit(WANTED_DESCRIPTORS)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
-    return asyncio.run(_live(options, resumed))
+    return asyncio.run(_live(options, resumed, ahead))
 
 
-async def _live(options: Options, resumed: Handover | None) -> int:
+async def _live(options: Options, resumed: Handover | None, ahead: Ahead) -> int:
+    from goondan.kernel.supervisor.life import Supervisor  # not before the forks, which have no use for it
+
     while True:
-        supervisor = Supervisor(options, load_bundle, resumed)
+        supervisor = Supervisor(options, load_bundle, resumed, ahead)
         status = await supervisor.run()
         if supervisor.handover is None:
             return status

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from goondan.kernel import lock, paths, rundir
+from goondan.kernel.ahead import Ahead
 from goondan.kernel.bundle.loader import OpenedBundle
 from goondan.kernel.premises import SIGNALS, Premises
 from goondan.kernel.spawn import report_start_failure
@@ -65,8 +66,10 @@ class Supervisor:
         options: Options,
         load: Callable[[Options, Sequence[Power] | None], OpenedBundle],
         resumed: Handover | None = None,
+        ahead: Ahead | None = None,
     ) -> None:
-        """`resumed`: the state that the supervisor before this one has handed over."""
+        """`resumed`: the state that the supervisor before this one has handed over. `ahead`: forked programs."""
+        self._ahead = ahead or Ahead()
         self._options = options
         self._load = load
         self._resumed = resumed
@@ -158,6 +161,7 @@ class Supervisor:
             premises,
             os.urandom(SECRET_BYTES),
             self._ending,
+            self._ahead,
             about_bundle=self._about_bundle,
             broker_here=self._broker_here,
         )

@@ -45,6 +45,8 @@ class Options(msgspec.Struct, kw_only=True):
     umask: int = 0o022
     #: Whether a damaged journal is given up.
     accept_loss: bool = False
+    #: The descriptor with the environment of whoever started it (spawn.environment_file).
+    environment_fd: int | None = None
     #: Of a kernel that restarts in place: the descriptor with the handover of the program before.
     resume_fd: int | None = None
     #: Whether it follows changes of the bundle.
@@ -67,6 +69,7 @@ def parse(arguments: list[str] | None) -> Options:
     parser.add_argument("--policy", metavar="FILE", help="what the operator grants, besides the policy.yaml")
     parser.add_argument("--trust", action="store_true", help="trust the bundle for this time, whatever it asks for")
     parser.add_argument("--agreed-fd", type=int, help="descriptor of the powers that the user has just agreed to")
+    parser.add_argument("--environment-fd", type=int, help="descriptor of the environment (default: its own)")
     parser.add_argument("--accept-loss", action="store_true", help="go on with what is whole of a damaged journal")
     parser.add_argument("--resume-fd", type=int, help="descriptor of what a restart in place hands over")
     parser.add_argument("--watch", action="store_true", help="follow changes of the bundle")
@@ -86,6 +89,7 @@ def command_line(options: Options) -> list[str]:
         "--parent-fd": options.parent_fd,
         "--policy": options.policy,
         "--agreed-fd": options.agreed_fd,
+        "--environment-fd": options.environment_fd,
     }
     flags = {
         "--shared": options.shared,

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from goondan.kernel import lock
+from goondan.kernel.ahead import Ahead
 from goondan.kernel.premises import Premises
 from goondan.kernel.supervisor.agents import Agents
 from goondan.kernel.supervisor.lifecycle import (
@@ -166,6 +167,7 @@ class Processes:
         premises: Premises,
         secret: bytes,
         ending: Ending,
+        ahead: Ahead,
         *,
         about_bundle: Callable[[AboutBundle], None],
         broker_here: Callable[[], None],
@@ -177,11 +179,12 @@ class Processes:
         self._broker_here = broker_here
         self._premises = premises
         self._ending = ending
+        self._ahead = ahead
         self._logs = f"{options.state_dir}/logs"
         self._welcomed = False
         self._host_failures = 0  # starts of the tool host, one after another, that never became ready
         self._control: ControlLink | None = None
-        self.reaper = Reaper(loop, self._is_waiting_agent)
+        self.reaper = Reaper(loop, lambda pid: pid in ahead or self._is_waiting_agent(pid))
         self._workers = Workers(loop)
         self.launches = Launches(options, premises, secret, self._workers.listen)
         self.agents = Agents(
@@ -205,6 +208,7 @@ class Processes:
             on_demand=tuple(programs()),
             log_path=self._log_path,
             inherited_fds=(premises.alive_fd,),
+            ahead=ahead,
         )
 
     # --- the start
@@ -236,6 +240,7 @@ class Processes:
         follow.
         """
         self._services.end_restarts()
+        self._ahead.close()
         self.launches.close()
         left = await self._ending.run(self._services, self.agents, self._control)
         if left:

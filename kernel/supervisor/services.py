@@ -27,17 +27,16 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from goondan.kernel.ahead import Ahead
 from goondan.kernel.premises import Premises
 from goondan.kernel.rundir import WARMUP_FOLDER
 from goondan.kernel.spawn import (
     AGENT_ENVIRONMENT,
     AUTHORITIES,
-    command,
     environment,
     fill,
     memory_file,
     start_failure,
-    start_program,
 )
 from goondan.kernel.supervisor.lifecycle import (
     LOOPS_AT,
@@ -249,7 +248,9 @@ class Services:
         on_demand: tuple[str, ...] = (),
         log_path: Callable[[str], str],
         inherited_fds: tuple[int, ...],
+        ahead: Ahead,
     ) -> None:
+        self._ahead = ahead
         self.state = {role: Service(role) for role in (*roles, *on_demand)}
         self.since: dict[str, float] = dict.fromkeys(self.state, 0.0)
         self._on_demand = frozenset(on_demand)
@@ -364,8 +365,9 @@ class Services:
             log = open_log(self._log_path(role))
             given.append(log)
             ready = ["--ready-fd", str(readiness.write_fd), "--parent-pid", str(os.getpid())]
-            pid = start_program(
-                command(launch.module, [*launch.arguments, *ready]),
+            pid = self._ahead.start(
+                launch.module,
+                [*launch.arguments, *ready],
                 env=launch.env,
                 output_fd=log,
                 pass_fds=[*launch.pass_fds[:-1], readiness.write_fd, *self._inherited_fds],

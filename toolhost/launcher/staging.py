@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import signal
 import stat
 from collections.abc import Iterator
@@ -158,6 +157,8 @@ def _not_shown(stage: Stage, fd: int, fallback: int | None, why: OSError) -> Not
     path, owner = path_of(fd), os.stat(fd).st_uid
     fix = "Leave it out, so that tools work in the instance's own workspace"
     if fallback is not None:
+        import shlex  # few refuse
+
         fix += f"; or give it to the user of this workdir's jails: `chown -R {fallback}:{fallback} {shlex.quote(path)}`"
     return NotReadable(
         f"{path} belongs to user {owner}, and this host cannot show it to a jail as the jail's own, which takes a user "
@@ -182,6 +183,8 @@ def _readable(stage: Stage, fd: int, uid: int, copied: list[str]) -> Tree:
     too_much = ""
     if stage["unmapped"] == "copied":
         too_much = f", and {path} is too large to be copied for each jail"
+    import shlex
+
     raise NotReadable(
         f"{name} cannot be read by everybody, and here jails read as a user of their own{too_much}",
         f"Let others read it: `chmod -R o+rX {shlex.quote(name)}`.",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import signal
 import struct
 from typing import Final
@@ -65,7 +64,7 @@ def _call(what: str, number: int, *arguments: int | bytes | None) -> int:
 
 
 def _old(name: str, *arguments: int | bytes | None) -> int:
-    return _call(name, _OLD[platform.machine()][name], *arguments)
+    return _call(name, _OLD[os.uname().machine][name], *arguments)
 
 
 def prctl(option: int, argument: int = 0, /) -> int:

@@ -1,0 +1,149 @@
+"""Forks the programs of a kernel ahead, so that what they share is imported once.
+
+The supervisor forks before it has anything: it has one thread then, no event loop, no context of ZeroMQ, no descriptor
+that counts, and no variable of a person's environment (that comes on a descriptor, which it reads afterwards). Each
+fork imports the rest of its program while the supervisor goes on, and waits for what an exec would have given it:
+arguments, environment, output and descriptors. It ends when the supervisor ends or does not need it.
+
+A later start is an exec, because the supervisor has threads and secrets by then.
+
+Source: docs/design/processes.md section 1.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib import import_module
+from typing import Final
+
+import msgspec
+
+from goondan.kernel.spawn import command, start_program
+from goondan.schemas.system.startup import die_with_parent
+
+#: What several of the programs import. The first has most of it: asyncio, msgspec, what goes over a link.
+SHARED: Final = (
+    "goondan.schemas.transport.link",
+    "goondan.schemas.worker.grantable",
+    "goondan.schemas.bundle.arguments",
+    "uvloop",
+)
+#: More than arguments and environment of a program have, and than a socket takes by default (bytes).
+MAX_REQUEST: Final = 256 << 10
+#: More descriptors than a program gets.
+MAX_DESCRIPTORS: Final = 32
+#: Received descriptors are kept from here on until all numbers that they shall have are free.
+_ASIDE: Final = 128
+
+
+class _Request(msgspec.Struct):
+    """What an exec would have given. The descriptors come beside it."""
+
+    #: The words behind the module.
+    arguments: list[str]
+    #: The whole environment.
+    env: dict[str, str]
+    #: The numbers that the descriptors shall have, in the order in which they come.
+    numbers: list[int]
+
+
+class Ahead:
+    """The programs that were forked and wait for their start, by module. `start` takes one."""
+
+    def __init__(self, modules: Iterable[str] = ()) -> None:
+        """Fork them. Returns in this process only; a fork ends with SystemExit, when its program has run."""
+        self._waiting: dict[str, tuple[int, socket.socket]] = {}
+        parent_pid = os.getpid()
+        for module in modules:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            pid = os.fork()
+            if pid == 0:
+                sys.exit(_run(module, theirs, parent_pid))
+            theirs.close()
+            self._waiting[module] = (pid, ours)
+
+    def __contains__(self, pid: object) -> bool:
+        """Whether this process waits for its start."""
+        return any(pid == waiting for waiting, _ in self._waiting.values())
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What this process must keep open."""
+        return [channel.fileno() for _, channel in self._waiting.values()]
+
+    def start(
+        self, module: str, arguments: Sequence[str], *, env: Mapping[str, str], output_fd: int, pass_fds: Sequence[int]
+    ) -> int:
+        """Start a program, the one that waits or else by exec: see spawn.start_program. Returns its pid."""
+        pid, channel = self._waiting.pop(module, (0, None))
+        if channel is not None:
+            numbers = [1, 2, *pass_fds]
+            request = msgspec.msgpack.encode(_Request([*arguments], {**env}, numbers))
+            with channel, suppress(OSError):  # it was killed, or the request is too long
+                socket.send_fds(channel, [request], [output_fd, output_fd, *pass_fds])
+                return pid
+        return start_program(command(module, arguments), env=env, output_fd=output_fd, pass_fds=pass_fds)
+
+    def close(self) -> None:
+        """Let those end that were not started."""
+        while self._waiting:
+            self._waiting.popitem()[1][1].close()
+
+
+def import_shared() -> None:
+    """Import what several programs need."""
+    for name in SHARED:
+        import_module(name)
+    from goondan.schemas.transport.link import transport_class
+
+    with suppress(Exception):  # GOONDAN_TRANSPORT names none: each program says so
+        transport_class()
+
+
+def _run(module: str, channel: socket.socket, parent_pid: int) -> int:
+    """One program, from the fork to its exit status."""
+    die_with_parent(parent_pid)
+    os.setsid()
+    os.chdir("/")
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a restart in place blocks some
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) != channel.fileno():
+            with suppress(OSError):  # the listing's own is closed already
+                os.close(int(name))
+    program = import_module(module)
+    if hasattr(program, "__path__"):
+        program = import_module(f"{module}.__main__")
+    with channel:
+        data, descriptors, _, _ = socket.recv_fds(channel, MAX_REQUEST, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    if not data:
+        return 0
+    request = msgspec.msgpack.decode(data, type=_Request)
+    aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ASIDE) for fd in descriptors]
+    for fd in descriptors:
+        os.close(fd)
+    for fd, number in zip(aside, request.numbers, strict=True):
+        os.dup2(fd, number, inheritable=number <= 2)
+        os.close(fd)
+    os.environ.clear()
+    os.environ.update(request.env)
+    sys.argv = [module, *request.arguments]
+    _show_in_lists(sys.argv)
+    status: int = program.main()
+    return status
+
+
+def _show_in_lists(words: Sequence[str]) -> None:
+    """Have `ps` and /proc/PID/cmdline show these words, as far as those of the supervisor leave room."""
+    with open("/proc/self/stat", encoding="ascii", errors="replace") as stat:
+        start, end = map(int, stat.read().rpartition(")")[2].split()[45:47])
+    text = "\0".join(words).encode("utf-8", "surrogateescape")[: end - start - 1]
+    if start:  # else the system does not tell
+        ctypes.memmove(start, text.ljust(end - start, b"\0"), end - start)

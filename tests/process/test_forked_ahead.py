@@ -1,0 +1,125 @@
+"""Programs that the supervisor forks before it knows anything: they get what an exec gives, and no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.kernel_fixture import Sandbox, wait_until
+
+#: A program, and a process that forks it ahead, starts it, and says how it ended.
+PROGRAM = """\
+import json, os, resource, signal, sys
+def main():
+    fds = [fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{fd}")]
+    inherited = [fd for fd in fds if os.get_inheritable(fd)]
+    print(json.dumps([sys.argv, dict(os.environ), fds, inherited, os.getsid(0) == os.getpid(), os.getcwd(),
+        [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))], signal.getsignal(signal.SIGHUP) is signal.SIG_DFL]))
+    return 3
+"""
+PARENT = """\
+import os, signal, sys
+from goondan.kernel import ahead
+sys.path.append(sys.argv[1])
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+stray = os.dup(0)
+os.set_inheritable(stray, True)
+forked = ahead.Ahead(["program"])
+(waiting,) = (int(pid) for pid in open("/proc/self/task/%d/children" % os.getpid()).read().split())
+assert waiting in forked and os.getpid() not in forked
+"""
+START = """\
+log = os.open(sys.argv[1] + "/log", os.O_CREAT | os.O_WRONLY)
+read, write = os.pipe()
+os.dup2(write, 47)
+pid = forked.start("program", ["--word", "w"], env={"LANG": "C.UTF-8"}, output_fd=log, pass_fds=[47])
+assert pid == waiting
+"""
+#: Where there is none, it is executed.
+EXECUTED = """\
+ahead.command = lambda module, words: [sys.executable, "-I", "-c", "import sys; sys.exit(len(sys.argv))", *words]
+pid = forked.start("program", ["a", "b"], env={}, output_fd=2, pass_fds=[])
+assert pid != waiting
+"""
+END = "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+
+
+def run(folder: Path, *code: str) -> list[str]:
+    (folder / "program.py").write_text(PROGRAM)
+    program = [sys.executable, "-I", "-c", "".join((PARENT, *code)), str(folder)]
+    environment = {"PATH": os.defpath, "KEY": "k"}
+    return subprocess.run(program, capture_output=True, check=True, env=environment, text=True).stdout.split()
+
+
+def test_one_has_what_an_exec_would_have_given_it(tmp_path: Path) -> None:
+    assert run(tmp_path, START, END) == ["3"]
+    argv, environment, fds, inherited, leads, folder, blocked, hangup = json.loads((tmp_path / "log").read_text())
+    assert argv == ["program", "--word", "w"]
+    assert environment == {"LANG": "C.UTF-8"}
+    assert fds == [0, 1, 2, 47]
+    assert inherited == [0, 1, 2]
+    assert (leads, folder, blocked, hangup) == (True, "/", [], True)
+
+
+def test_one_that_is_not_needed_ends(tmp_path: Path) -> None:
+    assert run(tmp_path, "forked.close(); pid = waiting\n", END) == ["0"]
+
+
+def test_one_ends_with_its_parent(tmp_path: Path) -> None:
+    (pid,) = run(tmp_path, "print(waiting, flush=True); os.kill(os.getpid(), signal.SIGTERM); os._exit(0)\n")
+    wait_until(lambda: not Path(f"/proc/{pid}").exists())
+
+
+@pytest.mark.parametrize("gone", ["os.kill(waiting, 9); os.waitpid(waiting, 0)\n", "forked.close()\n"])
+def test_a_program_of_which_none_waits_is_executed(tmp_path: Path, gone: str) -> None:
+    assert run(tmp_path, gone, EXECUTED, END) == ["3"]
+
+
+def test_a_second_start_is_an_exec(tmp_path: Path) -> None:
+    assert run(tmp_path, START, EXECUTED, END) == ["3"]
+
+
+def has(pid: int, word: bytes) -> bool:
+    """Whether a process has a word in memory that it can write to."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for start, end in re.findall(r"^(\w+)-(\w+) rw.. \S+ \S+ \S+ +(?!\[vvar|/dev)", maps, re.M):
+            memory.seek(int(start, 16))
+            if word in memory.read(int(end, 16) - int(start, 16)):
+                return True
+    return False
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="their memory is closed to all but root")
+def test_a_key_in_the_environment_of_a_kernel_is_in_no_other_process(kernel: Sandbox) -> None:
+    kernel.env["SOME_KEY"] = "f4c1" + "-only-the-supervisor-" + "9ab2"
+    started = kernel.popen("run", "--detach", forked=False)
+    assert started.wait() == 0
+    before = look_at(kernel)
+    assert all(program.endswith(b"goondan.toolhost") is (role == "toolhost") for role, (_, program) in before.items())
+    for role in ("broker", "toolhost", "forkserver"):
+        os.kill(before[role][0], signal.SIGKILL)
+    old = {pid for role, (pid, _) in before.items() if role != "supervisor"}
+    wait_until(lambda: all(row["status"] == "running" and row["pid"] not in old for row in kernel.ps()))
+    assert all(program.startswith(sys.executable.encode()) for _, program in look_at(kernel).values())
+    assert kernel.call("echo here")["status"] == "ok"
+
+
+def look_at(kernel: Sandbox) -> dict[str, tuple[int, bytes]]:
+    """The pid and the first word of each program of a kernel, by role; each has a session of its own, and the
+    supervisor alone has the key."""
+    pids = {row["role"]: row["pid"] for row in kernel.ps()}
+    for role, pid in pids.items():
+        status = Path(f"/proc/{pid}/status").read_text()
+        assert has(pid, kernel.env["SOME_KEY"].encode()) is (role == "supervisor"), role
+        assert (f"PPid:\t{pids['supervisor']}\n" in status) is (role != "supervisor")
+        assert f"NSsid:\t{pid}\n" in status
+    return {role: (pid, Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0]) for role, pid in pids.items()}
