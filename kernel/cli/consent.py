@@ -21,24 +21,7 @@ from goondan.kernel.bundle.rules.variables import is_secret_by_name
 from goondan.kernel.cli.output import Style, asked_at_terminal, columns_of, printable, style_of
 from goondan.kernel.cli.state import BundleTarget
 from goondan.kernel.cli.texts.plain import broken, fit
-from goondan.kernel.grants.powers import (
-    Command,
-    Endpoint,
-    Folder,
-    Judgement,
-    Module,
-    OpenKey,
-    Owner,
-    OwnModel,
-    Permission,
-    Power,
-    Reach,
-    ServerEndpoint,
-    Setting,
-    TokenServer,
-    Variable,
-    Writers,
-)
+from goondan.kernel.grants import powers
 from goondan.kernel.paths import root_of
 from goondan.kernel.trust import records
 from goondan.kernel.trust.judgement import group_name, owner_name
@@ -59,82 +42,82 @@ _MODEL_TITLE: Final = "Sends conversations, with what its agents read, to"
 _OTHERS_TITLE: Final = "Its files can be changed by others (so it is run from a private copy)"
 #: The kinds and their meanings, the most important one first.
 _SECTIONS: Final[tuple[tuple[tuple[type, ...], str], ...]] = (
-    ((Module,), "Runs this code as you, outside of every jail: it can do whatever you can"),
-    ((OpenKey,), "Sends a key over plain http: everybody on the way can read it"),
-    ((Variable,), "Reads these variables of your environment"),
-    ((Folder,), "Its tools open files of yours"),
-    ((Reach,), "Its tools reach the network"),
-    ((Command,), "Runs these programs in jails, as MCP servers"),
-    ((ServerEndpoint,), "Sends what its agents ask MCP servers to"),
-    ((Endpoint, OwnModel), _MODEL_TITLE),
-    ((TokenServer,), "Asks people to sign in, and gives its extensions access tokens, at"),
-    ((Permission,), "Its tools direct the kernel"),
-    ((Setting,), "Loosens rules"),
-    ((Owner, Writers), _OTHERS_TITLE),
+    ((powers.Module,), "Runs this code as you, outside of every jail: it can do whatever you can"),
+    ((powers.OpenKey,), "Sends a key over plain http: everybody on the way can read it"),
+    ((powers.Variable,), "Reads these variables of your environment"),
+    ((powers.Folder,), "Its tools open files of yours"),
+    ((powers.Reach,), "Its tools reach the network"),
+    ((powers.Command,), "Runs these programs in jails, as MCP servers"),
+    ((powers.ServerEndpoint,), "Sends what its agents ask MCP servers to"),
+    ((powers.Endpoint, powers.OwnModel), _MODEL_TITLE),
+    ((powers.TokenServer,), "Asks people to sign in, and gives its extensions access tokens, at"),
+    ((powers.Permission,), "Its tools direct the kernel"),
+    ((powers.Setting,), "Loosens rules"),
+    ((powers.Owner, powers.Writers), _OTHERS_TITLE),
 )
 
 
-def screen(judgement: Judgement, bundle: str, style: Style | None = None, columns: int = 80) -> list[str]:
+def screen(judgement: powers.Judgement, bundle: str, style: Style | None = None, columns: int = 80) -> list[str]:
     """The text that a person should read before agreeing: everything the first time, later only the new powers.
     `columns`: the width of the terminal.
     """
     paint = style or Style()
     if judgement.trusted:
-        title, powers = "This bundle asks for:", judgement.powers
+        title, asked = "This bundle asks for:", judgement.powers
     elif not judgement.known:
-        title, powers = "You have not run this bundle before:", judgement.powers
+        title, asked = "You have not run this bundle before:", judgement.powers
     else:
-        title, powers = "This bundle asks for more than you have agreed to:", judgement.missing
+        title, asked = "This bundle asks for more than you have agreed to:", judgement.missing
     lines = ["", paint.bold(title), *_set_off(_row(bundle), 2, columns), ""]
-    for title, rows in sections(powers, judgement):
+    for title, rows in sections(asked, judgement):
         lines += [f"  {paint.warning(title)}:", *(piece for row in rows for piece in _set_off(row, 4, columns))]
     rest = "Everything else that its tools do stays in jails, which see a working directory and nothing else."
     lines += ["", rest]
     return lines
 
 
-def question(judgement: Judgement) -> str:
+def question(judgement: powers.Judgement) -> str:
     """The line that the answer is typed below."""
     if judgement.unbelieved is not None:
         return f"Do you trust it? It cannot be remembered: {_row(judgement.unbelieved)}. [y = this time / N = no]"
     return "Do you trust it? Say yes only if you know who wrote it. [y = yes / o = only this time / N = no]"
 
 
-def sections(powers: Sequence[Power], judgement: Judgement | None = None) -> list[tuple[str, list[str]]]:
+def sections(asked: Sequence[powers.Power], judgement: powers.Judgement | None = None) -> list[tuple[str, list[str]]]:
     """The titles and their rows, together no more than fit on a screen. `judgement` says what has changed."""
-    groups: list[tuple[list[Power], str]] = []
+    groups: list[tuple[list[powers.Power], str]] = []
     if judgement is not None and judgement.changed:
         why = ", and it has changed in what is a clone" if judgement.elsewhere else ", and it has changed"
         groups.append(([*judgement.changed], f"Runs this code as you, outside of every jail{why}"))
-    groups += [([power for power in powers if isinstance(power, kinds)], title) for kinds, title in _SECTIONS]
+    groups += [([power for power in asked if isinstance(power, kinds)], title) for kinds, title in _SECTIONS]
     many = sum(len(found) for found, _ in groups) > MANY_ROWS
     return [(title, _rows(found, many)) for found, title in groups if found]
 
 
-def words(power: Power) -> str:
+def words(power: powers.Power) -> str:
     """One power in words that are harmless on a terminal."""
     return _row(_WORDS[type(power)](power))
 
 
-def _rows(powers: Sequence[Power], many: bool) -> list[str]:
-    if not many or len(powers) <= MAX_ROWS:
-        return [words(power) for power in powers]
-    rows = [words(power) for power in sorted(powers, key=_harmless)[: MAX_ROWS - 1]]
-    return [*rows, f"… and {len(powers) - len(rows)} more; `gdn trust --show --json` has all of them"]
+def _rows(asked: Sequence[powers.Power], many: bool) -> list[str]:
+    if not many or len(asked) <= MAX_ROWS:
+        return [words(power) for power in asked]
+    rows = [words(power) for power in sorted(asked, key=_harmless)[: MAX_ROWS - 1]]
+    return [*rows, f"… and {len(asked) - len(rows)} more; `gdn trust --show --json` has all of them"]
 
 
-def _harmless(power: Power) -> tuple[bool, ...]:
+def _harmless(power: powers.Power) -> tuple[bool, ...]:
     """The order of rows in a section that is not shown whole: the worst first, so that many small powers do not hide a
     great one.
     """
     match power:
-        case Variable(name):
+        case powers.Variable(name):
             return (not is_secret_by_name(name),)
-        case Folder(_, access, path):
+        case powers.Folder(_, access, path):
             return (access != "write", "/." not in path and path.count("/") > 1)
-        case Reach(_, rule):
+        case powers.Reach(_, rule):
             return (rule != "public", not rule.startswith("*."))
-        case Endpoint(_, key) | TokenServer(_, key):
+        case powers.Endpoint(_, key) | powers.TokenServer(_, key):
             return (not key,)
         case _:
             return ()
@@ -168,7 +151,7 @@ def _with(what: str, rest: str) -> str:
     return _short(what, MAX_ROW - len(rest)) + rest
 
 
-def _variable(power: Variable) -> str:
+def _variable(power: powers.Variable) -> str:
     kind, _, name = power.use.partition(" ")
     if kind == "tool":
         return f"{power.name}, for Tool/{name}"
@@ -181,21 +164,21 @@ def _variable(power: Variable) -> str:
 _USES: Final = {"key": "the key of a model", "client": "the id or secret of an OAuth client"}
 
 
-def _reach(power: Reach) -> str:
+def _reach(power: powers.Reach) -> str:
     where = "every public address" if power.rule == "public" else power.rule
     if where.endswith(":*"):
         where = f"every port of {where[:-2]}, on this machine"
     return _with(where, f" (Tool/{power.tool})")
 
 
-def _endpoint(power: Endpoint | TokenServer) -> str:
+def _endpoint(power: powers.Endpoint | powers.TokenServer) -> str:
     rest = f", with your {power.key}" if power.key else ""
     if power.origin.startswith("${"):
         return _with(f"the address in your {power.origin[2:-1]}", rest)
     return _with(_origin(power.origin), rest)
 
 
-def _server_endpoint(power: ServerEndpoint) -> str:
+def _server_endpoint(power: powers.ServerEndpoint) -> str:
     return _with(_origin(power.origin), f" ({power.server})")
 
 
@@ -205,17 +188,17 @@ def _origin(origin: str) -> str:
     return origin.removesuffix(port) if port else origin
 
 
-def _own_model(power: OwnModel) -> str:
+def _own_model(power: powers.OwnModel) -> str:
     now = " (today it names none: the built-in console answers)" if power.asleep else ""
     return f"the model that your environment names{now}"
 
 
-def _permission(power: Permission) -> str:
+def _permission(power: powers.Permission) -> str:
     what = {"agents": "asks other agents", "restart": "restarts agents"}.get(power.name, power.name)
     return f"{what} (Tool/{power.tool})"
 
 
-def _setting(power: Setting) -> str:
+def _setting(power: powers.Setting) -> str:
     if power.name == "allowRegistry":
         return f"{power.whose} may call tools that it does not list: {power.value}"
     if power.name == "extensionsMayAdd":
@@ -225,25 +208,25 @@ def _setting(power: Setting) -> str:
     return f"{power.whose}: {power.name} is {power.value}"
 
 
-def _writers(power: Writers) -> str:
+def _writers(power: powers.Writers) -> str:
     return "everybody on this machine" if power.gid is None else f"the group {group_name(power.gid)}"
 
 
 _WORDS: Final[dict[type, Callable[..., str]]] = {
-    Module: lambda power: _with(power.entry, f" (Extension/{power.extension})"),
-    OpenKey: lambda power: f"{power.key or 'a key that it brings along'}, to {_origin(power.origin)}",
-    Variable: _variable,
-    Folder: lambda power: _with(f"{power.access}s {power.path}", f" (Tool/{power.tool})"),
-    Reach: _reach,
-    Command: lambda power: _with(power.words, f" ({power.server})"),
-    ServerEndpoint: _server_endpoint,
-    Endpoint: _endpoint,
-    TokenServer: _endpoint,
-    OwnModel: _own_model,
-    Permission: _permission,
-    Setting: _setting,
-    Owner: lambda power: f"{owner_name(power.uid)}, who owns files or folders of it",
-    Writers: _writers,
+    powers.Module: lambda power: _with(power.entry, f" (Extension/{power.extension})"),
+    powers.OpenKey: lambda power: f"{power.key or 'a key that it brings along'}, to {_origin(power.origin)}",
+    powers.Variable: _variable,
+    powers.Folder: lambda power: _with(f"{power.access}s {power.path}", f" (Tool/{power.tool})"),
+    powers.Reach: _reach,
+    powers.Command: lambda power: _with(power.words, f" ({power.server})"),
+    powers.ServerEndpoint: _server_endpoint,
+    powers.Endpoint: _endpoint,
+    powers.TokenServer: _endpoint,
+    powers.OwnModel: _own_model,
+    powers.Permission: _permission,
+    powers.Setting: _setting,
+    powers.Owner: lambda power: f"{owner_name(power.uid)}, who owns files or folders of it",
+    powers.Writers: _writers,
 }
 
 

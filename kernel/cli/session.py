@@ -27,15 +27,7 @@ from goondan.schemas.system.blob_files import BlobFolder
 from goondan.schemas.system.secrecy import close_memory
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.transport.link import Link
-from goondan.schemas.wire.blobs import (
-    HEAD_BYTES,
-    INLINE_FRAME_BYTES,
-    MAX_FILE_BYTES,
-    MAX_FILES,
-    MAX_MESSAGE_BYTES,
-    MAX_NAME_CHARS,
-    media_type_of,
-)
+from goondan.schemas.wire import blobs
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import AgentEvent, Answer, ErrorPayload, FilePart, Frame, ReplyTo, Shutdown, Welcome
@@ -60,15 +52,15 @@ class OpenFile(NamedTuple):
 
 def open_files(paths: Sequence[str]) -> list[OpenFile]:
     """Open the files of one message. Raises GoondanError E_USAGE, E_FILE_INVALID."""
-    if len(paths) > MAX_FILES:
-        raise fail("E_FILE_INVALID", f"{len(paths)} files with one message, limit {MAX_FILES}")
+    if len(paths) > blobs.MAX_FILES:
+        raise fail("E_FILE_INVALID", f"{len(paths)} files with one message, limit {blobs.MAX_FILES}")
     opened: list[OpenFile] = []
     try:
         for path in paths:
             opened += [_open(path)]
         size = sum(file.size for file in opened)
-        if size > MAX_MESSAGE_BYTES:
-            raise fail("E_FILE_INVALID", f"files of {size} bytes with one message, limit {MAX_MESSAGE_BYTES}")
+        if size > blobs.MAX_MESSAGE_BYTES:
+            raise fail("E_FILE_INVALID", f"files of {size} bytes with one message, limit {blobs.MAX_MESSAGE_BYTES}")
     except GoondanError:
         close_files(opened)
         raise
@@ -106,11 +98,11 @@ def _open(path: str) -> OpenFile:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise fail("E_USAGE", f"{path}: is no regular file")
-        media_type = media_type_of(os.pread(descriptor, HEAD_BYTES, 0))
+        media_type = blobs.media_type_of(os.pread(descriptor, blobs.HEAD_BYTES, 0))
         if media_type is None:
             raise fail("E_FILE_INVALID", f"{path}: is no png, jpeg, gif, webp or PDF by its content")
-        if status.st_size > MAX_FILE_BYTES:
-            raise fail("E_FILE_INVALID", f"{path}: has {status.st_size} bytes, limit {MAX_FILE_BYTES}")
+        if status.st_size > blobs.MAX_FILE_BYTES:
+            raise fail("E_FILE_INVALID", f"{path}: has {status.st_size} bytes, limit {blobs.MAX_FILE_BYTES}")
     except OSError as error:
         os.close(descriptor)
         raise fail("E_USAGE", f"{path}: cannot be read: {error.strerror}") from None
@@ -118,7 +110,7 @@ def _open(path: str) -> OpenFile:
         os.close(descriptor)
         raise
     name = os.path.basename(path).encode("utf-8", "replace").decode()
-    return OpenFile(descriptor, status.st_size, media_type, name[-MAX_NAME_CHARS:])
+    return OpenFile(descriptor, status.st_size, media_type, name[-blobs.MAX_NAME_CHARS :])
 
 
 #: The AgentEvent.type of a message that a person sends.
@@ -284,7 +276,7 @@ class Session:
             self._listeners.pop(event_id, None)
             if not self.lost.done():  # what a lost kernel had accepted is told at the end
                 self._asked.pop(frame.id, None)
-        if len(memoryview(answered.payload)) > INLINE_FRAME_BYTES // 2:
+        if len(memoryview(answered.payload)) > blobs.INLINE_FRAME_BYTES // 2:
             self._linger_s = LINGER_S
         answer = from_raw(answered.payload, AgentEvent).answer
         if answer is None:

@@ -19,19 +19,8 @@ from goondan.kernel.bundle.rules.kinds import kinds, providers, server_rules
 from goondan.kernel.bundle.rules.models import is_http_url
 from goondan.kernel.bundle.rules.shape import VARIABLE, Document
 from goondan.kernel.bundle.rules.variables import GRANTED, variables_of
+from goondan.kernel.grants import powers
 from goondan.kernel.grants.granting import DEFAULTS, as_part, narrow
-from goondan.kernel.grants.powers import (
-    Endpoint,
-    Folder,
-    Module,
-    OpenKey,
-    OwnModel,
-    Permission,
-    Power,
-    Reach,
-    Setting,
-    Variable,
-)
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.launch import ExtensionSpec, Limits, ModelSpec, SandboxSpec
 from goondan.schemas.bundle.resources import AgentPolicy, ModelBody, SwarmPolicy, ValueSource
@@ -48,7 +37,7 @@ def powers_of(
     root: str,
     env: Mapping[str, str],
     real: Callable[[str], str] = lambda path: path,
-) -> list[Power]:
+) -> list[powers.Power]:
     """The powers that the bundle asks for, each once, in the order in which a person should read them: the most
     dangerous first.
 
@@ -60,11 +49,11 @@ def powers_of(
     asked += [pair for server in checked.servers.values() for pair in _of_server(server)]
     known = server_rules()
     models = [power for agent in agents for power in _model(agent, env)]
-    parts: tuple[Iterable[Power], ...] = (
+    parts: tuple[Iterable[powers.Power], ...] = (
         (_module(extension, root) for agent in agents for extension in agent.extensions if not extension.bundled),
-        (power for power in models if isinstance(power, OpenKey)),
+        (power for power in models if isinstance(power, powers.OpenKey)),
         _variables(documents, agents),
-        (Variable(name, f"tool {tool.name}") for tool, sandbox in asked for name in sandbox.env),
+        (powers.Variable(name, f"tool {tool.name}") for tool, sandbox in asked for name in sandbox.env),
         (power for tool, sandbox in asked for power in _folders(tool, sandbox, root, real)),
         (power for tool, sandbox in asked for power in _network(tool, sandbox)),
         (power for server in checked.servers.values() if known is not None for power in known.powers(server)),
@@ -75,7 +64,7 @@ def powers_of(
             for one in checked.declared.get(kind.name, ())
             for power in kind.powers(one.document, one.body)
         ),
-        (Permission(tool.name, name) for tool, sandbox in asked for name in sandbox.permissions),
+        (powers.Permission(tool.name, name) for tool, sandbox in asked for name in sandbox.permissions),
         (power for tool, sandbox in asked if not tool.bundled for power in _settings(tool, sandbox)),
         (power for agent in agents for power in _policy(agent, checked)),
         _beyond(checked.policy, SwarmPolicy(), _SWARM_LIMITS, f"Swarm/{checked.swarm}"),
@@ -83,27 +72,27 @@ def powers_of(
     return list(dict.fromkeys(power for part in parts for power in part))
 
 
-def _variables(documents: Iterable[Document], agents: Iterable[CheckedAgent]) -> Iterable[Power]:
+def _variables(documents: Iterable[Document], agents: Iterable[CheckedAgent]) -> Iterable[powers.Power]:
     """Variables that texts of documents name, and those that keys of models come from."""
     for document in documents:
         kind = document.resource.partition("/")[0]
         for name, use in variables_of(document.node, kind, document.resource):
             if use != GRANTED:  # this is told with the other grants of the server
-                yield Variable(name, use)
+                yield powers.Variable(name, use)
     for agent in agents:
         body = agent.model_body
         for value in () if body is None else (body.api_key, *body.headers.values()):
             if isinstance(value, ValueSource) and value.value_from is not None:
-                yield Variable(value.value_from.env, "key")
+                yield powers.Variable(value.value_from.env, "key")
 
 
-def _policy(agent: CheckedAgent, checked: Checked) -> Iterable[Power]:
+def _policy(agent: CheckedAgent, checked: Checked) -> Iterable[powers.Power]:
     """The settings that an agent's policy opens, and its limits that are above the defaults."""
     resource = f"Agent/{agent.name}"
     for pattern in agent.body.policy.tool_calls.allow_registry:
-        yield Setting(resource, "allowRegistry", pattern)
+        yield powers.Setting(resource, "allowRegistry", pattern)
     for pattern in _widening(agent, checked):
-        yield Setting(resource, "extensionsMayAdd", pattern)
+        yield powers.Setting(resource, "extensionsMayAdd", pattern)
     yield from _beyond(agent.body.policy, AgentPolicy(), _AGENT_LIMITS, resource)
 
 
@@ -117,19 +106,19 @@ _SWARM_LIMITS: Final = {
 }
 
 
-def _beyond(policy: Struct, usual: Struct, limits: Mapping[str, str], whose: str) -> Iterable[Power]:
+def _beyond(policy: Struct, usual: Struct, limits: Mapping[str, str], whose: str) -> Iterable[powers.Power]:
     """Limits of a policy that are above the defaults."""
     for name, key in limits.items():
         value = getattr(policy, name)
         if value > getattr(usual, name):
-            yield Setting(whose, f"policy.{key}", str(value))
+            yield powers.Setting(whose, f"policy.{key}", str(value))
 
 
-def _module(extension: ExtensionSpec, root: str) -> Module:
+def _module(extension: ExtensionSpec, root: str) -> powers.Module:
     total = hashlib.sha256()
     for path, digest in sorted((extension.modules or {}).items()):
         total.update(f"{path}\0{digest}\0".encode("utf-8", "surrogateescape"))
-    return Module(extension.name, posixpath.relpath(extension.entry, root), total.hexdigest())
+    return powers.Module(extension.name, posixpath.relpath(extension.entry, root), total.hexdigest())
 
 
 def _asked(tool: CheckedTool, agents: list[CheckedAgent]) -> SandboxSpec | None:
@@ -176,38 +165,38 @@ def _widening(agent: CheckedAgent, checked: Checked) -> Iterable[str]:
             yield pattern
 
 
-def _folders(tool: CheckedTool, sandbox: SandboxSpec, root: str, real: Callable[[str], str]) -> Iterable[Power]:
+def _folders(tool: CheckedTool, sandbox: SandboxSpec, root: str, real: Callable[[str], str]) -> Iterable[powers.Power]:
     """The real path counts, and not its spelling: a link in the bundle can lead anywhere."""
     venv = sandbox.python.venv
     for path in map(real, (*sandbox.filesystem.read, *([venv] if venv is not None else []))):
         if not within(path, root):
-            yield Folder(tool.name, "read", path)
+            yield powers.Folder(tool.name, "read", path)
     for path in map(real, sandbox.filesystem.write):
-        yield Folder(tool.name, "write", path)
+        yield powers.Folder(tool.name, "write", path)
 
 
-def _network(tool: CheckedTool, sandbox: SandboxSpec) -> Iterable[Power]:
+def _network(tool: CheckedTool, sandbox: SandboxSpec) -> Iterable[powers.Power]:
     network = hosts.read_network(sandbox.network)
     if network.public:
-        yield Reach(tool.name, "public")
+        yield powers.Reach(tool.name, "public")
     for rule in network.rules:
-        yield Reach(tool.name, str(rule))
+        yield powers.Reach(tool.name, str(rule))
 
 
-def _settings(tool: CheckedTool, sandbox: SandboxSpec) -> Iterable[Power]:
+def _settings(tool: CheckedTool, sandbox: SandboxSpec) -> Iterable[powers.Power]:
     whose = f"Tool/{tool.name}"
     if sandbox.min_tier != STRONGEST:
-        yield Setting(whose, "minTier", sandbox.min_tier)
+        yield powers.Setting(whose, "minTier", sandbox.min_tier)
     for name, key in zip(Limits.__struct_fields__, Limits.__struct_encode_fields__, strict=True):
         value = getattr(sandbox.limits, name)
         if value > getattr(DEFAULTS.limits, name):
-            yield Setting(whose, f"limits.{key}", str(value))
+            yield powers.Setting(whose, f"limits.{key}", str(value))
 
 
 # --- models ---------------------------------------------------------------------------------------------------------
 
 
-def _model(agent: CheckedAgent, env: Mapping[str, str]) -> Iterable[Power]:
+def _model(agent: CheckedAgent, env: Mapping[str, str]) -> Iterable[powers.Power]:
     document, body, params = agent.model_document, agent.model_body, agent.body.model_config.params
     if document is None or body is None:
         return
@@ -218,27 +207,27 @@ def _model(agent: CheckedAgent, env: Mapping[str, str]) -> Iterable[Power]:
 
 def _reached(
     document: Document, body: ModelBody, params: Mapping[str, Any], model: ModelSpec | None, env: Mapping[str, str]
-) -> Iterable[Power]:
+) -> Iterable[powers.Power]:
     """What a Model reaches, with which key. `params` are those of the agent that uses it."""
     if body.provider == "embedded" or body.provider in providers():
         return
     # Vendors take addresses of further servers in a request, which they then send parts of the conversation to.
     for named in _texts([body.params, params]):
         if (other := origin_of(named)) is not None:
-            yield Endpoint(other, "")
+            yield powers.Endpoint(other, "")
     if body.provider == "auto":
-        yield OwnModel(asleep=model is not None and model.provider == "embedded")
+        yield powers.OwnModel(asleep=model is not None and model.provider == "embedded")
         return
     keys = _keys(document, body, env)
     origin = _origin(document, body, env)
     for key in keys or [""]:
-        yield Endpoint(origin, key)
+        yield powers.Endpoint(origin, key)
     reached = origin_of(body.endpoint or "")
     if reached is not None and is_open(reached):
         for key in keys:
-            yield OpenKey(origin, key)
+            yield powers.OpenKey(origin, key)
         if not keys and (body.api_key is not None or body.headers):
-            yield OpenKey(origin, "")
+            yield powers.OpenKey(origin, "")
 
 
 def _texts(value: Any) -> Iterator[str]:

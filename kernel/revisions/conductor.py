@@ -32,20 +32,8 @@ from goondan.kernel.supervisor.reaping import Child, Exit, Reaper
 from goondan.kernel.traces.logs import open_log
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire import control
 from goondan.schemas.wire.codec import DECODE_ERRORS
-from goondan.schemas.wire.control import (
-    AboutBundle,
-    BeginAnew,
-    BundleChecked,
-    CheckBundle,
-    ForFeature,
-    RestartAgents,
-    RestartDue,
-    RestartUndone,
-    Revise,
-    Revised,
-    ToBroker,
-)
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import OPERATOR_AGENT
 
@@ -159,7 +147,7 @@ class Restartable(Protocol):
     def begin_restart(self, revision: Revision, reason: str) -> None:
         """End every process, then become the next program. That uses `revision` if it cannot read the bundle."""
 
-    def answer(self, message: ToBroker) -> None:
+    def answer(self, message: control.ToBroker) -> None:
         """Tell the broker."""
 
     def revise(self, opened: OpenedBundle) -> None:
@@ -237,7 +225,7 @@ class Conductor:
         if fresh:
             await self._begin_anew(agent)
         before = self._agents.launches([agent])
-        self._kernel.answer(RestartAgents([agent], round(RESTART_GRACE_S * 1000)))
+        self._kernel.answer(control.RestartAgents([agent], round(RESTART_GRACE_S * 1000)))
         loop = asyncio.get_running_loop()
         until = loop.time() + RESTART_GRACE_S + LEAVE_LIMIT_S
         while left := before & self._agents.launches([agent]):
@@ -252,18 +240,18 @@ class Conductor:
         self._watcher = Watcher(self._watched(self._opened.files, self._opened.trees), self._follow)
         self._soon(self._watcher.run())
 
-    def heard(self, message: AboutBundle) -> None:
+    def heard(self, message: control.AboutBundle) -> None:
         """A word of the broker."""
-        if isinstance(message, ForFeature):
+        if isinstance(message, control.ForFeature):
             client = self._clients.get(message.feature)
             if client is not None:
                 client.heard(message.payload)
-        elif isinstance(message, CheckBundle):
+        elif isinstance(message, control.CheckBundle):
             self._soon(self._check(message.name))
-        elif isinstance(message, RestartDue):
+        elif isinstance(message, control.RestartDue):
             self._soon(self._carry_out(message.reason))
         else:
-            said = f"revision {message.revision}" if isinstance(message, Revised) else f"anew {message.agent}"
+            said = f"revision {message.revision}" if isinstance(message, control.Revised) else f"anew {message.agent}"
             waiting = self._answers.get(said)
             if waiting is not None and not waiting.done():
                 waiting.set_result(None)
@@ -275,7 +263,7 @@ class Conductor:
 
     def tell(self, feature: str, payload: Raw) -> None:
         """Send a message to a feature's half in the broker."""
-        self._kernel.answer(ForFeature(feature, payload))
+        self._kernel.answer(control.ForFeature(feature, payload))
 
     async def ask(self, feature: str, question: Any) -> Any:
         """A command's question to a feature's client. Raises GoondanError."""
@@ -300,9 +288,9 @@ class Conductor:
             self._checked = await self._look()
         except GoondanError as error:
             _log.warning("an agent asked for a restart, and there is none: %s", visible_line(str(error)))
-            self._kernel.answer(BundleChecked(name, error.info))
+            self._kernel.answer(control.BundleChecked(name, error.info))
         else:
-            self._kernel.answer(BundleChecked(name))
+            self._kernel.answer(control.BundleChecked(name))
 
     async def _carry_out(self, reason: str) -> None:
         if self._kernel.stopping:
@@ -313,7 +301,7 @@ class Conductor:
             self._begin(revision or await self._look(), f"an agent wishes it: {reason}")
         except GoondanError as error:
             _log.error("the restart that an agent wished is not done: %s", visible_line(str(error)))
-            self._kernel.answer(RestartUndone(error.info))
+            self._kernel.answer(control.RestartUndone(error.info))
 
     # --- a bundle that is watched
 
@@ -379,9 +367,9 @@ class Conductor:
     # --- inside
 
     async def _begin_anew(self, agent: str) -> None:
-        await self._told(f"anew {agent}", BeginAnew(agent))
+        await self._told(f"anew {agent}", control.BeginAnew(agent))
 
-    async def _told(self, name: str, message: BeginAnew) -> None:
+    async def _told(self, name: str, message: control.BeginAnew) -> None:
         """Tell the broker, and wait until it confirms. Raises GoondanError E_RESTART_REFUSED."""
         answer = self._answers[name] = asyncio.get_running_loop().create_future()
         try:
@@ -405,7 +393,7 @@ class Conductor:
                 while not answer.done():
                     self._broker_came.clear()
                     for number, piece in enumerate(pieces):
-                        self._kernel.answer(Revise(number, len(pieces), piece))
+                        self._kernel.answer(control.Revise(number, len(pieces), piece))
                     came = asyncio.ensure_future(self._broker_came.wait())
                     try:
                         await asyncio.wait([answer, came], return_when=asyncio.FIRST_COMPLETED)
@@ -420,7 +408,7 @@ class Conductor:
         """Those processes of these agents that cannot go on with their new revision leave when their step has ended."""
         launches = sorted(self._replaced & self._agents.launches(agents))
         if launches:
-            self._kernel.answer(RestartAgents(agents, None, "config_change", launches))
+            self._kernel.answer(control.RestartAgents(agents, None, "config_change", launches))
 
     def broker_here(self) -> None:
         """A broker has connected. It has not got the messages to the broker before it."""

@@ -13,17 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.kernel.bundle.rules.checked import (
-    Bundled,
-    Checked,
-    CheckedAgent,
-    CheckedExtension,
-    CheckedFallback,
-    CheckedTool,
-    Declared,
-    Packages,
-    ServerUse,
-)
+from goondan.kernel.bundle.rules import checked, references
 from goondan.kernel.bundle.rules.extensions import (
     check_extension,
     check_given,
@@ -47,15 +37,6 @@ from goondan.kernel.bundle.rules.models import ModelFault, check_model, resolve_
 from goondan.kernel.bundle.rules.positions import Mapping as MappingNode
 from goondan.kernel.bundle.rules.positions import Scalar
 from goondan.kernel.bundle.rules.problems import Path, Position, Report, did_you_mean, shown
-from goondan.kernel.bundle.rules.references import (
-    BadRef,
-    Ref,
-    check_connection,
-    check_connector,
-    read_entry_agent,
-    read_ref,
-    read_use,
-)
 from goondan.kernel.bundle.rules.shape import Builder, Document, Environment
 from goondan.kernel.bundle.rules.tools import check_output, check_tool
 from goondan.kernel.bundle.rules.variables import names_any
@@ -73,21 +54,21 @@ class Checker:
     def __init__(
         self,
         documents: Iterable[Document],
-        base: Mapping[str, CheckedTool],
+        base: Mapping[str, checked.CheckedTool],
         files: Files,
         env: Mapping[str, str],
         report: Report,
         *,
-        packages: Packages,
-        base_extensions: Bundled,
+        packages: checked.Packages,
+        base_extensions: checked.Bundled,
         complete: bool = True,
         chosen_server: str | None = None,
     ) -> None:
         self._chosen_server = chosen_server
         self._packages = packages
         self._base_extensions = base_extensions
-        self._packaged: dict[str, CheckedTool] = {}
-        self._brought: dict[str, CheckedTool] = {}
+        self._packaged: dict[str, checked.CheckedTool] = {}
+        self._brought: dict[str, checked.CheckedTool] = {}
         self._documents = list(documents)
         self._base = base
         self._files = files
@@ -105,7 +86,7 @@ class Checker:
         self._model_files: dict[str, str] = {}
         self._instead = next((found for own in providers().values() if (found := own.instead(env)) is not None), None)
 
-    def check(self) -> Checked:
+    def check(self) -> checked.Checked:
         """Check all documents."""
         for document in self._documents:
             before = len(self._report.errors) + self._report.dropped
@@ -131,7 +112,7 @@ class Checker:
         for rules in feature_extensions():
             rules.check([agent for agent in agents.values() if agent.name in members], self._report)
         runnable = {name: tool for name, tool in tools.items() if tool.entry}
-        return Checked(
+        return checked.Checked(
             agents={name: agent for name, agent in agents.items() if name in members},
             tools={
                 **runnable,
@@ -221,10 +202,10 @@ class Checker:
 
     # --- one kind after the other
 
-    def _tools(self) -> dict[str, CheckedTool]:
-        tools: dict[str, CheckedTool] = {}
+    def _tools(self) -> dict[str, checked.CheckedTool]:
+        tools: dict[str, checked.CheckedTool] = {}
         for document, name, built in self._of("Tool"):
-            tool = CheckedTool(document, name, built.spec)
+            tool = checked.CheckedTool(document, name, built.spec)
             check_tool(tool, self._files, self._report)
             tools[name] = tool
             if name in self._base:
@@ -232,10 +213,10 @@ class Checker:
                 self._report.warn("W_CONFIG_SHADOWED", message, document.place("metadata", "name"))
         return tools
 
-    def _extensions(self) -> dict[str, CheckedExtension]:
-        extensions: dict[str, CheckedExtension] = {}
+    def _extensions(self) -> dict[str, checked.CheckedExtension]:
+        extensions: dict[str, checked.CheckedExtension] = {}
         for document, name, built in self._of("Extension"):
-            extension = extensions[name] = CheckedExtension(document, name, built)
+            extension = extensions[name] = checked.CheckedExtension(document, name, built)
             check_extension(extension, self._files, self._report, self._base_extensions)
             check_given(extension, self._report)
             folders = folder_rules_of(extension.entry, extension.bundled)
@@ -247,13 +228,13 @@ class Checker:
         for extension in extensions.values():
             for index, value in enumerate(extension.resource.spec.depends_on):
                 at: Path = ("spec", "dependsOn", index)
-                wanted = self._refer(extension.document, read_ref(value, "Extension"), at)
+                wanted = self._refer(extension.document, references.read_ref(value, "Extension"), at)
                 if wanted is not None:
                     extension.depends_on.append(wanted)
         self._circles(extensions)
         return extensions
 
-    def _circles(self, extensions: Mapping[str, CheckedExtension]) -> None:
+    def _circles(self, extensions: Mapping[str, checked.CheckedExtension]) -> None:
         for circle in circles({name: extension.depends_on for name, extension in extensions.items()}):
             shown_circle = " -> ".join(f"Extension/{name}" for name in (*circle, circle[0]))
             message = f"the extensions depend on each other in a circle: {shown_circle}; they are loaded as listed"
@@ -272,27 +253,27 @@ class Checker:
 
     def _connectors(self) -> None:
         for document, _, built in self._of("Connector"):
-            path = check_connector(document, built.spec, self._files, self._report)
+            path = references.check_connector(document, built.spec, self._files, self._report)
             if path is not None:
                 self._pointed_at.append(path)
 
     def _connections(self) -> None:
         for document, _, built in self._of("Connection"):
             body: resources.ConnectionBody = built.spec
-            check_connection(document, body, self._report)
-            self._refer(document, read_ref(body.connector_ref, "Connector", ("connectorRef",)), ("spec",))
+            references.check_connection(document, body, self._report)
+            self._refer(document, references.read_ref(body.connector_ref, "Connector", ("connectorRef",)), ("spec",))
             if body.swarm_ref is not None:
-                self._refer(document, read_ref(body.swarm_ref, "Swarm", ("swarmRef",)), ("spec",))
+                self._refer(document, references.read_ref(body.swarm_ref, "Swarm", ("swarmRef",)), ("spec",))
             for index, rule in enumerate(body.ingress.rules):
                 if rule.route.agent_ref is not None:
                     at: Path = ("spec", "ingress", "rules", index, "route")
-                    self._refer(document, read_ref(rule.route.agent_ref, "Agent", ("agentRef",)), at)
+                    self._refer(document, references.read_ref(rule.route.agent_ref, "Agent", ("agentRef",)), at)
 
-    def _declared(self) -> dict[str, list[Declared]]:
+    def _declared(self) -> dict[str, list[checked.Declared]]:
         """The documents of the kinds that features bring."""
         found = {}
         for name, kind in kinds().items():
-            found[name] = [Declared(document, called, built.spec) for document, called, built in self._of(name)]
+            found[name] = [checked.Declared(document, called, built.spec) for document, called, built in self._of(name)]
             for one in found[name]:
                 whole = one.document.resource not in self._broken
                 kind.check(one.document, one.body, self._report, whole=whole)
@@ -309,11 +290,11 @@ class Checker:
 
     # --- references
 
-    def _refer(self, document: Document, ref: Ref | BadRef, at: Path) -> str | None:
+    def _refer(self, document: Document, ref: references.Ref | references.BadRef, at: Path) -> str | None:
         """The name of the resource that `ref` means. When there is none, that is reported, and None is returned."""
         place = document.place(*at, *ref.at)
         text = document.text(*at, *ref.at)
-        if isinstance(ref, BadRef):
+        if isinstance(ref, references.BadRef):
             if ref.message:
                 self._report.error("E_CONFIG_INVALID_VALUE", ref.message.format(text), place, ref.suggestion)
             return None
@@ -346,12 +327,12 @@ class Checker:
         self._report.error("E_CONFIG_MISSING_REF", f"there is no {missing}", place, hint)
         return None
 
-    def _is_bundled(self, ref: Ref) -> bool:
+    def _is_bundled(self, ref: references.Ref) -> bool:
         if ref.kind == "Extension":
             return self._base_extensions.find(ref.name) is not None
         return ref.kind == "Tool" and ref.name in self._base
 
-    def _refer_package(self, document: Document, ref: Ref, at: Path, place: Position) -> str | None:
+    def _refer_package(self, document: Document, ref: references.Ref, at: Path, place: Position) -> str | None:
         """The name of a tool of an installed package. When there is none, that is reported, and None is returned."""
         package = self._packages.find(ref.package or "")
         if isinstance(package, str):
@@ -379,11 +360,11 @@ class Checker:
     # --- agents and the swarm
 
     def _agents(
-        self, tools: Mapping[str, CheckedTool], extensions: Mapping[str, CheckedExtension]
-    ) -> dict[str, CheckedAgent]:
-        agents: dict[str, CheckedAgent] = {}
+        self, tools: Mapping[str, checked.CheckedTool], extensions: Mapping[str, checked.CheckedExtension]
+    ) -> dict[str, checked.CheckedAgent]:
+        agents: dict[str, checked.CheckedAgent] = {}
         for document, name, built in self._of("Agent"):
-            agent = CheckedAgent(document, name, built.spec, resource=msgspec.to_builtins(built))
+            agent = checked.CheckedAgent(document, name, built.spec, resource=msgspec.to_builtins(built))
             agents[name] = agent
             self._agent_model(agent)
             self._agent_prompt(agent)
@@ -397,10 +378,10 @@ class Checker:
                 self._report.warn("W_CONFIG_IGNORED", message, place)
         return agents
 
-    def _agent_model(self, agent: CheckedAgent) -> None:
+    def _agent_model(self, agent: checked.CheckedAgent) -> None:
         at: Path = ("spec", "modelConfig")
         named = agent.body.model_config.model_ref if self._instead is None else self._instead.model_ref
-        ref = read_ref(named or agent.body.model_config.model_ref, "Model", ("modelRef",))
+        ref = references.read_ref(named or agent.body.model_config.model_ref, "Model", ("modelRef",))
         name = self._refer(agent.document, ref, at)
         found = self._found.get(("Model", name)) if name is not None else None
         if found is None or found[0].resource in self._broken:
@@ -415,14 +396,14 @@ class Checker:
         agent.fallback = list(self._fallback(document, built.spec, agent))
 
     def _fallback(
-        self, document: Document, body: resources.ModelBody, agent: CheckedAgent
-    ) -> Iterable[CheckedFallback]:
+        self, document: Document, body: resources.ModelBody, agent: checked.CheckedAgent
+    ) -> Iterable[checked.CheckedFallback]:
         """The models that are asked when the agent's own gives no answer. What they name in their turn does not count,
         so no circle can be written but the shortest.
         """
         for index, written in enumerate(body.fallback):
             at: Path = ("spec", "fallback", index)
-            name = self._refer(document, read_ref(written, "Model"), at)
+            name = self._refer(document, references.read_ref(written, "Model"), at)
             found = self._found.get(("Model", name)) if name is not None else None
             if found is None or found[0].resource in self._broken:
                 continue
@@ -436,10 +417,10 @@ class Checker:
                 hint = "Name a Model whose provider is a server's."
                 self._report.error("E_CONFIG_INVALID_VALUE", message, document.place(*at), hint)
             elif (model := self._model(other, built.spec, agent, {})) is not None:
-                yield CheckedFallback(other, built.spec, model)
+                yield checked.CheckedFallback(other, built.spec, model)
 
     def _model(
-        self, document: Document, body: resources.ModelBody, agent: CheckedAgent, params: Mapping[str, Any]
+        self, document: Document, body: resources.ModelBody, agent: checked.CheckedAgent, params: Mapping[str, Any]
     ) -> ModelSpec | None:
         """A Model with everything that a request needs. When that is not there, it is reported, and None returned."""
         try:
@@ -457,7 +438,7 @@ class Checker:
             return msgspec.structs.replace(model, file=self._model_files.get(document.resource, ""))
         return model
 
-    def _agent_prompt(self, agent: CheckedAgent) -> None:
+    def _agent_prompt(self, agent: checked.CheckedAgent) -> None:
         prompt, document = agent.body.prompt, agent.document
         agent.system = prompt.system
         if prompt.system_ref is None:
@@ -480,11 +461,11 @@ class Checker:
             return
         self._pointed_at.append(found.path)
 
-    def _agent_tools(self, agent: CheckedAgent, tools: Mapping[str, CheckedTool]) -> None:
+    def _agent_tools(self, agent: checked.CheckedAgent, tools: Mapping[str, checked.CheckedTool]) -> None:
         document = agent.document
         for index, item in enumerate(agent.body.tools):
             at: Path = ("spec", "tools", index)
-            ref = read_use(item, "Tool")
+            ref = references.read_use(item, "Tool")
             registered = self._registered(agent, ref)
             name = registered or self._refer(document, ref, at)
             if name is None:
@@ -499,13 +480,13 @@ class Checker:
             agent.tools.append(name)
             agent.uses[name] = index
 
-    def _registered(self, agent: CheckedAgent, ref: Ref | BadRef) -> str | None:
+    def _registered(self, agent: checked.CheckedAgent, ref: references.Ref | references.BadRef) -> str | None:
         """The name under which models see a tool that one of the agent's extensions registers. None: it cannot be such
         a tool.
 
         The tools of an extension are known only when it runs. Names of Tools contain neither a dot nor __.
         """
-        if isinstance(ref, BadRef) or ref.package is not None or not agent.body.extensions:
+        if isinstance(ref, references.BadRef) or ref.package is not None or not agent.body.extensions:
             return None
         shown_name = shown_tool_name(ref.name)
         halves = parse_tool_name(shown_name)
@@ -513,11 +494,13 @@ class Checker:
             return None
         return shown_name if halves.export_name and is_shown_name(shown_name) else None
 
-    def _agent_extensions(self, agent: CheckedAgent, extensions: Mapping[str, CheckedExtension]) -> None:
+    def _agent_extensions(
+        self, agent: checked.CheckedAgent, extensions: Mapping[str, checked.CheckedExtension]
+    ) -> None:
         document, seen = agent.document, set[str]()
         for index, item in enumerate(agent.body.extensions):
             at: Path = ("spec", "extensions", index)
-            name = self._refer(document, read_use(item, "Extension"), at)
+            name = self._refer(document, references.read_use(item, "Extension"), at)
             extension = (extensions.get(name) or self._base_extensions.find(name)) if name is not None else None
             if extension is None:
                 continue
@@ -547,11 +530,11 @@ class Checker:
                 if server_rules_of(extension.entry, extension.bundled) is not None:
                     given = own if own is not None else extension.resource.spec.config
                     whose = (document, (*at, "config")) if own is not None else (extension.document, ("spec", "config"))
-                    agent.servers.append(ServerUse(extension.name, given or {}, *whose))
+                    agent.servers.append(checked.ServerUse(extension.name, given or {}, *whose))
                 self._bring(agent, extension, at)
         self._misplaced(agent, extensions)
 
-    def _bring(self, agent: CheckedAgent, extension: CheckedExtension, at: Path) -> None:
+    def _bring(self, agent: checked.CheckedAgent, extension: checked.CheckedExtension, at: Path) -> None:
         """Give the agent the bundled Tools that an extension brings."""
         for tool in extension.tools:
             if ("Tool", tool.name) in self._found or tool.name in self._packaged:
@@ -567,7 +550,7 @@ class Checker:
                 read = join_paths([*tool.sandbox.filesystem.read, *agent.named_folders])
                 tool.sandbox = msgspec.structs.replace(tool.sandbox, filesystem=Filesystem(read=read))
 
-    def _misplaced(self, agent: CheckedAgent, extensions: Mapping[str, CheckedExtension]) -> None:
+    def _misplaced(self, agent: checked.CheckedAgent, extensions: Mapping[str, checked.CheckedExtension]) -> None:
         loaded = [extension.name for extension in agent.extensions]
         dependencies = {name: extension.depends_on for name, extension in extensions.items()}
         for name, wanted, there in misplaced(loaded, dependencies):
@@ -575,7 +558,7 @@ class Checker:
             message = f"Extension/{name} depends on Extension/{wanted}, which {where}"
             self._report.warn("W_CONFIG_DEPENDENCY", message, agent.document.place("spec", "extensions"))
 
-    def _swarm(self, agents: Mapping[str, CheckedAgent]) -> tuple[str, SwarmPolicy, set[str]]:
+    def _swarm(self, agents: Mapping[str, checked.CheckedAgent]) -> tuple[str, SwarmPolicy, set[str]]:
         """The entry agent ('' if there are no agents), the policy, and the agents that belong to the swarm."""
         swarms = self._of("Swarm")
         if not swarms:
@@ -585,11 +568,11 @@ class Checker:
             self._report.error("E_CONFIG_UNSUPPORTED", message, document.place("kind"), "Put the others elsewhere.")
         document, _, built = swarms[0]
         body: resources.SwarmBody = built.spec
-        entry = self._refer(document, read_entry_agent(body.entry_agent), ("spec",))
+        entry = self._refer(document, references.read_entry_agent(body.entry_agent), ("spec",))
         members: set[str] = set()
         for index, item in enumerate(body.agents):
             at: Path = ("spec", "agents", index)
-            name = self._refer(document, read_use(item, "Agent"), at)
+            name = self._refer(document, references.read_use(item, "Agent"), at)
             if name is not None and name in members:
                 message = "the agent stands twice in the swarm"
                 self._report.error("E_CONFIG_DUPLICATE", message, document.place(*at), "Remove one of the two.")
@@ -608,7 +591,7 @@ class Checker:
                 self._report.warn("W_CONFIG_UNUSED", message, agent.document.place("metadata", "name"))
         return entry or "", body.policy, members
 
-    def _without_swarm(self, agents: Mapping[str, CheckedAgent]) -> tuple[str, SwarmPolicy, set[str]]:
+    def _without_swarm(self, agents: Mapping[str, checked.CheckedAgent]) -> tuple[str, SwarmPolicy, set[str]]:
         if len(agents) == 1:
             return next(iter(agents)), SwarmPolicy(), set(agents)
         certain = self._uncertain is not None and not self._uncertain

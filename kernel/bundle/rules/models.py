@@ -32,27 +32,20 @@ from goondan.kernel.bundle.rules.shape import Document
 from goondan.kernel.bundle.rules.variables import check_value
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import ModelBody, ValueLike, ValueSource
-from goondan.schemas.models.model_providers import (
-    BY_NAME,
-    DEFAULT_MAX_TOKENS,
-    LIMIT_PARAMS,
-    PROVIDERS,
-    ModelProvider,
-    limit_param,
-)
+from goondan.schemas.models import model_providers
 from goondan.schemas.models.origins import is_open, origin_of
 
 #: A person's choice for `auto`: a provider, and the name of a model.
 PROVIDER_VARIABLE: Final = "GOONDAN_PROVIDER"
 MODEL_VARIABLE: Final = "GOONDAN_MODEL"
 #: Which variable makes `auto` choose which provider, in this order.
-_BY_VARIABLE: Final[tuple[tuple[str, ModelProvider], ...]] = (
-    *((provider.key_variable, provider) for provider in PROVIDERS),
-    *((provider.url_variable, provider) for provider in PROVIDERS if provider.auto_by_url),
+_BY_VARIABLE: Final[tuple[tuple[str, model_providers.ModelProvider], ...]] = (
+    *((provider.key_variable, provider) for provider in model_providers.PROVIDERS),
+    *((provider.url_variable, provider) for provider in model_providers.PROVIDERS if provider.auto_by_url),
 )
-_NAMES: Final = ", ".join(BY_NAME)
+_NAMES: Final = ", ".join(model_providers.BY_NAME)
 #: The provider of servers that are named by their URL alone.
-_BY_URL: Final = next(provider for provider in PROVIDERS if provider.auto_by_url)
+_BY_URL: Final = next(provider for provider in model_providers.PROVIDERS if provider.auto_by_url)
 #: Stands in the place of the variable where the person has chosen a server of this machine.
 CHOSEN_BY: Final = "you"
 
@@ -98,7 +91,7 @@ def _resolve(body: ModelBody, params: dict[str, Any], env: Mapping[str, str], ch
         if chosen is None or names_a_model(env):
             return _auto(body, params, env)
         return replace(_auto(body, params, {**env, _BY_URL.url_variable: chosen}), chosen_by=CHOSEN_BY)
-    provider = BY_NAME[body.provider]
+    provider = model_providers.BY_NAME[body.provider]
     key = _own_key(body, env)
     if not body.model:
         message = f"provider {provider.name} needs the name of a model"
@@ -159,7 +152,9 @@ def is_http_url(text: str) -> bool:
     return origin_of(text) is not None and urlsplit(text).port != 0
 
 
-def endpoint_fault(whose: str, url: str, provider: ModelProvider | None = None) -> tuple[str, str] | None:
+def endpoint_fault(
+    whose: str, url: str, provider: model_providers.ModelProvider | None = None
+) -> tuple[str, str] | None:
     """What is wrong with the address of a model's server, and what to do; None: nothing. `whose` names it. A user in
     it would replace the key, and addresses are no place for secrets. An end that each request of the provider adds
     would stand there twice.
@@ -207,15 +202,15 @@ def _auto(body: ModelBody, params: dict[str, Any], env: Mapping[str, str]) -> Mo
     )
 
 
-def _limited(provider: ModelProvider, endpoint: str | None, params: dict[str, Any]) -> dict[str, Any]:
+def _limited(provider: model_providers.ModelProvider, endpoint: str | None, params: dict[str, Any]) -> dict[str, Any]:
     """The params with a limit for an answer. A base model that has none talks until somebody stops it."""
-    if any(name in params for name in LIMIT_PARAMS):
+    if any(name in params for name in model_providers.LIMIT_PARAMS):
         return params
-    tokens = provider.auto_tokens if is_vendors(provider, endpoint) else DEFAULT_MAX_TOKENS
-    return {**params, limit_param(provider.name, endpoint): tokens}
+    tokens = provider.auto_tokens if is_vendors(provider, endpoint) else model_providers.DEFAULT_MAX_TOKENS
+    return {**params, model_providers.limit_param(provider.name, endpoint): tokens}
 
 
-def is_vendors(provider: ModelProvider, endpoint: str | None) -> bool:
+def is_vendors(provider: model_providers.ModelProvider, endpoint: str | None) -> bool:
     """Whether an endpoint is the vendor's own server; None is."""
     return endpoint is None or origin_of(endpoint) == origin_of(provider.server)
 
@@ -225,12 +220,12 @@ def names_a_model(env: Mapping[str, str]) -> bool:
     return any(env.get(variable) for variable in (PROVIDER_VARIABLE, *(variable for variable, _ in _BY_VARIABLE)))
 
 
-def _choose(env: Mapping[str, str]) -> tuple[ModelProvider | None, str]:
+def _choose(env: Mapping[str, str]) -> tuple[model_providers.ModelProvider | None, str]:
     """The provider, None for `embedded`, and the variable that settled it ("" when none did)."""
     wanted = env.get(PROVIDER_VARIABLE)
     if wanted:
-        if wanted == "embedded" or wanted in BY_NAME:
-            return BY_NAME.get(wanted), PROVIDER_VARIABLE
+        if wanted == "embedded" or wanted in model_providers.BY_NAME:
+            return model_providers.BY_NAME.get(wanted), PROVIDER_VARIABLE
         message = f"the environment variable {PROVIDER_VARIABLE} names no provider"
         hint = f"Set it to {_NAMES} or embedded, or unset it."
         raise ModelFault("E_CONFIG_INVALID_VALUE", message, ("spec", "provider"), hint)
@@ -240,7 +235,7 @@ def _choose(env: Mapping[str, str]) -> tuple[ModelProvider | None, str]:
     return None, ""
 
 
-def _no_key(provider: ModelProvider, otherwise: str) -> ModelFault:
+def _no_key(provider: model_providers.ModelProvider, otherwise: str) -> ModelFault:
     name = provider.key_variable
     message = f"the environment variable {name} is not set, and provider {provider.name} needs a key"
     return ModelFault("E_CONFIG_MISSING_ENV", message, ("spec", "provider"), f"Set {name}, {otherwise}.")
@@ -274,7 +269,11 @@ _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 _ELSEWHERE: Final = {
     "authorization": "apiKey",
     "x-api-key": "apiKey with auth: x-api-key",
-    **{provider.version_header: "apiVersion" for provider in PROVIDERS if provider.version_header is not None},
+    **{
+        provider.version_header: "apiVersion"
+        for provider in model_providers.PROVIDERS
+        if provider.version_header is not None
+    },
 }
 #: What a request has anyway, and what is between two machines only.
 _OWN_HEADERS: Final = frozenset(
@@ -327,7 +326,7 @@ MAX_VERSION: Final = 64
 def check_model(document: Document, body: ModelBody, report: Report) -> None:
     """Report what is wrong with a Model by itself."""
     check_value(document, body.api_key, ("spec", "apiKey"), report)
-    provider = BY_NAME.get(body.provider)
+    provider = model_providers.BY_NAME.get(body.provider)
     if body.endpoint is not None and (fault := endpoint_fault("the endpoint", body.endpoint, provider)) is not None:
         report.error("E_CONFIG_INVALID_VALUE", fault[0], document.place("spec", "endpoint"), fault[1])
     names = list(body.headers)
@@ -347,11 +346,11 @@ def check_model(document: Document, body: ModelBody, report: Report) -> None:
 
 
 def _check_version(document: Document, body: ModelBody, report: Report) -> None:
-    version, provider = body.api_version, BY_NAME.get(body.provider)
+    version, provider = body.api_version, model_providers.BY_NAME.get(body.provider)
     if version is None or body.provider == "auto":
         return
     if provider is None or provider.version_header is None:
-        known = ", ".join(row.name for row in PROVIDERS if row.version_header is not None)
+        known = ", ".join(row.name for row in model_providers.PROVIDERS if row.version_header is not None)
         message = f"provider {body.provider} has no apiVersion"
         report.error("E_CONFIG_INVALID_VALUE", message, document.key("spec", "apiVersion"), f"It belongs to {known}.")
     elif not version.strip() or len(version) > MAX_VERSION or not version.isascii() or not version.isprintable():

@@ -30,25 +30,13 @@ from msgspec.structs import replace
 
 from goondan.kernel.bundle.rules.checked import Checked, CheckedAgent, CheckedServer, CheckedTool
 from goondan.kernel.bundle.rules.kinds import brought, feature_extensions, server_rules, server_rules_of
+from goondan.schemas.bundle import launch
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.effective_config import can_follow
-from goondan.schemas.bundle.launch import (
-    AgentSpec,
-    CatalogItem,
-    ExportSpec,
-    ExtensionSpec,
-    KernelPlan,
-    ModelSpec,
-    SandboxSpec,
-    ServerSpec,
-    ToolHostSpec,
-    ToolSource,
-    ToolSpec,
-)
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import OPERATOR_AGENT
 
-_OPERATOR_MODEL: Final = ModelSpec(provider="embedded")
+_OPERATOR_MODEL: Final = launch.ModelSpec(provider="embedded")
 _ordered: Final = msgspec.msgpack.Encoder(order="deterministic")
 
 
@@ -62,7 +50,7 @@ def build_plan(
     spawn_workdirs: Iterable[str] = (),
     digests: Mapping[str, str] | None = None,
     hidden: Iterable[str] = (),
-) -> KernelPlan:
+) -> launch.KernelPlan:
     """The plan of a bundle without errors. `documents` are its files; `digests` those of the tools' folders, by their
     roots. Every path is absolute. `hidden`: see ToolHostSpec; `spawn_workdirs`: see KernelPlan.
 
@@ -79,7 +67,7 @@ def build_plan(
         name: with_parts(_agent(agent, checked, registry, by_tool, servers, state_dir, revision), agent)
         for name, agent in checked.agents.items()
     }
-    agents[OPERATOR_AGENT] = AgentSpec(
+    agents[OPERATOR_AGENT] = launch.AgentSpec(
         name=OPERATOR_AGENT,
         model=_OPERATOR_MODEL,
         registry=registry,
@@ -91,13 +79,13 @@ def build_plan(
     )
     own_tools = (tool.root for tool in checked.runs_in_jails if tool.root and not tool.bundled)
     protected = sorted({*documents, *checked.files, *checked.extension_roots, *own_tools, *runtimes_of(checked)})
-    return KernelPlan(
+    return launch.KernelPlan(
         revision=revision,
         bundle=bundle,
         state_dir=state_dir,
         entry_agent=checked.entry_agent,
         agents=agents,
-        toolhost=ToolHostSpec(
+        toolhost=launch.ToolHostSpec(
             tools=[
                 *(
                     replace(tool_spec(tool), digest=(digests or {}).get(tool.root, ""))
@@ -125,7 +113,7 @@ def build_plan(
     )
 
 
-def with_parts(spec: AgentSpec, agent: CheckedAgent) -> AgentSpec:
+def with_parts(spec: launch.AgentSpec, agent: CheckedAgent) -> launch.AgentSpec:
     """The specification of an agent with the parts of features: `agent_spec` of each `bundle.py`. The last row of the
     table comes first, so a feature sees what those have that it wraps.
     """
@@ -134,7 +122,7 @@ def with_parts(spec: AgentSpec, agent: CheckedAgent) -> AgentSpec:
     return spec
 
 
-def replanned(plan: KernelPlan, env: Mapping[str, str]) -> KernelPlan:
+def replanned(plan: launch.KernelPlan, env: Mapping[str, str]) -> launch.KernelPlan:
     """The plan as features change it by the environment of the kernel: `replan` of each `bundle.py`. Raises
     GoondanError.
     """
@@ -158,14 +146,14 @@ def runtimes_of(checked: Checked) -> Iterator[str]:
             yield from (tool.javascript.package or tool.javascript.program, *tool.javascript.libraries)
 
 
-def catalog_items(tool: CheckedTool) -> list[CatalogItem]:
+def catalog_items(tool: CheckedTool) -> list[launch.CatalogItem]:
     """What an agent knows of each export of a Tool."""
     return [
-        CatalogItem(
+        launch.CatalogItem(
             name=build_tool_name(tool.name, export.name),
             description=export.description,
             parameters=export.parameters,
-            source=ToolSource("config", tool.name),
+            source=launch.ToolSource("config", tool.name),
             error_message_limit=tool.body.error_message_limit,
             idempotent=export.idempotent,
             aliases=export.aliases,
@@ -175,14 +163,14 @@ def catalog_items(tool: CheckedTool) -> list[CatalogItem]:
     ]
 
 
-def tool_spec(tool: CheckedTool) -> ToolSpec:
+def tool_spec(tool: CheckedTool) -> launch.ToolSpec:
     """What the tool host needs of a Tool."""
-    return ToolSpec(
+    return launch.ToolSpec(
         name=tool.name,
         entry=tool.entry,
         root=tool.root,
         exports=[
-            ExportSpec(
+            launch.ExportSpec(
                 name=export.name,
                 parameters=export.parameters,
                 idempotent=export.idempotent,
@@ -205,21 +193,21 @@ def tool_spec(tool: CheckedTool) -> ToolSpec:
 def _agent(
     agent: CheckedAgent,
     checked: Checked,
-    registry: list[CatalogItem],
+    registry: list[launch.CatalogItem],
     by_tool: Mapping[str, list[str]],
-    servers: Mapping[str, ToolSpec],
+    servers: Mapping[str, launch.ToolSpec],
     state_dir: str,
     revision: str,
-) -> AgentSpec:
+) -> launch.AgentSpec:
     if agent.model is None:
         raise AssertionError("an agent without a model is an error, and a bundle with errors has no plan")
     policy = checked.policy
     brought = [
-        replace(item, source=ToolSource("extension", _bringer(agent, name)))
+        replace(item, source=launch.ToolSource("extension", _bringer(agent, name)))
         for name in agent.brought
         for item in catalog_items(checked.tools[name])
     ]
-    return AgentSpec(
+    return launch.AgentSpec(
         name=agent.name,
         model=agent.model,
         fallback=[fallback.model for fallback in agent.fallback],
@@ -281,18 +269,18 @@ def _addable(agent: CheckedAgent, checked: Checked) -> list[str]:
 # --- servers ---------------------------------------------------------------------------------------------------------
 
 
-def _server_tool(server: CheckedServer, digest: str) -> ToolSpec:
+def _server_tool(server: CheckedServer, digest: str) -> launch.ToolSpec:
     """A server as a Tool of the tool host. `digest` is that of the folder that its command names."""
     tool = server.tool
     sandbox = tool.granted or tool.sandbox
     narrowed = {name: left for name, left in tool.narrowed.items() if name in server.agents}
     narrowed |= {name: own for name, (_, own) in server.of_agents.items()}
     shared = _with_digest(server.spec, sandbox, digest)
-    servers: dict[str, ServerSpec] = {}
+    servers: dict[str, launch.ServerSpec] = {}
     for name, left in narrowed.items():
         spec = server.of_agents[name][0] if name in server.of_agents else server.spec
         servers[name] = _with_digest(spec, left, digest)
-    return ToolSpec(
+    return launch.ToolSpec(
         name=tool.name,
         entry=tool.entry,
         root=tool.root,
@@ -306,12 +294,14 @@ def _server_tool(server: CheckedServer, digest: str) -> ToolSpec:
     )
 
 
-def _with_digest(spec: ServerSpec, sandbox: SandboxSpec, folder: str) -> ServerSpec:
+def _with_digest(spec: launch.ServerSpec, sandbox: launch.SandboxSpec, folder: str) -> launch.ServerSpec:
     total = hashlib.sha256(_ordered.encode([replace(spec, digest=""), sandbox, folder])).hexdigest()
     return replace(spec, digest=total)
 
 
-def _agent_extension(extension: ExtensionSpec, agent: str, tools: Mapping[str, ToolSpec]) -> ExtensionSpec:
+def _agent_extension(
+    extension: launch.ExtensionSpec, agent: str, tools: Mapping[str, launch.ToolSpec]
+) -> launch.ExtensionSpec:
     """What an agent is told of one of its extensions. `tools` are those of the tool host that are servers."""
     known = server_rules_of(extension.entry, extension.bundled)
     if known is None or not extension.config:
@@ -370,7 +360,7 @@ class Difference(Struct, frozen=True, kw_only=True):
         return not (self.agents or self.tools or self.whole or self.quiet)
 
 
-def difference(old: KernelPlan, new: KernelPlan) -> Difference:
+def difference(old: launch.KernelPlan, new: launch.KernelPlan) -> Difference:
     """What `new` changes in a kernel that runs `old`."""
     whole = next((name for name in _WHOLE if getattr(old, name) != getattr(new, name)), None) or next(
         (name for name in _WHOLE_HOST if getattr(old.toolhost, name) != getattr(new.toolhost, name)), None
@@ -394,19 +384,19 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     return sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
 
 
-def _quiet(plan: KernelPlan) -> tuple[Any, ...]:
+def _quiet(plan: launch.KernelPlan) -> tuple[Any, ...]:
     return plan.swarm, plan.entry_agent, plan.protected, plan.parts
 
 
-def _variables(plan: KernelPlan) -> set[str]:
+def _variables(plan: launch.KernelPlan) -> set[str]:
     return {name for tool in plan.toolhost.tools for name in tool.variables}
 
 
-def _agents(plan: KernelPlan) -> dict[str, Any]:
+def _agents(plan: launch.KernelPlan) -> dict[str, Any]:
     return {name: _told(spec, plan.private_copy) for name, spec in plan.agents.items() if name != OPERATOR_AGENT}
 
 
-def _told(spec: AgentSpec, copy: str) -> AgentSpec:
+def _told(spec: launch.AgentSpec, copy: str) -> launch.AgentSpec:
     """The tools that an agent uses: those of the registry that it can reach, or the whole registry when extensions may
     look at it.
     """
@@ -421,7 +411,7 @@ def _told(spec: AgentSpec, copy: str) -> AgentSpec:
     return replace(spec, registry=registry, extensions=extensions, revision="")
 
 
-def _tools(plan: KernelPlan) -> dict[str, ToolSpec]:
+def _tools(plan: launch.KernelPlan) -> dict[str, launch.ToolSpec]:
     copy = plan.private_copy
     return {
         tool.name: replace(tool, entry=tool.entry.removeprefix(copy), root=tool.root.removeprefix(copy))

@@ -14,17 +14,9 @@ from goondan.kernel.bundle.rules.lookup import Files
 from goondan.kernel.bundle.rules.problems import Path, Report
 from goondan.kernel.bundle.rules.shape import Document
 from goondan.kernel.bundle.rules.variables import check_value
-from goondan.schemas.bundle.resources import (
-    AgentUse,
-    ConnectionBody,
-    ConnectorBody,
-    ExtensionUse,
-    ObjectRef,
-    RefLike,
-    ToolUse,
-)
+from goondan.schemas.bundle import resources
 
-Use = ToolUse | ExtensionUse | AgentUse
+Use = resources.ToolUse | resources.ExtensionUse | resources.AgentUse
 
 
 class Ref(Struct, frozen=True):
@@ -51,9 +43,9 @@ class BadRef(Struct, frozen=True):
     suggestion: str | None = None
 
 
-def read_ref(value: RefLike, kind: str, at: Path = ()) -> Ref | BadRef:
+def read_ref(value: resources.RefLike, kind: str, at: Path = ()) -> Ref | BadRef:
     """A reference to a resource of `kind`, written at `at`."""
-    if isinstance(value, ObjectRef):
+    if isinstance(value, resources.ObjectRef):
         if not value.kind or not value.name:
             return BadRef("", at)
         if value.kind != kind:
@@ -69,7 +61,7 @@ def read_ref(value: RefLike, kind: str, at: Path = ()) -> Ref | BadRef:
     return Ref(found, name, None, at)
 
 
-def read_entry_agent(value: RefLike) -> Ref | BadRef:
+def read_entry_agent(value: resources.RefLike) -> Ref | BadRef:
     """`spec.entryAgent` of a Swarm: a reference to an Agent, or its name alone, which can mean nothing else."""
     bare = isinstance(value, str) and value and "/" not in value
     return read_ref(f"Agent/{value}" if bare else value, "Agent", ("entryAgent",))
@@ -85,10 +77,10 @@ def read_use(item: str | Use, kind: str, at: Path = ()) -> Ref | BadRef:
         return read_ref(item.ref, kind, (*at, "ref"))
     if item.kind is None or item.name is None:
         return BadRef("neither `ref` nor `kind` and `name` are given", at, f"Write ref: {kind}/NAME.")
-    return read_ref(ObjectRef(item.kind, item.name, item.package), kind, at)
+    return read_ref(resources.ObjectRef(item.kind, item.name, item.package), kind, at)
 
 
-def check_connector(document: Document, body: ConnectorBody, files: Files, report: Report) -> str | None:
+def check_connector(document: Document, body: resources.ConnectorBody, files: Files, report: Report) -> str | None:
     """Report the problems of a Connector. Returns the file of its entry. None when there is none."""
     path = _entry_of(document, body.entry, files, report)
     names = [event.name for event in body.events]
@@ -102,7 +94,7 @@ def check_connector(document: Document, body: ConnectorBody, files: Files, repor
     return path
 
 
-def check_connection(document: Document, body: ConnectionBody, report: Report) -> None:
+def check_connection(document: Document, body: resources.ConnectionBody, report: Report) -> None:
     """Report the problems of a Connection, except those of its references."""
     for group in ("config", "secrets"):
         for key, value in getattr(body, group).items():

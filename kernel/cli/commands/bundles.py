@@ -49,20 +49,8 @@ from goondan.kernel.bundle.rules.problems import (
     shown,
 )
 from goondan.kernel.bundle.tool_pages import Parameter, parameter_rows, short
-from goondan.kernel.cli import options
+from goondan.kernel.cli import options, output
 from goondan.kernel.cli.consent import remember
-from goondan.kernel.cli.output import (
-    Style,
-    columns,
-    emit,
-    is_terminal,
-    printable,
-    style_of,
-    wants_json,
-    width_of,
-    write,
-    write_json,
-)
 from goondan.kernel.cli.state import state_of
 from goondan.kernel.grants.powers import others
 from goondan.kernel.paths import BUNDLE_FILE, find_bundle, root_of, state_dir
@@ -114,14 +102,18 @@ def init(folder: str, template: str, force: bool) -> None:
     steps = next_steps(folder, template)
     about = {"folder": os.path.abspath(folder), "template": template, "files": made}
     about |= {one.name: one.outcome for one in begun}
-    if wants_json():
-        write_json({**about, "next": steps})
+    if output.wants_json():
+        output.write_json({**about, "next": steps})
         return
     width = max(len(step["command"]) for step in steps)
-    lines = [f"wrote {printable(os.path.join(folder, name))}" for name in made]
+    lines = [f"wrote {output.printable(os.path.join(folder, name))}" for name in made]
     lines += [one.line for one in begun]
-    lines += ["", "Next:", *(f"  {printable(step['command']):<{width}}   {step['what']}".rstrip() for step in steps)]
-    write(*lines)
+    lines += [
+        "",
+        "Next:",
+        *(f"  {output.printable(step['command']):<{width}}   {step['what']}".rstrip() for step in steps),
+    ]
+    output.write(*lines)
     _offer_server(folder)
 
 
@@ -198,7 +190,7 @@ def validate(path: str | None, bundle: str | None, policy: str | None) -> int:
         report, lines = _refused([_problem(error, named or "")])
     else:
         report, lines = describe(inspected), human(inspected, _cwd())
-    emit(report, lines)
+    output.emit(report, lines)
     return 0 if report["valid"] else INVALID
 
 
@@ -336,9 +328,9 @@ def tool_list(bundle: str | None) -> None:
     """List every tool of the bundle and of the bundled package. What extensions add at run time is not known here."""
     inspected = look(bundle)
     tools = inspected.checked.tools.values()
-    width = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else None
-    found, lines = inspected.redact.all_of([tool_rows(tools), tool_table(tools, style_of(sys.stdout), width)])
-    emit({"bundle": inspected.path, "tools": found}, lines)
+    width = shutil.get_terminal_size().columns if output.is_terminal(sys.stdout) else None
+    found, lines = inspected.redact.all_of([tool_rows(tools), tool_table(tools, output.style_of(sys.stdout), width)])
+    output.emit({"bundle": inspected.path, "tools": found}, lines)
 
 
 def tool_rows(tools: Iterable[CheckedTool]) -> list[dict[str, Any]]:
@@ -358,22 +350,22 @@ def tool_rows(tools: Iterable[CheckedTool]) -> list[dict[str, Any]]:
     return rows
 
 
-def tool_table(tools: Iterable[CheckedTool], style: Style, width: int | None) -> list[str]:
+def tool_table(tools: Iterable[CheckedTool], style: output.Style, width: int | None) -> list[str]:
     """One line for each export: its name, its source and the first sentence of its description. `width` is the width of
     the line (characters); None: there is no limit.
     """
     rows = [(row["name"], row["source"], row.get("description", "")) for row in tool_rows(tools)]
     if not rows:
         return ["no tools"]
-    taken = sum(max(width_of(row[column]) for row in rows) for column in (0, 1)) + 4
+    taken = sum(max(output.width_of(row[column]) for row in rows) for column in (0, 1)) + 4
     lines = []
     for name, source, description in rows:
-        words = printable(" ".join(description.split())).partition(". ")[0].rstrip(".")
+        words = output.printable(" ".join(description.split())).partition(". ")[0].rstrip(".")
         if width is not None:
             room = max(width - taken, _MIN_WORDS)
             words = words if len(words) <= room else words[: room - 1] + "…"
         lines.append((name, source, words))
-    return columns(lines, style.bold, style.dim)
+    return output.columns(lines, style.bold, style.dim)
 
 
 @click.command(name="show")
@@ -386,9 +378,9 @@ def tool_show(name: str, bundle: str | None) -> None:
     tool, export = find(inspected.checked.tools, name)
     exports = tool.body.exports if export is None else [export]
     shown, lines = inspected.redact.all_of(
-        [to_builtins(whole_tool(tool, exports)), tool_page(tool, exports, style_of(sys.stdout))]
+        [to_builtins(whole_tool(tool, exports)), tool_page(tool, exports, output.style_of(sys.stdout))]
     )
-    emit({**shown, "file": tool.document.file}, lines)
+    output.emit({**shown, "file": tool.document.file}, lines)
 
 
 def whole_tool(tool: CheckedTool, exports: Iterable[ToolExport]) -> dict[str, Any]:
@@ -433,21 +425,21 @@ def _says(value: Any) -> bool:
     return any(map(_says, value.values())) if isinstance(value, dict) else bool(value)
 
 
-def tool_page(tool: CheckedTool, exports: Iterable[ToolExport], style: Style) -> list[str]:
+def tool_page(tool: CheckedTool, exports: Iterable[ToolExport], style: output.Style) -> list[str]:
     """The page for a person."""
     place = tool.document.place("metadata", "name")
     where = f"{short_path(place.file, os.getcwd())}:{place.line}"
-    lines = [f"{style.bold(tool_identity(tool.name))}  {style.dim(printable(f'{tool.source}, {where}'))}"]
+    lines = [f"{style.bold(tool_identity(tool.name))}  {style.dim(output.printable(f'{tool.source}, {where}'))}"]
     for export in exports:
         lines += ["", style.bold(build_tool_name(tool.name, export.name))]
         if export.description:
-            lines.append(f"  {printable(' '.join(export.description.split()))}")
+            lines.append(f"  {output.printable(' '.join(export.description.split()))}")
         lines += [f"  {line}".rstrip() for line in [*_parameters(export, style), *_remarks(export), *_examples(export)]]
     lines += ["", style.bold("limits and sandbox"), *[f"  {line}" for line in _sandbox(tool)]]
     return lines
 
 
-def _parameters(export: ToolExport, style: Style) -> list[str]:
+def _parameters(export: ToolExport, style: output.Style) -> list[str]:
     if export.parameters is None:
         return ["", "no parameters are declared: arguments are not checked"]
     rows = parameter_rows(export.parameters)
@@ -455,7 +447,7 @@ def _parameters(export: ToolExport, style: Style) -> list[str]:
         return ["", "no parameters"]
     table = [("parameter", "type", "", "default", "what it is"), *map(_cells, rows)]
     kept = [column for column in range(5) if column < 2 or any(row[column] for row in table[1:])]
-    head, *lines = columns([[row[column] for column in kept] for row in table])
+    head, *lines = output.columns([[row[column] for column in kept] for row in table])
     return ["", style.dim(head), *lines]
 
 
@@ -465,7 +457,9 @@ def _cells(row: Parameter) -> tuple[str, ...]:
 
 
 def _remarks(export: ToolExport) -> list[str]:
-    found = [f"also called {printable(alias)}: {printable(name)}" for alias, name in export.aliases.items()]
+    found = [
+        f"also called {output.printable(alias)}: {output.printable(name)}" for alias, name in export.aliases.items()
+    ]
     if export.idempotent:
         found.append("idempotent: it is called again when its outcome is unknown, and once more when its process ends")
     if export.background:
@@ -476,8 +470,8 @@ def _remarks(export: ToolExport) -> list[str]:
 def _examples(export: ToolExport) -> list[str]:
     lines = []
     for example in export.examples:
-        answer = "" if example.output is None else f"  → {printable(short(example.output))}"
-        lines.append(f"example: {printable(short(example.input))}{answer}")
+        answer = "" if example.output is None else f"  → {output.printable(short(example.output))}"
+        lines.append(f"example: {output.printable(short(example.input))}{answer}")
     return ["", *lines] if lines else []
 
 
@@ -489,7 +483,7 @@ def _sandbox(tool: CheckedTool) -> list[str]:
     rows["limits"] = ", ".join(f"{key} {value}" for key, value in limits.items())
     if not granted_as_requested(tool):
         rows["granted"] = "something else than this: `gdn grant list` says what"
-    return columns(rows.items())
+    return output.columns(rows.items())
 
 
 @click.command(name="list")
@@ -499,8 +493,8 @@ def extension_list(bundle: str | None) -> None:
     """List every extension of the bundle and of the bundled package."""
     inspected = look(bundle)
     rows = extension_rows(inspected)
-    found, lines = inspected.redact.all_of([rows, extension_table(rows, style_of(sys.stdout))])
-    emit({"bundle": inspected.path, "extensions": found}, lines)
+    found, lines = inspected.redact.all_of([rows, extension_table(rows, output.style_of(sys.stdout))])
+    output.emit({"bundle": inspected.path, "extensions": found}, lines)
 
 
 def extension_rows(inspected: Inspected) -> list[dict[str, Any]]:
@@ -522,7 +516,7 @@ def extension_rows(inspected: Inspected) -> list[dict[str, Any]]:
     return rows
 
 
-def extension_table(rows: list[dict[str, Any]], style: Style) -> list[str]:
+def extension_table(rows: list[dict[str, Any]], style: output.Style) -> list[str]:
     """One line for each: its name, its source, the keys of its config, and the agents that use it."""
     lines = []
     for row in rows:
@@ -530,7 +524,7 @@ def extension_table(rows: list[dict[str, Any]], style: Style) -> list[str]:
         users = f"used by {', '.join(row['agents'])}" if row["agents"] else ""
         words = "; ".join(part for part in (f"config: {keys}" if keys else "", users) if part)
         lines.append((row["name"], row["source"], words))
-    return columns(lines, style.bold, style.dim)
+    return output.columns(lines, style.bold, style.dim)
 
 
 COMMANDS = {

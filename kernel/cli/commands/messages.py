@@ -12,24 +12,10 @@ from typing import Final
 
 import click
 
-from goondan.kernel.cli import options
+from goondan.kernel.cli import options, output
 from goondan.kernel.cli.attach import Kernel, attach
 from goondan.kernel.cli.console.lines import FROM_STDIN, MAX_LINE_BYTES, read_all
 from goondan.kernel.cli.console.screen import Screen, follow, shown
-from goondan.kernel.cli.output import (
-    CUT_OFF_STATUS,
-    answer_document,
-    emit,
-    error_lines,
-    kept_lines,
-    printable,
-    tell_cut_off,
-    tell_servers,
-    tell_usage,
-    wants_json,
-    write,
-    write_json,
-)
 from goondan.kernel.cli.session import (
     WELCOME_S,
     Cancelling,
@@ -132,14 +118,14 @@ def send(
             key = check_instance(instance)
             told = Message(agent, key, text, event_id=event_id, workdir=workdir, trace_id=trace_id)
             sent = asyncio.run(_send(kernel, told, files, not no_wait, timeout, reasoning, raw))
-            if not wants_json():
-                tell_servers(place.state_dir, set())
+            if not output.wants_json():
+                output.tell_servers(place.state_dir, set())
     finally:
         close_files(files)
     known_id, answer, interrupted = sent
     if isinstance(answer, str) or answer is None:
         document = {"eventId": known_id, "status": "accepted"} | ({} if answer is None else {"traceId": answer})
-        emit(document, [known_id])
+        output.emit(document, [known_id])
         return 0
     return _tell(known_id, answer, interrupted, reasoning)
 
@@ -147,25 +133,28 @@ def send(
 def _tell(event_id: str, answer: Answer, interrupted: int, reasoning: bool) -> int:
     """Print what is not on stdout yet, and return the exit status. `interrupted`: that of SIGINT if it came, else 0."""
     cancelled = bool(interrupted) and was_cancelled(answer.error)
-    if wants_json():
-        write_json(answer_document(event_id, answer, reasoning=reasoning))
+    if output.wants_json():
+        output.write_json(output.answer_document(event_id, answer, reasoning=reasoning))
     elif answer.status == "completed":
-        tell_cut_off(answer)  # the text is on stdout already
-        tell_usage(answer)
+        output.tell_cut_off(answer)  # the text is on stdout already
+        output.tell_usage(answer)
     elif answer.error is not None:
         _tell_failure(answer.error, event_id, cancelled=cancelled)
     if cancelled:
         return interrupted
     if answer.status != "completed":
         return 1
-    return CUT_OFF_STATUS if answer.cut_off else 0
+    return output.CUT_OFF_STATUS if answer.cut_off else 0
 
 
 def _tell_failure(error: ErrorPayload, event_id: str, *, cancelled: bool) -> None:
     """Say on stderr why there is no answer, and after a timeout under which id it can be asked for."""
-    write(*(["cancelled"] if cancelled else [*error_lines(error), *kept_lines(error, event_id)]), stream=sys.stderr)
+    output.write(
+        *(["cancelled"] if cancelled else [*output.error_lines(error), *output.kept_lines(error, event_id)]),
+        stream=sys.stderr,
+    )
     if error.code == "E_AGENT_TIMEOUT":
-        write(f"  the message was {printable(event_id)} (--event-id)", stream=sys.stderr)
+        output.write(f"  the message was {output.printable(event_id)} (--event-id)", stream=sys.stderr)
 
 
 async def _send(
@@ -190,7 +179,7 @@ async def _send(
             async def tell(screen: Screen | None) -> None:
                 await follow(session, message.agent, message.instance, known_id, screen)
 
-            asking = shown(ask, tell, reasoning=reasoning, text=not wants_json(), raw=raw)
+            asking = shown(ask, tell, reasoning=reasoning, text=not output.wants_json(), raw=raw)
             answer = await cancelling.wait(asyncio.ensure_future(asking))
         if answer is None:
             raise SystemExit(interrupts.status)
@@ -234,7 +223,7 @@ def cancel(event_id: str | None, bundle: str | None, agent: str | None, instance
         )
     name = one_line(known_id, len(known_id))
     text = f"cancelled {name}" if state == "cancelled" else f"{name} had ended by itself: {state}"
-    emit({"eventId": known_id, "status": state}, [text])
+    output.emit({"eventId": known_id, "status": state}, [text])
 
 
 async def _cancel(

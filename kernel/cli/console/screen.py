@@ -21,16 +21,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-from goondan.kernel.cli.output import (
-    is_terminal,
-    printable,
-    shown_line,
-    shown_text,
-    style_of,
-    tell_reasoning,
-    write,
-    write_text,
-)
+from goondan.kernel.cli import output
 from goondan.kernel.cli.session import Listener
 from goondan.kernel.cli.texts.plain import fit, flowing
 from goondan.kernel.cli.texts.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
@@ -74,10 +65,10 @@ async def shown(
         if reasoning and text and answer.reasoning:
             if screen is not None:
                 screen.pause()
-            tell_reasoning(answer)
+            output.tell_reasoning(answer)
         if text and answer.status == "completed":
             response = answer.response or ""
-            write_text(response, raw=raw) if screen is None else screen.end(response)
+            output.write_text(response, raw=raw) if screen is None else screen.end(response)
         return answer
     finally:
         following.cancel()
@@ -92,12 +83,12 @@ def has_cursor(env: Mapping[str, str] = os.environ) -> bool:
 
 def wants_live() -> bool:
     """Whether a person can see a turn while it runs."""
-    return is_terminal(sys.stdout) or shows_status()
+    return output.is_terminal(sys.stdout) or shows_status()
 
 
 def shows_status() -> bool:
     """Whether there is a terminal for the status."""
-    return is_terminal(sys.stderr) and has_cursor()
+    return output.is_terminal(sys.stderr) and has_cursor()
 
 
 class Screen:
@@ -111,7 +102,7 @@ class Screen:
         self._renderer = TurnRenderer()
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
-        self._shows_text = text and is_terminal(sys.stdout)
+        self._shows_text = text and output.is_terminal(sys.stdout)
         self._shows_status = shows_status()
         self._line_open = False
         #: The events that came while a person is being asked. None: nobody is being asked.
@@ -137,9 +128,9 @@ class Screen:
         if self._shows_text:
             self._show(self._renderer.end(response))
             if not response:
-                write_text("")
+                output.write_text("")
         else:
-            write_text(response)
+            output.write_text(response)
 
     def tell_wait(self, text: str) -> None:
         """What the turn waits for; "": nothing."""
@@ -178,7 +169,7 @@ class Screen:
             notes, self._notes = self._notes, []
             for text in notes:
                 self._erase_status()
-                _put(sys.stderr, shown_line(style_of(sys.stderr).dim(text)) + "\n")
+                _put(sys.stderr, output.shown_line(output.style_of(sys.stderr).dim(text)) + "\n")
 
     def _show(self, shown: list[Shown]) -> None:
         if self._shows_text:
@@ -190,14 +181,14 @@ class Screen:
             self._erase_status()
             if isinstance(item, Say | Think):
                 text = flowing(item.text)
-                text = shown_text(style_of(sys.stdout).dim(text)) if isinstance(item, Think) else text
+                text = output.shown_text(output.style_of(sys.stdout).dim(text)) if isinstance(item, Think) else text
                 _put(sys.stdout, text)
                 self._line_open = not item.text.endswith("\n")
             elif self._line_open:
                 _put(sys.stdout, "\n")
                 self._line_open = False
             if isinstance(item, Remark):
-                _put(sys.stdout, shown_line(style_of(sys.stdout).dim(item.text)) + "\n")
+                _put(sys.stdout, output.shown_line(output.style_of(sys.stdout).dim(item.text)) + "\n")
 
     def _tick(self) -> None:
         self._timer = self._loop.call_later(TICK_S, self._tick)
@@ -207,7 +198,7 @@ class Screen:
             columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
             line = fit(self._renderer.status(self._loop.time() - self._began), columns - 1)
             if line != self._status:
-                _put(sys.stderr, _ERASE + shown_line(style_of(sys.stderr).dim(line)))
+                _put(sys.stderr, _ERASE + output.shown_line(output.style_of(sys.stderr).dim(line)))
                 self._status = line
 
     def _erase_status(self) -> None:
@@ -250,7 +241,7 @@ async def follow(session: Session, agent: str, instance: str, event_id: str, scr
             if screen is not None:
                 screen.tell_wait(status_of(rows, (agent, instance)))
             elif lines := [f"gdn: {line}" for line in new_lines(rows, told)]:
-                write(*lines, stream=sys.stderr)
+                output.write(*lines, stream=sys.stderr)
         await asyncio.sleep(LOOK_S)
 
 
@@ -273,8 +264,8 @@ async def _tell_queue(session: Session, agent: str, instance: str, event_id: str
         before = next((at for at, event in enumerate(listed) if event["eventId"] == event_id), 0)
         if before:
             what = "1 message" if before == 1 else f"{before} messages"
-            place = printable(f"{agent}/{instance}")
-            write(f"gdn: {place} is busy; {what} before yours (gdn ps --why shows for what)", stream=sys.stderr)
+            place = output.printable(f"{agent}/{instance}")
+            output.write(f"gdn: {place} is busy; {what} before yours (gdn ps --why shows for what)", stream=sys.stderr)
 
 
 def tell_news(state_dir: str) -> None:
@@ -291,6 +282,6 @@ def _tell(state_dir: str) -> None:
         while client is not None:
             reply = client.ask("news", None, after=told)
             told = reply.told
-            write(*(f"gdn: {printable(line)}" for line in reply.news or []), stream=sys.stderr)
+            output.write(*(f"gdn: {output.printable(line)}" for line in reply.news or []), stream=sys.stderr)
     except (GoondanError, OSError, ValueError):
         return  # the kernel has ended, and the conversation reports that

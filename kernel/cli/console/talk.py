@@ -12,25 +12,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
+from goondan.kernel.cli import output
 from goondan.kernel.cli.attach import Kernel
 from goondan.kernel.cli.console.conversation import Command, Commands, read_command
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, Line, LineReader, Room
 from goondan.kernel.cli.console.prompt import HISTORY_FILE, PROMPT, Prompt, open_prompt
 from goondan.kernel.cli.console.questions import Questions, questions
 from goondan.kernel.cli.console.screen import Screen, follow, shows_status, tell_news
-from goondan.kernel.cli.output import (
-    answer_document,
-    error_lines,
-    is_terminal,
-    kept_lines,
-    tell_cut_off,
-    tell_reasoning,
-    tell_servers,
-    tell_usage,
-    write,
-    write_json,
-    write_text,
-)
 from goondan.kernel.cli.session import (
     GONE,
     Cancelling,
@@ -121,14 +109,14 @@ class Talk:
         with self._kernel:
             over_session(self._kernel, self._talk)
         if self._as_json:
-            write_json({"answers": self._documents})
+            output.write_json({"answers": self._documents})
         return self._status or int(self._failed)
 
     async def _talk(self, session: Session) -> None:
         self._questions = questions(session)
         self._commands = Commands(session, self._kernel, self._options.instance, self._options.workdir)
         watching = asyncio.ensure_future(self._questions.watch())
-        terminal = is_terminal(sys.stdin) and is_terminal(sys.stderr)
+        terminal = output.is_terminal(sys.stdin) and output.is_terminal(sys.stderr)
         talking = self._interactive(session) if terminal else self._piped(session, LineReader(0, MAX_LINE_BYTES))
         work = asyncio.ensure_future(talking)
         await asyncio.wait({work, session.lost}, return_when=asyncio.FIRST_COMPLETED)
@@ -205,12 +193,12 @@ class Talk:
         the conversation.
         """
         prompt = open_prompt(f"{self._kernel.place.state_dir}/{HISTORY_FILE}", MAX_LINE_BYTES)
-        write(f"{self._kernel.entry_agent or 'the swarm'} is ready; {prompt.hint}", stream=sys.stderr)
+        output.write(f"{self._kernel.entry_agent or 'the swarm'} is ready; {prompt.hint}", stream=sys.stderr)
         if self._kernel.model is not None:
-            write(f"it talks to {self._kernel.model}", stream=sys.stderr)
+            output.write(f"it talks to {self._kernel.model}", stream=sys.stderr)
         learned = self._about_server(self._kernel.model)
         if learned is not None:
-            write(learned, stream=sys.stderr)
+            output.write(learned, stream=sys.stderr)
         await self._tell_instance()
         with Interrupts(prompt.interrupted) as interrupts:
             while not self._status and (line := await self._read(prompt)) is not None:
@@ -225,9 +213,9 @@ class Talk:
         told = await self._commands.goes_on()
         key = self._commands.instance
         if told is not None:
-            write(f"{told} (--new, or /new, begins another conversation)", stream=sys.stderr)
+            output.write(f"{told} (--new, or /new, begins another conversation)", stream=sys.stderr)
         elif self._options.is_new:
-            write(f"a new conversation; gdn run --instance {key} comes back to it", stream=sys.stderr)
+            output.write(f"a new conversation; gdn run --instance {key} comes back to it", stream=sys.stderr)
 
     async def _read(self, prompt: Prompt) -> Line | None:
         """The next message. Before it, the person is asked about items that wait. An item that comes while the person
@@ -237,7 +225,7 @@ class Talk:
         await self._questions.ask_waiting(prompt)
         if self._queue:
             line = self._queue.pop(0)
-            write(f"{PROMPT}{_shown(line)}", stream=sys.stderr)
+            output.write(f"{PROMPT}{_shown(line)}", stream=sys.stderr)
             return line
         if prompt.ended:
             return None
@@ -258,10 +246,10 @@ class Talk:
 
         interrupts.target = interrupted
         try:
-            with prompt.ahead(lambda line: self._enqueue(line, lambda text: write(text, stream=sys.stderr))):
+            with prompt.ahead(lambda line: self._enqueue(line, lambda text: output.write(text, stream=sys.stderr))):
                 await asyncio.wait({asking})
             if asking.cancelled():
-                write("", "no longer waited for", stream=sys.stderr)
+                output.write("", "no longer waited for", stream=sys.stderr)
             else:
                 self._show(asking.result())
         finally:
@@ -274,7 +262,7 @@ class Talk:
 
         def interrupted() -> None:
             screen.close()
-            write("", "cancelling the turn; Ctrl-C again ends the conversation", stream=sys.stderr)
+            output.write("", "cancelling the turn; Ctrl-C again ends the conversation", stream=sys.stderr)
             self._drop_queue(prompt)
 
         cancelling = Cancelling(session.cancel, lambda: [event_id], on_first=interrupted, patience_s=None)
@@ -295,7 +283,7 @@ class Talk:
                 self._status = interrupts.status
             elif cancelling.came_first and was_cancelled(_error_of(told)):
                 self._keep(told)
-                write("cancelled", stream=sys.stderr)
+                output.write("cancelled", stream=sys.stderr)
             else:
                 self._show(told, screen)
         finally:
@@ -318,7 +306,7 @@ class Talk:
         prompt.forget_ahead()
         dropped, self._queue = self._queue, []
         if dropped:
-            write(*[f"(dropped: {_shown(line)})" for line in dropped], stream=sys.stderr)
+            output.write(*[f"(dropped: {_shown(line)})" for line in dropped], stream=sys.stderr)
 
     async def _ask(
         self, session: Session, line: Line, event_id: str | None = None, listener: Listener | None = None
@@ -361,7 +349,7 @@ class Talk:
     def _show(self, told: _Told, screen: Screen | None = None) -> None:
         answer, error = told.answer, told.error
         if told.command is not None and error is None:
-            self._keep(told) if self._as_json else write(*told.lines)
+            self._keep(told) if self._as_json else output.write(*told.lines)
             return
         if answer is None and error is None:
             return
@@ -374,24 +362,24 @@ class Talk:
             self._keep(told)
         elif answer is not None and not failed:
             if self._options.reasoning:
-                tell_reasoning(answer)
+                output.tell_reasoning(answer)
             response = answer.response or ""
-            write_text(response) if screen is None else screen.end(response)
-            tell_cut_off(answer)
+            output.write_text(response) if screen is None else screen.end(response)
+            output.tell_cut_off(answer)
             if screen is not None:
-                tell_usage(answer)
+                output.tell_usage(answer)
         elif info is not None:
-            kept = [] if answer is None else kept_lines(info, told.event_id)
-            write(*error_lines(info), *kept, stream=sys.stderr)
+            kept = [] if answer is None else output.kept_lines(info, told.event_id)
+            output.write(*output.error_lines(info), *kept, stream=sys.stderr)
         if not self._as_json:
-            tell_servers(self._kernel.place.state_dir, self._servers)
+            output.tell_servers(self._kernel.place.state_dir, self._servers)
 
     def _keep(self, told: _Told) -> None:
         """Add the answer to the document that is printed at the end (--json)."""
         event_id, answer, error = told.event_id, told.answer, told.error
         document: dict[str, Any] = {"eventId": event_id}
         if answer is not None:
-            document = answer_document(event_id, answer, reasoning=self._options.reasoning)
+            document = output.answer_document(event_id, answer, reasoning=self._options.reasoning)
         elif error is not None:
             document |= {"status": "failed", "error": error.info}
         else:

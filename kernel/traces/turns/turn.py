@@ -17,20 +17,7 @@ from typing import Any, Final, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
-from goondan.schemas.traces.turn_notes import (
-    MAX_TRIES,
-    SHORT_CHARS,
-    CallDetail,
-    FailureDetail,
-    LayerDetail,
-    ModelDetail,
-    RefusedDetail,
-    ResultDetail,
-    TryDetail,
-    TurnDetail,
-    in_short,
-    read_receipt,
-)
+from goondan.schemas.traces import turn_notes
 from goondan.schemas.wire.errors import cut_message
 from goondan.schemas.wire.frames import ErrorPayload
 from goondan.schemas.wire.spans import call_span, turn_span
@@ -86,7 +73,7 @@ class Tokens(Struct, rename="camel", omit_defaults=True, kw_only=True):
     #: What they cost, by the currency of the model's price, as far as it has one.
     costs: dict[str, float] = {}
 
-    def add(self, other: Tokens | ModelDetail, costs: Mapping[str, float]) -> None:
+    def add(self, other: Tokens | turn_notes.ModelDetail, costs: Mapping[str, float]) -> None:
         """Add what another one has used."""
         for name in Tokens.__struct_fields__[:-1]:
             setattr(self, name, getattr(self, name) + (getattr(other, name) or 0))
@@ -116,7 +103,7 @@ class ModelCall(Tokens, rename="camel", omit_defaults=True, kw_only=True):
     #: How long it waited for the requests of others (milliseconds).
     waited_ms: int = 0
     #: The attempts that failed and were followed by another one, the first of them.
-    tries: list[TryDetail] = []
+    tries: list[turn_notes.TryDetail] = []
     #: The name that was asked for, where the server says that another one has answered.
     asked: str | None = None
     #: Whether the message ends where the model reached its limit of tokens.
@@ -173,7 +160,7 @@ class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     #: Its arguments as JSON, in short, or whole if the agent keeps them whole. None: they are not known any more.
     args: str | None = None
     #: Who refused it, and the line that would allow it.
-    refused: RefusedDetail | None = None
+    refused: turn_notes.RefusedDetail | None = None
     #: What it gave, in the same form. None: nothing, or it is not known any more.
     output: str | None = None
 
@@ -286,15 +273,15 @@ def said_in(messages: Iterable[Any]) -> Said:
         data = message.get("data") if isinstance(message, dict) else None
         content = data.get("content") if isinstance(data, dict) else None
         if isinstance(content, str) and said.message is None and str(message.get("id")).endswith(".0"):
-            said.message = cut_message(content, SHORT_CHARS)
+            said.message = cut_message(content, turn_notes.SHORT_CHARS)
         for part in content if isinstance(content, list) else ():
             name = part.get("toolCallId") if isinstance(part, dict) else None
             if not isinstance(name, str):
                 continue
             if "args" in part:
-                said.args[name] = in_short(part["args"])
+                said.args[name] = turn_notes.in_short(part["args"])
             elif isinstance(result := part.get("result"), dict) and "output" in result:
-                said.outputs[name] = in_short(result["output"])
+                said.outputs[name] = turn_notes.in_short(result["output"])
     return said
 
 
@@ -334,7 +321,7 @@ def _resumed(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
 
 
 def _started(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
-    begun = _read(note, TurnDetail)
+    begun = _read(note, turn_notes.TurnDetail)
     trace.awaited = begun is not None and begun.awaited
     if begun is not None and begun.waited_ms is not None:
         place_ms = min(begun.place_ms, begun.waited_ms)
@@ -342,7 +329,7 @@ def _started(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
 
 
 def _call_made(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
-    called = _read(note, CallDetail)
+    called = _read(note, turn_notes.CallDetail)
     if called is None:
         return
     call = ToolCall(
@@ -370,18 +357,18 @@ def _call_waits(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
 
 
 def _call_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
-    ended = _read(note, ResultDetail)
+    ended = _read(note, turn_notes.ResultDetail)
     known = None if ended is None else calls.get(ended.tool_call_id)
     if ended is None or known is None:
         return
     known.status, known.code, known.message = ended.status, ended.code, ended.message
     known.duration_ms = between_ms(known.started_at, note.at)
-    known.receipt = read_receipt(ended.receipt)
+    known.receipt = turn_notes.read_receipt(ended.receipt)
     known.output = ended.output
 
 
 def _call_refused(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
-    refused = _read(note, RefusedDetail)
+    refused = _read(note, turn_notes.RefusedDetail)
     known = None if refused is None else calls.get(refused.tool_call_id)
     if refused is not None and known is not None:
         known.refused, known.args = refused, known.args or refused.args
@@ -390,7 +377,7 @@ def _call_refused(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
 def _step_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
     if not trace.steps:
         return
-    step, failure = trace.steps[-1], _read(note, FailureDetail)
+    step, failure = trace.steps[-1], _read(note, turn_notes.FailureDetail)
     step.duration_ms = between_ms(step.started_at, note.at)
     step.error = None if failure is None else failure.error
 
@@ -402,14 +389,14 @@ def _step_begun(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
 
 
 def _model_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
-    detail = _read(note, ModelDetail)
+    detail = _read(note, turn_notes.ModelDetail)
     step = _last_step(trace, note.at)
     call = step.model
     if detail is None or call is None:
         return
     asked_before = call.duration_ms is not None  # by an extension or another model, in the same step
     if call.status == "failed":
-        call.tries.append(TryDetail(f"{call.model or 'model'}: {call.code or 'failed'}"))
+        call.tries.append(turn_notes.TryDetail(f"{call.model or 'model'}: {call.code or 'failed'}"))
     call.status = "failed" if note.kind == "model.failed" else "answered"
     call.duration_ms = between_ms(call.started_at, note.at)
     call.model = detail.model or None
@@ -417,7 +404,7 @@ def _model_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
     call.attempts = detail.attempts + (call.attempts if asked_before else 0)
     call.paused_ms += detail.paused_ms
     call.waited_ms += detail.waited_ms
-    call.tries = [*call.tries, *detail.tries][:MAX_TRIES]
+    call.tries = [*call.tries, *detail.tries][: turn_notes.MAX_TRIES]
     call.add(detail, {} if detail.money is None else {detail.currency or "USD": detail.money / NANO})
     call.asked = detail.asked
     call.left_out, call.shortened = detail.left_out, detail.shortened
@@ -425,7 +412,7 @@ def _model_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
 
 
 def _layer_hangs(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
-    if (layer := _read(note, LayerDetail)) is not None:
+    if (layer := _read(note, turn_notes.LayerDetail)) is not None:
         trace.hangs.append(Hang(extension=layer.extension, point=layer.point, started_at=note.at))
 
 
