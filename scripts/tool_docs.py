@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.bundle.rules.checked import CheckedTool
-from goondan.kernel.bundle.tool_pages import Parameter, parameter_rows
+from goondan.kernel.bundle.rules.tool_pages import Parameter, parameter_rows
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, Limits
 from goondan.schemas.bundle.resources import Example, NetworkAllow, Sandbox, ToolExport

@@ -4,9 +4,9 @@ run, from its powers and from what was agreed to. Pure.
 A list of powers is what a person agrees to. `grown` compares two lists, and is the only function that does: at a start,
 and for a kernel that runs and gets a new revision. What it does not name needs no question.
 
-To add a kind of power: one struct here, with its identity in its fields; one place in gather.py that finds it; and one
-row in kernel/cli/consent.py that says it in words. A record that holds a kind which this version does not
-know is not read, so that the person is asked again.
+To add a kind of power: one struct here, with its identity in its fields; one place in
+kernel/bundle/rules/asked_powers.py that finds it; and one row in kernel/cli/consent.py that says it in words. A record
+that holds a kind which this version does not know is not read, so that the person is asked again.
 
 A bundle that asks for nothing beyond its jails needs no agreement. Everything else needs one that covers all of it: a
 record, `--trust` or GOONDAN_TRUST=1 for one command, the revision that runs already, or being the shipped quickstart.

@@ -26,9 +26,9 @@ from typing import Final
 
 from goondan.kernel.bundle.documents import Loaded
 from goondan.kernel.bundle.files import read_file
+from goondan.kernel.bundle.rules.asked_powers import powers_of
 from goondan.kernel.bundle.rules.checked import Checked
 from goondan.kernel.bundle.rules.lookup import Unreadable
-from goondan.kernel.grants.gather import powers_of
 from goondan.kernel.grants.granting import requested
 from goondan.kernel.grants.powers import Consent, Judgement, Owner, Power, Writers, everything_trusted, judge
 from goondan.kernel.paths import quickstart_folders

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from goondan.kernel.bundle.documents import base_tools
-from goondan.kernel.bundle.tool_pages import parameter_rows
+from goondan.kernel.bundle.rules.tool_pages import parameter_rows
 from goondan.kernel.cli.commands.bundles import full_names
 from tests.kernel_fixture import ROOT
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from goondan.kernel.bundle.tool_pages import Outcome, short
+from goondan.kernel.bundle.rules.tool_pages import Outcome, short
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import attach_or_start
 from goondan.kernel.cli.commands.call import check_grant, perform
@@ -222,7 +222,7 @@ def run_all(place: BundleTarget, plan: list[Run], allow_net: tuple[str, ...]) ->
 
 async def run_one(session: Session, run: Run) -> Outcome:
     """Run one example: a real call in a workdir of its own. Raises GoondanError when there is no result at all."""
-    from goondan.kernel.bundle.tool_pages import unkept_promises
+    from goondan.kernel.bundle.rules.tool_pages import unkept_promises
 
     if run.reason:
         return outcome_of(run, "skipped", reason=run.reason)

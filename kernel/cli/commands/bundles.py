@@ -48,7 +48,7 @@ from goondan.kernel.bundle.rules.problems import (
     short_path,
     shown,
 )
-from goondan.kernel.bundle.tool_pages import Parameter, parameter_rows, short
+from goondan.kernel.bundle.rules.tool_pages import Parameter, parameter_rows, short
 from goondan.kernel.cli import options, output
 from goondan.kernel.cli.consent import remember
 from goondan.kernel.cli.state import state_of

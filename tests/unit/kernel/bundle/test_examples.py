@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.kernel.bundle.tool_pages import MAX_DIFFERENCES, MAX_VALUE, differences, unkept_promises
+from goondan.kernel.bundle.rules.tool_pages import MAX_DIFFERENCES, MAX_VALUE, differences, unkept_promises
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=5),

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from goondan.kernel.bundle.documents import base_tools
-from goondan.kernel.bundle.tool_pages import MAX_ROWS, Parameter, parameter_rows, type_words
+from goondan.kernel.bundle.rules.tool_pages import MAX_ROWS, Parameter, parameter_rows, type_words
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
