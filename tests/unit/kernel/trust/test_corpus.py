@@ -392,11 +392,12 @@ FIELDS: dict[str, str] = {
 def test_every_field_of_a_bundle_has_been_thought_about() -> None:
     """Those of a feature's kind: the test of the same name in tests/features/."""
     kinds = {kind.__name__ for kind in resources.DOCUMENTS.values()}
-    structs = [*vars(resources).values(), launch.Filesystem, launch.Limits, launch.PythonSpec]
+    shared = [launch.Filesystem, launch.Limits, launch.OutputSpec, launch.PythonSpec]
+    structs = [kind for name, kind in vars(resources).items() if not name.startswith("_")] + shared
     there = {
         (kind.__name__, field)
         for kind in structs
-        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__name__ not in {*kinds, "_Use"}
+        if isinstance(kind, type) and issubclass(kind, msgspec.Struct) and kind.__name__ not in kinds
         for field in kind.__struct_encode_fields__
     }
     known = {(row.partition(": ")[0], field) for row in FIELDS for field in row.partition(": ")[2].split()}
