@@ -48,8 +48,6 @@ OPS: Final = ("auth.login", "auth.wait", "auth.list", "auth.revoke")
 class _Open(Struct):
     """An order that has no answer yet."""
 
-    #: The id of the order.
-    id: str
     #: What is ordered.
     order: wire.Order
     #: The sender and the frame that asked.
@@ -58,6 +56,8 @@ class _Open(Struct):
     connection: Connection
     #: When the asker is told that no answer came (seconds on the broker's clock).
     until: float
+    #: The id of the frame with the order; "": it was not sent yet.
+    id: str = ""
 
 
 def parts(core: Core) -> Sequence[Part]:
@@ -79,8 +79,8 @@ class TokenOrders(Part):
         self._apps = apps_of(bus.plan)
         #: The process that holds tokens, if it is connected.
         self._holder: Connection | None = None
-        self._open: dict[str, _Open] = {}
-        self._by_asker: dict[tuple[str, str, str], _Open] = {}
+        #: By the sender and the frame that asked.
+        self._open: dict[tuple[str, str, str], _Open] = {}
         self.takes = (
             Take((AGENTS,), "oauth.token", self.ask, LISTS_BYTES, confined="no"),
             Take((TOOLS,), "oauth.server", self.ask_for_server, MAX_DOCUMENT + LISTS_BYTES),
@@ -166,7 +166,7 @@ class TokenOrders(Part):
         """
         if peer.cls == CONTROL and peer.claims.agent == wire.OAUTH:
             self._holder = peer
-            for item in list(self._open.values()):
+            for item in self._open.values():
                 self._send(peer, item)
         elif peer is self._bus.control and self._open and self._holder is None:
             self._bus.tell_supervisor(ProgramWanted(wire.OAUTH))
@@ -189,7 +189,7 @@ class TokenOrders(Part):
         """`reply` or `error` from that process."""
         if connection is not self._holder:
             raise fail("E_FORBIDDEN", "only the process that holds tokens answers orders")
-        item = self._open.get(frame.in_reply_to or "")
+        item = next((item for item in self._open.values() if item.id == frame.in_reply_to), None)
         if item is not None:
             self._settle(item, frame.type, frame.payload)
 
@@ -218,7 +218,7 @@ class TokenOrders(Part):
 
     def _order(self, connection: Connection, frame: Frame, order: wire.Order, until: float, now: float) -> None:
         asker = (connection.sender, connection.incarnation, frame.id)
-        known = self._by_asker.get(asker)
+        known = self._open.get(asker)
         if known is not None:  # the same frame again, perhaps over another connection
             known.connection = connection
             return
@@ -227,8 +227,7 @@ class TokenOrders(Part):
             raise overloaded(f"{mine} of {len(self._open)} orders for OAuth tokens that have no answer yet are yours")
         if self._holder is None:
             self._start(now)
-        item = _Open(self._bus.next_id(), order, asker, connection, until)
-        self._open[item.id] = self._by_asker[asker] = item
+        item = self._open[asker] = _Open(order, asker, connection, until)
         if self._holder is not None:
             self._send(self._holder, item)
 
@@ -242,16 +241,12 @@ class TokenOrders(Part):
             raise fail("E_OAUTH_UNAVAILABLE", "no process holds tokens here", suggestion=suggestion)
 
     def _send(self, holder: Connection, item: _Open) -> None:
-        """Send an order. The frame's id is the order's id; `Bus.send` would give a new id each time."""
         frame = Frame("oauth.order", payload=to_raw(item.order))
         self._bus.send(holder, frame)
-        del self._open[item.id]
         item.id = frame.id
-        self._open[item.id] = item
 
     def _settle(self, item: _Open, kind: str, payload: Raw) -> None:
-        del self._open[item.id]
-        del self._by_asker[item.asker]
+        del self._open[item.asker]
         self._bus.send(item.connection, Frame(kind, in_reply_to=item.asker[2], payload=payload))
 
 
