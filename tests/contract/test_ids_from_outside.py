@@ -103,7 +103,7 @@ def test_a_strange_id_of_a_model_is_replaced_and_call_and_result_stay_a_pair(
         turn.handle(Begin("go"), "now")
         answer = read(given_id)
         if again:
-            forms: Any = import_module("goondan.features.recordings.agent.forms")
+            forms: Any = import_module("goondan.features.recordings.agent.replayed")
             answer = forms.model_answer(forms.recorded_answer(answer), lambda args: args)
         stored, run = turn.handle(ModelAnswered(answer.text, answer.calls), "now")
         assert isinstance(stored, Store)

@@ -29,8 +29,16 @@ from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.parts import Ask, Call, Done, OnNews, Start, TurnCore, TurnPart
 from goondan.features.approvals.wire import decide, policies_of
 from goondan.features.recordings import PROVIDER, wire
-from goondan.features.recordings.agent.forms import Places, recorded_answer, recorded_fault, recorded_result, request_of
-from goondan.features.recordings.agent.replayed import Replayed, ReplayProvider, is_aside
+from goondan.features.recordings.agent.replayed import (
+    Places,
+    Replayed,
+    ReplayProvider,
+    is_aside,
+    recorded_answer,
+    recorded_fault,
+    recorded_result,
+    request_of,
+)
 from goondan.features.recordings.wire.texts import STATE, WORKDIR, comparable, without_places
 from goondan.schemas.bundle.address import SEPARATOR
 from goondan.schemas.bundle.launch import ModelSpec

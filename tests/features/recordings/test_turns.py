@@ -21,14 +21,14 @@ from goondan.agentproc.machine.messages import (
 from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest, Usage
 from goondan.features.approvals.wire import read_policy
-from goondan.features.recordings.agent.forms import (
+from goondan.features.recordings.agent.replayed import (
+    Replayed,
     model_answer,
     recorded_answer,
     recorded_result,
     request_of,
     tool_result,
 )
-from goondan.features.recordings.agent.replayed import Replayed
 from goondan.features.recordings.agent.tape import TapedTurn
 from goondan.features.recordings.command.record import collect, make
 from goondan.features.recordings.wire import RecordingsPart, ReplaySpec

@@ -11,8 +11,8 @@ import pytest
 
 from goondan.agentproc.machine.messages import ToolData
 from goondan.agentproc.turn.runner import TurnRunner
-from goondan.features.skills.base.skills import finding, skills
-from goondan.features.skills.base.skills.finding import SkillPlace, find_skills, repository_place, served_skills
+from goondan.features.skills.base.skills import skills
+from goondan.features.skills.base.skills.skills import SkillPlace, find_skills, repository_place, served_skills
 from goondan.schemas.bundle.launch import CatalogItem, ToolSource
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.frames import ToolCallPayload, ToolResult
@@ -94,7 +94,7 @@ def results(model: FakeModel) -> list[Any]:
     return [from_raw(result.output, object) if result.output is not None else result.error for result in found]
 
 
-def found_in(*places: Path) -> finding.Found:
+def found_in(*places: Path) -> skills.Found:
     return find_skills([SkillPlace(str(place)) for place in places])
 
 
@@ -303,7 +303,7 @@ def test_links_pipes_and_large_files_are_no_skills(workdir: Path, tmp_path: Path
     (top / "pipe").mkdir()
     os.mkfifo(top / "pipe/SKILL.md")
     (top / "folder/SKILL.md").mkdir(parents=True)
-    write(top / "huge", b"# " + b"x" * finding.MAX_SKILL_FILE)
+    write(top / "huge", b"# " + b"x" * skills.MAX_SKILL_FILE)
     write(top / "sparse", "# s")
     os.truncate(top / "sparse/SKILL.md", 1 << 40)
     write(top / "steering\x1b[31m", "# s")
@@ -335,15 +335,15 @@ def test_a_directory_outside_of_the_repository_is_none(directory: str) -> None:
 
 
 def test_thousands_of_folders_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finding, "MAX_NAMES", 30)
-    monkeypatch.setattr(finding, "MAX_SKILLS", 7)
+    monkeypatch.setattr(skills, "MAX_NAMES", 30)
+    monkeypatch.setattr(skills, "MAX_SKILLS", 7)
     for number in range(40):
         write(tmp_path / f"s{number:03}", "---\nname: other\n---\n# x")
     found = found_in(tmp_path)
     assert len(found.skills) == 7
     assert found.problems[0] == f"{tmp_path} has more than 30 names; some were left out"
     assert found.problems[-1] == "there are more than 7 skills; 23 were left out"
-    monkeypatch.setattr(finding, "MAX_PROBLEMS", 3)
+    monkeypatch.setattr(skills, "MAX_PROBLEMS", 3)
     assert found_in(tmp_path).problems[-1] == "and 6 more"
 
 
@@ -351,7 +351,7 @@ def test_what_is_no_utf_8_can_be_read(tmp_path: Path) -> None:
     write(tmp_path / "bad", b"# A \xff\xfe skill\n\x80")
     found = found_in(tmp_path)
     assert found.skills["bad"].description == "A �� skill"
-    assert finding.read_skill(found.skills["bad"]) == "# A �� skill\n�"
+    assert skills.read_skill(found.skills["bad"]) == "# A �� skill\n�"
 
 
 async def test_a_skill_that_went_or_was_exchanged_is_said(make: Make, workdir: Path, tmp_path: Path) -> None:
