@@ -30,31 +30,11 @@ from goondan.agentproc.conversation.transcript import Transcript, resumption
 from goondan.agentproc.extensions.points.contexts import Execution
 from goondan.agentproc.extensions.points.pipeline import Layer
 from goondan.agentproc.extensions.stages import Stages
+from goondan.agentproc.machine import turn as machine
 from goondan.agentproc.machine.answers import TurnUsage, answer_payload, done_frame, failed, told_event, turn_id
 from goondan.agentproc.machine.catalog import StepCatalog
 from goondan.agentproc.machine.messages import Append, Presented
 from goondan.agentproc.machine.questions import Ended, end_of
-from goondan.agentproc.machine.turn import (
-    Action,
-    AskModel,
-    BeginCall,
-    Cancel,
-    DropCalls,
-    End,
-    EnterStep,
-    EnterTurn,
-    First,
-    Input,
-    LeaveStep,
-    LeaveTurn,
-    ListTools,
-    ModelFailed,
-    Pause,
-    RunTool,
-    Store,
-    Turn,
-    Yield,
-)
 from goondan.agentproc.model.calls import ModelCalls
 from goondan.agentproc.model.context import TurnContext
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
@@ -76,12 +56,12 @@ RENEW_S: Final = 10.0
 NOTES_S: Final = 0.05
 
 #: The cancellation by an operator; below, that of a turn whose event has ended elsewhere.
-CANCELLED: Final = Cancel(
+CANCELLED: Final = machine.Cancel(
     error_payload("E_CANCELLED", "it was cancelled before it was finished"),
     "the turn was cancelled",
     "(This request was cancelled before it was finished. Nothing of it is wanted any more.)",
 )
-_LEFT: Final = Cancel(
+_LEFT: Final = machine.Cancel(
     error_payload("E_CANCELLED", "the turn was left unfinished"),
     "the turn was left unfinished",
     "(This request was left unfinished, and was ended.)",
@@ -97,7 +77,7 @@ class TurnRun:
         self,
         instance: Instance,
         frame: Frame,
-        first: First,
+        first: machine.First,
         row: TurnRow | None,
         features: Features,
     ) -> None:
@@ -115,7 +95,7 @@ class TurnRun:
         self._wraps_steps = instance.pipeline.has("step") or bool(instance.spec.extensions)
         known = frame.trace_id is not None and is_trace_id(frame.trace_id)
         self._trace_id = frame.trace_id if known and frame.trace_id else trace_id_of(name)
-        self.turn = Turn(
+        self.turn = machine.Turn(
             name,
             max_steps=instance.config.current.max_steps,
             wraps_turn=instance.pipeline.has("turn"),
@@ -142,11 +122,11 @@ class TurnRun:
         self._models = ModelCalls(self, shown, self.parts)
         instance.watch.told = self._layer_told
         #: The function that performs each action, after the messages of the actions were stored.
-        self._performs: dict[type[Action], Callable[[Any], None]] = {
-            AskModel: self._ask_model,
-            RunTool: calls.run,
-            ListTools: calls.list_tools,
-            DropCalls: calls.drop,
+        self._performs: dict[type[machine.Action], Callable[[Any], None]] = {
+            machine.AskModel: self._ask_model,
+            machine.RunTool: calls.run,
+            machine.ListTools: calls.list_tools,
+            machine.DropCalls: calls.drop,
         }
         self._stages: Stages | None = None
         self._followed: InForce | None = None  # the configuration that features were asked about last
@@ -166,13 +146,13 @@ class TurnRun:
                 ask_aside=self._text_aside,
             )
             self._performs |= {
-                EnterTurn: lambda _: stages.enter_turn(),
-                LeaveTurn: partial(self._leave_turn, stages),
-                EnterStep: partial(self._enter_step, stages),
-                LeaveStep: stages.leave_step,
+                machine.EnterTurn: lambda _: stages.enter_turn(),
+                machine.LeaveTurn: partial(self._leave_turn, stages),
+                machine.EnterStep: partial(self._enter_step, stages),
+                machine.LeaveStep: stages.leave_step,
             }
         self._parked = False
-        self._inputs: list[Input] = []
+        self._inputs: list[machine.Input] = []
         self._wake: asyncio.Future[None] | None = None
         self._lost = False
         self._hangs = False  # a layer of an extension, as the notes say
@@ -241,11 +221,11 @@ class TurnRun:
             at = self.instance.clock()
             self.turn.max_steps = self.instance.config.current.max_steps
             for event in inputs:
-                if isinstance(event, Cancel):
+                if isinstance(event, machine.Cancel):
                     self._models.give_up(event.error.code)
             actions = [action for event in inputs for action in self.turn.handle(event, at)]
 
-    def push(self, event: Input) -> None:
+    def push(self, event: machine.Input) -> None:
         """Give the turn an input. It is handled in the next round of the loop."""
         self._inputs.append(event)
         self.rouse()
@@ -263,7 +243,7 @@ class TurnRun:
     def abandon(self) -> None:
         """The event is no longer ours: leave its calls to the process that has it now."""
         self._lost = True
-        self.push(Pause())
+        self.push(machine.Pause())
 
     def cancel(self) -> None:
         """End the turn, its model call and its tool calls. The event is answered as failed. At the second call,
@@ -297,7 +277,7 @@ class TurnRun:
 
     # --- actions
 
-    def _begin(self) -> list[Action]:
+    def _begin(self) -> list[machine.Action]:
         """The first actions: of a new turn, or of a turn that an earlier incarnation left. Raises GoondanError as the
         parts of features do.
         """
@@ -308,7 +288,7 @@ class TurnRun:
             self._transcript.restore(stored)
             self._config.resume()
             self.calls.catalog = instance.catalog.for_step()
-            asked = self.first if isinstance(self.first, BeginCall) else None
+            asked = self.first if isinstance(self.first, machine.BeginCall) else None
             resume = resumption(stored, asked is not None, asked)
             own = [message for _, message in resume.stored]
             self._messages = len(own)
@@ -339,12 +319,12 @@ class TurnRun:
             actions = self.turn.handle(self.first, at)
             # The first messages go into the transaction that begins the turn.
             for action in actions:
-                if isinstance(action, Store):
+                if isinstance(action, machine.Store):
                     self._transcript.append(action.position, action.message)
                     self._messages += 1
             self.notes.actions(actions, at, self.calls.catalog)
         self._follow(self._config.in_force)
-        return [action for action in actions if not isinstance(action, Store)]
+        return [action for action in actions if not isinstance(action, machine.Store)]
 
     def _follow(self, in_force: InForce) -> None:
         """Begin the parts of the features that apply now. Raises GoondanError: the turn fails."""
@@ -359,13 +339,13 @@ class TurnRun:
         store.finish_turn(row.event_key, row.turn_id, "abandoned", at, steps=steps, answer=None, used=used.parts)
         log.warning("event %s: its unfinished turn %s was closed", row.event_key, row.turn_id)
 
-    def _give_up(self, turn_id: str, cancel: Cancel, at: str) -> int:
+    def _give_up(self, turn_id: str, cancel: machine.Cancel, at: str) -> int:
         """End the stored part of a turn with a result for every call (inside `write`). Returns the turn's steps."""
         store = self.instance.store
-        turn = Turn(turn_id, max_steps=self.instance.spec.max_steps_per_turn)
-        turn.handle(resumption(store.turn_events(turn_id), isinstance(self.first, BeginCall)), at)
+        turn = machine.Turn(turn_id, max_steps=self.instance.spec.max_steps_per_turn)
+        turn.handle(resumption(store.turn_events(turn_id), isinstance(self.first, machine.BeginCall)), at)
         for action in turn.handle(cancel, at):
-            if isinstance(action, Store):
+            if isinstance(action, machine.Store):
                 store.append(turn_id, action.position, Append(action.message))
         return turn.steps
 
@@ -383,7 +363,7 @@ class TurnRun:
         """Storing failed: the turn ends with its stored part and this error."""
         instance, name, at = self.instance, self.turn.turn_id, self.instance.clock()
         with instance.store.write(final=True, reserve=True):
-            end = failed(info, self._give_up(name, Cancel(info, reason), at))
+            end = failed(info, self._give_up(name, machine.Cancel(info, reason), at))
             self.notes.model(at)
             used = self.notes.usage
             payload = answer_payload(end, name, self._event_id, at, self._trace_id, used)
@@ -395,7 +375,7 @@ class TurnRun:
                 storing(end)
         return done_frame(self._event_id, self._epoch, "failed", payload)
 
-    def _perform(self, actions: Sequence[Action]) -> Frame | None:
+    def _perform(self, actions: Sequence[machine.Action]) -> Frame | None:
         """Store first, then act. Returns the frame that ends the event, if the actions end the turn or give it back."""
         actions, end = self._without_secrets(actions)
         payload = self._store(actions, end)
@@ -406,22 +386,24 @@ class TurnRun:
                 perform(action)
         if end is not None:
             return done_frame(self._event_id, self._epoch, end.status, payload)
-        if any(isinstance(action, Yield) for action in actions):
+        if any(isinstance(action, machine.Yield) for action in actions):
             return Frame("ack", stage="release", event_id=self._event_id, epoch=self._epoch)
         return None
 
-    def _without_secrets(self, actions: Sequence[Action]) -> tuple[Sequence[Action], End | None]:
+    def _without_secrets(
+        self, actions: Sequence[machine.Action]
+    ) -> tuple[Sequence[machine.Action], machine.End | None]:
         """The actions, and the end among them, with secrets removed from its error."""
-        end = next((action for action in actions if isinstance(action, End)), None)
+        end = next((action for action in actions if isinstance(action, machine.End)), None)
         if end is None or (error := self.instance.secrets.out_of_error(end.error)) is end.error:
             return actions, end
         hidden = structs.replace(end, error=error)
         return [hidden if action is end else action for action in actions], hidden
 
-    def _store(self, actions: Sequence[Action], end: End | None) -> bytes:
+    def _store(self, actions: Sequence[machine.Action], end: machine.End | None) -> bytes:
         """Store the messages of the actions in one transaction. Returns the answer if the turn ends, else b""."""
         instance, at, payload = self.instance, self.instance.clock(), b""
-        stores = [action for action in actions if isinstance(action, Store)]
+        stores = [action for action in actions if isinstance(action, machine.Store)]
         if not stores and end is None:
             self.notes.model(at)
             self.notes.actions(actions, at, self.calls.catalog)
@@ -490,13 +472,13 @@ class TurnRun:
     @property
     def _by_operator(self) -> bool:
         """Whether an operator makes a call through an agent that has a model."""
-        return isinstance(self.first, BeginCall) and self.instance.spec.name != OPERATOR_AGENT
+        return isinstance(self.first, machine.BeginCall) and self.instance.spec.name != OPERATOR_AGENT
 
-    def _leave_turn(self, stages: Stages, action: LeaveTurn) -> None:
+    def _leave_turn(self, stages: Stages, action: machine.LeaveTurn) -> None:
         self._models.stop()
         stages.leave_turn(action.end)
 
-    def _enter_step(self, stages: Stages, action: EnterStep) -> None:
+    def _enter_step(self, stages: Stages, action: machine.EnterStep) -> None:
         self._tell_completed()
         in_force = self._config.begin_step(action.step, again=action.again)
         if in_force is not self._followed:
@@ -530,7 +512,7 @@ class TurnRun:
             self.instance.notice(ended)
             self._transcript.emit(ended.event_id, "", {"type": "append", "message": message})
 
-    def _ask_model(self, action: AskModel) -> None:
+    def _ask_model(self, action: machine.AskModel) -> None:
         instance = self.instance
         if self._wraps_steps and self._completed:
             self.turn.hear()  # what came since then, the middleware of the next step sees first
@@ -547,7 +529,7 @@ class TurnRun:
             if self._stages is not None and provider.needs_history:
                 messages = self._stages.messages(messages)
         except GoondanError as error:
-            self.push(ModelFailed(error.info))
+            self.push(machine.ModelFailed(error.info))
             return
         request = ModelRequest(
             agent=instance.spec.name,
@@ -591,7 +573,7 @@ class TurnRun:
 
     def _out_of_time(self) -> None:
         late = error_payload("E_AGENT_TIMEOUT", "the turn did not finish within its deadline")
-        self.push(Cancel(late, "the turn ran out of time"))
+        self.push(machine.Cancel(late, "the turn ran out of time"))
 
     def _renew(self) -> None:
         """Tell the broker that the turn is alive, and learn whether the lease is gone."""
