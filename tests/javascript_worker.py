@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import socket
-import sys
-import termios
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -117,13 +114,6 @@ class Worker:
                 raise EOFError(self.said())
             self._buffer += data
         return self._buffer[:size]
-
-    def wait_until_unread(self, size: int) -> None:
-        """Wait until so many bytes from the worker lie in the socket."""
-        ends = time.monotonic() + PATIENCE_S
-        while int.from_bytes(fcntl.ioctl(self.socket, termios.FIONREAD, bytes(4)), sys.byteorder) < size:
-            assert time.monotonic() < ends
-            time.sleep(0.001)
 
     def logged(self) -> list[tuple[str, str]]:
         """Levels and lines so far, without the debug lines of failures."""

@@ -13,7 +13,7 @@ import pytest
 
 from goondan.kernel.cli import execute
 from tests.javascript_runtimes import RUNTIMES, runtime
-from tests.javascript_worker import WORKER, Worker, packed
+from tests.javascript_worker import WORKER, Worker
 
 TOOL: Final = Path(__file__).parent / "javascript_tool.ts"
 #: What a tool may do to the language: one line, one tool.
@@ -453,10 +453,6 @@ def test_questions_that_cannot_be_asked(fresh: Callable[..., Worker]) -> None:
     assert worker.next("log")["message"] == "AgentError E_CALL_ENDED"
 
 
-def test_nothing_is_asked_without_the_permission(fresh: Callable[..., Worker]) -> None:
-    assert fresh(ASKS, permissions=["tools"]).value("none") is None
-
-
 # --- loading
 
 
@@ -522,11 +518,6 @@ def test_what_only_a_compiler_knows(fresh: Callable[..., Worker], name: str) -> 
     assert loaded["message"].endswith("Node only strips types: sandbox.javascript: bun runs it")
 
 
-def test_the_environment(fresh: Callable[..., Worker]) -> None:
-    source = "export const seen = process.env.SHOP;\nexport const handlers = {a: () => [seen, process.env.SHOP]}"
-    assert fresh(source, env={"SHOP": "tea"}).value("a") == ["tea", "tea"]
-
-
 def test_another_protocol(name: str, tmp_path: Path) -> None:
     worker = Worker(name, tmp_path)
     worker.init(tmp_path / "none.mjs", protocol=2)
@@ -538,33 +529,6 @@ def test_another_protocol(name: str, tmp_path: Path) -> None:
 # --- frames
 
 
-def test_frames_in_pieces(worker: Worker) -> None:
-    call = {
-        "type": "call",
-        "export": "echo",
-        "agentName": "a",
-        "instanceKey": "k",
-        "turnId": "t",
-        "toolCallId": "c",
-        "workdir": "/",
-    }
-    frames = [{**call, "callId": f"p{i}", "input": {"text": "x" * size}} for i, size in enumerate((1, 500, 70_000, 3))]
-    data = b"".join(map(packed, frames))
-    for piece in (1, 3, 1000, len(data)):
-        for at in range(0, len(data) if piece > 3 else 900, piece):
-            worker.write(data[at : at + piece])
-        if piece <= 3:
-            worker.write(data[900:])
-        assert [len(worker.result(f"p{i}")["output"]["text"]) for i in range(4)] == [1, 500, 70_000, 3]
-
-
-def test_a_host_that_reads_late(worker: Worker) -> None:
-    """What the socket has no room for waits, in order."""
-    calls = [worker.begin("evaluate", {"expression": f"'{i}'.repeat(900000)"}) for i in range(5)]
-    worker.wait_until_unread(100_000)
-    assert [worker.result(call)["output"] for call in calls] == [str(i) * 900_000 for i in range(5)]
-
-
 @pytest.mark.parametrize(
     "data", [b"\xff\xff\xff\x7f", b"\0\0\0\0", b"\1\0\0\0\xc1", b"\2\0\0\0\1\1", b"\4\0\0\0\xd9\x50ab"]
 )
@@ -574,11 +538,6 @@ def test_rubbish_from_the_host(name: str, tmp_path: Path, data: bytes) -> None:
     assert worker.ended() == 1
     assert worker.said().startswith("worker: ")
     worker.close()
-
-
-def test_what_a_worker_does_not_know(worker: Worker) -> None:
-    worker.send({"type": "weather", "sunny": True})
-    assert worker.value("echo", {"a": 1}, weather="sunny") == {"a": 1}
 
 
 def test_it_ends_with_the_channel_or_at_exit(fresh: Callable[..., Worker]) -> None:
