@@ -32,7 +32,7 @@ from goondan.schemas.system.startup import admit_toolhost, close_to_others
 from goondan.schemas.system.users import TOOLHOST_UID, VARIABLE
 from goondan.schemas.wire.errors import GoondanError
 from goondan.toolhost.launcher import syscalls
-from goondan.toolhost.launcher.request import AllowList, Enclosed
+from goondan.toolhost.launcher.allow_list import AllowList, Enclosed
 from goondan.toolhost.lookup.hiding import runtime_folders
 from goondan.toolhost.lookup.this_host import STAGES, code_folders, gather, home
 from goondan.toolhost.policy.plan import enclosure_of, isolation, start_of

@@ -23,7 +23,7 @@ from goondan.schemas.system.directories import remove_tree
 from goondan.schemas.system.users import NUMBERS
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.worker_frames import WORKER_FD
-from goondan.toolhost.launcher.request import Launch
+from goondan.toolhost.launcher.allow_list import Launch
 from goondan.toolhost.lookup.this_host import machine
 from goondan.toolhost.policy.launch_plan import LaunchPlan, quick_boot_plan
 from goondan.toolhost.policy.plan import has_namespaces, start_of

@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from goondan.toolhost.launcher import request, syscalls
+from goondan.toolhost.launcher import allow_list, syscalls
 from goondan.toolhost.launcher.places import hand_over, make_folders, open_folder, opened, status_numbers, write_text
-from goondan.toolhost.launcher.request import AllowList, NotAllowed
 
 #: The file that freezes a control group of version 1.
 FREEZER_STATE: Final = "freezer.state"
@@ -57,7 +56,7 @@ class Operations:
     OSError.
     """
 
-    def __init__(self, allowed: AllowList, settled: Settled) -> None:
+    def __init__(self, allowed: allow_list.AllowList, settled: Settled) -> None:
         self._allowed = allowed
         self._settled = settled
         self._state_dir: str | None = None
@@ -74,17 +73,17 @@ class Operations:
         """
         state_dir = os.path.realpath(state_dir)
         if self._state_dir not in (None, state_dir):
-            raise NotAllowed(f"the state is in {self._state_dir}")
+            raise allow_list.NotAllowed(f"the state is in {self._state_dir}")
         if self._state_dir is None:
             if state_dir in self._allowed["top"] or any(
-                request.within(state_dir, path) for path in self._allowed["closed"]
+                allow_list.within(state_dir, path) for path in self._allowed["closed"]
             ):
-                raise NotAllowed(f"{state_dir} is no place for state")
+                raise allow_list.NotAllowed(f"{state_dir} is no place for state")
             os.makedirs(state_dir, 0o700, exist_ok=True)
             self._state_dir = state_dir
-            self._settled.write(request.state_root_of(state_dir), enclosed=self._settled.read()[1])
+            self._settled.write(allow_list.state_root_of(state_dir), enclosed=self._settled.read()[1])
         if "/" in name or "/" in above:
-            raise NotAllowed("that is no name of a folder")
+            raise allow_list.NotAllowed("that is no name of a folder")
         make_folders(state_dir, [above, name])
         for each in os.listdir(f"{state_dir}/{above}"):
             with suppress(NotADirectoryError), open_folder(f"{state_dir}/{above}/{each}") as folder:
@@ -93,13 +92,13 @@ class Operations:
     def make_workdir(self, place: str) -> None:
         """Make an instance's folder, with root as its owner, or let its owner in. `place` is its path in the state."""
         root = self._state_dir
-        request.check_workspace(f"{root}/{place}", root)
+        allow_list.check_workspace(f"{root}/{place}", root)
         if root is not None:
             make_folders(root, place.split("/"))
 
     def make_placeholders(self, folder: str) -> list[str]:
         """Make the guarded names that a folder lacks, with the folder's owner. Returns the paths that were made."""
-        request.check_writable(folder, self._allowed, self._settled.read()[0])
+        allow_list.check_writable(folder, self._allowed, self._settled.read()[0])
         with open_folder(folder) as here:
             return [f"{folder}/{name}" for name in make_placeholders(here, self._allowed["guarded"])]
 
@@ -107,8 +106,8 @@ class Operations:
         """Remove a placeholder that is empty, unless another tool host guards it."""
         folder, _, name = path.rpartition("/")
         if name not in self._allowed["guarded"]:
-            raise NotAllowed(f"{path} is no placeholder")
-        request.check_writable(folder, self._allowed, self._settled.read()[0])
+            raise allow_list.NotAllowed(f"{path} is no placeholder")
+        allow_list.check_writable(folder, self._allowed, self._settled.read()[0])
         with open_folder(folder) as here:
             remove_unguarded(name, here)
 
@@ -135,7 +134,7 @@ class Operations:
         """Set the niceness of the session of a jail's process, where the scheduler groups by session."""
         self._check_jails(pid)
         if not 0 <= value < 20:
-            raise NotAllowed(f"the niceness of a jail cannot be {value}")
+            raise allow_list.NotAllowed(f"the niceness of a jail cannot be {value}")
         set_niceness(int(pid), value)
 
     def held_by(self, pid: int, numbers: list[int]) -> int:
@@ -146,12 +145,12 @@ class Operations:
     def _beside(self, number: int) -> str:
         beside = self._allowed["beside"]
         if beside is None:
-            raise NotAllowed("there are no such groups here")
+            raise allow_list.NotAllowed("there are no such groups here")
         return f"{beside}{int(number)}"
 
     def _check_jails(self, pid: int) -> None:
-        if not request.is_jails(user_of(pid), self._allowed):
-            raise NotAllowed(f"the process {pid} is none of a jail's")
+        if not allow_list.is_jails(user_of(pid), self._allowed):
+            raise allow_list.NotAllowed(f"the process {pid} is none of a jail's")
 
 
 def user_of(pid: int) -> int:

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import NamedTuple
 
 from goondan.toolhost.launcher import syscalls
-from goondan.toolhost.launcher.request import AllowList, NotAllowed, Stage, check_workspace, check_writable, within
+from goondan.toolhost.launcher.allow_list import AllowList, NotAllowed, Stage, check_workspace, check_writable, within
 
 
 @contextmanager

@@ -11,7 +11,7 @@ Rules of the launcher.
 The privileged helper keeps root's powers for a tool host that gave them up. It makes launchers and does the privileged
 operations (operations.py).
 
-    first:  the allow-list (request.py), from a tool host that is still root; no answer
+    first:  the allow-list (allow_list.py), from a tool host that is still root; no answer
     then:   {"operation": NAME, "with": [...]}  -> {"done": value} or {"error": [errno, text]}
 
 The operation `make_launcher` answers with the new launcher's process number, and with one descriptor: the tool host's
@@ -42,9 +42,7 @@ from contextlib import suppress
 from typing import Any, Final, NoReturn
 
 from goondan.toolhost.launcher import staging, syscalls
-from goondan.toolhost.launcher.operations import Operations, Settled, user_of
-from goondan.toolhost.launcher.places import ReadOnlyPlace, check_stages, write_text
-from goondan.toolhost.launcher.request import (
+from goondan.toolhost.launcher.allow_list import (
     MAX_DESCRIPTORS,
     MAX_REQUEST,
     AllowList,
@@ -58,6 +56,8 @@ from goondan.toolhost.launcher.request import (
     is_jails,
     way_of,
 )
+from goondan.toolhost.launcher.operations import Operations, Settled, user_of
+from goondan.toolhost.launcher.places import ReadOnlyPlace, check_stages, write_text
 
 #: Descriptors are first moved to this number or above, so that no place is taken by one of them.
 _ABOVE: Final = 64

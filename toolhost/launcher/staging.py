@@ -30,8 +30,8 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from goondan.toolhost.launcher import syscalls
+from goondan.toolhost.launcher.allow_list import Enclosure, Stage
 from goondan.toolhost.launcher.places import ReadOnlyPlace, keep, opened, path_of, reopened, write_all, write_text
-from goondan.toolhost.launcher.request import Enclosure, Stage
 
 #: Descriptors of user namespaces that are kept; each takes some kilobytes of the Linux kernel's memory.
 MAX_NAMESPACES: Final = 1024

@@ -23,7 +23,7 @@ import msgspec
 
 from goondan.schemas.bundle.launch import ToolHostSpec
 from goondan.schemas.worker.grantable import KEYS, STATE_ROOT, TOP, runtime_bases, within, workspace_of
-from goondan.toolhost.launcher.request import state_root_of
+from goondan.toolhost.launcher.allow_list import state_root_of
 from goondan.toolhost.policy.subject import HostFacts
 
 _MOUNTS: Final = "/proc/self/mountinfo"

@@ -40,7 +40,7 @@ from goondan.schemas.bundle.launch import JavaScriptRuntime, ToolSpec, entry_kin
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.grantable import within
 from goondan.schemas.worker.receipts import STRONGEST, Mechanism, Tier, Wall
-from goondan.toolhost.launcher.request import Enclosure, Stage
+from goondan.toolhost.launcher.allow_list import Enclosure, Stage
 from goondan.toolhost.policy.limits import GroupPlan, Tree
 from goondan.toolhost.policy.seccomp import NUMBERS, Machine
 from goondan.toolhost.policy.subject import Request

@@ -41,7 +41,7 @@ from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.grantable import within
 from goondan.schemas.worker.hosts import BadHost, read_network
 from goondan.schemas.worker.receipts import Tier, Wall, is_weaker
-from goondan.toolhost.launcher.request import Enclosure, Stage, Unmapped
+from goondan.toolhost.launcher.allow_list import Enclosure, Stage, Unmapped
 from goondan.toolhost.policy import launch_plan, subject
 from goondan.toolhost.policy.limits import group_plan, mechanisms, resource_limits
 from goondan.toolhost.policy.seccomp import program

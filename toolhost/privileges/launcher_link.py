@@ -37,7 +37,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from goondan.toolhost.launcher.request import Launch, Run
+from goondan.toolhost.launcher.allow_list import Launch, Run
 
 _T = TypeVar("_T")
 

@@ -41,8 +41,8 @@ from typing import Any, Final
 
 from goondan.schemas.system.users import NUMBERS, UserNumbers
 from goondan.toolhost.launcher import operations
+from goondan.toolhost.launcher.allow_list import AllowList
 from goondan.toolhost.launcher.places import let_owner_in, opened, write_text
-from goondan.toolhost.launcher.request import AllowList
 from goondan.toolhost.policy.limits import Tree
 from goondan.toolhost.privileges.launcher_link import LauncherLink, Offload, StartLauncher, spawn
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from goondan.schemas.system.users import DEFAULT, TOOLHOST_UID
-from goondan.toolhost.launcher.places import kept_in
-from goondan.toolhost.launcher.request import (
+from goondan.toolhost.launcher.allow_list import (
     AllowList,
     Launch,
     NotAllowed,
@@ -17,6 +16,7 @@ from goondan.toolhost.launcher.request import (
     check_writable,
     state_root_of,
 )
+from goondan.toolhost.launcher.places import kept_in
 from goondan.toolhost.policy.subject import GUARDED_NAMES, SYSTEM, TOP
 
 FIRST, LAST = 0x70001000, 0x70001FFF
