@@ -1,8 +1,9 @@
-"""Questions of handlers to the bus: through `ctx.runtime`, for tools that were granted `permissions: [agents]`, and
-through `ctx.tools`, for the tool that was granted `permissions: [tools]`.
+"""What only some handlers need: questions to the bus, and an event loop for coroutines. It is imported at the first of
+them.
 
-This module is imported at the first question. In a plain handler a question waits for its answer. Where an event loop
-runs, it returns something to await. A question that fails raises AgentError.
+Questions go through `ctx.runtime`, for tools that were granted `permissions: [agents]`, and through `ctx.tools`, for
+the tool that was granted `permissions: [tools]`. In a plain handler a question waits for its answer. Where an event
+loop runs, it returns something to await. A question that fails raises AgentError.
 
 Source: requirements CONTEXT-09, AGENTS-12 to AGENTS-30; schemas/WORKER.md "ask".
 """
@@ -10,14 +11,16 @@ Source: requirements CONTEXT-09, AGENTS-12 to AGENTS-30; schemas/WORKER.md "ask"
 from __future__ import annotations
 
 import sys
-from _thread import allocate_lock
+from _contextvars import ContextVar, copy_context  # without the module around them
+from _thread import allocate_lock, start_new_thread
 
 from . import wire
 from .api import AgentError
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import asyncio
+    from collections.abc import Awaitable, Callable
     from typing import Any
 
     from .running import Running, Serving
@@ -148,3 +151,68 @@ def value_of(frame: dict[str, Any]) -> Any:
 def _running_loop() -> Any:
     asyncio = sys.modules.get("asyncio")  # without it no loop runs
     return None if asyncio is None else asyncio._get_running_loop()
+
+
+# --- coroutines -------------------------------------------------------------------------------------------------------
+
+_call_id: ContextVar[str | None] = ContextVar("call", default=None)
+
+
+class AsyncCalls:
+    """Asynchronous handlers: one event loop on a thread of its own, made when the first coroutine turns up."""
+
+    def __init__(self, worker: Serving) -> None:
+        import asyncio  # takes some 40 ms, which a tool without coroutines never pays
+
+        self._worker = worker
+        self._asyncio = asyncio
+        self._loop = asyncio.new_event_loop()
+        start_new_thread(self._run, ())
+
+    def _run(self) -> None:
+        self._asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def submit(self, call: Running, awaitable: Awaitable[Any]) -> None:
+        """Run a handler's awaitable to its result. Called from any thread."""
+        self._loop.call_soon_threadsafe(self._begin, call, awaitable)
+
+    def cancel(self, call: Running) -> None:
+        """Cancel the call's task. Called from any thread."""
+        self._loop.call_soon_threadsafe(call.task.cancel)
+
+    def current(self) -> str | None:
+        """The call of the running task."""
+        return _call_id.get()
+
+    def _begin(self, call: Running, awaitable: Awaitable[Any]) -> None:
+        context = copy_context()
+        context.run(_call_id.set, call.id)
+        call.task = self._loop.create_task(_result(awaitable), context=context)
+        call.task.add_done_callback(lambda task: self._done(call, task))
+        if call.cancelled:
+            call.task.cancel()
+
+    def _done(self, call: Running, task: asyncio.Task[Any]) -> None:
+        def result() -> Any:
+            if task.cancelled():
+                raise self._asyncio.CancelledError("the call was cancelled")
+            return task.result()
+
+        self._worker.conclude(call, result, awaits=False)
+
+
+async def _result(awaitable: Awaitable[Any]) -> Any:
+    """Turns SystemExit and its like, which would end the loop, into an ordinary failure of the call."""
+    try:
+        return await awaitable
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise HandlerExit(error) from None
+
+
+class HandlerExit(Exception):
+    """A coroutine called sys.exit or was interrupted."""
+
+    def __init__(self, error: BaseException) -> None:
+        code = getattr(error, "code", None)
+        super().__init__(f"sys.exit({code!r}) was called" if isinstance(error, SystemExit) else "interrupted")

@@ -31,9 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any, NoReturn
 
-    from .aio import AsyncCalls
     from .running import AskTools
-    from .runtime import Questions
+    from .runtime import AsyncCalls, Questions
 else:
     from _collections import deque  # without the package around it, which takes 4 ms
 
@@ -379,7 +378,7 @@ class Worker:
         """Let the event loop run it to the call's result."""
         with self._lock:
             if self._async is None:
-                from .aio import AsyncCalls
+                from .runtime import AsyncCalls
 
                 self._async = AsyncCalls(self)
         self._async.submit(call, awaitable)
