@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.agentproc.fakes import FakeLink
 from tests.unit.agentproc.turns import Make, Runners
 
 
@@ -16,6 +17,12 @@ async def make(tmp_path: Path) -> AsyncIterator[Make]:
     runners = Runners(tmp_path)
     yield runners.build
     await runners.close()
+
+
+@pytest.fixture
+def link() -> FakeLink:
+    """A broker and a tool host that answer each call with what they got."""
+    return FakeLink()
 
 
 @pytest.fixture(autouse=True)

@@ -40,9 +40,8 @@ HALF = ModelAnswer(
 
 
 async def test_the_answer_says_that_it_was_cut_off_and_has_the_reasoning_beside_the_text(
-    make: Make, tmp_path: Path
+    make: Make, link: FakeLink, tmp_path: Path
 ) -> None:
-    link = FakeLink()
     call = ModelAnswer(calls=[AskedCall("a", "notes__add", {})], reasoning="first a note", cut_off=True)
     runner = make(link, FakeModel(call, HALF))
     await runner.run(event_frame("e1", "go"))
@@ -62,8 +61,7 @@ async def test_the_answer_says_that_it_was_cut_off_and_has_the_reasoning_beside_
     assert not any("thought" in row[0] for row in rows), "a trace holds no text"
 
 
-async def test_tools_see_neither_the_reasoning_nor_what_is_for_the_vendor(make: Make) -> None:
-    link = FakeLink()
+async def test_tools_see_neither_the_reasoning_nor_what_is_for_the_vendor(make: Make, link: FakeLink) -> None:
     kept = {"vendor": {"provider": "p", "model": "m", "blocks": ["sealed"]}, "other": 1}
     call = ModelAnswer(calls=[AskedCall("a", "notes__add", {})], reasoning="a thought", metadata=kept)
     await make(link, FakeModel(call, ModelAnswer(text="done"))).run(event_frame("e1", "go"))
@@ -82,19 +80,17 @@ def test_reasoning_that_goes_back_counts_as_a_part_of_the_request() -> None:
     assert sizes[1] - sizes[0] > 1000
 
 
-async def test_only_the_last_message_decides(make: Make) -> None:
-    link = FakeLink()
+async def test_only_the_last_message_decides(make: Make, link: FakeLink) -> None:
     call = ModelAnswer(calls=[AskedCall("a", "notes__add", {})], reasoning="first a note", cut_off=True)
     await make(link, FakeModel(call, ModelAnswer(text="done"))).run(event_frame("e1", "go"))
     assert (the_answer(link).cut_off, the_answer(link).reasoning) == (False, None)
 
 
-async def test_an_answer_that_is_none_is_noted_with_its_tokens(make: Make, tmp_path: Path) -> None:
+async def test_an_answer_that_is_none_is_noted_with_its_tokens(make: Make, link: FakeLink, tmp_path: Path) -> None:
     class Silent(FakeModel):
         async def complete(self, request: Any, on_delta: Any = None, on_news: Any = None) -> ModelAnswer:
             raise ModelFailure("reasoning only", suggestion="Raise it.", usage=Usage(5, 900, reasoning_tokens=890))
 
-    link = FakeLink()
     await make(link, Silent()).run(event_frame("e1", "go"))
     error = the_answer(link).error
     assert error is not None
@@ -116,8 +112,7 @@ def test_a_turn_that_goes_on_elsewhere_still_knows_it() -> None:
         assert (end.response, end.cut_off, end.reasoning) == ("half", *told)
 
 
-async def test_long_reasoning_is_cut(make: Make) -> None:
-    link = FakeLink()
+async def test_long_reasoning_is_cut(make: Make, link: FakeLink) -> None:
     runner = make(link, FakeModel(ModelAnswer(text="x", reasoning="y" * (MAX_REASONING + 1))))
     await runner.run(event_frame("e1", "go"))
     kept = the_answer(link).reasoning or ""
@@ -137,7 +132,7 @@ def test_reasoning_and_response_fit_into_an_answer_together() -> None:
 
 
 @pytest.mark.parametrize("where", ["turn", "step.llmCall"])
-async def test_a_layer_that_changes_the_text_takes_the_reasoning_away(make: Make, where: str) -> None:
+async def test_a_layer_that_changes_the_text_takes_the_reasoning_away(make: Make, link: FakeLink, where: str) -> None:
     async def turn(ctx: Any) -> Any:
         result = await ctx.next()
         result.response = "***"
@@ -148,7 +143,6 @@ async def test_a_layer_that_changes_the_text_takes_the_reasoning_away(make: Make
         result.llm_result.text = "***"
         return result
 
-    link = FakeLink()
     runner = make(link, FakeModel(HALF))
     if where == "turn":
         runner.instance.pipeline.register("turn", turn, extension="ext", priority=0)

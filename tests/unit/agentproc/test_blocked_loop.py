@@ -135,14 +135,13 @@ def test_a_file_that_cannot_be_made_is_done_without(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("event_id", ["e1", "another"])
 async def test_the_turn_that_was_ended_fails_with_the_extensions_name_and_others_go_on(
-    make: Make, tmp_path: Path, event_id: str
+    make: Make, link: FakeLink, tmp_path: Path, event_id: str
 ) -> None:
     own = extension("guard", "/bundle/ext/guard.py")
     first: TurnRunner = make(FakeLink(), FakeModel(says("ignored")))
     folder = Path(first.instance.place.instance_dir)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / BLOCKED_FILE).write_text(STORY.replace("e1", event_id, 1))
-    link = FakeLink()
     runner = make(link, FakeModel(says("fine"), says("fine")), extensions=[own])
     await runner.run(event_frame("e1", "go"))
     answer = the_answer(link)

@@ -18,6 +18,7 @@ from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError, tool_error
 from goondan.schemas.wire.frames import TOOL_COMPLETED, AgentEvent, Completion, Frame, Source, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, ok, says, wants
+from tests.unit.agentproc.turns import until
 
 Make = Callable[..., TurnRunner]
 HOST = Source("tool", "tool:1")
@@ -70,9 +71,7 @@ async def test_a_running_turn_hears_of_it_before_its_next_step_and_the_event_add
     model = FakeModel(wants(("a", "notes__add", {})), says("done"))
     runner = make(link, model)
     running = asyncio.ensure_future(runner.run(event_frame("e1", "go")))
-    async with asyncio.timeout(5):
-        while not link.open_calls():
-            await asyncio.sleep(0)
+    await until(link.open_calls)
     runner.completed(completion(kind="tool.completed"))
     runner.completed(completion(kind="tool.completed"))
     link.finish(link.open_calls()[0], ok(1))
@@ -84,8 +83,7 @@ async def test_a_running_turn_hears_of_it_before_its_next_step_and_the_event_add
     assert [frame.stage for frame in link.posted if frame.stage != "renew"] == ["done", "done"]
 
 
-async def test_what_comes_during_the_last_step_is_left_to_the_event(make: Make) -> None:
-    link = FakeLink()
+async def test_what_comes_during_the_last_step_is_left_to_the_event(make: Make, link: FakeLink) -> None:
     runner = make(link)
 
     class Listening(FakeModel):

@@ -41,8 +41,7 @@ async def test_a_file_to_which_no_message_refers_goes_with_the_next_process(make
     assert not kept.exists()
 
 
-async def test_only_an_operators_event_has_files(make: Make) -> None:
-    link = FakeLink()
+async def test_only_an_operators_event_has_files(make: Make, link: FakeLink) -> None:
     part = FilePart(describe(b"x", "5e" * 16), "image/png")
     await make(link, FakeModel()).run(event_frame("e1", "look", files=[part], source=Source("agent", "other", "k")))
     failed(the_answer(link), "E_FORBIDDEN")

@@ -24,7 +24,7 @@ from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import AgentEvent, Answer, ErrorPayload, Frame, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
-from tests.unit.agentproc.turns import Runners
+from tests.unit.agentproc.turns import Runners, until
 
 AT = "2026-01-01T00:00:00Z"
 
@@ -68,9 +68,7 @@ async def test_what_comes_during_a_step_is_in_the_next_one_together(runners: Run
     model = FakeModel(wants(("a", "notes__add", {})), says("done"))
     runner = runners.build(link, model)
     running = asyncio.ensure_future(runner.run(event_frame("e1", "go")))
-    async with asyncio.timeout(5):
-        while not link.open_calls():
-            await asyncio.sleep(0)
+    await until(link.open_calls)
     for name in ("q1", "q2", "q1"):
         runner.answered(answer(name))
     link.finish(link.open_calls()[0], ok(1))
@@ -232,9 +230,7 @@ async def test_the_middleware_of_the_step_sees_what_its_model_reads(runners: Run
 
     runner.instance.pipeline.register("step", step, extension="ext")
     running = asyncio.ensure_future(runner.run(event_frame("e1", "go")))
-    async with asyncio.timeout(5):
-        while not link.open_calls():
-            await asyncio.sleep(0)
+    await until(link.open_calls)
     if at == "before":
         runner.answered(answer())
     link.finish(link.open_calls()[0], ok(1))

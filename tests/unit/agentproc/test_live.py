@@ -23,6 +23,7 @@ from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import OPERATOR, Frame
 from goondan.schemas.wire.runtime_events import RuntimeEvent
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, says, wants
+from tests.unit.agentproc.turns import until
 
 
 class Timer:
@@ -293,9 +294,7 @@ async def test_progress_of_a_call_is_passed_on(tmp_path: Path) -> None:
     link = FakeLink(lambda tool, args: None)
     runner = await runner_of(tmp_path, link, FakeModel(wants(("a", "bash__exec", {"command": "x"})), says("done")))
     turn = asyncio.ensure_future(runner.run(event_frame("e1", "go", live=True)))
-    async with asyncio.timeout(5):
-        while not link.open_calls():
-            await asyncio.sleep(0)
+    await until(link.open_calls)
     (call_id,) = link.open_calls()
     payload = to_raw({"done": 1.0, "total": 4.0, "message": "m" * 5000})
     runner.progress(Frame("tool.progress", call_id=call_id, payload=payload))

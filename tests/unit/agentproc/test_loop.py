@@ -39,8 +39,7 @@ def noted(folder: Path, *kinds: str) -> list[str]:
         return [kind for (kind,) in db.execute("SELECT type FROM runtime_events ORDER BY seq") if kind in kinds]
 
 
-async def test_a_turn_calls_model_and_tools_and_answers_once(make: Make) -> None:
-    link = FakeLink()
+async def test_a_turn_calls_model_and_tools_and_answers_once(make: Make, link: FakeLink) -> None:
     model = FakeModel(wants(("a", "bash__exec", {"command": "ls"}), ("b", "notes__add", {})), says("done"))
     runner = make(link, model, system="Be brief.")
     await runner.run(event_frame("e1", "go"))
@@ -57,8 +56,7 @@ async def test_a_turn_calls_model_and_tools_and_answers_once(make: Make) -> None
 
 
 @pytest.mark.requirement("CONTEXT-03")
-async def test_the_assistant_message_goes_along_with_the_first_of_its_calls(make: Make) -> None:
-    link = FakeLink()
+async def test_the_assistant_message_goes_along_with_the_first_of_its_calls(make: Make, link: FakeLink) -> None:
     await make(link, FakeModel(wants(("a", "notes__add", {}), ("b", "notes__add", {})), says(""))).run(
         event_frame("e1", "go")
     )
@@ -108,8 +106,7 @@ async def test_a_receipt_is_noted_for_traces_and_shown_to_no_model(make: Make, t
     assert [note.get("receipt", {}).get("jail", {}).get("denied") for note in kept] == [["evil.test:443"], None]
 
 
-async def test_every_call_has_a_result_whatever_is_wrong_with_it(make: Make) -> None:
-    link = FakeLink()
+async def test_every_call_has_a_result_whatever_is_wrong_with_it(make: Make, link: FakeLink) -> None:
     model = FakeModel(
         wants(
             ("same", "notes__add", {}), ("same", "no__such", {}), ("", "bash__exec", {"wrong": 1}), ("", "", {}),
@@ -134,8 +131,7 @@ async def test_an_operator_call_answers_with_the_result_and_calls_no_model(make:
     assert (result.status, from_raw(result.output or b"", dict)["tool"]) == ("ok", "bash__exec")
 
 
-async def test_an_operator_call_that_is_refused_is_completed_with_the_refusal(make: Make) -> None:
-    link = FakeLink()
+async def test_an_operator_call_that_is_refused_is_completed_with_the_refusal(make: Make, link: FakeLink) -> None:
     runner = make(link, name="_operator")
     await runner.run(event_frame("e1", {"tool": "no__such", "args": {}}, kind="operator.call"))
     await runner.run(event_frame("e2", {"tool": "bash__exec", "args": [1]}, kind="operator.call"))
@@ -165,9 +161,8 @@ async def test_a_response_that_fits_no_answer_is_cut(make: Make, monkeypatch: py
     assert len(response.encode()) <= 1000
 
 
-async def test_an_answer_that_cannot_be_sent_is_a_failed_one(make: Make) -> None:
+async def test_an_answer_that_cannot_be_sent_is_a_failed_one(make: Make, link: FakeLink) -> None:
     """The disk is full, so its large payload has no file: whoever asked must hear of it all the same."""
-    link = FakeLink()
     runner = make(link, FakeModel(says("large")))
     post, refused = link.post, [fail("E_DISK_FULL", "no room")]
     link.post = lambda frame: failing(refused.pop()) if refused else post(frame)  # type: ignore[method-assign]
@@ -183,8 +178,7 @@ def failing(error: GoondanError) -> asyncio.Future[Frame]:
     return future
 
 
-async def test_an_event_whose_payload_cannot_be_had_is_answered_with_the_reason(make: Make) -> None:
-    link = FakeLink()
+async def test_an_event_whose_payload_cannot_be_had_is_answered_with_the_reason(make: Make, link: FakeLink) -> None:
     frame = event_frame("e1", "go")
     frame.blob, frame.payload = Blob("0" * 32, "0" * 64, 9), to_raw(fail("E_BLOB_MISSING", "it is not there").info)
     await make(link, FakeModel()).run(frame)
@@ -192,9 +186,8 @@ async def test_an_event_whose_payload_cannot_be_had_is_answered_with_the_reason(
     assert (answer.status, answer.error and answer.error.code) == ("failed", "E_BLOB_MISSING")
 
 
-async def test_a_finished_event_is_answered_again_without_its_payload(make: Make) -> None:
+async def test_a_finished_event_is_answered_again_without_its_payload(make: Make, link: FakeLink) -> None:
     """The broker deletes a large payload when the event is done; after a restart it may hand the event over again."""
-    link = FakeLink()
     await make(link, FakeModel(says("once"))).run(event_frame("e1", "go"))
     frame = event_frame("e1", "go", epoch=2)
     frame.blob, frame.payload = Blob("0" * 32, "0" * 64, 9), to_raw(fail("E_BLOB_MISSING", "it is not there").info)
@@ -246,8 +239,7 @@ async def test_an_event_with_what_is_no_json_fails_and_the_agent_goes_on(make: M
 
 
 @pytest.mark.parametrize("name", NOT_JSON)
-async def test_an_operator_call_with_what_is_no_json_reaches_no_tool(make: Make, name: str) -> None:
-    link = FakeLink()
+async def test_an_operator_call_with_what_is_no_json_reaches_no_tool(make: Make, link: FakeLink, name: str) -> None:
     call = {"tool": "notes__add", "args": {"x": NOT_JSON[name]}}
     await make(link, name="_operator").run(event_frame("e1", call, kind="operator.call"))
     assert code_of(the_answer(link)) == "E_FRAME_INVALID"
@@ -270,8 +262,7 @@ async def test_an_output_of_bad_text_is_an_error_for_the_model(make: Make) -> No
     assert last_results(model.requests[-1].messages) == [("a", "error")]
 
 
-async def test_a_payload_that_is_no_event_fails(make: Make) -> None:
-    link = FakeLink()
+async def test_a_payload_that_is_no_event_fails(make: Make, link: FakeLink) -> None:
     await make(link).run(Frame("event", event_id="e1", epoch=1, payload=to_raw([1, 2])))
     assert code_of(the_answer(link)) == "E_FRAME_INVALID"
 
@@ -281,9 +272,8 @@ async def test_a_payload_that_is_no_event_fails(make: Make) -> None:
 
 @pytest.mark.parametrize("error", [fail("E_MODEL_FAILED", "key sk-secret refused"), KeyError("sk-secret")])
 async def test_a_failing_model_fails_the_turn_and_tells_no_secret(
-    make: Make, error: Exception, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    make: Make, link: FakeLink, error: Exception, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    link = FakeLink()
     model = ModelSpec(provider="openai", api_key="sk-secret")
     runner = make(link, FakeModel(error, says("better")), model=model)
     await runner.run(event_frame("e1", "go"))
@@ -296,8 +286,7 @@ async def test_a_failing_model_fails_the_turn_and_tells_no_secret(
     assert noted(tmp_path, *ends) == ["model.failed", "turn.failed", "model.answered", "turn.completed"]
 
 
-async def test_a_model_that_cannot_be_asked_is_a_failed_turn(make: Make) -> None:
-    link = FakeLink()
+async def test_a_model_that_cannot_be_asked_is_a_failed_turn(make: Make, link: FakeLink) -> None:
     model = ModelSpec(provider="anthropic", model="m", endpoint="nonsense", api_key="sk-secret")
     await make(link, model=model).run(event_frame("e1", "go"))
     answer = the_answer(link)
@@ -306,9 +295,8 @@ async def test_a_model_that_cannot_be_asked_is_a_failed_turn(make: Make) -> None
 
 
 async def test_what_a_model_call_took_is_noted_and_what_the_vendor_wants_back_is_kept(
-    make: Make, tmp_path: Path
+    make: Make, link: FakeLink, tmp_path: Path
 ) -> None:
-    link = FakeLink()
     first = ModelAnswer(
         calls=[AskedCall("a", "notes__add", {})],
         finish_reason="tool_use",
@@ -327,8 +315,7 @@ async def test_what_a_model_call_took_is_noted_and_what_the_vendor_wants_back_is
     ]
 
 
-async def test_too_many_steps_fail_with_a_valid_history(make: Make) -> None:
-    link = FakeLink()
+async def test_too_many_steps_fail_with_a_valid_history(make: Make, link: FakeLink) -> None:
     model = FakeModel(*(wants(("a", "notes__add", {})) for _ in range(3)), says("fresh"))
     runner = make(link, model, max_steps_per_turn=3)
     await runner.run(event_frame("e1", "go"))
@@ -407,16 +394,14 @@ async def test_a_call_refused_for_its_lease_ends_the_turn(make: Make) -> None:
     assert link.answers() == []
 
 
-async def test_many_results_are_acknowledged_in_batches(make: Make) -> None:
-    link = FakeLink()
+async def test_many_results_are_acknowledged_in_batches(make: Make, link: FakeLink) -> None:
     calls = [(f"c{n}", "notes__add", {"n": n}) for n in range(200)]
     await make(link, FakeModel(wants(*calls), says("done"))).run(event_frame("e1", "go"))
     assert len(link.acked()) == 200
     assert sum(frame.stage == "result" for frame in link.sent) <= 3
 
 
-async def test_results_that_cannot_be_acknowledged_now_are_later(make: Make) -> None:
-    link = FakeLink()
+async def test_results_that_cannot_be_acknowledged_now_are_later(make: Make, link: FakeLink) -> None:
     link.connected = False
     await make(link, FakeModel(wants(("a", "notes__add", {})), says(""))).run(event_frame("e1", "go"))
     assert link.acked() == []
@@ -429,8 +414,7 @@ async def test_results_that_cannot_be_acknowledged_now_are_later(make: Make) -> 
 # --- crashes and redelivery -------------------------------------------------------------------------------------------
 
 
-async def test_a_finished_event_is_answered_again_and_not_run_again(make: Make) -> None:
-    link = FakeLink()
+async def test_a_finished_event_is_answered_again_and_not_run_again(make: Make, link: FakeLink) -> None:
     await make(link, FakeModel(says("once"))).run(event_frame("e1", "go", epoch=1))
     again, model = FakeLink(), FakeModel()
     await make(again, model).run(event_frame("e1", "go", epoch=2))
@@ -682,8 +666,7 @@ async def test_a_disk_that_fills_up_during_a_turn_fails_it_once(make: Make) -> N
     assert link.answers()[-1].response == "fine"
 
 
-async def test_a_bug_fails_the_turn_with_one_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    link = FakeLink()
+async def test_a_bug_fails_the_turn_with_one_error(make: Make, link: FakeLink, monkeypatch: pytest.MonkeyPatch) -> None:
     runner = make(link, FakeModel(says("a"), says("b")))
     with monkeypatch.context() as patch:
         patch.setattr(runner.instance.store, "begin_turn", lambda *_: 1 / 0)

@@ -144,8 +144,7 @@ async def test_an_operator_calls_a_tool_of_an_ordinary_agent(make: Make) -> None
     assert is_presentable(request.messages)
 
 
-async def test_only_its_own_tools_can_be_called(make: Make) -> None:
-    link = FakeLink()
+async def test_only_its_own_tools_can_be_called(make: Make, link: FakeLink) -> None:
     await make(link, FakeModel()).run(asks("other__tool", {}))
     result = ran(link)
     failed(result, "E_TOOL_NOT_IN_CATALOG")
@@ -168,8 +167,7 @@ async def test_nobody_but_an_operator_may(make: Make, source: Source | None, kin
     assert link.calls == []
 
 
-async def test_the_agents_middleware_is_around_the_call(make: Make) -> None:
-    link = FakeLink()
+async def test_the_agents_middleware_is_around_the_call(make: Make, link: FakeLink) -> None:
     runner = make(link, FakeModel())
     passed: list[str] = []
 
@@ -200,16 +198,14 @@ async def test_the_agents_middleware_is_around_the_call(make: Make) -> None:
     assert len(link.calls) == 1  # what the step's catalog does not have cannot be called either
 
 
-async def test_a_listed_tool_says_what_a_model_is_told(make: Make) -> None:
-    link = FakeLink()
+async def test_a_listed_tool_says_what_a_model_is_told(make: Make, link: FakeLink) -> None:
     await make(link, FakeModel()).run(event_frame("e1", None, kind="operator.tools"))
     tools = from_raw(ran(link).output or b"", list[OperatorTool])
     assert [tool.name for tool in tools] == ["bash__exec", "notes__add"]
     assert tools[0].parameters is not None
 
 
-async def test_a_turn_middleware_that_changes_the_answer_keeps_the_result(make: Make) -> None:
-    link = FakeLink()
+async def test_a_turn_middleware_that_changes_the_answer_keeps_the_result(make: Make, link: FakeLink) -> None:
     runner = make(link, FakeModel())
 
     async def turn(ctx: Any) -> Any:

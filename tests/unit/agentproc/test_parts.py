@@ -227,9 +227,8 @@ async def test_parts_wrap_each_other_in_the_order_of_the_table_whenever_they_hav
     assert noted == step(before) + step(after) + last + ends
 
 
-async def test_layers_of_extensions_are_outside_of_all_parts(make: Make) -> None:
+async def test_layers_of_extensions_are_outside_of_all_parts(make: Make, link: FakeLink) -> None:
     noted: list[str] = []
-    link = FakeLink()
     model = FakeModel(wants(LS), says("done"))
     runner = make(link, model, [noting("one", noted)], parts={"one": to_raw(None)})
 

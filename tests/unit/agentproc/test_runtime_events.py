@@ -81,8 +81,7 @@ async def test_a_turn_without_a_trace_has_one_of_its_own(make: Make, tmp_path: P
 
 
 @pytest.mark.parametrize("live", [False, True])
-async def test_a_failure_has_its_error_without_secrets(make: Make, tmp_path: Path, live: bool) -> None:
-    link = FakeLink()
+async def test_a_failure_has_its_error_without_secrets(make: Make, link: FakeLink, tmp_path: Path, live: bool) -> None:
     secret = "sk-0123456789abcdef"
     spec = ModelSpec(provider="openai", model="m", api_key=secret)
     words = f"401 for {secret} " + "x" * 5000
@@ -175,8 +174,7 @@ async def test_a_turn_out_of_steps_fails_and_its_last_step_does_not(make: Make, 
     assert [kind for kind, _, _ in notes(tmp_path)][-2:] == ["step.completed", "turn.failed"]
 
 
-async def test_a_listener_is_told_with_the_same_ids(make: Make, tmp_path: Path) -> None:
-    link = FakeLink()
+async def test_a_listener_is_told_with_the_same_ids(make: Make, link: FakeLink, tmp_path: Path) -> None:
     runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("done")))
     await runner.run(event_frame("e1", "go", live=True, parent_span_id=SPAN))
     told = [frame for frame in link.sent if frame.type == "runtime.event"]
@@ -228,8 +226,7 @@ async def test_a_bug_does_not_leave_a_turn_running(make: Make, tmp_path: Path, m
     assert (status, failed["error"]["code"], the_answer(link).status) == ("failed", "E_INTERNAL", "failed")
 
 
-async def test_a_turn_is_in_the_index_and_goes_on_without_one(make: Make, tmp_path: Path) -> None:
-    link = FakeLink()
+async def test_a_turn_is_in_the_index_and_goes_on_without_one(make: Make, link: FakeLink, tmp_path: Path) -> None:
     await make(link, FakeModel(says("one"))).run(event_frame("e1", "go", trace_id=TRACE))
     ((found,),) = [of_trace(str(tmp_path), TRACE)]
     assert (found.turn_id, found.event_id, found.agent, found.instance_key) == (TURN, "e1", "coder", "k")

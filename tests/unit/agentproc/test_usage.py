@@ -90,8 +90,7 @@ async def test_who_resumes_a_turn_counts_what_was_used_before(make: Make, tmp_pa
     assert [used.input_tokens for used in kept(tmp_path).values()] == [1010]
 
 
-async def test_a_turn_that_failed_has_used_what_its_calls_have(make: Make, tmp_path: Path) -> None:
-    link = FakeLink()
+async def test_a_turn_that_failed_has_used_what_its_calls_have(make: Make, link: FakeLink, tmp_path: Path) -> None:
     script = (using(wants(("a", "bash__exec", {"command": "x"})), Usage(1000, 50)), fail("E_MODEL_FAILED", "no"))
     await make(link, FakeModel(*script), model=PRICED).run(event_frame("e1", "go"))
     answer = the_answer(link)
@@ -115,8 +114,7 @@ async def test_a_turn_that_was_left_for_good_is_counted_with_the_next(make: Make
     assert [used.input_tokens for used in kept(tmp_path).values()] == [1010]
 
 
-async def test_nobody_counts_the_console(make: Make, tmp_path: Path) -> None:
-    link = FakeLink()
+async def test_nobody_counts_the_console(make: Make, link: FakeLink, tmp_path: Path) -> None:
     await make(link, FakeModel(says("hello"))).run(event_frame("e1", "go"))
     answer = the_answer(link)
     assert (answer.model, answer.usage, kept(tmp_path)) == ("embedded", None, {})

@@ -32,8 +32,7 @@ def events(link: FakeLink) -> list[Frame]:
     return [frame for frame in link.posted if frame.type == "event"]
 
 
-async def test_turn_and_step_middleware_ask_and_get_answers(make: Make) -> None:
-    link = FakeLink()
+async def test_turn_and_step_middleware_ask_and_get_answers(make: Make, link: FakeLink) -> None:
     runner = make(link, FakeModel(says("done")))
     got: list[dict[str, Any]] = []
 
@@ -71,8 +70,7 @@ async def test_turn_and_step_middleware_ask_and_get_answers(make: Make) -> None:
     assert the_answer(link).response == "done"
 
 
-async def test_middleware_sends_and_asks_without_waiting(make: Make) -> None:
-    link = FakeLink()
+async def test_middleware_sends_and_asks_without_waiting(make: Make, link: FakeLink) -> None:
     runner = make(link, FakeModel(says("done")))
     got: list[dict[str, Any]] = []
 
@@ -122,8 +120,7 @@ async def test_a_turn_that_another_process_resumes_asks_under_the_same_ids(make:
     assert len(ids[0]) == 4, "what is asked twice is asked twice"
 
 
-async def test_two_extensions_and_two_steps_ask_for_themselves(make: Make) -> None:
-    link = FakeLink()
+async def test_two_extensions_and_two_steps_ask_for_themselves(make: Make, link: FakeLink) -> None:
     runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("done")))
 
     async def step(ctx: Any) -> Any:
@@ -136,8 +133,7 @@ async def test_two_extensions_and_two_steps_ask_for_themselves(make: Make) -> No
     assert len({frame.event_id for frame in events(link)}) == 4
 
 
-async def test_tool_call_middleware_asks_nobody(make: Make) -> None:
-    link = FakeLink()
+async def test_tool_call_middleware_asks_nobody(make: Make, link: FakeLink) -> None:
     runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("done")))
     seen: list[bool] = []
 

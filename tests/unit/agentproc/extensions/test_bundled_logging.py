@@ -55,8 +55,7 @@ async def test_what_fails_is_a_warning_with_its_code(make: Make, caplog: pytest.
     assert "E_MODEL_FAILED: no model" in said[3][1]
 
 
-async def test_a_config_that_a_step_gives_is_checked_as_well(make: Make) -> None:
-    link = FakeLink()
+async def test_a_config_that_a_step_gives_is_checked_as_well(make: Make, link: FakeLink) -> None:
     runner = make(link, FakeModel(says("done")), extensions=[bundled("logging", {"levle": "info"})])
     await runner.load_extensions()
     await runner.run(event_frame("e1", "go"))

@@ -176,10 +176,9 @@ async def test_within_a_turn_the_users_message_and_whole_calls_stay(make: Make) 
 
 
 async def test_a_model_that_does_not_summarise_does_not_end_the_turn(
-    make: Make, caplog: pytest.LogCaptureFixture
+    make: Make, link: FakeLink, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = FakeModel(says("a" * 1500), fail("E_MODEL_FAILED", "too busy"), says("two"))
-    link = FakeLink()
     runner = make(link, model, extensions=[bundled("message-compaction", {"maxTokens": 400, "keepTokens": 100})])
     await runner.load_extensions()
     await runner.run(event_frame("e1", "say 1"))

@@ -29,8 +29,7 @@ def shown(model: FakeModel) -> list[list[str]]:
     return [[item.name for item in request.tools] for request in model.requests]
 
 
-async def test_the_model_sees_few_tools_finds_others_and_can_call_all(make: Make) -> None:
-    link = FakeLink()
+async def test_the_model_sees_few_tools_finds_others_and_can_call_all(make: Make, link: FakeLink) -> None:
     model = FakeModel(
         wants(("a", FIND, {"query": "write files"}), ("b", "mail__send", {})),
         wants(("c", "files__write", {}), ("d", FIND, {"query": "forecast weather"})),

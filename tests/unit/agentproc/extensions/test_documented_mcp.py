@@ -216,9 +216,8 @@ async def test_the_example_of_the_specification(make: Make, example: ExtensionSp
 
 
 async def test_the_example_without_a_command_or_a_config(
-    make: Make, example: ExtensionSpec, caplog: pytest.LogCaptureFixture
+    make: Make, link: FakeLink, example: ExtensionSpec, caplog: pytest.LogCaptureFixture
 ) -> None:
-    link = FakeLink()
     wrong = of_config(Path(example.entry), {**example.config, "transport": {"type": "stdio"}})
     runner: TurnRunner = make(link, FakeModel(), extensions=[wrong])
     await runner.load_extensions()

@@ -46,7 +46,7 @@ def code_of(result: ToolResult) -> str | None:
 
 
 @pytest.mark.requirement("DYNAMIC-01", "DYNAMIC-07", "DYNAMIC-11", "ITEM-05", "CATALOG-06", "CATALOG-09")
-async def test_a_registered_tool_is_shown_checked_and_run_here(make: Make) -> None:
+async def test_a_registered_tool_is_shown_checked_and_run_here(make: Make, link: FakeLink) -> None:
     seen: list[Any] = []
 
     async def weather(ctx: Any, given: Any) -> Any:
@@ -57,7 +57,6 @@ async def test_a_registered_tool_is_shown_checked_and_run_here(make: Make) -> No
             raise RuntimeError("날씨 API 오류: 404")
         return {"city": given["city"], "sky": "clear"}
 
-    link = FakeLink()
     model = FakeModel(
         wants(
             ("a", "weather__get", {"city": "Seoul"}),
@@ -120,8 +119,7 @@ def test_an_item_of_middleware_may_name_its_source_in_the_older_form() -> None:
 
 
 @pytest.mark.requirement("DYNAMIC-02", "DYNAMIC-03", "DYNAMIC-05", "DYNAMIC-06", "DYNAMIC-12")
-async def test_a_definition_with_its_handler_inside_does_the_same(make: Make) -> None:
-    link = FakeLink()
+async def test_a_definition_with_its_handler_inside_does_the_same(make: Make, link: FakeLink) -> None:
     model = FakeModel(wants(("a", "myExt__getStatus", {}), ("b", "myExt__search", {"query": "x"})), says("done"))
     runner = make(link, model)
     api = api_of(runner)
@@ -211,11 +209,10 @@ async def test_a_blocking_handler_does_not_stop_the_agent_and_async_ones_run_sid
     assert from_raw(results(model)[0].output, bool), "one that blocks waits for the other, which runs"  # type: ignore[arg-type]
 
 
-async def test_a_call_that_hangs_ends_with_the_turns_time(make: Make) -> None:
+async def test_a_call_that_hangs_ends_with_the_turns_time(make: Make, link: FakeLink) -> None:
     async def hang(ctx: Any, given: Any) -> None:
         await asyncio.sleep(60)
 
-    link = FakeLink()
     model = FakeModel(wants(("a", "hang__one", {})), says("too late"))
     runner = make(link, model)
     api_of(runner).tools.register({"name": "hang.one", "description": "x", "handler": hang})
@@ -354,8 +351,7 @@ async def test_a_brought_tool_is_shown_from_the_next_step_on_and_runs_in_the_too
     assert model.requests[-1].tools == []
 
 
-async def test_a_brought_tool_that_nobody_shows_cannot_be_called(make: Make) -> None:
-    link = FakeLink()
+async def test_a_brought_tool_that_nobody_shows_cannot_be_called(make: Make, link: FakeLink) -> None:
     model = FakeModel(wants(("a", "drill__turn", {})), says("done"))
     await make(link, model, registry=[DRILL], catalog=[], addable=["drill__turn"]).run(event_frame("e1", "go"))
     assert code_of(results(model)[0]) == "E_TOOL_NOT_IN_CATALOG"

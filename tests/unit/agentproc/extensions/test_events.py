@@ -227,8 +227,7 @@ def test_every_member_is_there() -> None:
 
 
 @pytest.mark.requirement("EVENTS-10", "EVENTS-11")
-async def test_what_goes_to_another_agent_and_its_answer_are_told(make: Make) -> None:
-    link = FakeLink()
+async def test_what_goes_to_another_agent_and_its_answer_are_told(make: Make, link: FakeLink) -> None:
     runner = make(link, FakeModel(says("done")))
     api, seen = api_of(runner), list[Any]()
     api.events.on("agent.*", seen.append)
@@ -245,8 +244,7 @@ async def test_what_goes_to_another_agent_and_its_answer_are_told(make: Make) ->
 
 
 @pytest.mark.requirement("EVENTS-11")
-async def test_the_answer_that_a_turn_waits_for_is_told(make: Make) -> None:
-    link = FakeLink()
+async def test_the_answer_that_a_turn_waits_for_is_told(make: Make, link: FakeLink) -> None:
     runner = make(link, FakeModel(says("done")))
     api, seen = api_of(runner), list[Any]()
     api.events.on("agent.delegationResult", seen.append)

@@ -137,12 +137,11 @@ async def test_what_this_process_cannot_follow_is_left_to_the_next_one(make: Mak
     assert shown(model) == [("one", ["notes__add"])] * 2
 
 
-async def test_a_dynamic_tool_whose_name_the_bundle_takes_is_named(make: Make, tmp_path: Path) -> None:
+async def test_a_dynamic_tool_whose_name_the_bundle_takes_is_named(make: Make, link: FakeLink, tmp_path: Path) -> None:
     code = (
         "def register(api):\n"
         "    api.tools.register({'name': 'mine.look', 'description': 'x', 'handler': lambda ctx, given: 1})\n"
     )
-    link = FakeLink()
     runner = make(link, FakeModel(says("a"), says("b")), **given(extensions=[spec_of(tmp_path, "mine", code)]))
     await runner.load_extensions()
     await runner.run(event_frame("e1", "go"))

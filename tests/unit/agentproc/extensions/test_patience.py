@@ -48,8 +48,7 @@ async def test_a_layer_that_hangs_fails_the_turn_with_its_name(make: Make, where
 
 
 @pytest.mark.parametrize("point", ["turn.pre", "step.tools", "turn.post"])
-async def test_so_does_a_mutator(make: Make, point: str) -> None:
-    link = FakeLink()
+async def test_so_does_a_mutator(make: Make, link: FakeLink, point: str) -> None:
     runner = make(link, FakeModel(says("done")))
     api = api_of(runner, "slow")
     api.pipelines.mutate(point, hangs)
@@ -58,8 +57,7 @@ async def test_so_does_a_mutator(make: Make, point: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["toolCall", "toolCall.exec", "toolCall.pre"])
-async def test_around_a_call_it_is_that_calls_error(make: Make, where: str) -> None:
-    link = FakeLink()
+async def test_around_a_call_it_is_that_calls_error(make: Make, link: FakeLink, where: str) -> None:
     runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("done")))
     api = api_of(runner, "slow")
     if where == "toolCall":
@@ -72,9 +70,7 @@ async def test_around_a_call_it_is_that_calls_error(make: Make, where: str) -> N
     assert the_answer(link).status == "completed"
 
 
-async def test_what_is_inside_and_other_agents_take_no_time_of_a_layer(make: Make) -> None:
-    link = FakeLink()
-
+async def test_what_is_inside_and_other_agents_take_no_time_of_a_layer(make: Make, link: FakeLink) -> None:
     class Slow(FakeModel):
         async def complete(self, *given: Any, **options: Any) -> Any:
             await asyncio.sleep(0.12)

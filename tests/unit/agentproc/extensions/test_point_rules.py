@@ -16,14 +16,13 @@ from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, w
 from tests.unit.agentproc.turns import Make, code_of, the_answer
 
 
-async def test_the_layer_that_failed_is_named_not_the_one_around_it(make: Make) -> None:
+async def test_the_layer_that_failed_is_named_not_the_one_around_it(make: Make, link: FakeLink) -> None:
     async def passes(ctx: Any, proceed: Any) -> Any:
         return await proceed(ctx)
 
     async def fails(ctx: Any, proceed: Any) -> Any:
         raise ValueError("nope")
 
-    link = FakeLink()
     runner = make(link, FakeModel(says("done")))
     pipelines(runner, "outer").wrap("step.llmCall", passes)
     pipelines(runner, "inner").wrap("step.llmCall", fails)
@@ -33,7 +32,7 @@ async def test_the_layer_that_failed_is_named_not_the_one_around_it(make: Make) 
 
 @pytest.mark.parametrize("point", ["turn.pre", "step.pre", "toolCall.pre", "step.llmCall"])
 async def test_a_fault_of_the_engine_itself_hangs_nobody(
-    make: Make, monkeypatch: pytest.MonkeyPatch, point: str
+    make: Make, link: FakeLink, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
     def broken(layers: Sequence[Layer], *rest: Any, **more: Any) -> Any:
         if layers[0].point == point:
@@ -43,7 +42,6 @@ async def test_a_fault_of_the_engine_itself_hangs_nobody(
     async def breaks(*_: Any) -> Any:
         raise RuntimeError("a fault of ours")
 
-    link = FakeLink()
     runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("done")))
     api = pipelines(runner)
     if point == "step.llmCall":

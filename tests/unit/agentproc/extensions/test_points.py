@@ -216,14 +216,13 @@ async def test_a_wrap_may_put_another_result_in_the_place_of_the_calls(make: Mak
 # --- the model call ---------------------------------------------------------------------------------------------------
 
 
-async def test_what_a_wrap_makes_of_the_answer_is_stored(make: Make) -> None:
+async def test_what_a_wrap_makes_of_the_answer_is_stored(make: Make, link: FakeLink) -> None:
     async def censor(ctx: Any, proceed: Any) -> Any:
         result = await proceed(ctx)
         result.llm_result.text = result.llm_result.text.replace("secret", "***")
         result.llm_result.tool_calls = [ToolCall("b", "notes__add", {"n": 2})] if ctx.step.index == 0 else []
         return result
 
-    link = FakeLink()
     model = FakeModel(ModelAnswer(text="a secret", metadata={"vendor": 1}), says("the secret end"))
     runner = make(link, model)
     pipelines(runner).wrap("step.llmCall", censor)
@@ -247,11 +246,10 @@ async def test_an_answer_that_nobody_changed_stays_whole(make: Make) -> None:
     assert code_of(result_of(runner, "a")) == "E_TOOL_INVALID_ARGS"
 
 
-async def test_a_failed_call_that_nobody_asks_again_stays_failed(make: Make) -> None:
+async def test_a_failed_call_that_nobody_asks_again_stays_failed(make: Make, link: FakeLink) -> None:
     async def gives_up(ctx: Any, proceed: Any) -> Any:
         return ctx
 
-    link = FakeLink()
     model = FakeModel(fail("E_MODEL_FAILED", "one"), says("never"))
     runner = make(link, model)
     pipelines(runner).wrap("step.llmError", gives_up)
@@ -259,18 +257,17 @@ async def test_a_failed_call_that_nobody_asks_again_stays_failed(make: Make) -> 
     assert (len(model.requests), code_of(the_answer(link))) == (1, "E_MODEL_FAILED")
 
 
-async def test_a_failed_call_can_be_answered_without_asking_again(make: Make) -> None:
+async def test_a_failed_call_can_be_answered_without_asking_again(make: Make, link: FakeLink) -> None:
     async def answers(ctx: Any, proceed: Any) -> Any:
         return ctx.replace(llm_result=LlmResult("The model is away."))
 
-    link = FakeLink()
     runner = make(link, FakeModel(fail("E_MODEL_FAILED", "one")))
     pipelines(runner).wrap("step.llmError", answers)
     await runner.run(event_frame("e1", "go"))
     assert (the_answer(link).status, the_answer(link).response) == ("completed", "The model is away.")
 
 
-async def test_cancelling_reaches_a_wrap_that_waits(make: Make) -> None:
+async def test_cancelling_reaches_a_wrap_that_waits(make: Make, link: FakeLink) -> None:
     ended = asyncio.Event()
 
     async def waits(ctx: Any, proceed: Any) -> Any:
@@ -280,7 +277,6 @@ async def test_cancelling_reaches_a_wrap_that_waits(make: Make) -> None:
             ended.set()
         return await proceed(ctx)
 
-    link = FakeLink()
     runner = make(link, FakeModel(says("never")))
     pipelines(runner).wrap("step.llmCall", waits)
     running = asyncio.create_task(runner.run(event_frame("e1", "go")))

@@ -156,9 +156,8 @@ async def test_the_end_of_the_instance_cleans_up_everything_once(agent: Agent) -
 
 @pytest.mark.requirement("LOAD-04", "LOAD-05")
 async def test_one_that_fails_to_register_fails_every_turn_and_is_told_in_the_log(
-    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    make: Make, link: FakeLink, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    link = FakeLink()
     spec = spec_of(tmp_path, "broken", "def register(api):\n    raise KeyError('no such thing')")
     runner = make(link, FakeModel(says("never")), extensions=[spec])
     await runner.load_extensions()

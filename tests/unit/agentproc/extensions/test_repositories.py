@@ -131,9 +131,8 @@ async def test_extensions_are_told_once_of_the_repository_they_work_in(make: Mak
 
 
 async def test_a_handler_that_fails_spoils_neither_the_turn_nor_the_event(
-    make: Make, repository: Path, caplog: pytest.LogCaptureFixture
+    make: Make, link: FakeLink, repository: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    link = FakeLink()
     runner = make(link, FakeModel(says("done")))
     api, seen = api_of(runner, "culprit"), list[Any]()
     api.pipelines.mutate("workspace.repoAvailable", lambda ctx: 5)

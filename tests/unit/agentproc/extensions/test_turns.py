@@ -17,7 +17,7 @@ from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import Answer, Frame, ToolCallPayload
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
-from tests.unit.agentproc.turns import Make, code_of, failed, settle
+from tests.unit.agentproc.turns import Make, code_of, failed, settle, until
 
 
 def put(runner: TurnRunner, kind: str, handler: Any, extension: str = "ext", priority: int = 0) -> None:
@@ -40,7 +40,7 @@ def texts(messages: list[Message]) -> list[str]:
 
 
 @pytest.mark.requirement("PIPELINE-01", "PIPELINE-02", "PIPELINE-03", "CALL-09")
-async def test_the_three_kinds_nest_and_the_first_registered_is_outermost(make: Make) -> None:
+async def test_the_three_kinds_nest_and_the_first_registered_is_outermost(make: Make, link: FakeLink) -> None:
     seen: list[str] = []
 
     def note(kind: str, name: str) -> Any:
@@ -52,7 +52,6 @@ async def test_the_three_kinds_nest_and_the_first_registered_is_outermost(make: 
 
         return layer
 
-    link = FakeLink()
     runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("done")))
     for name in ("one", "two"):
         for kind in ("turn", "step", "toolCall"):
@@ -100,7 +99,7 @@ async def test_tool_call_middleware_changes_arguments_and_result(make: Make) -> 
 
 
 @pytest.mark.requirement("CALL-14", "PIPELINE-21")
-async def test_middleware_that_raises_stops_its_call_alone(make: Make) -> None:
+async def test_middleware_that_raises_stops_its_call_alone(make: Make, link: FakeLink) -> None:
     class Denied(Exception):
         code = "E_FORBIDDEN"
         suggestion = "Ask somebody."
@@ -110,7 +109,6 @@ async def test_middleware_that_raises_stops_its_call_alone(make: Make) -> None:
             raise Denied("Permission denied for tool: " + ctx.tool_name)
         return await ctx.next()
 
-    link = FakeLink()
     model = FakeModel(wants(("a", "bash__exec", {"command": "ls"}), ("b", "notes__add", {})), says("done"))
     runner = make(link, model)
     put(runner, "toolCall", guard)
@@ -140,14 +138,13 @@ async def test_an_output_that_middleware_spoils_is_the_calls_error(make: Make) -
 
 
 @pytest.mark.requirement("CATALOG-05", "CATALOG-07", "PIPELINE-02", "CALL-01", "CALL-02")
-async def test_step_middleware_decides_what_the_model_is_shown_and_may_call(make: Make) -> None:
+async def test_step_middleware_decides_what_the_model_is_shown_and_may_call(make: Make, link: FakeLink) -> None:
     async def first_step_only(ctx: Any) -> Any:
         if ctx.step_index == 0:
             ctx.tool_catalog = [item for item in ctx.tool_catalog if item.name != "bash__exec"]
             ctx.tool_catalog.append({"name": "hidden__run", "description": "now shown"})
         return await ctx.next()
 
-    link = FakeLink()
     model = FakeModel(
         wants(("a", "bash__exec", {"command": "ls"}), ("b", "hidden__run", {})),
         wants(("c", "bash__exec", {"command": "ls"}), ("d", "hidden__run", {})),
@@ -164,8 +161,7 @@ async def test_step_middleware_decides_what_the_model_is_shown_and_may_call(make
 
 
 @pytest.mark.requirement("CONTEXT-10")
-async def test_message_events_change_what_the_model_sees_and_stay(make: Make) -> None:
-    link = FakeLink()
+async def test_message_events_change_what_the_model_sees_and_stay(make: Make, link: FakeLink) -> None:
     model = FakeModel(says("one"), says("two"), says("three"))
     runner = make(link, model)
     states: list[tuple[list[str], int, list[str]]] = []
@@ -201,8 +197,7 @@ async def test_message_events_change_what_the_model_sees_and_stay(make: Make) ->
     assert (kept[0].source.type, kept[0].source.name) == ("extension", "editor")
 
 
-async def test_message_events_behind_next_are_part_of_the_turn(make: Make) -> None:
-    link = FakeLink()
+async def test_message_events_behind_next_are_part_of_the_turn(make: Make, link: FakeLink) -> None:
     runner = make(link, FakeModel(says("answer")))
     contexts: list[Any] = []
 
@@ -237,7 +232,7 @@ async def test_message_events_behind_next_are_part_of_the_turn(make: Make) -> No
         None,
     ],
 )
-async def test_what_is_no_message_event_is_refused_and_changes_nothing(make: Make, event: Any) -> None:
+async def test_what_is_no_message_event_is_refused_and_changes_nothing(make: Make, link: FakeLink, event: Any) -> None:
     raised: list[str] = []
 
     async def wrong(ctx: Any) -> Any:
@@ -247,7 +242,6 @@ async def test_what_is_no_message_event_is_refused_and_changes_nothing(make: Mak
             raised.append(str(error))
         return await ctx.next()
 
-    link = FakeLink()
     runner = make(link, FakeModel(says("fine")))
     put(runner, "turn", wrong)
     await runner.run(event_frame("e1", "go"))
@@ -256,7 +250,7 @@ async def test_what_is_no_message_event_is_refused_and_changes_nothing(make: Mak
     assert texts(runner.instance.store.load_messages()) == ["go", "fine"]
 
 
-async def test_contexts_are_read_only_where_the_specification_says_so(make: Make) -> None:
+async def test_contexts_are_read_only_where_the_specification_says_so(make: Make, link: FakeLink) -> None:
     refused: list[str] = []
 
     async def meddle(ctx: Any) -> Any:
@@ -267,7 +261,6 @@ async def test_contexts_are_read_only_where_the_specification_says_so(make: Make
                 refused.append(name)
         return await ctx.next()
 
-    link = FakeLink()
     runner = make(link, FakeModel(wants(("a", "notes__add", {})), says("done")))
     put(runner, "toolCall", meddle)
     await runner.run(event_frame("e1", "go"))
@@ -275,7 +268,7 @@ async def test_contexts_are_read_only_where_the_specification_says_so(make: Make
     assert answer_of(link).status == "completed"
 
 
-async def test_a_deadline_ends_a_turn_whose_middleware_hangs(make: Make) -> None:
+async def test_a_deadline_ends_a_turn_whose_middleware_hangs(make: Make, link: FakeLink) -> None:
     cleaned: list[str] = []
 
     async def hang(ctx: Any) -> Any:
@@ -285,7 +278,6 @@ async def test_a_deadline_ends_a_turn_whose_middleware_hangs(make: Make) -> None
             cleaned.append("yes")
         return await ctx.next()
 
-    link = FakeLink()
     runner = make(link, FakeModel(says("never")))
     put(runner, "turn", hang)
     await asyncio.wait_for(runner.run(event_frame("e1", "go", deadline_ms=30)), 5)
@@ -365,9 +357,7 @@ async def test_a_turn_given_back_and_taken_up_again_does_not_repeat_what_its_mid
     first = make(link, FakeModel(wants(("a", "notes__add", {}))))
     layers(first)
     running = asyncio.ensure_future(first.run(event_frame("e1", "go")))
-    async with asyncio.timeout(5):
-        while not link.open_calls():
-            await asyncio.sleep(0)
+    await until(link.open_calls)
     first.abandon()
     await running
     await first.close()
@@ -397,9 +387,7 @@ async def test_a_pause_gives_a_wrapped_turn_back_and_unwinds_its_middleware(make
     runner = make(link, FakeModel(wants(("a", "notes__add", {}))))
     put(runner, "turn", turn)
     running = asyncio.ensure_future(runner.run(event_frame("e1", "go")))
-    async with asyncio.timeout(5):
-        while not link.open_calls():
-            await asyncio.sleep(0)
+    await until(link.open_calls)
     runner.pause()
     link.finish(link.open_calls()[0], ok(1))
     await asyncio.wait_for(running, 5)
@@ -409,12 +397,11 @@ async def test_a_pause_gives_a_wrapped_turn_back_and_unwinds_its_middleware(make
     assert unwound == ["turn"]
 
 
-async def test_a_turn_result_of_ones_own_is_the_answer(make: Make) -> None:
+async def test_a_turn_result_of_ones_own_is_the_answer(make: Make, link: FakeLink) -> None:
     async def mine(ctx: Any) -> Any:
         await ctx.next()
         return TurnResult(turn_id=ctx.turn_id, response="mine", finish_reason="rewritten")
 
-    link = FakeLink()
     runner = make(link, FakeModel(fail("E_MODEL_FAILED", "503")))
     put(runner, "turn", mine)
     await runner.run(event_frame("e1", "go"))

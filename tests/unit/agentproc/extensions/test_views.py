@@ -102,14 +102,13 @@ async def test_middleware_asks_the_agents_own_model_without_tools_and_one_questi
     assert len(runner.instance.store.load_messages()) == 2
 
 
-async def test_a_model_that_says_nothing_ends_the_question_and_not_the_agent(make: Make) -> None:
+async def test_a_model_that_says_nothing_ends_the_question_and_not_the_agent(make: Make, link: FakeLink) -> None:
     class Silent(FakeModel):
         async def complete(self, request: ModelRequest, *more: Any) -> ModelAnswer:
             if user_texts(request) == ["hello?"]:
                 await asyncio.sleep(3600)
             return await super().complete(request)
 
-    link = FakeLink()
     runner = make(link, Silent(says("done")), stall_timeout_s=0.05)
     failures: list[Any] = []
 
@@ -127,8 +126,7 @@ async def test_a_model_that_says_nothing_ends_the_question_and_not_the_agent(mak
 
 
 @pytest.mark.parametrize("text", ["", 3, None])
-async def test_a_question_is_a_text(make: Make, text: Any) -> None:
-    link = FakeLink()
+async def test_a_question_is_a_text(make: Make, link: FakeLink, text: Any) -> None:
     runner = make(link, FakeModel(says("never")))
 
     async def layer(ctx: Any) -> Any:
