@@ -17,10 +17,11 @@ from goondan.agentproc.machine.messages import ToolCallPart
 from goondan.agentproc.turn.parts import Call
 from goondan.features.approvals.agent import WaitingCalls, who_refused
 from goondan.features.approvals.wire import ApprovalAsk, ApprovalState, Condition, Policy, Rule, read_policy
-from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
+from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail, tool_error
 from goondan.schemas.wire.frames import Frame, ToolResult
+from tests.unit.agentproc.fakes import make_spec
 
 RULES = {"rules": [{"tools": ["deploy"], "action": "ask", "when": {"args.where": {"equals": "production"}}}]}
 
@@ -32,15 +33,7 @@ class Turn:
         items = [CatalogItem(name="deploy"), CatalogItem(name="look")]
         policy, problems = read_policy("approval", RULES)
         assert not problems
-        self.spec = AgentSpec(
-            name="a",
-            model=ModelSpec(provider="embedded"),
-            registry=items,
-            catalog=["deploy", "look"],
-            state_dir="/s",
-            revision="r",
-            parts={"approvals": to_raw([policy])},
-        )
+        self.spec = make_spec("/s", registry=items, catalog=["deploy", "look"], parts={"approvals": to_raw([policy])})
         self.link = self.store = self.instance = self.notes = self.live = self.calls = self
         self.context, self.turn_id = CallContext("t1", "e1", 7), "t1"
         self.asked: list[tuple[Frame, asyncio.Future[Frame]]] = []

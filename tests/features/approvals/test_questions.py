@@ -13,37 +13,24 @@ from goondan.agentproc.calls.caller import CallContext, ToolCaller
 from goondan.agentproc.machine.catalog import Catalog
 from goondan.features.approvals.agent import Questions, item_name
 from goondan.features.approvals.wire import ApprovalAsk, ApprovalState
-from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
+from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail, tool_error
 from goondan.schemas.wire.frames import Frame, ToolCallPayload, ToolResult
 from goondan.schemas.wire.questions import ToolAnswer, ToolAsk
 from goondan.schemas.worker.servers import ServerQuestion
-from tests.unit.agentproc.fakes import FakeLink, ok
+from tests.unit.agentproc.fakes import FakeLink, make_spec, ok
 
 TOOL = "pizza__order"
 FORM = {"type": "object", "properties": {"size": {"type": "string"}}}
-
-
-class Link(FakeLink):
-    """Keeps calls and questions open until the test answers them."""
-
-    def __init__(self) -> None:
-        super().__init__(handler=lambda tool, args: None)
-        self.questions: list[tuple[Frame, asyncio.Future[Frame]]] = []
-
-    def post(self, frame: Frame) -> asyncio.Future[Frame]:
-        self._name(frame)
-        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self.questions.append((frame, future))
-        return future
 
 
 class Turn:
     """One call that is open at a tool host, and what the agent has for its questions."""
 
     def __init__(self) -> None:
-        self.link = Link()
+        self.link = FakeLink(handler=lambda tool, args: None)
+        self.link.replies["approval.ask"] = lambda frame: None  # until the test answers
         self.loop = asyncio.get_running_loop()
         self.caller = ToolCaller(self.link, self.loop)
         self.context = CallContext("t1", "e1", 7)
@@ -53,14 +40,7 @@ class Turn:
         self.elicitations = Questions(self)  # type: ignore[arg-type]
         self.asks = ToolAsks(self.link, self.caller.is_open)
         self.asks.handle("elicit", self.elicitations.take)
-        spec = AgentSpec(
-            name="a",
-            model=ModelSpec(provider="embedded"),
-            registry=[CatalogItem(name=TOOL)],
-            catalog=[TOOL],
-            state_dir="/s",
-            revision="r",
-        )
+        spec = make_spec("/s", registry=[CatalogItem(name=TOOL)], catalog=[TOOL])
         self.results: list[ToolResult | GoondanError] = []
         self.caller.start(
             Catalog.of(spec).for_step(),
@@ -93,8 +73,7 @@ class Turn:
 
     async def decide(self, **state: Any) -> None:
         """The broker's answer to the last question."""
-        frame, future = self.link.questions[-1]
-        future.set_result(Frame("reply", in_reply_to=frame.id, payload=to_raw(ApprovalState(**state))))
+        self.link.waiting[-1].set_result(Frame("reply", payload=to_raw(ApprovalState(**state))))
         await self.settle()
 
     @property
@@ -103,7 +82,7 @@ class Turn:
         return [from_raw(one.value or Raw(b"\xc0"), object) if one.error is None else one.error.code for one in told]
 
     def asked(self) -> list[tuple[str | None, ApprovalAsk]]:
-        return [(frame.call_id, from_raw(frame.payload, ApprovalAsk)) for frame, _ in self.link.questions]
+        return [(frame.call_id, from_raw(frame.payload, ApprovalAsk)) for frame in self.link.posted]
 
 
 SIZE = ServerQuestion(mode="form", message="How large?", schema=FORM)
@@ -121,19 +100,19 @@ async def test_a_person_is_asked_and_the_server_is_answered(decision: Any, answe
     turn = Turn()
     turn.ask(SIZE)
     ((name, ask),) = turn.asked()
-    frame = turn.link.questions[0][0]
+    frame = turn.link.posted[0]
     assert (name, frame.tool, frame.event_id, frame.epoch) == ("t1/c1?1", TOOL, "e1", 7)
     assert (ask.kind, ask.message) == ("question", "The MCP server of pizza asks: How large?")
     assert ask.schema is not None and from_raw(ask.schema, object) == FORM
     await turn.decide(state="waits")
     assert turn.answers == []
     turn.elicitations.news(["t1/other", "t1/c1?1"])
-    assert len(turn.link.questions) == 2
+    assert len(turn.link.posted) == 2
     assert turn.asked()[1] == turn.asked()[0]  # the same question, so the broker has its item
     await turn.decide(**decision)
     assert turn.answers == [answer]
     turn.elicitations.news(["t1/c1?1"])
-    assert len(turn.link.questions) == 2
+    assert len(turn.link.posted) == 2
 
 
 async def test_a_page_that_is_to_be_opened_is_named_and_opened_by_nobody() -> None:
@@ -148,8 +127,7 @@ async def test_a_page_that_is_to_be_opened_is_named_and_opened_by_nobody() -> No
 async def test_what_nobody_can_be_asked_is_refused() -> None:
     turn = Turn()
     turn.ask(SIZE)
-    frame, future = turn.link.questions[0]
-    future.set_exception(fail("E_TOOL_LIMIT", "too many calls of this work wait for a person"))
+    turn.link.waiting[0].set_exception(fail("E_TOOL_LIMIT", "too many calls of this work wait for a person"))
     await turn.settle()
     assert turn.answers == ["E_TOOL_LIMIT"]
 

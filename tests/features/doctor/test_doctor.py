@@ -58,27 +58,15 @@ GOOD = Facts(
 )
 
 
-def with_host(**changes: Any) -> Facts:
-    return replace(GOOD, host=replace(GOOD.host, **changes))
-
-
-def with_survey(**changes: Any) -> Facts:
-    assert GOOD.survey is not None
-    return replace(GOOD, survey=replace(GOOD.survey, **changes))
+def but(part: str, **changes: Any) -> Facts:
+    """The good machine with this of one part changed."""
+    return replace(GOOD, **{part: replace(getattr(GOOD, part), **changes)})
 
 
 def without_groups(**changes: Any) -> Facts:
     """A host whose tool host has found none, whatever the group that we are in looks like."""
-    survey = with_survey(limits={"memoryMb": "watched"}, walls=["uid"] if changes.get("uid") == 0 else []).survey
-    return replace(with_host(**changes), survey=survey)
-
-
-def with_versions(**changes: Any) -> Facts:
-    return replace(GOOD, versions=replace(GOOD.versions, **changes))
-
-
-def with_limits(**changes: Any) -> Facts:
-    return replace(GOOD, limits=replace(GOOD.limits, **changes))
+    survey = but("survey", limits={"memoryMb": "watched"}, walls=["uid"] if changes.get("uid") == 0 else []).survey
+    return replace(but("host", **changes), survey=survey)
 
 
 OPEN_LEVEL = StateLevel(path="/s/logs", problem="is open to others (mode 0777)", mendable=True)
@@ -86,14 +74,6 @@ OPEN_LEVEL = StateLevel(path="/s/logs", problem="is open to others (mode 0777)",
 
 def with_levels(**changes: Any) -> Facts:
     return replace(GOOD, levels=replace(StateLevels(root="/s", uid=0, mode=0o700, looked_at=3), **changes))
-
-
-def with_state(**changes: Any) -> Facts:
-    return replace(GOOD, state=replace(GOOD.state, **changes))
-
-
-def with_run_dir(**changes: Any) -> Facts:
-    return replace(GOOD, run_dir=replace(GOOD.run_dir, **changes))
 
 
 def with_variable(**changes: Any) -> Facts:
@@ -116,7 +96,7 @@ def test_nothing_is_wrong_with_a_good_machine() -> None:
 
 
 def test_root_is_fine_where_each_jail_is_a_user_of_its_own() -> None:
-    as_root = replace(with_host(uid=0), survey=with_survey(walls=["namespaces", "uid"]).survey)
+    as_root = replace(but("host", uid=0), survey=but("survey", walls=["namespaces", "uid"]).survey)
     assert {finding.level for finding in judge(as_root) if finding.check != "tool host"} == {"ok"}
 
 
@@ -142,7 +122,7 @@ def test_which_entries_of_pythonpath_mean_the_current_folder() -> None:
 
 @pytest.mark.parametrize(("user", "level"), [(2013265919, "ok"), (0, "warning")])
 def test_it_says_who_the_tool_host_of_root_is(user: int, level: str) -> None:
-    asked = replace(with_host(uid=0), survey=with_survey(walls=["uid"], user=user).survey)
+    asked = replace(but("host", uid=0), survey=but("survey", walls=["uid"], user=user).survey)
     (found,) = (finding for finding in judge(asked) if finding.check == "tool host")
     assert found.level == level
     assert (str(user) in found.message) == (user != 0)
@@ -155,39 +135,44 @@ NO_JAIL = Survey(tier=None, findings=[Obstacle("user namespaces", "bwrap: no", "
 @pytest.mark.parametrize(
     ("facts", "check", "level", "fix"),
     [
-        (with_versions(libzmq_ipc=False), "zeromq", "problem", "pip install"),
-        (with_versions(release="4.19.0-generic"), "system", "problem", "Upgrade"),
-        (with_versions(system="Darwin"), "system", "problem", "Linux"),
+        (but("versions", libzmq_ipc=False), "zeromq", "problem", "pip install"),
+        (but("versions", release="4.19.0-generic"), "system", "problem", "Upgrade"),
+        (but("versions", system="Darwin"), "system", "problem", "Linux"),
         (replace(GOOD, survey=None), "jail", "problem", "python3 -m goondan.toolhost.survey"),
         (replace(GOOD, survey=NO_JAIL), "jail", "problem", "sudo fix"),
         (replace(GOOD, survey=Survey(tier=None)), "jail", "problem", "goondan.toolhost.survey"),
-        (with_survey(tier="reduced"), "jail", "problem", "goondan.toolhost.survey"),
-        (with_host(uid=0), "user", "warning", "ordinary user"),
-        (with_host(setuid_bwrap="/my bin/bwrap"), "setuid", "warning", "sudo chmod u-s '/my bin/bwrap'"),
+        (but("survey", tier="reduced"), "jail", "problem", "goondan.toolhost.survey"),
+        (but("host", uid=0), "user", "warning", "ordinary user"),
+        (but("host", setuid_bwrap="/my bin/bwrap"), "setuid", "warning", "sudo chmod u-s '/my bin/bwrap'"),
         (without_groups(), "cgroup", "warning", "systemd-run --user --scope -p Delegate=yes gdn run"),
         (without_groups(uid=0), "cgroup", "warning", "systemd-run --scope -p Delegate=yes gdn run"),
         (without_groups(systemd=False), "cgroup", "warning", "Without systemd"),
         (without_groups(cgroup=Cgroup("v1", "/x")), "cgroup", "warning", "systemd.unified_cgroup_hierarchy=1"),
         (without_groups(cgroup=Cgroup("none")), "cgroup", "warning", "mount -t cgroup2"),
-        (with_survey(limits=COUNTED | {"processes": "rlimit"}), "cgroup", "warning", "Delegate=yes"),
-        (with_limits(open_files=(256, 1024)), "openFiles", "warning", "nofile"),
-        (with_limits(processes=(100, UNLIMITED)), "processes", "warning", "ulimit -u unlimited"),
-        (with_limits(processes=(100, 200)), "processes", "warning", "nproc"),
-        (with_limits(pids_max=100), "tasks", "warning", "TasksMax"),
+        (but("survey", limits=COUNTED | {"processes": "rlimit"}), "cgroup", "warning", "Delegate=yes"),
+        (but("limits", open_files=(256, 1024)), "openFiles", "warning", "nofile"),
+        (but("limits", processes=(100, UNLIMITED)), "processes", "warning", "ulimit -u unlimited"),
+        (but("limits", processes=(100, 200)), "processes", "warning", "nproc"),
+        (but("limits", pids_max=100), "tasks", "warning", "TasksMax"),
         (with_variable(padded=True), "ANTHROPIC_API_KEY", "warning", "export ANTHROPIC_API_KEY="),
         (with_variable(is_set=False, wanted_by="Model/m"), "ANTHROPIC_API_KEY", "warning", "export"),
-        (with_run_dir(problem="too long"), "runDir", "problem", "XDG_RUNTIME_DIR"),
-        (with_run_dir(problem="open to others", fix="chmod 0700 x"), "runDir", "problem", "chmod 0700 x"),
-        (with_run_dir(path="", unused=[Lack("/tmp/x", "a link", "rm /tmp/x")]), "runDirPlace", "warning", "rm /tmp/x"),
+        (but("run_dir", problem="too long"), "runDir", "problem", "XDG_RUNTIME_DIR"),
+        (but("run_dir", problem="open to others", fix="chmod 0700 x"), "runDir", "problem", "chmod 0700 x"),
+        (
+            but("run_dir", path="", unused=[Lack("/tmp/x", "a link", "rm /tmp/x")]),
+            "runDirPlace",
+            "warning",
+            "rm /tmp/x",
+        ),
         (replace(GOOD, lock=LockPlace(problem="a link", fix="rm x")), "lock", "problem", "rm x"),
         (replace(GOOD, running=Running(status="cut off", pid=7)), "running", "problem", "gdn stop"),
-        (with_run_dir(socket_bytes=105), "runDir", "warning", "XDG_RUNTIME_DIR"),
-        (with_run_dir(unused_xdg="/run/me"), "xdgRuntimeDir", "warning", "unset XDG_RUNTIME_DIR"),
-        (with_state(problem="read-only"), "stateDir", "problem", "GOONDAN_STATE_ROOT"),
-        (with_state(filesystem="nfs4"), "stateDir", "problem", "local disk"),
-        (with_state(free_bytes=5 << 20), "diskSpace", "problem", "GOONDAN_STATE_ROOT"),
-        (with_state(free_bytes=500 << 20), "diskSpace", "warning", "du -xh"),
-        (with_state(free_files=3), "inodes", "warning", "GOONDAN_STATE_ROOT"),
+        (but("run_dir", socket_bytes=105), "runDir", "warning", "XDG_RUNTIME_DIR"),
+        (but("run_dir", unused_xdg="/run/me"), "xdgRuntimeDir", "warning", "unset XDG_RUNTIME_DIR"),
+        (but("state", problem="read-only"), "stateDir", "problem", "GOONDAN_STATE_ROOT"),
+        (but("state", filesystem="nfs4"), "stateDir", "problem", "local disk"),
+        (but("state", free_bytes=5 << 20), "diskSpace", "problem", "GOONDAN_STATE_ROOT"),
+        (but("state", free_bytes=500 << 20), "diskSpace", "warning", "du -xh"),
+        (but("state", free_files=3), "inodes", "warning", "GOONDAN_STATE_ROOT"),
         (with_levels(refused="belongs to uid 7", fix="export GOONDAN_STATE_ROOT=/x"), "stateRoot", "problem", "=/x"),
         (with_levels(levels=[OPEN_LEVEL]), "stateRoot", "warning", "chmod go-rwx /s/logs"),
         (with_levels(levels=[replace(OPEN_LEVEL, mendable=False)]), "stateRoot", "problem", "rm -r /s/logs"),
@@ -217,8 +202,8 @@ def test_a_setting_that_restricts_namespaces_counts_only_where_no_jail_works(sys
     def about(facts: Facts) -> Finding:
         return next(finding for finding in judge(facts) if finding.check == "userNamespaces")
 
-    assert about(with_host(**sysctl)).level == "ok"
-    broken = about(replace(with_host(**sysctl), survey=NO_JAIL))
+    assert about(but("host", **sysctl)).level == "ok"
+    broken = about(replace(but("host", **sysctl), survey=NO_JAIL))
     assert (broken.level, fix in str(broken.fix)) == ("warning", True)
 
 
@@ -282,7 +267,7 @@ def test_a_group_of_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_without_a_jail_nothing_is_said_about_its_groups_and_root_is_not_told_to_be_somebody_else() -> None:
-    checks = {finding.check for finding in judge(replace(with_host(uid=0), survey=NO_JAIL))}
+    checks = {finding.check for finding in judge(replace(but("host", uid=0), survey=NO_JAIL))}
     assert not checks & {"cgroup", "user"}
 
 
@@ -318,10 +303,10 @@ def test_a_state_that_cannot_be_written_is_told_by_trying(tmp_path: Path, monkey
     ],
 )
 def test_it_names_the_numbers_of_roots_jails(host: dict[str, Any], level: str, words: str) -> None:
-    (found,) = [finding for finding in judge(with_host(uid=0, **host)) if finding.check == "user numbers"]
+    (found,) = [finding for finding in judge(but("host", uid=0, **host)) if finding.check == "user numbers"]
     assert (found.level, words in found.message) == (level, True)
     assert level == "ok" or "export GOONDAN_JAIL_UIDS=" in (found.fix or "")
-    assert not [finding for finding in judge(with_host(**host)) if finding.check == "user numbers"], "only root's"
+    assert not [finding for finding in judge(but("host", **host)) if finding.check == "user numbers"], "only root's"
 
 
 def test_the_levels_of_a_state_are_looked_at_and_left_as_they_are(

@@ -28,37 +28,24 @@ from goondan.schemas.models.server_answers import RateLimits
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Frame, Welcome
+from tests.unit.agentproc.fakes import FakeLink
 
 SPEC = ModelSpec(provider="openai", model="m", document="main")
 
 
-class Broker:
+class Broker(FakeLink):
     """A link whose asks the test answers."""
 
     def __init__(self) -> None:
-        self.sent: list[Frame] = []
-        self.posted: list[tuple[Frame, asyncio.Future[Frame]]] = []
-        self.forgotten: list[str] = []
-
-    def send(self, frame: Frame) -> bool:
-        self.sent.append(frame)
-        return True
-
-    def post(self, frame: Frame) -> asyncio.Future[Frame]:
-        frame.id = f"f{len(self.posted)}"
-        future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self.posted.append((frame, future))
-        return future
-
-    def forget(self, frame_id: str) -> None:
-        self.forgotten.append(frame_id)
+        super().__init__()
+        self.replies["model.permit"] = lambda frame: None
 
     def grant(self, **granted: Any) -> None:
-        self.posted[-1][1].set_result(Frame("reply", payload=to_raw(PermitGranted(**granted))))
+        self.waiting[-1].set_result(Frame("reply", payload=to_raw(PermitGranted(**granted))))
 
     @property
-    def asked(self) -> PermitAsk:
-        return from_raw(self.posted[-1][0].payload, PermitAsk)
+    def permit(self) -> PermitAsk:
+        return from_raw(self.posted[-1].payload, PermitAsk)
 
 
 class Agent:
@@ -94,9 +81,9 @@ async def test_a_request_waits_for_its_permit_and_gives_it_back() -> None:
     agent = Agent(limited=True)
     request = agent.request()
     task = await agent.enter(request)
-    frame, _ = agent.broker.posted[0]
+    frame = agent.broker.posted[0]
     assert (frame.type, frame.event_id, frame.epoch, agent.news) == ("model.permit", "e1", 3, ["queued"])
-    asked = agent.broker.asked
+    asked = agent.broker.permit
     assert (asked.model, asked.tokens, asked.asked_ms, asked.patience_ms) == ("main", 1000, 100_000, 60_000)
     agent.gates.placed(Frame("model.line", payload=to_raw(PlaceInLine(asked.id, 4, 10))))
     assert agent.places == [(4, 10)]
@@ -129,7 +116,7 @@ async def test_a_refused_request_asks_again_under_its_id_also_at_an_open_gate() 
     await request.enter(40, agent.news.append)
     request.refused(2.5)
     task = await agent.enter(request)
-    assert agent.broker.asked.refused == Refused(2500)
+    assert agent.broker.permit.refused == Refused(2500)
     agent.broker.grant(open=True)
     await task
     request.over({}, accepted=True)
@@ -154,7 +141,7 @@ async def test_an_ask_that_is_given_up_is_taken_back() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert agent.broker.forgotten == ["f0"]
+    assert agent.broker.forgotten == [agent.broker.posted[0].id]
     assert [frame.type for frame in agent.broker.sent] == ["model.over"]
     assert agent.gates.held() == {"permits": [], "gates": []}
 
@@ -162,12 +149,12 @@ async def test_an_ask_that_is_given_up_is_taken_back() -> None:
 async def test_what_the_broker_refuses_is_a_fault_or_its_own_error() -> None:
     agent = Agent(limited=True)
     task = await agent.enter(agent.request())
-    agent.broker.posted[0][1].set_exception(fail("E_MODEL_FAILED", "it has refused everybody"))
+    agent.broker.waiting[0].set_exception(fail("E_MODEL_FAILED", "it has refused everybody"))
     with pytest.raises(Fault, match="refused everybody") as caught:
         await task
     assert caught.value.kind == "final"
     task = await agent.enter(agent.request())
-    agent.broker.posted[1][1].set_exception(fail("E_LEASE_LOST", "gone"))
+    agent.broker.waiting[1].set_exception(fail("E_LEASE_LOST", "gone"))
     with pytest.raises(GoondanError, match="E_LEASE_LOST"):
         await task
 
