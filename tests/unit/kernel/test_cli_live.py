@@ -44,6 +44,8 @@ def narrate(*events: RuntimeEvent, response: str) -> str:
 
 def test_text_as_it_comes_is_the_answer() -> None:
     assert narrate(text(1, 0, "one "), text(1, 4, "two"), response="one two") == "one two\n"
+    assert narrate(response="the answer") == "the answer\n", "nothing was heard"
+    assert narrate(response="") == ""
 
 
 def test_steps_stand_apart_and_only_the_last_is_the_answer() -> None:
@@ -82,20 +84,12 @@ def test_reasoning_that_begins_anew_or_has_a_gap() -> None:
     assert narrate(*steps, response="x") == "(reasoning)\n~hm~\n(reasoning)\n~ah~\n\nx\n"
 
 
-def test_nothing_was_heard() -> None:
-    assert narrate(response="the answer") == "the answer\n"
-    assert narrate(response="") == ""
-
-
 def test_what_is_void_is_marked() -> None:
     events = [text(1, 0, "half"), text(1, 0, "whole", again=True)]
     assert narrate(*events, response="whole") == "half\n(the answer begins anew)\nwhole\n"
     resumed = [text(1, 0, "half"), RuntimeEvent(kind="turn.started", again=True)]
     assert narrate(*resumed, response="whole") == "half\n(the answer begins anew)\nwhole\n"
-
-
-def test_another_answer_than_was_heard_is_shown_whole() -> None:
-    assert narrate(text(1, 0, "abc"), response="xyz") == "abc\n(the answer begins anew)\nxyz\n"
+    assert narrate(text(1, 0, "abc"), response="xyz") == "abc\n(the answer begins anew)\nxyz\n", "another one"
 
 
 @given(

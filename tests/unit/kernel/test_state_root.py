@@ -306,15 +306,21 @@ def test_nothing_is_changed_by_looking(tmp_path: Path) -> None:
 # --- without a home directory -----------------------------------------------------------------------------------------
 
 
-def test_without_a_home_there_is_one_folder_of_this_user_each_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    kept.chmod(0o1777)
-    monkeypatch.setattr(paths, "HOMELESS", (str(kept),))
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where states of users without a home directory are; this user has none."""
+    made = tmp_path / "kept"
+    made.mkdir()
+    made.chmod(0o1777)
+    monkeypatch.setattr(paths, "HOMELESS", (str(made),))
     monkeypatch.setenv("HOME", str(tmp_path / "nowhere"))
     monkeypatch.delenv("GOONDAN_STATE_ROOT", raising=False)
+    return made
+
+
+def test_without_a_home_there_is_one_folder_of_this_user_each_time(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = paths.state_root()
     assert first == str(kept / f"goondan-state-{os.geteuid()}")
     assert paths.is_homeless(first)
@@ -326,13 +332,7 @@ def test_without_a_home_there_is_one_folder_of_this_user_each_time(
 
 
 @as_root
-def test_a_name_that_somebody_else_has_taken_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    kept.chmod(0o1777)
-    monkeypatch.setattr(paths, "HOMELESS", (str(kept),))
-    monkeypatch.setenv("HOME", "/nonexistent")
-    monkeypatch.delenv("GOONDAN_STATE_ROOT", raising=False)
+def test_a_name_that_somebody_else_has_taken_is_passed_over(kept: Path, tmp_path: Path) -> None:
     taken, linked = kept / "goondan-state-0", kept / "goondan-state-0.1"
     taken.mkdir()
     os.chown(taken, STRANGER, STRANGER)

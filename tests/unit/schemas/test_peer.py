@@ -36,6 +36,14 @@ def welcome(peer: Peer, *, credit: int = 4, now: float = 0.0) -> list[Frame]:
     return flush(peer, now)
 
 
+@pytest.fixture
+def peer() -> Peer:
+    """One that was welcomed."""
+    made = Peer("token", "inc")
+    welcome(made)
+    return made
+
+
 def flush(peer: Peer, now: float = 0.0) -> list[Frame]:
     sent = []
     while (entry := peer.sendable(now)) is not None:
@@ -103,17 +111,13 @@ def test_a_repeat_says_what_is_left_of_the_deadline() -> None:
     }
 
 
-def test_accepted_is_not_answered() -> None:
-    peer = Peer("token", "inc")
-    welcome(peer)
+def test_accepted_is_not_answered(peer: Peer) -> None:
     data = there(ask(peer, "e1"))
     assert peer.receive(Frame("ack", in_reply_to=decode(data).id, stage="accepted"), 0.0) is None
     assert [frame.event_id for frame in welcome(peer)] == ["e1"], "a broker without memory must hear it again"
 
 
-def test_an_answer_settles_once_and_is_acknowledged_every_time() -> None:
-    peer = Peer("token", "inc")
-    welcome(peer)
+def test_an_answer_settles_once_and_is_acknowledged_every_time(peer: Peer) -> None:
     ask(peer, "e1")
     answer = Frame("event", id="b.1", event_id="e1:answer", in_reply_to="ce1")
     settled = peer.receive(answer, 0.0)
@@ -125,9 +129,7 @@ def test_an_answer_settles_once_and_is_acknowledged_every_time() -> None:
     assert decode(repeated.data).event_id == "e1:answer"
 
 
-def test_a_result_settles_its_call_by_call_id() -> None:
-    peer = Peer("token", "inc")
-    welcome(peer)
+def test_a_result_settles_its_call_by_call_id(peer: Peer) -> None:
     peer.submit("call", Frame("tool.call", call_id="t/1", tool="a__b"), "w", 0.0)
     settled = peer.receive(Frame("tool.result", call_id="t/1"), 0.0)
     assert isinstance(settled, Settled)
@@ -168,9 +170,7 @@ def test_overload_holds_the_target_in_order_and_no_other() -> None:
     assert [frame.event_id for frame in flush(peer, 1.6)] == ["e1", "e2", "e3"]
 
 
-def test_a_deadline_ends_an_entry_after_its_grace() -> None:
-    peer = Peer("token", "inc")
-    welcome(peer)
+def test_a_deadline_ends_an_entry_after_its_grace(peer: Peer) -> None:
     peer.submit("call", Frame("tool.call", call_id="t/1", deadline_ms=1000), "w", 10.0)
     assert peer.tick(11.5) == ([], False)
     settled, _ = peer.tick(12.1)
@@ -178,9 +178,7 @@ def test_a_deadline_ends_an_entry_after_its_grace() -> None:
     assert peer.in_use == 0
 
 
-def test_an_answer_after_its_time_is_told_once_and_acknowledged_every_time() -> None:
-    peer = Peer("token", "inc")
-    welcome(peer)
+def test_an_answer_after_its_time_is_told_once_and_acknowledged_every_time(peer: Peer) -> None:
     event = Frame("event", to="coder", event_id="e1", reply_to=ReplyTo("me", "ce1"), deadline_ms=1000)
     peer.submit("ask", event, "w", 10.0)
     settled, _ = peer.tick(30.0)
@@ -226,26 +224,20 @@ def test_a_refused_token_ends_the_link() -> None:
         ask(peer, "e1")
 
 
-def test_a_frame_that_is_too_large_is_refused_before_it_is_kept() -> None:
-    peer = Peer("token", "inc")
-    welcome(peer)
+def test_a_frame_that_is_too_large_is_refused_before_it_is_kept(peer: Peer) -> None:
     with pytest.raises(FrameError) as error:
         peer.submit("ask", event("e1", reply_to=ReplyTo("c", "c"), payload=to_raw("x" * (1 << 20))), "w", 0.0)
     assert error.value.info.code == "E_FRAME_TOO_LARGE"
     assert not peer.has_waiting
 
 
-def test_hello_required_for_an_early_frame_starts_no_second_greeting() -> None:
-    peer = Peer("token", "inc")
-    welcome(peer)
+def test_hello_required_for_an_early_frame_starts_no_second_greeting(peer: Peer) -> None:
     sent = decode(ask(peer, "e1") or b"")
     assert peer.receive(refuse(sent, "E_HELLO_REQUIRED"), 0.0) is None
     assert peer.phase == "ready"
 
 
-def test_pushed_frames_are_delivered_and_pings_answered() -> None:
-    peer = Peer("token", "inc")
-    welcome(peer)
+def test_pushed_frames_are_delivered_and_pings_answered(peer: Peer) -> None:
     assert isinstance(peer.receive(event("e9"), 0.0), Deliver)
     pong = peer.receive(Frame("ping", id="b.7"), 0.0)
     assert isinstance(pong, Reply)
@@ -308,9 +300,7 @@ def test_credit_and_outbox_always_add_up(steps: list[str], credit: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["call", "ask"])
-def test_time_that_stands_still_ends_nothing_and_then_goes_on(kind: str) -> None:
-    peer = Peer("token", "inc")
-    welcome(peer)
+def test_time_that_stands_still_ends_nothing_and_then_goes_on(peer: Peer, kind: str) -> None:
     if kind == "call":
         frame = Frame("tool.call", call_id="t/1", deadline_ms=1000)
         held, runs = (Frame("clock", event_id="e1", epoch=7, stage=stage) for stage in ("held", "runs"))
@@ -326,10 +316,8 @@ def test_time_that_stands_still_ends_nothing_and_then_goes_on(kind: str) -> None
     assert len(peer.tick(1001.6)[0]) == 1, "half a second was left, and the grace"
 
 
-def test_a_welcome_starts_every_clock() -> None:
+def test_a_welcome_starts_every_clock(peer: Peer) -> None:
     """The broker says anew what stands still; what it does not know of would else wait for ever."""
-    peer = Peer("token", "inc")
-    welcome(peer)
     frame = Frame("event", to="coder", event_id="e1", reply_to=ReplyTo("me", "ce1"), deadline_ms=1000)
     peer.submit("ask", frame, "w", 10.0)
     peer.receive(Frame("clock", event_id="e1", in_reply_to="ce1", stage="held"), 10.0)
@@ -338,9 +326,7 @@ def test_a_welcome_starts_every_clock() -> None:
     assert len(peer.tick(52.1)[0]) == 1
 
 
-def test_the_clock_of_one_request_is_no_other_ones() -> None:
-    peer = Peer("token", "inc")
-    welcome(peer)
+def test_the_clock_of_one_request_is_no_other_ones(peer: Peer) -> None:
     for name in ("e1", "e2"):
         frame = Frame("event", to="coder", event_id=name, reply_to=ReplyTo("me", f"c{name}"), deadline_ms=1000)
         peer.submit("ask", frame, name, 10.0)
@@ -351,9 +337,7 @@ def test_the_clock_of_one_request_is_no_other_ones() -> None:
 # --- questions to the caller
 
 
-def test_a_tool_ask_is_answered_for_its_own_call_only_and_sent_again_until_then() -> None:
-    peer = Peer("token", "inc")
-    welcome(peer)
+def test_a_tool_ask_is_answered_for_its_own_call_only_and_sent_again_until_then(peer: Peer) -> None:
     frame = Frame("tool.ask", call_id="t/c1")
     assert peer.submit("tool ask", frame, "w", 0.0) is not None
     assert peer.in_use == 0, "it costs no credit"
@@ -371,9 +355,7 @@ def test_a_tool_ask_is_answered_for_its_own_call_only_and_sent_again_until_then(
     assert peer.receive(answer, 0.0) is None, "a repeat"
 
 
-def test_a_tool_ask_takes_no_result_of_its_call_and_waits_while_its_agent_is_away() -> None:
-    peer = Peer("token", "inc")
-    welcome(peer)
+def test_a_tool_ask_takes_no_result_of_its_call_and_waits_while_its_agent_is_away(peer: Peer) -> None:
     frame = Frame("tool.ask", call_id="t/c1")
     peer.submit("tool ask", frame, "w", 0.0)
     assert peer.receive(Frame("tool.result", call_id="t/c1"), 0.0) is None
@@ -391,9 +373,7 @@ def impatient(peer: Peer, now: float = 0.0) -> Frame:
     return decode(data)
 
 
-def test_who_waits_no_more_asks_once_for_an_event_and_is_told_by_the_ack() -> None:
-    peer = Peer("token", "inc")
-    welcome(peer)
+def test_who_waits_no_more_asks_once_for_an_event_and_is_told_by_the_ack(peer: Peer) -> None:
     sent = impatient(peer)
     assert peer.receive(Frame("ack", in_reply_to=sent.id, stage="accepted"), 1.0) is None
     assert (peer.tick(4.9)[0], flush(peer, 4.9)) == ([], [])
@@ -409,9 +389,7 @@ def test_who_waits_no_more_asks_once_for_an_event_and_is_told_by_the_ack() -> No
     assert (there(told.frame).type, peer.rests) == ("ack", True)
 
 
-def test_an_answer_that_crosses_is_the_answer() -> None:
-    peer = Peer("token", "inc")
-    welcome(peer)
+def test_an_answer_that_crosses_is_the_answer(peer: Peer) -> None:
     sent = impatient(peer)
     peer.receive(Frame("ack", in_reply_to=sent.id, stage="accepted"), 0.0)
     peer.tick(5.0)
@@ -422,9 +400,7 @@ def test_an_answer_that_crosses_is_the_answer() -> None:
     assert there(told.frame).event_id == "e1:answer"
 
 
-def test_what_was_refused_for_want_of_room_just_ends_and_what_is_unknown_waits_for_the_broker() -> None:
-    peer = Peer("token", "inc")
-    welcome(peer)
+def test_what_was_refused_for_want_of_room_just_ends_and_what_is_unknown_waits_for_the_broker(peer: Peer) -> None:
     sent = impatient(peer)
     assert peer.tick(6.0)[0] == [], "the broker may have it"
     peer.receive(refuse(sent, "E_OVERLOADED", retry_after_ms=10_000), 6.0)
@@ -432,9 +408,7 @@ def test_what_was_refused_for_want_of_room_just_ends_and_what_is_unknown_waits_f
     assert (ended.entry.id, there(ended.error).code) == (sent.id, "E_AGENT_TIMEOUT")
 
 
-def test_patience_stands_still_with_the_clock() -> None:
-    peer = Peer("token", "inc")
-    welcome(peer)
+def test_patience_stands_still_with_the_clock(peer: Peer) -> None:
     sent = impatient(peer)
     peer.receive(Frame("ack", in_reply_to=sent.id, stage="accepted"), 0.0)
     peer.receive(Frame("clock", in_reply_to="corr", stage="held"), 4.0)
@@ -465,9 +439,7 @@ def test_silence_counts_from_what_is_unanswered_and_ends_with_the_link() -> None
     assert peer.silence(507.0, 900.0) is None
 
 
-def test_a_clock_that_runs_again_says_what_is_left() -> None:
-    peer = Peer("token", "inc")
-    welcome(peer)
+def test_a_clock_that_runs_again_says_what_is_left(peer: Peer) -> None:
     peer.submit("ask", event("e1", reply_to=ReplyTo("client", "c1"), deadline_ms=60_000), "e1", 0.0)
     peer.receive(Frame("clock", stage="held", in_reply_to="c1"), 1.0)
     peer.receive(Frame("clock", stage="runs", in_reply_to="c1", deadline_ms=500), 100.0)

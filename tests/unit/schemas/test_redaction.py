@@ -78,7 +78,7 @@ FORMS: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(secret=SECRETS, before=AROUND, after=AROUND)
 @example(secret=KEY, before="", after="")
 @example(secret="B000000000000000a", before="\\", after="")

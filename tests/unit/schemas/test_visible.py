@@ -24,10 +24,12 @@ from goondan.schemas.text.visible import (
     visible_names,
 )
 
+EVERY = "".join(map(chr, range(sys.maxunicode + 1)))
+
 
 def members(inside: str) -> set[int]:
     """The characters of a class of a regular expression."""
-    return {code for code in range(sys.maxunicode + 1) if re.match(f"[{inside}]", chr(code))}
+    return set(map(ord, re.findall(f"[{inside}]", EVERY)))
 
 
 UNSEEN = members(IGNORABLE + SPACES + BLANKS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -147,17 +148,6 @@ def test_names_are_of_bounded_length_and_told_apart_all_the_same() -> None:
     long = [made(ask(), of=call("c" * 255 + end)).event_id or "" for end in "ab"]
     assert len(set(long)) == 2
     assert all(len(name) <= 256 for name in long)
-
-
-def test_so_many_are_open_and_no_more() -> None:
-    asker = Asker()
-    for number in range(MAX_OPEN):
-        made(ask(number=number), asker)
-    assert refused(ask(number=99), asker) == "E_TOOL_LIMIT"
-    asker.open.pop(3)
-    made(ask(number=99), asker)
-    with pytest.raises(Violation):
-        made(ask(number=99), asker)
 
 
 def test_so_many_are_asked_in_all() -> None:
@@ -327,13 +317,16 @@ def test_a_script_has_its_own_number_of_calls_and_bytes() -> None:
     assert refused(to_caller(value="x" * MAX_INPUT)) == "E_TOOL_LIMIT"
 
 
-def test_a_script_has_no_more_questions_open_than_any_call() -> None:
+@pytest.mark.parametrize("make", [ask, to_caller])
+def test_so_many_are_open_and_no_more(make: Callable[..., Ask]) -> None:
     asker = Asker()
     for number in range(MAX_OPEN):
-        made(to_caller(number=number), asker)
-    assert refused(to_caller(number=-1), asker) == "E_TOOL_LIMIT"
+        made(make(number=number), asker)
+    assert refused(make(number=99), asker) == "E_TOOL_LIMIT"
+    asker.open.pop(3)
+    made(make(number=99), asker)
     with pytest.raises(Violation, match="twice"):
-        made(to_caller(number=1), asker)
+        made(make(number=99), asker)
 
 
 def test_the_answer_of_the_caller_is_its_value_or_its_error() -> None:

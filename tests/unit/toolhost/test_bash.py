@@ -39,22 +39,6 @@ def test_relative_paths_are_joined_and_normalised_absolute_ones_stay(path: str, 
     assert absolute("/w", path) == expected
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"env": ["A=1"]}, "'env' must be a JSON object"),
-        ({"env": {"A": None}}, "env.A must be a primitive string/number/boolean value"),
-        ({"env": {"A": [1]}}, "env.A must be a primitive string/number/boolean value"),
-        ({"env": {"A=B": "x"}}, "'A=B' is no name of an environment variable"),
-        ({"env": {"A": "x\0y"}}, "'env.A' must not contain null bytes"),
-    ],
-)
-def test_environments_that_cannot_be(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        bash.merged_environment(given)
-    assert str(caught.value) == message
-
-
 @pytest.mark.requirement("BASH-05")
 def test_variables_are_added_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     merged = bash.merged_environment({"env": {"PATH": "/x", "N": 1, "B": True}})
@@ -70,11 +54,16 @@ def test_variables_are_added_to_the_environment(monkeypatch: pytest.MonkeyPatch)
         (lambda given: bash.optional_string(given, "cwd", ""), {"cwd": None}, "'cwd' must be a string"),
         (lambda given: bash.optional_strings(given, "args"), {"args": "x"}, "'args' must be an array of strings"),
         (lambda given: bash.optional_strings(given, "args"), {"args": ["x", 1]}, "'args' must contain only strings"),
+        (bash.merged_environment, {"env": ["A=1"]}, "'env' must be a JSON object"),
+        (bash.merged_environment, {"env": {"A": None}}, "env.A must be a primitive string/number/boolean value"),
+        (bash.merged_environment, {"env": {"A": [1]}}, "env.A must be a primitive string/number/boolean value"),
+        (bash.merged_environment, {"env": {"A=B": "x"}}, "'A=B' is no name of an environment variable"),
+        (bash.merged_environment, {"env": {"A": "x\0y"}}, "'env.A' must not contain null bytes"),
         (bash.timeout, {"timeoutMs": "1"}, "'timeoutMs' must be a valid number"),
         (bash.timeout, {"timeoutMs": True}, "'timeoutMs' must be a valid number"),
     ],
 )
-def test_arguments_that_a_schema_would_have_refused(check: Any, given: dict[str, Any], message: str) -> None:
+def test_arguments_and_environments_that_cannot_be(check: Any, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError) as caught:
         check(given)
     assert str(caught.value) == message

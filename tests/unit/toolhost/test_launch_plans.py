@@ -15,7 +15,6 @@ from goondan.schemas.wire.errors import GoondanError
 from goondan.toolhost.policy.launch_plan import DEVICES, RUN, LaunchPlan, for_file
 from goondan.toolhost.policy.limits import GroupPlan, Tree
 from goondan.toolhost.policy.plan import plan, walls_full
-from goondan.toolhost.policy.seccomp import program
 from goondan.toolhost.policy.subject import HostFacts, HostPath, Request
 from tests.checks import refuses, there
 from tests.unit.toolhost.test_policy import HOST, TOOL
@@ -144,11 +143,6 @@ def test_the_walls_of_a_host() -> None:
     assert walls_full(HOST) == jail().walls == ["namespaces", "seccomp", "limits"]
     rooted = replace(HOST, stage="/stage", landlock=1)
     assert walls_full(rooted) == ["namespaces", "seccomp", "landlock", "uid", "limits"]
-
-
-def test_sockets_of_the_network_are_for_a_tool_that_was_granted_one() -> None:
-    assert jail().filter == program("x86_64", sockets=False)
-    assert jail(sandbox=SandboxSpec(network="public")).filter == program("x86_64", sockets=True)
 
 
 def test_a_network_needs_somebody_who_brings_it_up() -> None:

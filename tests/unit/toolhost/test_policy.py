@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import resource
 from typing import Any
 
 import msgspec
 import pytest
 
-from goondan.schemas.bundle.launch import ExportSpec, Limits, SandboxSpec, ToolSpec
+from goondan.schemas.bundle.launch import ExportSpec, SandboxSpec, ToolSpec
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.worker.grantable import within
 from goondan.toolhost.policy.launch_plan import LIST, READ, RUN, WRITE, CallWalls, LaunchPlan, call_walls, for_file
@@ -95,13 +94,6 @@ def test_without_a_workdir_the_home_is_where_it_starts() -> None:
     assert (made.open_workdir, made.workdir) == (None, "/run/goondan/home")
     assert "--bind-fd" not in made.options
     assert "--bind" not in made.options
-
-
-def test_no_plan_shares_a_namespace_or_keeps_a_capability() -> None:
-    made = plan(Request(tool=TOOL), HOST)
-    assert "--share-net" not in made.options
-    assert "--cap-add" not in made.options
-    assert made.options[made.options.index("--cap-drop") + 1] == "ALL"
 
 
 def test_what_trusted_programs_read_stays_read_only_and_cannot_be_moved_away() -> None:
@@ -488,20 +480,6 @@ def bind_sources(made: LaunchPlan) -> dict[str, str]:
     """Destination -> source of every bind mount."""
     options = made.options
     return {options[at + 2]: options[at + 1] for at, option in enumerate(options) if option in ("--bind", "--ro-bind")}
-
-
-def test_limits_of_a_tool_become_those_of_its_processes() -> None:
-    limits = Limits(memory_mb=3, file_mb=5, open_files=7, processes=9)
-    made = plan(Request(tool=msgspec.structs.replace(TOOL, sandbox=SandboxSpec(limits=limits))), HOST)
-    assert dict(made.limits) == {
-        resource.RLIMIT_CORE: 0,
-        resource.RLIMIT_DATA: 3 << 20,
-        resource.RLIMIT_FSIZE: 5 << 20,
-        resource.RLIMIT_NOFILE: 7,
-        resource.RLIMIT_NPROC: 9,
-        resource.RLIMIT_MEMLOCK: 64 << 10,
-        11: 1024,  # RLIMIT_SIGPENDING
-    }
 
 
 def of_a_call(path: str = "/w", **sandbox: Any) -> tuple[LaunchPlan, CallWalls]:

@@ -205,6 +205,10 @@ class Client(Actor):
         self.submit("post", Frame("admin", payload=to_raw(asked)), ("delete", question))
         return question
 
+    def error_of(self, event_id: str) -> str:
+        """The code with which the turn of an event of its own has failed."""
+        return there(there(self.answers[event_id][0].answer).error).code
+
     def on_settled(self, settled: Settled) -> None:
         event_id = settled.entry.waiter
         if isinstance(event_id, tuple) and event_id[0] == "delete":

@@ -14,7 +14,7 @@ from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, MAX_REQUEST_BYTES
 from goondan.schemas.wire.codec import decode, encode, from_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Blob, ErrorPayload, Frame, ReplyTo
-from tests.unit.kernel.broker.world import World, run
+from tests.unit.kernel.broker.world import working
 
 
 def blob(number: int, size: int = 1 << 20) -> Blob:
@@ -95,14 +95,6 @@ def test_requests_may_be_smaller_than_results(kind: str, from_host: bool, asks: 
     assert caught.value.info.code == "E_FRAME_TOO_LARGE"
 
 
-def working() -> tuple[World, Router, Bus]:
-    """An agent holds an event, its first call is out."""
-    world = World()
-    world.clients[0].ask("c0e0")
-    run(world)
-    return world, world.router, world.router.bus
-
-
 def answers(router: Router, bus: Bus, cls: int, frame: Frame, now: float) -> list[Frame]:
     connection = next(iter(bus.presence.connections[cls].values()))
     router.receive(connection, encode(frame), now)
@@ -112,7 +104,8 @@ def answers(router: Router, bus: Bus, cls: int, frame: Frame, now: float) -> lis
 
 
 def test_arguments_by_reference_have_a_bound_of_which_one_root_gets_half() -> None:
-    world, router, bus = working()
+    world = working()
+    router, bus = world.router, world.router.bus
     (agent,) = world.agents.values()
     assert agent.held is not None
     size = MAX_CALL_BYTES // 8
@@ -132,7 +125,8 @@ def test_arguments_by_reference_have_a_bound_of_which_one_root_gets_half() -> No
 
 
 def test_the_mailbox_counts_what_lies_in_files() -> None:
-    world, router, bus = working()
+    world = working()
+    router, bus = world.router, world.router.bus
     before = bus.mailbox.held.held
     frame = Frame("event", id="x", event_id="large", to="coder", instance_key="k", blob=blob(9, 5 << 20))
     answers(router, bus, CLIENTS, frame, world.now)

@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 
 from goondan.kernel.broker.state.bus import MAX_ASKERS, RETURN_S
-from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, Connection
+from goondan.kernel.broker.state.entities import AGENTS, Connection
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
-from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, Frame, Hello, ReplyTo
-from goondan.schemas.wire.tokens import Claims, mint
-from tests.checks import there
-from tests.unit.kernel.broker.actors import SECRET, Agent
-from tests.unit.kernel.broker.world import World, run
+from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
+from tests.unit.kernel.broker.actors import Agent
+from tests.unit.kernel.broker.world import World, client, run
 
 
 def working() -> tuple[World, Agent]:
@@ -51,23 +49,12 @@ def codes(out: list[tuple[bytes, Frame]]) -> list[str]:
     return [from_raw(frame.payload, ErrorPayload).code for _, frame in out if frame.type == "error"]
 
 
-def client(world: World, *, operator: bool) -> Connection:
-    """A client of its own, without an actor."""
-    ident = b"client-%09d" % (world.idents + 1)
-    world.idents += 1
-    hello = Hello(mint(SECRET, Claims("client", operator=operator)), ident.decode())
-    world.router.stranger(CLIENTS, ident, encode(Frame("hello", id="h", payload=to_raw(hello))), world.now)
-    world.router.bus.out.clear()
-    return connection_of(world, CLIENTS, ident)
-
-
 def test_a_leased_event_ends_by_its_holder_and_its_call_in_the_tool_host() -> None:
     world, _ = working()
     world.clients[1].cancel("e1")
     run(world)
     assert world.clients[1].ended == {"e1": ["cancelled"]}
-    (answer,) = world.clients[0].answers["e1"]
-    assert there(there(answer.answer).error).code == "E_CANCELLED"
+    assert (world.clients[0].error_of("e1"), len(world.clients[0].answers["e1"])) == ("E_CANCELLED", 1)
     assert list(world.host.running) == ["coder/k/e2/0"], "the call of e1 is over, and the next event has its turn"
 
 

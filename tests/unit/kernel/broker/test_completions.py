@@ -8,18 +8,7 @@ from goondan.kernel.broker.state.entities import AGENTS, TOOLS
 from goondan.schemas.wire.codec import decode, encode, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame, Source
 from tests.checks import there
-from tests.unit.kernel.broker.actors import Agent
-from tests.unit.kernel.broker.world import World, run
-
-
-def working() -> tuple[World, Agent]:
-    """An agent in the middle of its first tool call."""
-    world = World()
-    world.clients[0].ask("c0e0")
-    run(world)
-    (agent,) = world.agents.values()
-    assert world.host.running, "the call is out"
-    return world, agent
+from tests.unit.kernel.broker.world import World, working
 
 
 def from_host(world: World, kind: str, *, to: str = "coder", key: str = "k", **header: object) -> list[Frame]:
@@ -37,7 +26,7 @@ def from_host(world: World, kind: str, *, to: str = "coder", key: str = "k", **h
 
 @pytest.mark.requirement("RESULT-04")
 def test_an_event_of_a_tool_host_is_accepted_and_waits_its_turn_with_its_true_source() -> None:
-    world, agent = working()
+    world = working()
     (ack,) = from_host(world, "event", source=Source("client", "operator"), auth=to_raw({"admin": True}))
     assert (ack.type, ack.stage) == ("ack", "accepted")
     event = world.router.bus.mailbox.events["e~completed"]
@@ -46,7 +35,7 @@ def test_an_event_of_a_tool_host_is_accepted_and_waits_its_turn_with_its_true_so
 
 
 def test_a_repeat_is_the_same_event() -> None:
-    world, _ = working()
+    world = working()
     from_host(world, "event")
     before = len(world.router.bus.mailbox.events)
     (ack,) = from_host(world, "event")
@@ -55,19 +44,19 @@ def test_a_repeat_is_the_same_event() -> None:
 
 @pytest.mark.parametrize("to", ["_operator", "nobody"])
 def test_a_tool_host_reaches_agents_of_the_bundle_only(to: str) -> None:
-    world, _ = working()
+    world = working()
     (error,) = from_host(world, "event", to=to)
     assert error.type == "error"
 
 
 def test_a_tool_host_names_no_workdir() -> None:
-    world, _ = working()
+    world = working()
     (error,) = from_host(world, "event", workdir="/")
     assert error.type == "error"
 
 
 def test_news_reach_the_instance_whose_host_it_is() -> None:
-    world, agent = working()
+    world = working()
     (news,) = from_host(world, "tool.completed", source=Source("client", "x"), workdir="/", chain=["a"])
     assert (news.type, news.event_id) == ("tool.completed", "e~completed")
     assert (there(news.source).kind, news.workdir, news.chain) == ("tool", None, None)

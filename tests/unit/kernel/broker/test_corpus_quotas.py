@@ -17,20 +17,11 @@ from goondan.schemas.wire.tokens import Claims, TokenClass, mint
 from tests.checks import there
 from tests.unit.kernel.broker.actors import SECRET
 from tests.unit.kernel.broker.test_durability import said
-from tests.unit.kernel.broker.test_quotas import client, error, event, tell
-from tests.unit.kernel.broker.world import CALL, World, host, run, working
+from tests.unit.kernel.broker.test_quotas import error, event, tell
+from tests.unit.kernel.broker.world import CALL, World, client, host, run, working
 
 MIB = 1 << 20
 LONG = "x" * 900_000
-
-
-@pytest.fixture
-def world() -> World:
-    """`coder/k` works on `e1`."""
-    made = World()
-    made.clients[0].ask("e1")
-    run(made)
-    return made
 
 
 def told(world: World, connection: Connection, frame: Frame) -> list[Frame]:

@@ -13,7 +13,6 @@ from goondan.kernel.broker.state.records import InstanceDeleted, decode, deleted
 from goondan.schemas.wire.codec import decode as decode_frame
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, AgentsSpawn, ErrorPayload, Frame, ReplyTo
-from tests.checks import there
 from tests.unit.kernel.broker.actors import Agent, Client
 from tests.unit.kernel.broker.world import World, run
 
@@ -29,17 +28,17 @@ def used() -> tuple[World, Client]:
     return world, client
 
 
-def error_of(client: Client, event_id: str) -> str:
-    answer = there(client.answers[event_id][0].answer)
-    return there(answer.error).code
+def deleted(world: World, client: Client, key: str = "k", *, agent: str = "coder") -> str:
+    """Have an instance deleted; what was said about it in the end."""
+    asked = client.delete(key, agent=agent)
+    world.settle()
+    return client.deleted[asked]
 
 
 def test_an_instance_that_rests_goes_with_its_process_and_its_name_begins_anew() -> None:
     world, client = used()
     epoch = world.stores["coder", "k"].epoch
-    asked = client.delete("k")
-    world.settle()
-    assert client.deleted[asked] == "deleted"
+    assert deleted(world, client) == "deleted"
     assert world.disk.gone == [("coder", "k", False)]
     assert not world.agents
     assert not world.router.bus.mailbox.instances
@@ -104,9 +103,7 @@ def test_work_is_named_and_the_instance_stays(work: str) -> None:
     if work in ("works", "waits"):
         assert {"e1", "e2"} <= set(client.answers)
     world.background.clear()
-    again = client.delete("k")
-    world.settle()
-    assert client.deleted[again] == "deleted"
+    assert deleted(world, client) == "deleted"
 
 
 def spawn(world: World, client: Client) -> None:
@@ -128,7 +125,7 @@ def test_by_force_its_work_ends_and_whoever_waits_is_told_so() -> None:
     run(world)
     world.settle()
     assert client.deleted[asked] == "deleted"
-    assert [error_of(client, name) for name in ("e1", "e2")] == ["E_INSTANCE_DELETED"] * 2
+    assert [client.error_of(name) for name in ("e1", "e2")] == ["E_INSTANCE_DELETED"] * 2
     assert [world.state(name) for name in ("e1", "e2")] == ["cancelled"] * 2
     assert not world.host.running
     assert world.disk.gone == [("coder", "k", False)]
@@ -148,7 +145,7 @@ def test_a_turn_that_does_not_end_is_killed() -> None:
         run(world)
     world.settle()
     assert client.deleted[asked] == "deleted"
-    assert error_of(client, "e1") == "E_INSTANCE_DELETED"
+    assert client.error_of("e1") == "E_INSTANCE_DELETED"
 
 
 def test_two_deletions_at_once_are_one() -> None:
@@ -161,9 +158,7 @@ def test_two_deletions_at_once_are_one() -> None:
     world.settle()
     assert client.deleted[by_force] == world.clients[1].deleted[joined] == "deleted"
     assert len(world.disk.gone) == 1
-    later = client.delete("k")
-    world.settle()
-    assert client.deleted[later] == "deleted", "asked twice it says the same"
+    assert deleted(world, client) == "deleted", "asked twice it says the same"
     assert len(world.disk.gone) == 1
 
 
@@ -239,9 +234,7 @@ def test_a_workdir_that_somebody_else_works_in_stays() -> None:
     agent.send(Frame("agents.spawn", id="s1", to="reviewer", instance_key="r", payload=to_raw(AgentsSpawn("."))))
     run(world)
     world.settle()
-    asked = client.delete("k")
-    world.settle()
-    assert client.deleted[asked] == "deleted"
+    assert deleted(world, client) == "deleted"
     assert world.disk.gone == [("coder", "k", True)]
     child = world.router.bus.mailbox.instances["reviewer", "r"]
     assert child.workdir.path == "/state/instances/coder/k/workspace"
@@ -263,17 +256,13 @@ def test_a_workdir_that_somebody_else_works_in_stays() -> None:
 def test_a_folder_that_cannot_be_moved_stays_and_so_does_the_instance() -> None:
     world, client = used()
     world.disk.full = True
-    asked = client.delete("k")
-    world.settle()
-    assert client.deleted[asked].startswith("E_STATE: the folder of coder/k cannot be moved away: no space")
+    assert deleted(world, client).startswith("E_STATE: the folder of coder/k cannot be moved away: no space")
     assert not world.journal.find_records(deleted_subject("coder", "k"))
     client.ask("e1", calls=0)
     world.settle()
     assert world.stores["coder", "k"].completed == ["first", "e1"]
     world.disk.full = False
-    again = client.delete("k")
-    world.settle()
-    assert client.deleted[again] == "deleted"
+    assert deleted(world, client) == "deleted"
 
 
 def test_jails_that_do_not_end_keep_the_instance() -> None:
@@ -350,7 +339,7 @@ def test_a_broker_that_dies_in_any_write_of_it(moment: Literal["before", "after"
         state = world.state(name)  # where the wish itself was lost, the question came again after their ends
         assert state == "cancelled" or (state, moment, write) == ("done", "before", 1)
         assert len(client.answers[name]) == 1
-        assert state == "done" or error_of(client, name) in ("E_INSTANCE_DELETED", "E_CANCELLED")
+        assert state == "done" or client.error_of(name) in ("E_INSTANCE_DELETED", "E_CANCELLED")
     assert ("coder", "k") not in world.stores
     assert not [row for row in world.journal.rows() if isinstance(decode(row.data), InstanceDeleted)]
     assert not world.router.bus.mailbox.instances

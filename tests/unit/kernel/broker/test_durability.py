@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from goondan.kernel.broker.state import records
-from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, Connection
+from goondan.kernel.broker.state.entities import AGENTS, Connection
 from goondan.kernel.broker.state.ledger import Ledger
 from goondan.kernel.broker.state.mailbox import LEASE_S, MAX_ATTEMPTS
 from goondan.kernel.broker.state.records import Deadline, event_subject
@@ -16,10 +16,9 @@ from goondan.kernel.supervisor.lifecycle import MAX_START_FAILURES
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.control import Drain, Principal, SpawnFailed
 from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, FilePart, Frame, ReplyTo
-from goondan.schemas.wire.tokens import Claims
 from tests.checks import there
-from tests.unit.kernel.broker.actors import Actor, Agent, Client
-from tests.unit.kernel.broker.world import World, run
+from tests.unit.kernel.broker.actors import Agent, Client
+from tests.unit.kernel.broker.world import World, client, run
 
 
 def without_sender(world: World) -> Client:
@@ -101,8 +100,7 @@ def test_events_keep_their_order_over_a_restart() -> None:
     world = World()
     for number in range(8):
         world.clients[number % 2].ask(f"e{number}", calls=0)
-    for client in list(world.clients):
-        world.flow(client)
+    world.flow(*world.clients)
     order = [event.id for event in world.router.bus.mailbox.instances["coder", "k"].queue]
     assert len(order) == 8
     world.clients.clear()
@@ -111,11 +109,8 @@ def test_events_keep_their_order_over_a_restart() -> None:
     assert world.stores["coder", "k"].completed == order
 
 
-def test_an_answer_stays_until_the_turn_that_asked_has_ended() -> None:
+def test_an_answer_stays_until_the_turn_that_asked_has_ended(world: World) -> None:
     """Its agent has acknowledged it and dies: the next incarnation asks again and is answered, by any broker."""
-    world = World()
-    world.clients[0].ask("e1")
-    run(world)
     event = AgentEvent(id="r1", type="agent.request", created_at="2026-01-01T00:00:00Z", input=0)
 
     def asked() -> list[Frame]:
@@ -217,11 +212,8 @@ def test_nothing_is_left_in_the_journal_of_work_that_is_done() -> None:
     assert {subject.partition(":")[0] for subject in subjects(world)} <= {"epochs"}
 
 
-def test_a_call_that_a_new_process_repeats_is_asked_for_again_under_its_own_frame() -> None:
+def test_a_call_that_a_new_process_repeats_is_asked_for_again_under_its_own_frame(world: World) -> None:
     """Its agent is gone and the next one repeats the call; then the connection of the tool host breaks."""
-    world = World()
-    world.clients[0].ask("e1")
-    run(world)
     world.kill_agent(agent(world))
     run(world)
     assert list(world.host.running) == ["coder/k/e1/0"]
@@ -299,33 +291,7 @@ def crash(world: World) -> None:
     run(world)
 
 
-def dead(world: World) -> World:
-    """`e1` was given up."""
-    world.clients[0].ask("e1")
-    run(world)
-    for _ in range(MAX_ATTEMPTS):
-        crash(world)
-    return world
-
-
-def test_attempts_are_counted_over_restarts_of_the_broker() -> None:
-    world = World()
-    world.clients[0].ask("e1")
-    run(world)
-    for number in range(MAX_ATTEMPTS):
-        assert world.state("e1") == "leased", number
-        crash(world)
-        world.kill_broker()
-        run(world)
-    assert list(world.router.bus.mailbox.dead) == ["e1"]
-    answer = there(world.clients[0].answers["e1"][0].answer)
-    assert there(answer.error).code == "E_AGENT_FAILED"
-
-
-def test_a_holder_that_gets_on_is_no_reason_to_give_up() -> None:
-    world = World()
-    world.clients[0].ask("e1")
-    run(world)
+def test_a_holder_that_gets_on_is_no_reason_to_give_up(world: World) -> None:
     for position in range(1, 3 * MAX_ATTEMPTS):
         holder = agent(world)
         held = there(holder.held)
@@ -336,10 +302,7 @@ def test_a_holder_that_gets_on_is_no_reason_to_give_up() -> None:
     assert not world.router.bus.mailbox.dead
 
 
-def test_a_holder_that_hangs_every_time_is_a_reason_to_give_up() -> None:
-    world = World()
-    world.clients[0].ask("e1")
-    run(world)
+def test_a_holder_that_hangs_every_time_is_a_reason_to_give_up(world: World) -> None:
     first = agent(world).launch
     for _ in range(4 * MAX_ATTEMPTS):  # it answers nothing, the broker orders its end, and its exit is seen
         world.advance(LEASE_S / 2)
@@ -350,10 +313,7 @@ def test_a_holder_that_hangs_every_time_is_a_reason_to_give_up() -> None:
 
 
 @pytest.mark.parametrize("crashes", [0, 1])
-def test_an_agent_that_ends_while_it_starts_cannot_be_started(crashes: int) -> None:
-    world = World()
-    world.clients[0].ask("e1")
-    run(world)
+def test_an_agent_that_ends_while_it_starts_cannot_be_started(world: World, crashes: int) -> None:
     for _ in range(crashes):
         crash(world)
     for _ in range(MAX_START_FAILURES - 1):
@@ -365,47 +325,33 @@ def test_an_agent_that_ends_while_it_starts_cannot_be_started(crashes: int) -> N
     world.supervisor.send(Frame("runtime.event", payload=to_raw(failed)))
     world.kill_agent(last, started=False)
     run(world)
-    answer = there(world.clients[0].answers["e1"][0].answer)
-    assert there(answer.error).code == "E_AGENT_SPAWN_FAILED"
+    assert world.clients[0].error_of("e1") == "E_AGENT_SPAWN_FAILED"
     assert list(world.router.bus.mailbox.dead) == ["e1"]
     world.clients[0].ask("e2")
     world.settle()
     assert world.state("e2") == "done"
 
 
-def test_every_holder_has_an_epoch_of_its_own() -> None:
-    world = World()
-    world.clients[0].ask("e1")
-    run(world)
-    seen: list[int] = []
-    for _ in range(3):
-        held = there(agent(world).held)
-        seen.append(held.epoch or 0)
-        crash(world)
-    assert seen == sorted(set(seen))
-
-
-@pytest.mark.parametrize("restarts", [False, True])
-def test_a_position_that_was_there_before_is_no_progress(restarts: bool) -> None:
-    world = World()
-    world.clients[0].ask("e1")
-    run(world)
-    for _ in range(MAX_ATTEMPTS + 1):
-        assert "e1" not in world.router.bus.mailbox.dead
+@pytest.mark.parametrize(("position", "restarts"), [(None, True), (3, False), (3, True)])
+def test_attempts_are_counted_unless_a_holder_gets_beyond_where_one_was_before(
+    world: World, position: int | None, restarts: bool
+) -> None:
+    for _ in range(MAX_ATTEMPTS if position is None else MAX_ATTEMPTS + 1):
+        assert world.state("e1") == "leased"
         holder = agent(world)
-        holder.send(Frame("ack", stage="renew", event_id="e1", epoch=there(holder.held).epoch, position=3))
-        run(world)
+        if position is not None:
+            epoch = there(holder.held).epoch
+            holder.send(Frame("ack", stage="renew", event_id="e1", epoch=epoch, position=position))
+            run(world)
         crash(world)
         if restarts:
             world.kill_broker()
             run(world)
     assert list(world.router.bus.mailbox.dead) == ["e1"]
+    assert world.clients[0].error_of("e1") == "E_AGENT_FAILED"
 
 
-def test_a_holder_that_is_lost_while_its_end_is_written_leaves_no_record_behind_it() -> None:
-    world = World()
-    world.clients[0].ask("e1")
-    run(world)
+def test_a_holder_that_is_lost_while_its_end_is_written_leaves_no_record_behind_it(world: World) -> None:
     world.slow_disk = True
     world.host.work()
     for actor in (world.host, agent(world), agent(world)):  # the result, then the end
@@ -418,26 +364,8 @@ def test_a_holder_that_is_lost_while_its_end_is_written_leaves_no_record_behind_
     assert world.state("e1") == "done"
 
 
-class Operator(Actor):
-    """A client that may do everything."""
-
-    def __init__(self, world: World) -> None:
-        super().__init__(world, CLIENTS, Claims("client", operator=True))
-
-
-def operator(world: World) -> Connection:
-    known = world.router.bus.presence.connections[CLIENTS]
-    before = set(known)
-    made = Operator(world)
-    world.clients.append(made)  # type: ignore[arg-type]
-    world.flow(made)
-    world.clients.pop()
-    (ident,) = set(known) - before
-    return known[ident]
-
-
 def admin(world: World, op: str, **more: Any) -> dict[str, Any]:
-    (frame,) = said(world, operator(world), Frame("admin", id="q", payload=to_raw({"op": op, **more})))
+    (frame,) = said(world, client(world), Frame("admin", id="q", payload=to_raw({"op": op, **more})))
     if frame.type == "error":
         return {"error": from_raw(frame.payload, ErrorPayload).code}
     return from_raw(frame.payload, dict)
@@ -491,10 +419,7 @@ def subjects(world: World) -> list[str]:
     return [row.subject for row in world.journal.rows()]
 
 
-def test_an_answer_that_was_read_takes_no_memory_and_is_there_when_it_is_asked_for_again() -> None:
-    world = World()
-    world.clients[0].ask("e1")
-    run(world)
+def test_an_answer_that_was_read_takes_no_memory_and_is_there_when_it_is_asked_for_again(world: World) -> None:
     connection = world.router.bus.presence.principals["agent/coder/k"]
     event = AgentEvent(id="r1", type="agent.request", created_at="2026-01-01T00:00:00Z", input=0)
     frame = Frame("event", id="f", to="reviewer", instance_key="k", event_id="r1", payload=to_raw(event))

@@ -79,6 +79,11 @@ class Attacked:
         answers = [one for one in peer.take() if one.type in ("reply", "error")]
         return [one for one in answers if one.in_reply_to in (frame.id, None)]
 
+    def asks(self, kind: str, body: Any, peer: Peer | None = None, **fields: Any) -> list[Frame]:
+        """What `coder`, or another agent, is answered."""
+        data = body if isinstance(body, bytes) else bytes(to_raw(body))
+        return self.send(peer or self.coder, self.frame(peer or self.coder, kind, data, **fields))
+
 
 def sound_ops(bus: Bus) -> list[dict[str, Any]]:
     return [asked for asked in ASKED_BY_OPERATORS if asked["op"] not in _ENDS]
@@ -140,8 +145,8 @@ def test_a_question_that_never_expires_blinds_no_operator(seconds: float) -> Non
     from goondan.features.approvals.wire import MAX_EXPIRY_S
 
     world = Attacked()
-    asked = to_raw({"kind": "question", "args": {}, "message": "m", "expiresS": seconds})
-    (answer,) = world.send(world.coder, world.frame(world.coder, "approval.ask", bytes(asked), call_id="q", tool="t"))
+    asked = {"kind": "question", "args": {}, "message": "m", "expiresS": seconds}
+    (answer,) = world.asks("approval.ask", asked, call_id="q", tool="t")
     assert from_raw(answer.payload, dict)["state"] == "waits"
     (item,) = world.operator.admin(op="approve.list")["items"]
     assert item["expiresMs"] - item["askedMs"] <= MAX_EXPIRY_S * 1000
@@ -151,9 +156,8 @@ def test_a_question_that_never_expires_blinds_no_operator(seconds: float) -> Non
 @pytest.mark.parametrize("seconds", [float("inf"), float("nan"), float("-inf")])
 def test_a_question_expires_after_a_number_of_seconds(seconds: float) -> None:
     world = Attacked()
-    asked = to_raw({"kind": "question", "args": {}, "message": "m", "expiresS": seconds})
-    answers = world.send(world.coder, world.frame(world.coder, "approval.ask", bytes(asked), call_id="q", tool="t"))
-    assert code_of(answers) == "E_FRAME_INVALID"
+    asked = {"kind": "question", "args": {}, "message": "m", "expiresS": seconds}
+    assert code_of(world.asks("approval.ask", asked, call_id="q", tool="t")) == "E_FRAME_INVALID"
 
 
 @pytest.mark.feature("approvals")
@@ -162,14 +166,12 @@ def test_a_list_of_what_waits_fits_a_frame_whatever_agents_ask() -> None:
 
     world = Attacked()
     schema = {"type": "object", "description": "x" * (MAX_ARGS_BYTES - 1000)}
+    asked = {"kind": "question", "args": {}, "message": "é" * 4000}
     for number in range(8):
-        asked = to_raw({"kind": "question", "args": {}, "message": "é" * 4000, "schema": schema})
-        frame = world.frame(world.coder, "approval.ask", bytes(asked), call_id=f"q{number}", tool="t")
-        assert from_raw(world.send(world.coder, frame)[0].payload, dict)["state"] == "waits"
+        (told,) = world.asks("approval.ask", {**asked, "schema": schema}, call_id=f"q{number}", tool="t")
+        assert from_raw(told.payload, dict)["state"] == "waits"
     for number in range(300):
-        asked = to_raw({"kind": "question", "args": {}, "message": "é" * 4000})
-        frame = world.frame(world.coder, "approval.ask", bytes(asked), call_id=f"r{number}", tool="t")
-        world.send(world.coder, frame)
+        world.asks("approval.ask", asked, call_id=f"r{number}", tool="t")
     listed = world.operator.admin(op="approve.list")
     assert len(encode_value(listed)) < MAX_FRAME_BYTES
     assert listed["more"] == 308 - len(listed["items"])
@@ -185,8 +187,7 @@ def test_questions_that_expire_at_once_are_bounded_as_long_as_their_turn_lasts()
     asked = bytes(to_raw({"kind": "question", "args": {}, "message": "m", "expiresS": 1}))
     refused = 0
     for number in range(MAX_OF_EVENT + 40):
-        frame = world.frame(world.coder, "approval.ask", asked, call_id=f"q{number}", tool="t")
-        refused += code_of(world.send(world.coder, frame)) == "E_TOOL_LIMIT"
+        refused += code_of(world.asks("approval.ask", asked, call_id=f"q{number}", tool="t")) == "E_TOOL_LIMIT"
         if number % 200 == 199:
             for peer in (world.coder, world.reviewer, world.operator, world.host):
                 peer.say(Frame("pong"))
@@ -211,16 +212,15 @@ def test_calls_that_an_agent_only_counts_are_bounded() -> None:
     world = Attacked()
     codes = []
     for number in range(MAX_CHARGED + 10):
-        asked = to_raw({"id": f"x{number}", "kind": "tool"})
-        answers = world.send(world.coder, world.frame(world.coder, "budget.reserve", bytes(asked)))
+        asked = {"id": f"x{number}", "kind": "tool"}
+        answers = world.asks("budget.reserve", asked)
         if answers[0].type == "error" and code_of(answers) == "E_OVERLOADED":  # the journal first
-            answers = world.send(world.coder, world.frame(world.coder, "budget.reserve", bytes(asked)))
+            answers = world.asks("budget.reserve", asked)
         codes.append(code_of(answers) if answers[0].type == "error" else None)
     assert codes.count("E_TOOL_LIMIT") == 10
     assert set(codes) == {None, "E_TOOL_LIMIT"}
     world.coder.ack("result", calls=["x0", "x1"])
-    asked = to_raw({"id": "after", "kind": "tool"})
-    assert world.send(world.coder, world.frame(world.coder, "budget.reserve", bytes(asked)))[0].type == "reply"
+    assert world.asks("budget.reserve", {"id": "after", "kind": "tool"})[0].type == "reply"
 
 
 @pytest.mark.feature("changesets")
@@ -233,12 +233,10 @@ def test_one_instance_takes_no_place_of_all_questions_about_changesets(monkeypat
     monkeypatch.setattr(world.bus, "tell_supervisor", lambda message: None)
     asked = bytes(to_raw({"reason": "why"}))
     codes = [
-        code_of(world.send(world.coder, world.frame(world.coder, "changeset.open", asked, call_id=f"c{number}")))
-        for number in range(MAX_WAITING_EACH + 5)
+        code_of(world.asks("changeset.open", asked, call_id=f"c{number}")) for number in range(MAX_WAITING_EACH + 5)
     ]
     assert codes == [None] * MAX_WAITING_EACH + ["E_OVERLOADED"] * 5
-    other = world.send(world.reviewer, world.frame(world.reviewer, "changeset.open", asked, call_id="c"))
-    assert other == [], "it waits for the supervisor"
+    assert world.asks("changeset.open", asked, world.reviewer, call_id="c") == [], "it waits for the supervisor"
 
 
 @pytest.mark.parametrize(
@@ -283,16 +281,15 @@ def test_nobody_reaches_what_another_instance_has_asked_or_reserved() -> None:
     world = Attacked()
     asked = bytes(to_raw(ApprovalAsk(kind="question", args=to_raw({}), message="whose?")))
     reserve = bytes(to_raw({"id": "m", "kind": "model", "inputTokens": 5, "outputTokens": 5}))
-    world.send(world.reviewer, world.frame(world.reviewer, "approval.ask", asked, call_id="q", tool="t"))
-    world.send(world.reviewer, world.frame(world.reviewer, "budget.reserve", reserve))
+    world.asks("approval.ask", asked, world.reviewer, call_id="q", tool="t")
+    world.asks("budget.reserve", reserve, world.reviewer)
     held = dict(part_of(world.bench.router, Budgets).accounts.trees["e2"].holds)
     assert len(held) == 1
     world.operator.admin(op="approve.answer", id="q", decision="answer", answer={"secret": 1})
     epoch = world.bench.instance("reviewer").epoch
     for event, number in (("e2", epoch), ("e1", world.bench.instance("coder").epoch)):
         for kind, body in (("approval.ask", asked), ("budget.settle", reserve), ("budget.reserve", reserve)):
-            frame = world.frame(world.coder, kind, body, call_id="q", tool="t", event_id=event, epoch=number)
-            for answer in world.send(world.coder, frame):
+            for answer in world.asks(kind, body, call_id="q", tool="t", event_id=event, epoch=number):
                 assert b"secret" not in bytes(answer.payload)
     assert part_of(world.bench.router, Budgets).accounts.trees["e2"].holds == held
     assert {item.event.instance.agent for item in world.bench.items.values() if item.id == "q" and not item.open} == {

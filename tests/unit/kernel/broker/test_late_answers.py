@@ -18,29 +18,25 @@ from tests.unit.kernel.broker.test_durability import said, subjects
 from tests.unit.kernel.broker.world import World, run
 
 
-def ask(world: World, name: str = "r1", target: str = "reviewer", deadline_ms: int | None = None) -> list[Frame]:
-    """`coder/k` asks without waiting."""
+def ask(
+    world: World,
+    name: str = "r1",
+    target: str = "reviewer",
+    deadline_ms: int | None = None,
+    *,
+    asynchronous: bool = True,
+) -> list[Frame]:
+    """`coder/k` asks, without waiting if `asynchronous`."""
     event = AgentEvent(id=name, type="agent.request", created_at="2026-01-01T00:00:00Z", input=0)
     frame = Frame("event", id="f", to=target, instance_key="k", event_id=name, payload=to_raw(event))
-    frame.reply_to, frame.asynchronous, frame.deadline_ms = ReplyTo("coder", f"corr:{name}"), True, deadline_ms
+    frame.reply_to, frame.asynchronous = ReplyTo("coder", f"corr:{name}"), asynchronous
+    frame.deadline_ms = deadline_ms
     return said(world, world.router.bus.presence.principals["agent/coder/k"], frame)
 
 
 def wait_for(world: World, name: str = "r1", *, still: bool = True) -> list[Frame]:
     """`coder/k` asks and waits; not `still`: it waits no more."""
-    event = AgentEvent(id=name, type="agent.request", created_at="2026-01-01T00:00:00Z", input=0)
-    frame = Frame("event", id="f", to="reviewer", instance_key="k", event_id=name, payload=to_raw(event))
-    frame.reply_to, frame.asynchronous = ReplyTo("coder", f"corr:{name}"), not still
-    return said(world, world.router.bus.presence.principals["agent/coder/k"], frame)
-
-
-@pytest.fixture
-def world() -> World:
-    """`coder/k` works on `e1`."""
-    made = World()
-    made.clients[0].ask("e1")
-    run(made)
-    return made
+    return ask(world, name, asynchronous=not still)
 
 
 @pytest.mark.parametrize("killed", ["nobody", "broker", "asker", "both"])

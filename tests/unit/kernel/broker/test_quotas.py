@@ -9,13 +9,11 @@ import pytest
 from goondan.kernel.broker.routing.intake import MAX_NESTED_BYTES
 from goondan.kernel.broker.routing.processes import MAX_STARTING, STARTING_S
 from goondan.kernel.broker.state.bus import RETRY_AFTER_MS
-from goondan.kernel.broker.state.entities import CLIENTS, REFUSED_AT_ONCE, REFUSED_S, Connection
+from goondan.kernel.broker.state.entities import REFUSED_AT_ONCE, REFUSED_S, Connection
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
-from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, Frame, Hello, ReplyTo
-from goondan.schemas.wire.tokens import Claims, mint
+from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, Frame, ReplyTo
 from tests.checks import there
-from tests.unit.kernel.broker.actors import SECRET
-from tests.unit.kernel.broker.world import CALL, World, host, run, waited_for_by, working
+from tests.unit.kernel.broker.world import CALL, World, client, host, run, waited_for_by, working
 
 MIB = 1 << 20
 
@@ -29,16 +27,6 @@ def tell(world: World, connection: Connection, frame: Frame) -> list[Frame]:
     bus.out[:] = [item for item in bus.out if (item[0], item[1]) != (connection.cls, connection.ident)]
     world.after_round()
     return [frame for frame in mine if frame.type != "ping"]
-
-
-def client(world: World, *, operator: bool = True) -> Connection:
-    """A client of its own, without an actor: a session."""
-    world.idents += 1
-    ident = b"client-%09d" % world.idents
-    hello = Hello(mint(SECRET, Claims("client", operator=operator)), ident.decode())
-    world.router.stranger(CLIENTS, ident, encode(Frame("hello", id="h", payload=to_raw(hello))), world.now)
-    world.router.bus.out.clear()
-    return world.router.bus.presence.connections[CLIENTS][ident]
 
 
 def event(event_id: str, *, calls: int = 1, size: int = 0, to: str = "reviewer", key: str = "") -> Frame:

@@ -10,8 +10,8 @@ from msgspec import Raw
 from goondan.kernel.broker.state.entities import CLIENTS
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, Frame, ReplyTo
-from tests.unit.kernel.broker.test_completions import from_host, working
-from tests.unit.kernel.broker.world import World
+from tests.unit.kernel.broker.test_completions import from_host
+from tests.unit.kernel.broker.world import World, working
 
 
 def ended(world: World) -> None:
@@ -54,7 +54,7 @@ def code(frames: list[Frame]) -> str:
 
 
 def test_a_repeat_of_an_event_that_has_ended_is_not_a_second_event() -> None:
-    world, _ = working()
+    world = working()
     from_host(world, "event")
     ended(world)
     assert world.router.bus.mailbox.events == {}
@@ -64,7 +64,7 @@ def test_a_repeat_of_an_event_that_has_ended_is_not_a_second_event() -> None:
 
 
 def test_who_still_wants_the_answer_gets_it_from_a_new_broker() -> None:
-    world, _ = working()
+    world = working()
     ended(world)
     world.kill_broker()
     ended(world)
@@ -74,14 +74,14 @@ def test_who_still_wants_the_answer_gets_it_from_a_new_broker() -> None:
 
 
 def test_who_still_wants_an_answer_that_is_no_longer_kept_is_told() -> None:
-    world, _ = working()
+    world = working()
     ended(world)
     world.journal._answers.clear()
     assert code(repeat(world, "c0e0")) == "E_ANSWER_GONE"
 
 
 def test_who_did_not_wait_may_come_back_for_the_answer() -> None:
-    world, _ = working()
+    world = working()
     client = next(iter(world.router.bus.presence.connections[CLIENTS].values()))
     payload = payload_of("quiet", 1)
     frame = Frame("event", id="q", to="coder", instance_key="k", event_id="quiet", payload=payload)
@@ -94,7 +94,7 @@ def test_who_did_not_wait_may_come_back_for_the_answer() -> None:
 
 
 def test_another_event_under_a_known_id_is_refused() -> None:
-    world, _ = working()
+    world = working()
     assert code(repeat(world, "c0e0", digest="other")) == "E_FRAME_INVALID"
     assert code(repeat(world, "c0e0", key="other")) == "E_FRAME_INVALID"
     ended(world)
@@ -105,7 +105,7 @@ def test_another_event_under_a_known_id_is_refused() -> None:
 @pytest.mark.parametrize("over", [False, True], ids=["open", "ended"])
 @pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
 def test_another_content_under_a_known_id_is_refused_without_a_digest(over: bool, restarted: bool) -> None:
-    world, _ = working()
+    world = working()
     if over:
         ended(world)
     if restarted:
@@ -116,7 +116,7 @@ def test_another_content_under_a_known_id_is_refused_without_a_digest(over: bool
 
 
 def test_the_same_bytes_in_a_file_are_the_same_content() -> None:
-    world, _ = working()
+    world = working()
     data = bytes(payload_of("c0e0", 1))
     same = Blob(file="0" * 32, digest=hashlib.sha256(data).hexdigest(), size=len(data))
     assert repeat(world, "c0e0", blob=same)[0].type == "ack"
@@ -131,7 +131,7 @@ def test_a_name_that_is_not_seen_is_refused(field: str, bad: str) -> None:
         return  # a frame may be without an id
     if field == "correlation_id" and len(bad) > 256:
         bad *= 2
-    world, _ = working()
+    world = working()
     connection = next(iter(world.router.bus.presence.connections[CLIENTS].values()))
     frame = Frame("event", id="r", to="coder", instance_key="k", event_id="new", payload=payload_of("new", 1))
     frame.reply_to = ReplyTo("client", bad if field == "correlation_id" else "r")

@@ -18,19 +18,17 @@ from goondan.kernel.broker.routing.deletions import Moved
 from goondan.kernel.broker.routing.recovery import BadRow, reserved_epochs
 from goondan.kernel.broker.routing.router import Router
 from goondan.kernel.broker.state.bus import Bus, Staged
-from goondan.kernel.broker.state.entities import TOOLS, Connection, Content, Event, Instance
+from goondan.kernel.broker.state.entities import CLIENTS, TOOLS, Connection, Content, Event, Instance
 from goondan.kernel.broker.state.ledger import EPOCH_BLOCK, Ledger
 from goondan.kernel.broker.state.mailbox import Epochs
 from goondan.kernel.broker.state.parts import Part
 from goondan.kernel.broker.state.records import EPOCHS, Row, event_subject
 from goondan.kernel.broker.state.workdirs import Workdir
 from goondan.schemas.wire.blobs import REFERENCES, check_reference, describe
-from goondan.schemas.wire.codec import decode
+from goondan.schemas.wire.codec import decode, encode, to_raw
 from goondan.schemas.wire.control import Principal
-from goondan.schemas.wire.frames import (
-    Blob,
-    Frame,
-)
+from goondan.schemas.wire.frames import Blob, Frame, Hello
+from goondan.schemas.wire.tokens import Claims, mint
 from tests.unit.kernel.broker.actors import SECRET, Actor, Agent, Client, Host, Store, Supervisor, Wire
 from tests.unit.kernel.broker.journals import BothJournals
 from tests.unit.kernel.broker.memory_journal import MemoryJournal
@@ -370,6 +368,16 @@ def working(agent: str = "coder", *, max_live_agents: int = 256) -> World:
     run(world)
     assert list(world.host.running) == [f"{agent}/k/c0e0/0"]
     return world
+
+
+def client(world: World, *, operator: bool = True) -> Connection:
+    """A client of its own, without an actor: a session."""
+    world.idents += 1
+    ident = b"client-%09d" % world.idents
+    hello = Hello(mint(SECRET, Claims("client", operator=operator)), ident.decode())
+    world.router.stranger(CLIENTS, ident, encode(Frame("hello", id="h", payload=to_raw(hello))), world.now)
+    world.router.bus.out.clear()
+    return world.router.bus.presence.connections[CLIENTS][ident]
 
 
 def host(world: World) -> Connection:

@@ -21,15 +21,14 @@ def fault_of(body: ModelBody, env: dict[str, str]) -> ModelFault:
     return caught.value
 
 
-def test_embedded_needs_nothing() -> None:
-    assert resolve_model(ModelBody("embedded"), {}, {}) == ModelSpec(provider="embedded")
-
-
 ANTHROPIC = {"provider": "anthropic", "model": BY_NAME["anthropic"].auto_model, "api_key": "a"}
 OPENAI = {"provider": "openai", "model": BY_NAME["openai"].auto_model, "api_key": "o"}
 LOCAL = "http://127.0.0.1:1/v1"
 LOCAL_ORIGIN = "http://127.0.0.1:1"
 INVALID = "E_CONFIG_INVALID_VALUE"
+MISSING = "E_CONFIG_MISSING_ENV"
+MY_KEY = ValueSource(value_from=ValueFrom("MY_KEY"))
+WITH_KEY = ModelSpec(provider="openai", model="m", api_key="k")
 
 
 @pytest.mark.parametrize(
@@ -116,12 +115,18 @@ def test_auto_follows_the_environment(env: dict[str, str], expected: dict[str, s
             "provider",
             "ANTHROPIC_BASE_URL ends in /v1",
         ),
+        *(
+            (ModelBody("anthropic", "m"), env, MISSING, "provider", "ANTHROPIC_API_KEY")
+            for env in ({}, {"ANTHROPIC_API_KEY": ""}, {"OPENAI_API_KEY": "o"})
+        ),
+        (ModelBody("openai"), {"OPENAI_API_KEY": "k"}, "E_CONFIG_MISSING_FIELD", "model", ""),
+        (ModelBody("openai", "m", "http://h", MY_KEY), {"OPENAI_API_KEY": "o"}, MISSING, "apiKey.valueFrom.env", ""),
     ],
 )
-def test_auto_never_guesses(body: ModelBody, env: dict[str, str], code: str, path: str, words: str) -> None:
+def test_no_model_is_guessed(body: ModelBody, env: dict[str, str], code: str, path: str, words: str) -> None:
     """What the environment says wrongly is an error, and no key goes where it does not belong."""
     fault = fault_of(body, env)
-    assert (fault.code, fault.path) == (code, ("spec", path))
+    assert (fault.code, fault.path) == (code, ("spec", *path.split(".")))
     assert words in fault.message
 
 
@@ -177,31 +182,20 @@ def test_a_model_that_the_bundle_names_was_chosen_by_nobody() -> None:
     assert (model.chosen_by, model_text(model)) == (None, "openai, m")
 
 
-def test_a_vendor_with_its_key() -> None:
-    by_custom = resolve_model(ModelBody("anthropic", "m"), {}, {"ANTHROPIC_API_KEY": "k"})
-    assert by_custom == ModelSpec(provider="anthropic", model="m", api_key="k")
-    named = ModelBody("openai", "m", api_key=ValueSource(value_from=ValueFrom("MY_KEY")))
-    assert resolve_model(named, {}, {"MY_KEY": "k", "OPENAI_API_KEY": "other"}) == ModelSpec(
-        provider="openai", model="m", api_key="k"
-    )
-    for key in ("k", ValueSource(value="k")):
-        assert resolve_model(ModelBody("openai", "m", api_key=key), {}, {}) == ModelSpec(
-            provider="openai", model="m", api_key="k"
-        )
-
-
-def test_a_vendor_without_its_key_is_never_embedded() -> None:
-    for env in ({}, {"ANTHROPIC_API_KEY": ""}, {"OPENAI_API_KEY": "o"}):
-        fault = fault_of(ModelBody("anthropic", "m"), env)
-        assert (fault.code, fault.path) == ("E_CONFIG_MISSING_ENV", ("spec", "provider"))
-    named = ModelBody("openai", "m", "http://h", ValueSource(value_from=ValueFrom("MY_KEY")))
-    fault = fault_of(named, {"OPENAI_API_KEY": "o"})
-    assert (fault.code, fault.path) == ("E_CONFIG_MISSING_ENV", ("spec", "apiKey", "valueFrom", "env"))
-
-
-def test_a_server_of_ones_own_needs_no_key() -> None:
-    model = resolve_model(ModelBody("openai", "m", "http://127.0.0.1:11434/v1"), {}, {})
-    assert model == ModelSpec(provider="openai", model="m", endpoint="http://127.0.0.1:11434/v1")
+@pytest.mark.parametrize(
+    ("body", "env", "model"),
+    [
+        (ModelBody("embedded"), {}, ModelSpec(provider="embedded")),
+        (ModelBody("anthropic", "m"), {"ANTHROPIC_API_KEY": "k"}, replace(WITH_KEY, provider="anthropic")),
+        (ModelBody("openai", "m", api_key=MY_KEY), {"MY_KEY": "k", "OPENAI_API_KEY": "other"}, WITH_KEY),
+        (ModelBody("openai", "m", api_key="k"), {}, WITH_KEY),
+        (ModelBody("openai", "m", api_key=ValueSource(value="k")), {}, WITH_KEY),
+        # A server of one's own needs no key.
+        (ModelBody("openai", "m", LOCAL), {}, ModelSpec(provider="openai", model="m", endpoint=LOCAL)),
+    ],
+)
+def test_a_model_that_the_bundle_names(body: ModelBody, env: dict[str, str], model: ModelSpec) -> None:
+    assert resolve_model(body, {}, env) == model
 
 
 @pytest.mark.parametrize(
@@ -327,11 +321,6 @@ def test_before_trust_a_bundle_is_held_without_its_keys(
         ("wJalrXUtnFEMI/K7MDENG", "http://evil.test:80") if trusted else (None, None)
     )
     assert [w.code for w in found.warnings if "http" in w.message] == ["W_CONFIG_OPEN_KEY"]
-
-
-def test_a_vendor_needs_the_name_of_a_model() -> None:
-    fault = fault_of(ModelBody("openai"), {"OPENAI_API_KEY": "k"})
-    assert (fault.code, fault.path) == ("E_CONFIG_MISSING_FIELD", ("spec", "model"))
 
 
 def test_the_agents_parameters_win() -> None:

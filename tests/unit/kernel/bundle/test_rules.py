@@ -190,12 +190,17 @@ def test_a_kind_of_a_feature_that_only_one_version_has(look: Look) -> None:
     assert [p.path for p in look(app.format("goondan.ai/v1") + GOOD).errors] == ["apiVersion"]
 
 
-@pytest.mark.parametrize("suffix", ["js", "mjs", "ts", "mts"])
-def test_a_tool_may_be_javascript_or_typescript(look: Look, suffix: str) -> None:
-    text = GOOD.replace("tools/words.py", f"tools/words.{suffix}")
-    found = look(text, files={f"tools/words.{suffix}": ""})
-    assert found.errors == []
-    assert "words" in found.checked.tools
+@pytest.mark.parametrize(
+    ("suffix", "errors"),
+    [
+        *((suffix, []) for suffix in ("js", "mjs", "ts", "mts")),
+        *((suffix, [("E_CONFIG_ENTRY", "spec.entry")]) for suffix in ("cjs", "cts", "tsx")),
+    ],
+)
+def test_what_is_loaded_as_a_tool(look: Look, suffix: str, errors: list[tuple[str, str]]) -> None:
+    seen = look(GOOD.replace("tools/words.py", f"tools/words.{suffix}"), files={f"tools/words.{suffix}": ""})
+    assert [(p.code, p.path) for p in seen.errors] == errors
+    assert errors or "words" in seen.checked.tools
 
 
 def test_a_program_is_executable_and_asks_nobody(look: Look, tmp_path: Path) -> None:
@@ -213,12 +218,6 @@ def test_a_program_is_executable_and_asks_nobody(look: Look, tmp_path: Path) -> 
     )
     assert [(p.code, p.path) for p in asking.errors] == [("E_CONFIG_INVALID_VALUE", "spec.sandbox.permissions[0]")]
     assert [p.code for p in look(GOOD.replace("words.py", "words.cjs")).errors] == ["E_CONFIG_ENTRY"]
-
-
-@pytest.mark.parametrize("suffix", ["cjs", "cts", "tsx"])
-def test_what_nothing_loads_is_no_entry(look: Look, suffix: str) -> None:
-    found = look(GOOD.replace("tools/words.py", f"tools/words.{suffix}"), files={f"tools/words.{suffix}": ""})
-    assert [(p.code, p.path) for p in found.errors] == [("E_CONFIG_ENTRY", "spec.entry")]
 
 
 def test_a_runtime_is_chosen_for_javascript_alone(look: Look) -> None:
@@ -525,6 +524,12 @@ def test_variables_are_put_in_and_never_shown(look: Look) -> None:
     assert secret not in repr(inspected.errors) + repr(inspected.warnings)
 
 
+def with_schema(schema: str) -> str:
+    """The bundle with this schema of the tool's arguments."""
+    start, end = GOOD.index("        type: object\n"), GOOD.index("---\napiVersion: goondan.ai/v1\nkind: Swarm")
+    return GOOD[:start].rstrip("\n") + f" {schema}\n" + GOOD[end:]
+
+
 @pytest.mark.parametrize(
     ("schema", "path"),
     [
@@ -542,15 +547,13 @@ def test_variables_are_put_in_and_never_shown(look: Look) -> None:
     ],
 )
 def test_what_is_no_json_schema(look: Look, schema: str, path: str) -> None:
-    start, end = GOOD.index("        type: object\n"), GOOD.index("---\napiVersion: goondan.ai/v1\nkind: Swarm")
-    inspected = look(GOOD[:start].rstrip("\n") + f" {schema}\n" + GOOD[end:])
+    inspected = look(with_schema(schema))
     where = "spec.exports[0].parameters" + (f".{path}" if path else "")
     assert [(p.code, p.path) for p in inspected.errors] == [("E_CONFIG_SCHEMA", where)]
     assert "127.0.0.1" not in inspected.errors[0].message
 
 
 def test_a_pattern_that_needs_look_around_is_refused_in_words(look: Look) -> None:
-    start, end = GOOD.index("        type: object\n"), GOOD.index("---\napiVersion: goondan.ai/v1\nkind: Swarm")
     schema = {
         "type": "object",
         "properties": {
@@ -559,7 +562,7 @@ def test_a_pattern_that_needs_look_around_is_refused_in_words(look: Look) -> Non
             "c": {"pattern": "^c"},
         },
     }
-    inspected = look(GOOD[:start].rstrip("\n") + f" {json.dumps(schema)}\n" + GOOD[end:])
+    inspected = look(with_schema(json.dumps(schema)))
     where = "spec.exports[0].parameters.properties"
     assert [(p.code, p.path) for p in inspected.errors] == [
         ("E_CONFIG_SCHEMA", f"{where}.a.pattern"),
@@ -570,7 +573,6 @@ def test_a_pattern_that_needs_look_around_is_refused_in_words(look: Look) -> Non
 
 @pytest.mark.requirement("SCHEMA-10", "SCHEMA-11")
 def test_any_valid_json_schema_is_taken(look: Look) -> None:
-    start, end = GOOD.index("        type: object\n"), GOOD.index("---\napiVersion: goondan.ai/v1\nkind: Swarm")
     schema = {
         "type": "object",
         "properties": {
@@ -581,8 +583,7 @@ def test_any_valid_json_schema_is_taken(look: Look) -> None:
         "$defs": {"node": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
         "unknownKeyword": {"x": 1},
     }
-    text = GOOD[:start].rstrip("\n") + f" {json.dumps(schema)}\n" + GOOD[end:]
-    inspected = look(text)
+    inspected = look(with_schema(json.dumps(schema)))
     assert inspected.errors == []
     assert inspected.checked.tools["words"].body.exports[0].parameters == schema
 

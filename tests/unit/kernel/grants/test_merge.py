@@ -94,14 +94,6 @@ def test_narrowing_twice_is_narrowing_once(base: SandboxSpec, part: Part) -> Non
 
 
 @given(_sandboxes, _parts, _parts)
-def test_further_narrowing_never_gives_anything_back(base: SandboxSpec, one: Part, two: Part) -> None:
-    once = narrow(base, one)
-    twice = narrow(once, two)
-    assert excess(twice, once) == []
-    assert excess(twice, base) == []
-
-
-@given(_sandboxes, _parts, _parts)
 def test_the_order_of_two_that_say_the_same_fields_plays_no_part(base: SandboxSpec, one: Part, two: Part) -> None:
     full = Part(read=two.read or [], write=two.write or [], env=two.env, network=two.network, limits=two.limits)
     other = Part(read=one.read or [], write=one.write or [], env=one.env, network=one.network, limits=one.limits)
@@ -154,11 +146,6 @@ def test_a_part_inside_a_folder_is_what_is_left_of_it() -> None:
         "/database",
         "/data",
     ]
-
-
-def test_what_public_is_narrowed_to_stays_public() -> None:
-    left = narrow(SandboxSpec(network="public"), Part(network={"allow": ["api.example.org:443"]}))
-    assert left.network == {"allow": [], "confined": ["api.example.org:443"]}
 
 
 @pytest.mark.parametrize(("one", "other"), [("shared", "call"), ("instance", "shared"), ("shared", "instance")])

@@ -48,12 +48,6 @@ def test_what_is_wanted_is_spawned_once_in_the_order_asked() -> None:
     assert made.want([A, B], full=False, now=0.0) == []
 
 
-def test_nothing_is_spawned_before_the_fork_server_is_there() -> None:
-    made = Roster()
-    assert made.want([A], full=True, now=0.0) == []
-    assert made.fork_server(up=True, now=1.0) == [Spawn(A, 1)]
-
-
 def test_tool_hosts_in_the_wanted_set_are_not_agents() -> None:
     assert roster(Principal("toolhost", "toolhost/1")).live == {}
 
@@ -77,19 +71,6 @@ def test_an_agent_that_cannot_start_is_given_up_after_five() -> None:
     ]
     assert made.histories == {}
     assert made.want([A], full=False, now=now) == [Spawn(A, MAX_START_FAILURES + 1)]
-
-
-def test_ready_forgets_failed_starts() -> None:
-    made, now = roster(A), 0.0
-    for _ in range(MAX_START_FAILURES - 1):
-        made.spawned(made.live[A].launch, now)
-        made.exited(made.live[A].launch, "exit 1", now)
-        now = made.next_due() or now
-        made.tick(now)
-    run(made, made.live[A].launch)
-    actions = made.exited(made.live[A].launch, "signal SIGSEGV", now)
-    assert not any(isinstance(a, Tell) and isinstance(a.message, SpawnFailed) for a in actions)
-    assert A in made.wanted
 
 
 @pytest.mark.parametrize("ordered", [True, False])
@@ -135,13 +116,6 @@ def test_an_exit_that_overtakes_its_retirement_starts_nobody() -> None:
     assert made.exited(1, "exit 0", 1.0, clean=True) == [Tell(Exited(A, 1, "exit 0", False))]
     assert made.retire(A, 1, 1.01) == []
     assert made.tick(5.0) == []
-
-
-def test_an_agent_that_does_not_leave_is_killed() -> None:
-    made = roster(A)
-    run(made, 1)
-    made.retire(A, 1, 1.0)
-    assert made.tick(1.0 + LEAVE_LIMIT_S) == [KillAgent(1)]
 
 
 def test_a_start_that_hangs_is_killed_and_counts() -> None:

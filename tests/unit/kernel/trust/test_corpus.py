@@ -433,6 +433,10 @@ def link(folder: Path, *, to: str) -> None:
     (folder / "data").symlink_to(to)
 
 
+def rewritten(text: str, becomes: str) -> tuple[str, Callable[[Path], None], Callable[[Path], object]]:
+    return text, lambda f: None, lambda f: (f / "goondan.yaml").write_text(becomes)
+
+
 #: What is done to a bundle that was agreed to, and must be asked about again.
 GROWTH: dict[str, tuple[str, Callable[[Path], None], Callable[[Path], object]]] = {
     "a module in a clone": (WITH_EXTENSION, clone, lambda f: (f / "ext/e.py").write_text(MODULE + "x = 1\n")),
@@ -465,46 +469,24 @@ GROWTH: dict[str, tuple[str, Callable[[Path], None], Callable[[Path], object]]] 
         venv_by_a_link,
         lambda f: link(f, to="../outside"),
     ),
-    "another key": (
-        model("https://evil.example"),
-        lambda f: None,
-        lambda f: (f / "goondan.yaml").write_text(
-            model("https://evil.example", f", apiKey: {{valueFrom: {{env: {SECRET}}}}}")
-        ),
+    "another key": rewritten(
+        model("https://evil.example"), model("https://evil.example", f", apiKey: {{valueFrom: {{env: {SECRET}}}}}")
     ),
-    "http in the place of https": (
-        model("https://evil.example"),
-        lambda f: None,
-        lambda f: (f / "goondan.yaml").write_text(model("http://evil.example")),
-    ),
-    "another port": (
-        model("https://evil.example"),
-        lambda f: None,
-        lambda f: (f / "goondan.yaml").write_text(model("https://evil.example:8443")),
-    ),
-    "an exact host below a pattern": (
+    "http in the place of https": rewritten(model("https://evil.example"), model("http://evil.example")),
+    "another port": rewritten(model("https://evil.example"), model("https://evil.example:8443")),
+    "an exact host below a pattern": rewritten(
         asks("network: {allow: ['*.example.com:443']}"),
-        lambda f: None,
-        lambda f: (f / "goondan.yaml").write_text(asks("network: {allow: ['*.example.com:443', 'a.example.com:443']}")),
+        asks("network: {allow: ['*.example.com:443', 'a.example.com:443']}"),
     ),
-    "the same power for another tool": (
+    "the same power for another tool": rewritten(
         asks("network: public"),
-        lambda f: None,
-        lambda f: (f / "goondan.yaml").write_text(
-            asks("network: public") + "---\n" + asks("network: public").replace("name: t", "name: u")
-        ),
+        asks("network: public") + "---\n" + asks("network: public").replace("name: t", "name: u"),
     ),
-    "a larger limit": (
-        asks("limits: {memoryMb: 1000}"),
-        lambda f: None,
-        lambda f: (f / "goondan.yaml").write_text(asks("limits: {memoryMb: 1001}")),
+    "a larger limit": rewritten(asks("limits: {memoryMb: 1000}"), asks("limits: {memoryMb: 1001}")),
+    "a larger conversation": rewritten(
+        f"{AGENT}  policy: {{conversationMb: 1000}}\n", f"{AGENT}  policy: {{conversationMb: 1001}}\n"
     ),
-    "a larger conversation": (
-        f"{AGENT}  policy: {{conversationMb: 1000}}\n",
-        lambda f: None,
-        lambda f: (f / "goondan.yaml").write_text(f"{AGENT}  policy: {{conversationMb: 1001}}\n"),
-    ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", GROWTH)

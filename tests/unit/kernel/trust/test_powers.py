@@ -119,21 +119,3 @@ def test_modules_change_by_their_bytes() -> None:
     assert changed_modules(was, [Module("e", "e.py", "2")]) == [Module("e", "e.py", "2")]
     assert changed_modules([*was, Module("e", "e.py", "2")], [Module("e", "e.py", "2")]) == []
     assert changed_modules([], [Module("e", "e.py", "2")]) == []  # it is new, which is another question
-
-
-def test_one_shape_for_each_kind() -> None:
-    every = [
-        Module("e", "e.py", "0" * 64),
-        Variable("A", "key"),
-        Folder("t", "read", "/a"),
-        Reach("t", "public"),
-        Endpoint("https://h", "K"),
-        OpenKey("http://h", "K"),
-        OwnModel(),
-        Permission("t", "agents"),
-        Setting("Tool/t", "minTier", "reduced"),
-        Owner(1000),
-        Writers(None),
-    ]
-    types = [item["type"] for item in msgspec.to_builtins(every)]
-    assert len(set(types)) == len(every)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,16 +27,15 @@ def test_a_granted_name_has_its_address() -> None:
     assert refused is None
 
 
-def test_a_granted_name_has_no_ipv6_address() -> None:
-    response, refused = answer(query("api.example.org", 28), _ADDRESSES.get)
-    assert struct.unpack_from(">HHHH", response)[1:] == (0x8080, 1, 0)
-    assert refused is None
-
-
-def test_another_name_does_not_exist_and_is_told() -> None:
-    response, refused = answer(query("evil.example"), _ADDRESSES.get)
-    assert struct.unpack_from(">HHHH", response)[1:] == (0x8083, 1, 0)
-    assert refused == "evil.example"
+@pytest.mark.parametrize(
+    ("name", "kind", "flags", "told"),
+    [("api.example.org", 28, 0x8080, None), ("evil.example", 1, 0x8083, "evil.example")],
+)
+def test_a_granted_name_has_no_ipv6_address_and_another_does_not_exist(
+    name: str, kind: int, flags: int, told: str | None
+) -> None:
+    response, refused = answer(query(name, kind), _ADDRESSES.get)
+    assert (struct.unpack_from(">HHHH", response)[1:], refused) == ((flags, 1, 0), told)
 
 
 def test_a_name_that_no_host_can_have_is_refused_without_being_repeated() -> None:
