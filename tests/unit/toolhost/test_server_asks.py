@@ -64,17 +64,10 @@ async def answer_of(made: Asking, bus: Bus | None, asked: Ask, outcome: Frame | 
     return await told
 
 
-def test_a_question_goes_out_in_the_name_of_its_server_and_its_answer_comes_back_unopened() -> None:
-    async def run() -> Answer:
-        bus = Bus()
-        told = await answer_of(asking(bus), bus, ask(3), Frame("reply", payload=to_raw({"kept": 1})))
-        assert (bus.sent[0][0].type, from_raw(bus.sent[0][0].payload, list)) == (
-            "a.question",
-            ["tracker", "coder", "load"],
-        )
-        return told
-
-    told = asyncio.run(run())
+async def test_a_question_goes_out_in_the_name_of_its_server_and_its_answer_comes_back_unopened() -> None:
+    bus = Bus()
+    told = await answer_of(asking(bus), bus, ask(3), Frame("reply", payload=to_raw({"kept": 1})))
+    assert (bus.sent[0][0].type, from_raw(bus.sent[0][0].payload, list)) == ("a.question", ["tracker", "coder", "load"])
     assert (told.call_id, told.ask_id, told.error) == ("", 3, None)
     assert told.value is not None and from_raw(told.value, dict) == {"kept": 1}
 
@@ -88,14 +81,11 @@ def test_a_question_goes_out_in_the_name_of_its_server_and_its_answer_comes_back
         ("no feature", "E_FEATURE_MISSING"),
     ],
 )
-def test_a_question_without_a_good_answer_has_an_error(fault: str, code: str) -> None:
-    async def run() -> Answer:
-        bus = None if fault == "no bus" else Bus()
-        made = asking(bus, other=about_login) if fault == "no feature" else asking(bus)
-        outcome = GoondanError(error_payload("E_FORBIDDEN", "nobody agreed")) if fault == "refused" else None
-        return await answer_of(made, bus, ask(value=fault), outcome)
-
-    told = asyncio.run(run())
+async def test_a_question_without_a_good_answer_has_an_error(fault: str, code: str) -> None:
+    bus = None if fault == "no bus" else Bus()
+    made = asking(bus, other=about_login) if fault == "no feature" else asking(bus)
+    outcome = GoondanError(error_payload("E_FORBIDDEN", "nobody agreed")) if fault == "refused" else None
+    told = await answer_of(made, bus, ask(value=fault), outcome)
     assert told.value is None
     assert told.error is not None and told.error.code == code
 
@@ -110,44 +100,35 @@ def test_a_question_without_a_good_answer_has_an_error(fault: str, code: str) ->
     ],
     ids=["one number twice", "too large", "nothing", "no JSON"],
 )
-def test_what_a_worker_may_not_ask(asks: list[Ask]) -> None:
-    async def run() -> Any:
-        bus = Bus()
-        made = asking(bus)
-        for one in asks[:-1]:
-            made.ask_for_server(7, "tracker", None, one, lambda told: None)
-        made.ask_for_server(8, "other", None, ask(1), lambda told: None)  # another worker has its own numbers
-        with pytest.raises(Violation):
-            made.ask_for_server(7, "tracker", None, asks[-1], lambda told: None)
-        return len(bus.sent)
-
-    assert asyncio.run(run()) == len(asks)
+async def test_what_a_worker_may_not_ask(asks: list[Ask]) -> None:
+    bus = Bus()
+    made = asking(bus)
+    for one in asks[:-1]:
+        made.ask_for_server(7, "tracker", None, one, lambda told: None)
+    made.ask_for_server(8, "other", None, ask(1), lambda told: None)  # another worker has its own numbers
+    with pytest.raises(Violation):
+        made.ask_for_server(7, "tracker", None, asks[-1], lambda told: None)
+    assert len(bus.sent) == len(asks)
 
 
-def test_a_worker_has_so_many_questions_open_and_no_more() -> None:
-    async def run() -> None:
-        bus = Bus()
-        made = asking(bus)
-        for number in range(MAX_OPEN):
-            made.ask_for_server(7, "tracker", None, ask(number), lambda told: None)
-        told = await answer_of(made, None, ask(MAX_OPEN))
-        assert told.error is not None and told.error.code == "E_TOOL_LIMIT"
-        assert len(bus.sent) == MAX_OPEN
-
-    asyncio.run(run())
+async def test_a_worker_has_so_many_questions_open_and_no_more() -> None:
+    bus = Bus()
+    made = asking(bus)
+    for number in range(MAX_OPEN):
+        made.ask_for_server(7, "tracker", None, ask(number), lambda told: None)
+    told = await answer_of(made, None, ask(MAX_OPEN))
+    assert told.error is not None and told.error.code == "E_TOOL_LIMIT"
+    assert len(bus.sent) == MAX_OPEN
 
 
-def test_nobody_waits_for_a_worker_that_is_gone() -> None:
-    async def run() -> None:
-        bus = Bus()
-        made = asking(bus)
-        told: list[Answer] = []
-        made.ask_for_server(7, "tracker", None, ask(1), told.append)
-        made.ask_for_server(8, "tracker", None, ask(1), told.append)
-        made.drop_server(7)
-        assert bus.forgotten == ["h.0"]
-        await asyncio.sleep(0)
-        assert [one.error and one.error.code for one in told] == ["E_CALL_ENDED"]
-        made.ask_for_server(7, "tracker", None, ask(1), told.append)  # its numbers are free again
-
-    asyncio.run(run())
+async def test_nobody_waits_for_a_worker_that_is_gone() -> None:
+    bus = Bus()
+    made = asking(bus)
+    told: list[Answer] = []
+    made.ask_for_server(7, "tracker", None, ask(1), told.append)
+    made.ask_for_server(8, "tracker", None, ask(1), told.append)
+    made.drop_server(7)
+    assert bus.forgotten == ["h.0"]
+    await asyncio.sleep(0)
+    assert [one.error and one.error.code for one in told] == ["E_CALL_ENDED"]
+    made.ask_for_server(7, "tracker", None, ask(1), told.append)  # its numbers are free again

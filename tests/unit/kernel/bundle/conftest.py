@@ -77,6 +77,12 @@ spec:
 Look = Callable[..., Inspected]
 
 
+def sound(found: Inspected) -> Inspected:
+    """A bundle without errors."""
+    assert found.errors == []
+    return found
+
+
 @pytest.fixture(scope="session")
 def package(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CheckedTool]:
     """A bundled package with one tool."""

@@ -23,7 +23,7 @@ from goondan.schemas.bundle.effective_config import reachable_tools
 from goondan.schemas.bundle.extensions import check_config
 from goondan.schemas.bundle.launch import ToolSource
 from goondan.schemas.wire.frames import OPERATOR_AGENT
-from tests.unit.kernel.bundle.conftest import GOOD, Look
+from tests.unit.kernel.bundle.conftest import GOOD, Look, sound
 
 WITH = GOOD.replace("  tools:\n", "  extensions:\n    - {use}\n  tools:\n", 1)
 OWN = """\
@@ -57,8 +57,7 @@ def test_every_manifest_can_be_read_and_its_code_is_there(name: str) -> None:
 
 @pytest.mark.parametrize("item", ["Extension/logging", '{kind: Extension, name: logging, package: "@goondan/base"}'])
 def test_a_bundle_names_one_and_is_asked_nothing_for_it(look: Look, item: str) -> None:
-    seen = look(using(item))
-    assert seen.errors == []
+    seen = sound(look(using(item)))
     assert seen.warnings == []
     (spec,) = seen.checked.agents["helper"].extensions
     assert (spec.name, spec.bundled, spec.modules) == ("logging", True, None)
@@ -68,8 +67,7 @@ def test_a_bundle_names_one_and_is_asked_nothing_for_it(look: Look, item: str) -
 
 def test_an_extension_of_the_bundle_can_have_its_code(look: Look) -> None:
     entry = 'entry: "@goondan/base/logging"'
-    seen = look(own(f"{entry}, config: {{level: debug}}") + using("Extension/mine"))
-    assert seen.errors == []
+    seen = sound(look(own(f"{entry}, config: {{level: debug}}") + using("Extension/mine")))
     (spec,) = seen.checked.agents["helper"].extensions
     assert (spec.name, spec.bundled, spec.config) == ("mine", True, {"level": "debug"})
     wrong = look(own(f"{entry}, config: {{levle: debug}}") + GOOD)
@@ -80,8 +78,7 @@ def test_an_extension_of_the_bundle_can_have_its_code(look: Look) -> None:
 
 def test_one_of_that_name_in_the_bundle_takes_its_place_with_a_warning(look: Look) -> None:
     mine = own("entry: ext/a.py").replace("mine", "logging")
-    seen = look(mine + using("Extension/logging"), files={"ext/a.py": "def register(api): ..."})
-    assert seen.errors == []
+    seen = sound(look(mine + using("Extension/logging"), files={"ext/a.py": "def register(api): ..."}))
     assert [p.code for p in seen.warnings] == ["W_CONFIG_SHADOWED"]
     assert not seen.checked.agents["helper"].extensions[0].bundled
 
@@ -108,8 +105,7 @@ def test_an_own_extension_declares_what_its_config_is(look: Look) -> None:
     files = {"ext/a.py": "def register(api): ..."}
     missing = look(own(f"entry: ext/a.py, {schema}") + using("Extension/mine"), files=files)
     assert [(p.code, p.path) for p in missing.errors] == [("E_CONFIG_MISSING_FIELD", "spec.extensions[0]")]
-    given = look(own(f"entry: ext/a.py, {schema}") + using("{ref: Extension/mine, config: {size: 3}}"), files=files)
-    assert given.errors == []
+    sound(look(own(f"entry: ext/a.py, {schema}") + using("{ref: Extension/mine, config: {size: 3}}"), files=files))
     wrong = look(own(f"entry: ext/a.py, config: {{size: x}}, {schema}") + using("Extension/mine"), files=files)
     assert [(p.code, p.path) for p in wrong.errors] == [("E_CONFIG_INVALID_VALUE", "spec.config.size")]
     broken = look(own("entry: ext/a.py, configSchema: {type: 3}") + using("Extension/mine"), files=files)
@@ -195,8 +191,7 @@ def bringing(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monke
 
 
 def test_a_brought_tool_is_its_agents_alone(look: Look, bringing: Path) -> None:
-    seen = look(TWO)
-    assert seen.errors == []
+    seen = sound(look(TWO))
     tool = seen.checked.tools["power-drill"]
     assert (tool.bundled, tool.brought, tool.entry) == (
         True, True, str(bringing / "goondan.toolhost/power_drill/power_drill.py"),
@@ -227,23 +222,20 @@ def test_patterns_of_other_agents_do_not_reach_it(look: Look, bringing: Path) ->
     open_wide = TWO.replace(
         "  tools: [Tool/words]", "  tools: [Tool/words]\n  policy: {toolCalls: {allowRegistry: ['*']}}"
     )
-    seen = look(open_wide)
-    assert seen.errors == []
+    seen = sound(look(open_wide))
     plan = build_plan(seen.checked, bundle=seen.path, state_dir="/state", revision="r", documents=[])
     assert "power-drill__turn" not in reachable_tools(plan.agents["other"])
     assert "words__count" in reachable_tools(plan.agents["other"])
 
 
 def test_an_agent_narrows_a_brought_tool_as_any_other(look: Look, bringing: Path) -> None:
-    seen = look(TWO.replace("  extensions:\n", "  sandbox: {network: none}\n  extensions:\n", 1))
-    assert seen.errors == []
+    seen = sound(look(TWO.replace("  extensions:\n", "  sandbox: {network: none}\n  extensions:\n", 1)))
     assert seen.checked.tools["power-drill"].narrowed["helper"].network == "none"
     assert Reach("power-drill", "public") not in seen.judgement.powers
 
 
 def test_a_document_of_the_bundle_runs_the_code_and_brings_the_tool(look: Look, bringing: Path) -> None:
-    seen = look(own('entry: "@goondan/base/power-drill"') + using("Extension/mine"))
-    assert seen.errors == []
+    seen = sound(look(own('entry: "@goondan/base/power-drill"') + using("Extension/mine")))
     plan = build_plan(seen.checked, bundle=seen.path, state_dir="/state", revision="r", documents=[])
     (item,) = [item for item in plan.agents["helper"].registry if item.name == "power-drill__turn"]
     assert item.source == ToolSource("extension", "mine")

@@ -13,7 +13,7 @@ from goondan.kernel.bundle import files as files_module
 from goondan.kernel.bundle.files import BundleFiles, list_documents, read_file, tree_digest
 from goondan.kernel.bundle.loader import inspect_bundle
 from goondan.kernel.bundle.rules.lookup import MAX_PROMPT_BYTES, Unreadable
-from tests.unit.kernel.bundle.conftest import GOOD, Look
+from tests.unit.kernel.bundle.conftest import GOOD, Look, sound
 
 
 def write(path: Path, text: str = "x") -> Path:
@@ -124,8 +124,7 @@ def test_documents_in_several_files(look: Look) -> None:
     model, agent, tool, swarm = GOOD.split("---\n")
     files = {"agents.yaml": agent, "tools/words.yaml": tool, "swarm.yml": swarm, "ci/compose.yaml": "services: {}\n"}
     files |= {"values.yaml": "a: {{ .Values }}\n", "k8s.yaml": "apiVersion: v1\nkind: Service\n"}
-    inspected = look(model, files=files, directory=True)
-    assert inspected.errors == []
+    inspected = sound(look(model, files=files, directory=True))
     assert sorted(w.file.rpartition("/")[2] for w in inspected.warnings) == ["compose.yaml", "k8s.yaml", "values.yaml"]
     assert {w.code for w in inspected.warnings} == {"W_CONFIG_SKIPPED"}
     broken = look(model, files={**files, "agents.yaml": agent.replace("Tool/words", "Tool/x")}, directory=True)
@@ -138,8 +137,7 @@ def test_a_broken_file_of_ours_in_a_directory_is_an_error(look: Look) -> None:
 
 
 def test_a_file_is_that_file_alone(look: Look) -> None:
-    inspected = look(GOOD, files={"more.yaml": "kind: Nonsense\n"}, name="mine.yaml")
-    assert inspected.errors == []
+    sound(look(GOOD, files={"more.yaml": "kind: Nonsense\n"}, name="mine.yaml"))
 
 
 def test_documents_that_are_no_mapping(look: Look) -> None:
@@ -165,8 +163,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, bundled: object) -> None:
 
 def test_a_prompt_in_a_file(look: Look) -> None:
     text = GOOD.replace("system: You help.", "systemRef: prompts/a.md")
-    inspected = look(text, files={"prompts/a.md": "You are ${X}.\n"})
-    assert inspected.errors == []
+    inspected = sound(look(text, files={"prompts/a.md": "You are ${X}.\n"}))
     assert inspected.checked.agents["helper"].system == "You are ${X}.\n"
     for content in (b"\xff", b"x" * (MAX_PROMPT_BYTES + 1)):
         broken = look(text, files={"prompts/a.md": content})

@@ -12,7 +12,7 @@ from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import ModelBody, ValueFrom, ValueSource
 from goondan.schemas.models.model_providers import BY_NAME
 from tests.checks import there
-from tests.unit.kernel.bundle.conftest import GOOD, Look
+from tests.unit.kernel.bundle.conftest import GOOD, Look, sound
 
 
 def fault_of(body: ModelBody, env: dict[str, str]) -> ModelFault:
@@ -349,8 +349,7 @@ def test_a_model_in_use_without_its_key(look: Look) -> None:
 
 
 def test_a_model_in_use_with_its_key(look: Look) -> None:
-    inspected = look(VENDOR, env={"ANTHROPIC_API_KEY": "k3y"})
-    assert inspected.errors == []
+    inspected = sound(look(VENDOR, env={"ANTHROPIC_API_KEY": "k3y"}))
     model = there(inspected.checked.agents["helper"].model)
     assert (model.provider, model.model, model.api_key) == ("anthropic", "claude", "k3y")
 
@@ -374,8 +373,7 @@ def with_fallback(
 def test_a_model_in_place_of_another_is_resolved_as_any_other(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOONDAN_TRUST", "1")
     text = with_fallback("Model/other").replace("modelRef: Model/main", "modelRef: Model/main\n    params: {b: 2}")
-    found = look(text, env={"OPENAI_API_KEY": "o" * 20})
-    assert found.errors == []
+    found = sound(look(text, env={"OPENAI_API_KEY": "o" * 20}))
     agent = found.checked.agents["helper"]
     assert agent.model is not None
     assert (agent.model.document, agent.model.params) == ("main", {"b": 2})

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from goondan.kernel.bundle.loader import Inspected
-from tests.unit.kernel.bundle.conftest import GOOD, Look
+from tests.unit.kernel.bundle.conftest import GOOD, Look, sound
 
 
 def found(inspected: Inspected) -> list[tuple[str, str, int, int]]:
@@ -152,8 +152,7 @@ spec:
 @pytest.mark.requirement("COMPAT-01", "COMPAT-02", "EXT-01", "EXT-02", "EXT-03")
 def test_v09_extension_loads_with_one_warning(look: Look) -> None:
     old = V09.format(kind="Extension", more="  config: {a: [1, {b: null}]}\n").replace("tools/words", "ext/old")
-    inspected = look(old + "---\n" + GOOD, files={"ext/old.py": "def register(api): ..."})
-    assert inspected.errors == []
+    inspected = sound(look(old + "---\n" + GOOD, files={"ext/old.py": "def register(api): ..."}))
     assert [(w.code, w.line, w.path) for w in inspected.warnings] == [("W_CONFIG_IGNORED", 5, "spec.runtime")]
     absent = look(old.replace("  runtime: node\n", "") + "---\n" + GOOD)
     assert (absent.errors, absent.warnings) == ([], [])
@@ -162,8 +161,7 @@ def test_v09_extension_loads_with_one_warning(look: Look) -> None:
 @pytest.mark.requirement("COMPAT-02", "SCHEMA-06")
 def test_v09_tool_loads_with_warnings(look: Look) -> None:
     more = "  auth: {oauthAppRef: OAuthApp/x}\n  exports: [{name: do}]\n"
-    inspected = look(V09.format(kind="Tool", more=more) + "---\n" + GOOD)
-    assert inspected.errors == []
+    inspected = sound(look(V09.format(kind="Tool", more=more) + "---\n" + GOOD))
     assert [w.path for w in inspected.warnings] == ["spec.runtime", "spec.auth"]
     assert "old" in inspected.checked.tools
 
@@ -224,8 +222,7 @@ def test_a_runtime_is_chosen_for_javascript_alone(look: Look) -> None:
     chosen = GOOD.replace("entry: tools/words.py", "entry: tools/words.py\n  sandbox: {javascript: bun}")
     wrong = look(chosen)
     assert [(p.code, p.path) for p in wrong.errors] == [("E_CONFIG_INVALID_VALUE", "spec.sandbox.javascript")]
-    right = look(chosen.replace("words.py", "words.ts"), files={"tools/words.ts": ""})
-    assert right.errors == []
+    sound(look(chosen.replace("words.py", "words.ts"), files={"tools/words.ts": ""}))
 
 
 def test_the_entry_agent_may_be_named_alone(look: Look) -> None:
@@ -283,8 +280,7 @@ def test_an_agent_gets_its_extensions_in_order_with_its_own_config(look: Look) -
         "{name: log}", "{name: log, labels: {tier: own}, annotations: {example.org/team: infra}}"
     )
     text = first + second + USES_IT.replace("  tools:\n", "    - Extension/second\n  tools:\n", 1)
-    seen = look(text, files={"ext/log.py": "def register(api): ...", "ext/b.py": "from c import register"})
-    assert seen.errors == []
+    seen = sound(look(text, files={"ext/log.py": "def register(api): ...", "ext/b.py": "from c import register"}))
     log, other = seen.checked.agents["helper"].extensions
     assert (log.name, log.config, log.exposes_tools) == ("log", {"level": 2}, True)
     assert log.resource["spec"] == {"entry": "ext/log.py", "config": {"level": 2}}
@@ -487,8 +483,7 @@ def test_tools_alone_are_a_bundle_for_gdn_call(look: Look) -> None:
 
 
 def test_an_agent_outside_the_swarm_does_not_run(look: Look) -> None:
-    inspected = look(GOOD + SECOND)
-    assert inspected.errors == []
+    inspected = sound(look(GOOD + SECOND))
     assert list(inspected.checked.agents) == ["helper"]
     assert [(w.code, w.resource) for w in inspected.warnings] == [("W_CONFIG_UNUSED", "Agent/other")]
     everyone = look(GOOD.replace("  agents:\n    - ref: Agent/helper\n", "") + SECOND)
@@ -512,8 +507,7 @@ def test_two_swarms(look: Look) -> None:
 def test_variables_are_put_in_and_never_shown(look: Look) -> None:
     secret = "s3cr3t-value"
     text = GOOD.replace("system: You help.", "system: 'Help ${WHOM} $${WHOM} $WHOM ${1} ${'")
-    inspected = look(text, env={"WHOM": "me"})
-    assert inspected.errors == []
+    inspected = sound(look(text, env={"WHOM": "me"}))
     assert inspected.checked.agents["helper"].system == "Help me ${WHOM} $WHOM ${1} ${"
     spoilt = GOOD.replace("provider: embedded", "provider: ${S}").replace("modelRef: Model/main", "modelRef: '${S}'")
     spoilt = spoilt.replace("entry: tools/words.py", "entry: '${S}'").replace("name: count", "name: '${S}!'")
@@ -583,8 +577,7 @@ def test_any_valid_json_schema_is_taken(look: Look) -> None:
         "$defs": {"node": {"type": "array", "items": {"$ref": "#/$defs/node"}}},
         "unknownKeyword": {"x": 1},
     }
-    inspected = look(with_schema(json.dumps(schema)))
-    assert inspected.errors == []
+    inspected = sound(look(with_schema(json.dumps(schema))))
     assert inspected.checked.tools["words"].body.exports[0].parameters == schema
 
 
