@@ -5,10 +5,20 @@ from __future__ import annotations
 import pytest
 
 from goondan.features.dead_letters.broker import new_id
+from goondan.kernel.broker.state.mailbox import MAX_ATTEMPTS
 from goondan.schemas.wire.codec import encode, to_raw
 from goondan.schemas.wire.frames import Frame
-from tests.unit.kernel.broker.test_durability import admin, dead, operator, subjects, without_sender
-from tests.unit.kernel.broker.world import World, run
+from tests.unit.kernel.broker.test_durability import admin, crash, subjects, without_sender
+from tests.unit.kernel.broker.world import World, client, run
+
+
+def dead(world: World) -> World:
+    """`e1` was given up."""
+    world.clients[0].ask("e1")
+    run(world)
+    for _ in range(MAX_ATTEMPTS):
+        crash(world)
+    return world
 
 
 def test_a_dead_letter_is_listed_and_shown_by_every_later_broker() -> None:
@@ -77,7 +87,7 @@ def test_a_dead_letter_stays_one_when_the_disk_is_full() -> None:
 @pytest.mark.parametrize("op", ["dead.requeue", "dead.drop"])
 def test_what_becomes_of_a_dead_letter_is_said_when_the_journal_has_it(op: str) -> None:
     world = dead(World())
-    connection = operator(world)
+    connection = client(world)
     question = encode(Frame("admin", id="q", payload=to_raw({"op": op, "eventId": "e1"})))
     for _ in range(2):
         world.router.receive(connection, question, world.now)

@@ -8,8 +8,7 @@ from goondan.kernel.broker.state.entities import AGENTS, TOOLS, Event
 from goondan.schemas.wire.codec import decode, encode, to_raw
 from goondan.schemas.wire.frames import Frame
 from tests.unit.kernel.broker.swarm import TOOL
-from tests.unit.kernel.broker.test_completions import working
-from tests.unit.kernel.broker.world import World
+from tests.unit.kernel.broker.world import World, working
 
 
 def turn(world: World) -> Event:
@@ -36,7 +35,7 @@ def call(world: World, call_id: str) -> None:
 
 
 def test_a_call_whose_result_is_stored_is_forgotten() -> None:
-    world, _ = working()
+    world = working()
     running = set(turn(world).work.calls)
     call(world, "a")
     call(world, "b")
@@ -45,17 +44,20 @@ def test_a_call_whose_result_is_stored_is_forgotten() -> None:
     assert set(turn(world).work.calls) == {"b"} | running, "one that runs is remembered, whatever its agent says"
 
 
-def test_of_an_agent_that_says_nothing_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goondan.kernel.broker.routing.calls.MAX_REMEMBERED", 10)
-    world, _ = working()
+@pytest.mark.parametrize(("most", "made", "first"), [(10, 30, 20), (32, 33, 2)])
+def test_of_an_agent_that_says_nothing_the_oldest_are_forgotten_several_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, most: int, made: int, first: int
+) -> None:
+    monkeypatch.setattr("goondan.kernel.broker.routing.calls.MAX_REMEMBERED", most)
+    world = working()
     running = set(turn(world).work.calls)
-    for number in range(30):
+    for number in range(made):
         call(world, f"call{number}")
-    assert set(turn(world).work.calls) == running | {f"call{number}" for number in range(20, 30)}
+    assert set(turn(world).work.calls) == running | {f"call{number}" for number in range(first, made)}
 
 
 def test_a_call_that_is_remembered_does_not_run_in_another_host() -> None:
-    world, _ = working()
+    world = working()
     turn(world).work.calls["gone"] = "an earlier tool host"
     world.router.bus.out.clear()
     event = turn(world)
@@ -64,12 +66,3 @@ def test_a_call_that_is_remembered_does_not_run_in_another_host() -> None:
     (told,) = [decode(data) for _, _, data in world.router.bus.out]
     assert told.type == "tool.result"
     assert b"E_TOOL_OUTCOME_UNKNOWN" in bytes(told.payload)
-
-
-def test_the_oldest_are_forgotten_several_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goondan.kernel.broker.routing.calls.MAX_REMEMBERED", 32)
-    world, _ = working()
-    running = set(turn(world).work.calls)
-    for number in range(33):
-        call(world, f"call{number}")
-    assert set(turn(world).work.calls) == running | {f"call{number}" for number in range(2, 33)}
