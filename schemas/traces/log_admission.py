@@ -14,6 +14,7 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 #: How much a source may write at once (bytes), and how much later (bytes a second). The first is the output of a turn.
 #: The second is fifty lines a second, more than anybody reads. A log keeps 16 MiB of older lines at least, so a source
@@ -50,18 +51,11 @@ class Suppressed(Struct, rename="camel", omit_defaults=True, kw_only=True):
     suppressed: int = 0
 
 
-def suppressed_lines(
-    count: int,
-    time: float | None,
-    *,
-    tool: str | None = None,
-    agent: str | None = None,
-    instance_key: str | None = None,
-) -> Suppressed:
-    """The line that says how many lines of a source are not in the log."""
+def suppressed_lines(count: int, time: float | None, **whose: str | None) -> Suppressed:
+    """The line that says how many lines of a source are not in the log. `whose`: tool, agent, instance_key."""
     lines = "1 line" if count == 1 else f"{count} lines"
     message = f"{lines} suppressed: too many at once"
-    return Suppressed(time=time, message=message, tool=tool, agent=agent, instance_key=instance_key, suppressed=count)
+    return replace(Suppressed(time=time, message=message, suppressed=count), **whose)
 
 
 def suppressed_bytes(count: int) -> bytes:

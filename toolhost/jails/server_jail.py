@@ -273,10 +273,6 @@ class Ends:
                 end.close()
         self.worker = {}
 
-    def wires(self) -> Wires:
-        """What the launch of the jail gets: it owns them from then on."""
-        return Wires(self.channel, self.output, self.places)
-
     def close(self) -> None:
         """Nothing came of it."""
         self.give_worker()
@@ -330,9 +326,9 @@ class ServerJail(Jail):
         super().kill(reason)
         self.process.kill()
 
-    def _closed(self) -> None:
+    def ends(self) -> None:
         if not self.leaving:
-            super()._closed()
+            super().ends()
 
     def _finish(self) -> None:
         super()._finish()  # what the worker has sent still counts
@@ -424,7 +420,8 @@ async def launch_server(
     ends = Ends(jailed=True)
     forked = await fork_worker(template, ends)
     try:
-        return await launch(make_plan, powers, niceness=niceness, wires=ends.wires()), forked, ends.gate
+        wires = Wires(ends.channel, ends.output, ends.places)
+        return await launch(make_plan, powers, niceness=niceness, wires=wires), forked, ends.gate
     except BaseException:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(forked.pidfd, signal.SIGKILL)

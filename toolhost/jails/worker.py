@@ -304,7 +304,7 @@ class Worker:
         self._reason: str | None = None  # why it is being ended
         self._timer: asyncio.TimerHandle | None = None
         self._stream = FrameStream(
-            channel, loop, output_limit, on_frames=self._frames, on_end=self._closed, on_violation=self.broken
+            channel, loop, output_limit, on_frames=self._frames, on_end=self.ends, on_violation=self.broken
         )
         self._output = PrintedOutput(output, loop, lambda text: owner.worker_printed(self, text))
         #: Queue a frame for the worker.
@@ -358,9 +358,6 @@ class Worker:
 
     def ends(self) -> None:
         """What it works for has ended, as it says itself: it gets a moment to end, so that its exit status is known."""
-        self._closed()
-
-    def _closed(self) -> None:
         if not self.dying:
             self.dying = True
             self._set_timer(EXIT_GRACE_S, self.kill, CLOSED)

@@ -99,7 +99,7 @@ class Sessions:
 
     def configure(self, spec: ToolHostSpec, changed: Iterable[str]) -> None:
         """Follow a new spec. Jails of changed tools (by name) finish what they run."""
-        self._starter.configure(spec)
+        self._starter.spec = spec
         self._idle_s = spec.jail_idle_s
         self.pool.max_jails = max(1, spec.max_jails)
         names = frozenset(changed)
@@ -177,7 +177,7 @@ class Sessions:
     def tick(self) -> None:
         """Call now and then: retires idle sessions, ends what runs too long, sweeps what calls have left behind."""
         self._perform(self.pool.retire(self._loop.time() - self._idle_s))
-        self._starter.beat()
+        self._starter.exposures.beat()
         there = list(self._live.values())
         for live in there:
             self._end_what_sees(live, live.hiding.broken())
@@ -247,7 +247,7 @@ class Sessions:
         if (seen := live.hiding.broken()) is not None:
             self._end_what_sees(live, seen)
             return False
-        if self._starter.is_guarded(live):
+        if self._starter.exposures.intact(live.named):  # all that must stay read-only is in its place
             return not live.session.closed
         for other in list(self._live.values()):
             if not set(live.named).isdisjoint(other.named):

@@ -55,17 +55,15 @@ class JailStarter:
         #: What is known of this host; None while no jail can be made.
         self.facts: HostFacts | None = None
         self._loop = loop
-        self._spec = spec
+        #: What the next jails are started by.
+        self.spec = spec
         self._environment = environment
-        self._exposures = WriteExposures(None, powers) if exposures is None else exposures
+        #: The folders that jails can write to now.
+        self.exposures = WriteExposures(None, powers) if exposures is None else exposures
         #: What forks the workers of servers, by the names of features.
         self.templates: dict[str, server_jail.TemplateLink] = {}
         #: How servers are asked first.
         self._eras = server_jail.Eras()
-
-    def configure(self, spec: ToolHostSpec) -> None:
-        """Start jails by `spec` from now on."""
-        self._spec = spec
 
     def forks(self, tool: ToolSpec) -> bool:
         """Whether calls of this tool are forked in one jail, each behind walls of its own."""
@@ -99,7 +97,7 @@ class JailStarter:
             request = look_up(
                 tool,
                 call.workdir,
-                self._spec,
+                self.spec,
                 now,
                 self.powers,
                 base=call.workdir_base,
@@ -111,7 +109,7 @@ class JailStarter:
             except BaseException:
                 remove_placeholders(request.made, self.powers)
                 raise
-            self._exposures.begin(request.named, [place.path for place in request.guarded], request.made)
+            self.exposures.begin(request.named, [place.path for place in request.guarded], request.made)
             begun.append(request.named)
             return made
 
@@ -120,7 +118,7 @@ class JailStarter:
             begun.pop()
         finally:
             for named in begun:  # of tries that came to nothing
-                self.powers.offload.submit(partial(self._exposures.end, named))
+                self.powers.offload.submit(partial(self.exposures.end, named))
         session.permissions = _permissions(tool)
         live = LiveSession(session, jail, tool, hiding)
         folder = None if call.folder is None else call.folder.path
@@ -171,19 +169,11 @@ class JailStarter:
         for template in self.templates.values():
             template.close()
 
-    def is_guarded(self, live: LiveSession) -> bool:
-        """Whether everything that must stay read-only for this jail is still in its place."""
-        return self._exposures.intact(live.named)
-
     def ended(self, live: LiveSession) -> None:
         """The last process of this jail is gone."""
         if isinstance(live.jail, server_jail.ServerJail) and not live.jail.live:
             self._eras.ended_early(live.tool)
-        self.powers.offload.submit(partial(self._exposures.end, live.named))
-
-    def beat(self) -> None:
-        """Call every second or so while there are jails."""
-        self._exposures.beat()
+        self.powers.offload.submit(partial(self.exposures.end, live.named))
 
 
 async def _last_one_ended(there: Iterable[LiveSession], workdir: str | None) -> None:
