@@ -12,33 +12,29 @@ from goondan.features.budgets.broker.amounts import AccountChain, BudgetTree, Li
 from goondan.features.budgets.wire import BudgetLimits
 from goondan.kernel.broker.state.records import encode
 from goondan.schemas.wire.codec import to_raw
+from tests.features.budgets.test_accounts import ROOT, accounts, line_of
 from tests.unit.kernel.broker.approving import ASK, Bench, Peer, code_of
 
 RM = {"command": "rm -rf build"}
-ROOT = "root"
 
 
-def accounts() -> tuple[Accounts, AccountChain]:
-    made = Accounts()
-    made.revise({"lead": Limits({"wallSeconds": 60_000})}, {})
-    chain = made.chain_of(ROOT, (), "lead", 1_000)
-    assert chain is not None
-    return made, chain
+def timed() -> tuple[Accounts, AccountChain]:
+    made = accounts({"lead": Limits({"wallSeconds": 60_000})})
+    return made, line_of(made)
 
 
 def restored(made: Accounts, chain: AccountChain) -> Accounts:
     """The accounts of the next broker."""
     record = msgspec.msgpack.decode(encode(made.record(chain.tree)[0]), type=BudgetTree)
     assert isinstance(record, BudgetTree)
-    again = Accounts()
-    again.revise(made.limits, {})
+    again = accounts(dict(made.limits))
     again.restore(record)
     again.restored()
     return again
 
 
 def test_time_stands_still_as_long_as_any_person_is_asked() -> None:
-    made, chain = accounts()
+    made, chain = timed()
     made.stand_still(ROOT, 11_000)
     made.stand_still(ROOT, 20_000)
     assert made.lasted_ms(chain.tree, 500_000) == 10_000
@@ -55,7 +51,7 @@ def test_time_stands_still_as_long_as_any_person_is_asked() -> None:
 
 
 def test_a_crash_while_people_are_asked_counts_nothing_twice() -> None:
-    made, chain = accounts()
+    made, chain = timed()
     made.stand_still(ROOT, 11_000)
     made.stand_still(ROOT, 20_000)
     made.go_on(ROOT, 30_000)
