@@ -14,22 +14,27 @@ import os
 import subprocess
 import sys
 import tempfile
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import Any, Final
 
 import click
 import msgspec
 
+from goondan.features.try_out.command.tool_test import is_path
+from goondan.kernel.bundle.documents import BaseExtensions
+from goondan.kernel.bundle.loader import Asking, Inspected, inspect_bundle, open_bundle
+from goondan.kernel.bundle.rules.extensions import extension_spec
+from goondan.kernel.bundle.rules.kinds import ServerRules, server_rules_of
+from goondan.kernel.bundle.rules.problems import counts, did_you_mean, problem_lines, short_path, shown
 from goondan.kernel.cli import options
 from goondan.kernel.cli.output import Style, emit, printable, style_of
+from goondan.kernel.cli.state import BundleTarget, locate
+from goondan.kernel.grants.powers import everything_trusted
+from goondan.kernel.spawn import AGENT_ENVIRONMENT, environment, memory_file
+from goondan.kernel.spawn import command as program
+from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExtensionSpec, KernelPlan, ModelSpec
 from goondan.schemas.wire.errors import fail
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from goondan.kernel.bundle.loader import Inspected
-    from goondan.kernel.bundle.rules.kinds import ServerRules
-    from goondan.kernel.cli.state import BundleTarget
-    from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, KernelPlan
+from goondan.schemas.wire.frames import OPERATOR_AGENT
 
 #: How long a trial may take before its process is killed (seconds): `register` has 30 and the turn 70.
 TRIAL_S: Final = 120.0
@@ -62,10 +67,6 @@ def command(target: str | None, bundle: str | None, trust: bool) -> int:
 
     Without either, every extension of the bundle.
     """
-    from goondan.features.try_out.command.tool_test import is_path
-    from goondan.kernel.bundle.loader import Asking, open_bundle
-    from goondan.kernel.cli.state import locate
-
     path, name = (target, None) if target is not None and is_path(target) else (bundle, target)
     if path is not bundle and bundle is not None:
         raise fail("E_USAGE", "give a PATH or --bundle, not both")
@@ -95,22 +96,15 @@ def command(target: str | None, bundle: str | None, trust: bool) -> int:
 
 def look(place: BundleTarget) -> Inspected:
     """The bundle, without a look into the modules of its tools."""
-    from goondan.kernel.bundle.loader import inspect_bundle
-
     return inspect_bundle(place.bundle, state_dir=place.state_dir, handlers=False)
 
 
 def trials(inspected: Inspected, name: str | None) -> Iterator[Trial]:
     """One trial for each extension and each agent that uses it. Raises GoondanError E_CONFIG_MISSING_REF."""
-    from goondan.kernel.bundle.documents import BaseExtensions
-    from goondan.kernel.bundle.rules.problems import did_you_mean, shown
-
     own, base = inspected.checked.extensions, BaseExtensions()
     if name is not None and name not in own and base.find(name) is None:
         hint = did_you_mean(name, [*own, *base.names()]) or "`gdn extension list` has them all."
         raise fail("E_CONFIG_MISSING_REF", f"there is no extension {shown(name)}", suggestion=hint)
-    from goondan.kernel.bundle.rules.extensions import extension_spec
-
     used: set[str] = set()
     for agent in inspected.checked.agents.values():
         for index, spec in enumerate(agent.extensions):
@@ -132,8 +126,6 @@ def check_asked(wanted: list[Trial]) -> None:
 
     Raises GoondanError E_BUNDLE_UNTRUSTED.
     """
-    from goondan.kernel.grants.powers import everything_trusted
-
     for trial in wanted:
         if not trial.agent and not trial.extension.bundled and not everything_trusted(os.environ):
             name = trial.extension.name
@@ -157,10 +149,6 @@ def _needed(name: str, own: dict[str, Any]) -> set[str]:
 
 def run_one(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
     """Run one trial in a process and a state of its own, and return its result."""
-    from goondan.kernel.bundle.rules.kinds import server_rules_of
-    from goondan.kernel.spawn import AGENT_ENVIRONMENT, environment, memory_file
-    from goondan.kernel.spawn import command as program
-
     row = {"extension": trial.extension.name, **({"agent": trial.agent} if trial.agent else {})}
     rules = server_rules_of(trial.extension.entry, trial.extension.bundled)
     if rules is not None and trial.extension.config:
@@ -206,9 +194,6 @@ def _of_server(rules: ServerRules, trial: Trial, plan: KernelPlan) -> dict[str, 
 
 def spec_of(trial: Trial, plan: KernelPlan, state: str) -> AgentSpec:
     """The agent of a trial: its model is a script, its only tool is the trial's, and its state is in another folder."""
-    from goondan.schemas.bundle.launch import CatalogItem, ModelSpec
-    from goondan.schemas.wire.frames import OPERATOR_AGENT
-
     ping = CatalogItem(name="trial__ping", description="Answers pong.")
     return msgspec.structs.replace(
         plan.agents[trial.agent or OPERATOR_AGENT],
@@ -223,8 +208,6 @@ def spec_of(trial: Trial, plan: KernelPlan, state: str) -> AgentSpec:
 
 def render(report: dict[str, Any], style: Style) -> list[str]:
     """The report for a person: the problems with their places, one line for each trial, and the sums."""
-    from goondan.kernel.bundle.rules.problems import counts, problem_lines, short_path
-
     cwd = os.getcwd()
     lines = problem_lines(report["errors"], cwd) + problem_lines(report["warnings"], cwd, warning=True)
     if not report["valid"]:

@@ -18,28 +18,32 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 import msgspec
 
-from goondan.kernel.bundle.rules.tool_pages import Outcome, short
+from goondan.kernel.bundle.handlers import Check, Inspector, inspect, judge
+from goondan.kernel.bundle.loader import Inspected, inspect_bundle
+from goondan.kernel.bundle.rules.checked import CheckedTool
+from goondan.kernel.bundle.rules.problems import Problem, counts, problem_lines, short_path
+from goondan.kernel.bundle.rules.problems import Report as Problems
+from goondan.kernel.bundle.rules.tool_pages import Outcome, short, unkept_promises
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import attach_or_start
+from goondan.kernel.cli.commands.bundles import find
 from goondan.kernel.cli.commands.call import check_grant, perform
 from goondan.kernel.cli.output import Style, emit, printable, style_of
 from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.kernel.cli.texts.batch import ToolCall
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.resources import BASE_PACKAGE, Example, ToolExport
+from goondan.schemas.system.directories import remove_tree
+from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from goondan.kernel.bundle.loader import Inspected
-    from goondan.kernel.bundle.rules.checked import CheckedTool
-    from goondan.kernel.bundle.rules.problems import Problem
     from goondan.kernel.cli.session import Session
 
 #: The folder beside a tool's entry. The workdir of every example gets its files.
@@ -97,8 +101,6 @@ def command(target: str | None, bundle: str | None, network: bool, allow_net: tu
         check_grant(grant)
     path, name = (target, None) if target is not None and is_path(target) else (bundle, target)
     if path is not bundle and bundle is not None:
-        from goondan.schemas.wire.errors import fail
-
         raise fail("E_USAGE", "give a PATH or --bundle, not both")
     place = locate(path)
     inspected, subjects = examine(place, name)
@@ -133,11 +135,6 @@ def examine(place: BundleTarget, name: str | None) -> tuple[Inspected, list[Subj
 
     `name` None: every Tool of the bundle. Raises GoondanError E_TOOL_NOT_FOUND.
     """
-    from goondan.kernel.bundle.handlers import Check, Inspector, inspect, judge
-    from goondan.kernel.bundle.loader import inspect_bundle
-    from goondan.kernel.bundle.rules.problems import Report as Problems
-    from goondan.kernel.cli.commands.bundles import find
-
     inspected = inspect_bundle(place.bundle, state_dir=place.state_dir)
     tools = inspected.checked.tools
     if name is None:
@@ -222,8 +219,6 @@ def run_all(place: BundleTarget, plan: list[Run], allow_net: tuple[str, ...]) ->
 
 async def run_one(session: Session, run: Run) -> Outcome:
     """Run one example: a real call in a workdir of its own. Raises GoondanError when there is no result at all."""
-    from goondan.kernel.bundle.rules.tool_pages import unkept_promises
-
     if run.reason:
         return outcome_of(run, "skipped", reason=run.reason)
     with workdir(run.subject) as folder:
@@ -248,9 +243,6 @@ def outcome_of(run: Run, status: str, **known: Any) -> Outcome:
 @contextmanager
 def workdir(tool: CheckedTool) -> Iterator[str]:
     """A new folder with the files that the tool's examples expect. It is removed afterwards."""
-    from goondan.schemas.system.directories import remove_tree
-    from goondan.schemas.wire.errors import fail
-
     folder = tempfile.mkdtemp(prefix="gdn-tool-test-")
     try:
         files = os.path.join(os.path.dirname(tool.entry), FILES)
@@ -272,8 +264,6 @@ def _exports(subjects: list[Subject]) -> Iterator[tuple[str, ToolExport]]:
 
 def render(report: Report, style: Style) -> list[str]:
     """The report for a person: the problems with their places, one line for each example, and the sums."""
-    from goondan.kernel.bundle.rules.problems import counts, problem_lines, short_path
-
     cwd = os.getcwd()
     lines = problem_lines(report.errors, cwd) + problem_lines(report.warnings, cwd, warning=True)
     if not report.valid:
