@@ -70,17 +70,17 @@ class Engine:
 
     # --- what is asked
 
-    def open(self, *, request: str, agent: str, instance_key: str, event_id: str, reason: str) -> wire.OpenedChangeset:
+    def open(self, wish: wire.ChangesetWish, reason: str) -> wire.OpenedChangeset:
         """A new worktree of the commit that is checked out. Raises GoondanError E_CHANGESET_IO, E_CHANGESET_CONFLICT.
 
-        The same `request` is answered with the same worktree.
+        The same request is answered with the same worktree.
         """
         known = self.records.all()
         for record in known:
-            if record.request == request and record.state == "open":
+            if record.request == wish.request and record.state == "open":
                 return self._opened(record)
         held = [record for record in known if record.state == "open"]
-        own = [record for record in held if (record.agent, record.instance_key) == (agent, instance_key)]
+        own = [record for record in held if (record.agent, record.instance_key) == (wish.agent, wish.instance_key)]
         if len(own) >= MAX_OPEN_OF_ONE or len(held) >= MAX_OPEN:
             message = f"{len(own)} changesets of this instance are open, {len(held)} in all"
             raise io_error(message, "Commit one of them, or end the turn.")
@@ -90,10 +90,10 @@ class Engine:
         record = Record(
             changeset_id=changeset_id,
             state="open",
-            agent=agent,
-            instance_key=instance_key,
-            event_id=event_id,
-            request=request,
+            agent=wish.agent,
+            instance_key=wish.instance_key,
+            event_id=wish.event_id,
+            request=wish.request,
             reason=visible_line(reason[: wire.MAX_REASON]),
             base=head.commit,
             opened_at=rfc3339(time.time()),

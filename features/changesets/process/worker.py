@@ -93,14 +93,7 @@ class Worker:
     def _wish(self, engine: Engine, wish: ChangesetWish, powers: list[Power]) -> ChangesetDone:
         try:
             if wish.open is not None:
-                opened = engine.open(
-                    request=wish.request,
-                    agent=wish.agent,
-                    instance_key=wish.instance_key,
-                    event_id=wish.event_id,
-                    reason=wish.open.reason,
-                )
-                return ChangesetDone(request=wish.request, opened=opened)
+                return ChangesetDone(request=wish.request, opened=engine.open(wish, wish.open.reason))
             if wish.commit is None:
                 raise AssertionError("a wish is one of the two")
             committed = engine.commit(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from goondan.features.changesets.bundle.recovery import locked
 from goondan.features.changesets.process.engine import Engine
-from goondan.features.changesets.wire import CommittedChangeset, OpenedChangeset
+from goondan.features.changesets.wire import ChangesetWish, CommittedChangeset, OpenedChangeset
 from goondan.kernel.supervisor.options import Options
 from tests.kernel_fixture import Sandbox
 
@@ -184,9 +184,8 @@ class Bundles(Checkout):
 
     def open(self, request: str = "", agent: str = "assistant", key: str = "k", event: str = "e") -> OpenedChangeset:
         """A changeset of an agent's."""
-        return self.engine.open(
-            request=request or os.urandom(4).hex(), agent=agent, instance_key=key, event_id=event, reason="because"
-        )
+        wish = ChangesetWish(request=request or os.urandom(4).hex(), agent=agent, instance_key=key, event_id=event)
+        return self.engine.open(wish, "because")
 
     def end(self, opened: OpenedChangeset, message: str = "A change", look=lambda: None) -> CommittedChangeset:  # type: ignore[no-untyped-def]
         """Commit it, as the worker does."""
