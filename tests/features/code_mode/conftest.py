@@ -13,5 +13,5 @@ __all__ = ["_own_state_root", "make"]
 PACKAGE = "goondan.features.code_mode.jail.code.code_scripts"
 
 sys.modules.setdefault("code_scripts", import_module(PACKAGE))
-for _name in ("calls", "printed", "python_script", "node_script"):
+for _name in ("calls", "python_script", "node_script"):
     sys.modules.setdefault(f"code_scripts.{_name}", import_module(f"{PACKAGE}.{_name}"))

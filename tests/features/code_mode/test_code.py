@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.features.code_mode.jail.code import run_code
-from goondan.features.code_mode.jail.code.code_scripts import printed as printing
-from goondan.features.code_mode.jail.code.code_scripts.calls import IN_FLIGHT, Calls
-from goondan.features.code_mode.jail.code.code_scripts.printed import MAX_HEAD, MAX_TAIL, Printed
+from goondan.features.code_mode.jail.code.code_scripts import calls as printing
+from goondan.features.code_mode.jail.code.code_scripts.calls import IN_FLIGHT, MAX_HEAD, MAX_TAIL, Calls, Printed
 from goondan.features.code_mode.wire import ERRORS
 from goondan.toolhost.inside import ToolError
 from goondan.toolhost.inside.api import AgentError

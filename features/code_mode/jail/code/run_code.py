@@ -7,8 +7,7 @@ Source: docs/code-mode.md; docs/design/tools.md section 12.
 
 from __future__ import annotations
 
-from code_scripts.calls import Calls
-from code_scripts.printed import Printed
+from code_scripts.calls import Calls, Printed
 from goondan_base.arguments import InvalidInput, non_empty
 from goondan_tool import ToolContext, ToolError
 

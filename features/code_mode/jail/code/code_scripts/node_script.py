@@ -18,8 +18,7 @@ from contextlib import suppress
 
 from goondan_tool import ToolContext, ToolError
 
-from code_scripts.calls import Calls
-from code_scripts.printed import Printed
+from code_scripts.calls import Calls, Printed
 from code_scripts.python_script import failed
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms

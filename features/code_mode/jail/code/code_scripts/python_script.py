@@ -9,14 +9,12 @@ import sys
 
 from goondan_tool import ToolError
 
-from code_scripts.calls import Calls, Pending, ToolCallError, output_of
+from code_scripts.calls import Calls, Pending, Printed, ToolCallError, output_of
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
-
-    from code_scripts.printed import Printed
 
 #: How the script is called in a traceback.
 NAME = "<script>"
