@@ -1,1 +1,0 @@
-from goondan.features.code_mode.jail.code.code_scripts.printed import *
