@@ -26,7 +26,7 @@ import uvloop
 from bench.compare import Benchmark, Goal, Metric
 from bench.turn import kernel, model_server
 from goondan.kernel.cli.attach import Kernel
-from goondan.kernel.cli.session import Message, Session, close_files, open_files
+from goondan.kernel.cli.session import Message, Session, opened_files
 
 SIZE = 2 << 20
 #: Instances in which the pair of messages is sent, after WARM_UP others.
@@ -40,11 +40,10 @@ async def measure(running: Kernel, base: str, picture: str) -> Mapping[str, floa
 
         async def turn(instance: str, *paths: str) -> float:
             before = time.perf_counter()
-            opened = open_files(paths)
-            files = session.lay_down(opened)
-            answer = await session.ask(Message("main", instance, "look", files=files), timeout_s=PATIENCE_S)
-            took = (time.perf_counter() - before) * 1000
-            close_files(opened)
+            with opened_files(paths) as opened:
+                files = session.lay_down(opened)
+                answer = await session.ask(Message("main", instance, "look", files=files), timeout_s=PATIENCE_S)
+                took = (time.perf_counter() - before) * 1000
             if answer.status != "completed" or not (answer.response or "").startswith("echo"):
                 raise SystemExit(f"the turn came to {answer}")
             return took

@@ -190,17 +190,23 @@ def load_manifests(
         if not os.path.isfile(path):
             continue
         for document in read_manifest(path, allowance, report):
-            document.resource = "Tool"
-            built: Tool = Builder(document, Environment(None), report).build(form)
-            document.resource = f"Tool/{built.metadata.name}"
             files = BundleFiles(folder)
-            tool = CheckedTool(document, built.metadata.name, built.spec, bundled=True)
+            tool = _built(document, report, form)
+            tool.bundled = True
             check_tool(tool, files, report, schemas=schemas)
             tool.root = files.root
             tools[tool.name] = tool
     if report.errors:
         raise BundleError(report.errors, report.dropped)
     return tools
+
+
+def _built(document: Document, report: Report, form: type[Tool] = Tool) -> CheckedTool:
+    """The Tool of a document in which no variable of the environment is replaced."""
+    document.resource = "Tool"
+    built: Tool = Builder(document, Environment(None), report).build(form)
+    document.resource = f"Tool/{built.metadata.name}"
+    return CheckedTool(document, built.metadata.name, built.spec)
 
 
 def read_manifest(path: str, allowance: Allowance, report: Report) -> list[Document]:
@@ -406,10 +412,8 @@ class PackageFolders:
         return Package(name, root, tools, [source.path for source in loaded.sources])
 
     def _tool(self, document: Document, package: str, files: BundleFiles) -> CheckedTool:
-        document.resource = "Tool"
-        built: Tool = Builder(document, Environment(None), self._report).build(Tool)
-        document.resource = f"Tool/{built.metadata.name}"
-        tool = CheckedTool(document, built.metadata.name, built.spec, package=package)
+        tool = _built(document, self._report)
+        tool.package = package
         check_tool(tool, files, self._report)
         if not is_resource_name(tool.name):
             message = f"{document.text('metadata', 'name')} is no resource name"

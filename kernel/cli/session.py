@@ -17,8 +17,8 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from goondan.kernel import lock, rundir
@@ -50,65 +50,33 @@ class OpenFile(NamedTuple):
     name: str
 
 
-def open_files(paths: Sequence[str]) -> list[OpenFile]:
-    """Open the files of one message. Raises GoondanError E_USAGE, E_FILE_INVALID."""
+@contextmanager
+def opened_files(paths: Sequence[str]) -> Iterator[list[OpenFile]]:
+    """The files of one message, open inside this context. Raises GoondanError E_USAGE, E_FILE_INVALID."""
     if len(paths) > blobs.MAX_FILES:
         raise fail("E_FILE_INVALID", f"{len(paths)} files with one message, limit {blobs.MAX_FILES}")
-    opened: list[OpenFile] = []
-    try:
-        for path in paths:
-            opened += [_open(path)]
+    with ExitStack() as closing:
+        opened = [_open(path, closing) for path in paths]
         size = sum(file.size for file in opened)
         if size > blobs.MAX_MESSAGE_BYTES:
             raise fail("E_FILE_INVALID", f"files of {size} bytes with one message, limit {blobs.MAX_MESSAGE_BYTES}")
-    except GoondanError:
-        close_files(opened)
-        raise
-    return opened
+        yield opened
 
 
-def lay_down(files: Sequence[OpenFile], folder: str | None, *, sync: bool) -> list[FilePart]:
-    """Copy the files into the folder of large payloads, from which the broker's events name them; with `sync` they
-    survive a loss of power. Raises GoondanError E_BLOB_UNAVAILABLE, E_DISK_FULL, E_STATE, E_FILE_INVALID.
-    """
-    if not files:
-        return []
-    if folder is None:
-        raise fail("E_BLOB_UNAVAILABLE", "this process has no access to the folder of large payloads")
-    place = BlobFolder(folder)
-    return [
-        FilePart(place.copy(file.descriptor, file.size, sync=sync), file.media_type, file.name or None)
-        for file in files
-    ]
-
-
-def close_files(files: Sequence[OpenFile]) -> None:
-    """Close the files."""
-    for file in files:
-        with suppress(OSError):
-            os.close(file.descriptor)
-
-
-def _open(path: str) -> OpenFile:
+def _open(path: str, closing: ExitStack) -> OpenFile:
     try:
         descriptor = os.open(path, _FLAGS)
-    except OSError as error:
-        raise fail("E_USAGE", f"{path}: cannot be read: {error.strerror}") from None
-    try:
+        closing.callback(os.close, descriptor)
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise fail("E_USAGE", f"{path}: is no regular file")
         media_type = blobs.media_type_of(os.pread(descriptor, blobs.HEAD_BYTES, 0))
-        if media_type is None:
-            raise fail("E_FILE_INVALID", f"{path}: is no png, jpeg, gif, webp or PDF by its content")
-        if status.st_size > blobs.MAX_FILE_BYTES:
-            raise fail("E_FILE_INVALID", f"{path}: has {status.st_size} bytes, limit {blobs.MAX_FILE_BYTES}")
     except OSError as error:
-        os.close(descriptor)
         raise fail("E_USAGE", f"{path}: cannot be read: {error.strerror}") from None
-    except GoondanError:
-        os.close(descriptor)
-        raise
+    if media_type is None:
+        raise fail("E_FILE_INVALID", f"{path}: is no png, jpeg, gif, webp or PDF by its content")
+    if status.st_size > blobs.MAX_FILE_BYTES:
+        raise fail("E_FILE_INVALID", f"{path}: has {status.st_size} bytes, limit {blobs.MAX_FILE_BYTES}")
     name = os.path.basename(path).encode("utf-8", "replace").decode()
     return OpenFile(descriptor, status.st_size, media_type, name[-blobs.MAX_NAME_CHARS :])
 
@@ -291,9 +259,19 @@ class Session:
         return (await self._wait(self._open.post(frame), frame, timeout_s)).trace_id
 
     def lay_down(self, files: Sequence[OpenFile]) -> list[FilePart]:
-        """Put the files of a message where its event can name them. Raises the errors of message_files.lay_down."""
+        """Copy the files of a message into the folder of large payloads, from which its event names them. They survive
+        what messages survive. Raises GoondanError E_BLOB_UNAVAILABLE, E_DISK_FULL, E_STATE, E_FILE_INVALID.
+        """
         welcome = self._open.welcome
-        return lay_down(files, welcome.blobs, sync=welcome.durability == "power")
+        if not files:
+            return []
+        if welcome.blobs is None:
+            raise fail("E_BLOB_UNAVAILABLE", "this process has no access to the folder of large payloads")
+        place, sync = BlobFolder(welcome.blobs), welcome.durability == "power"
+        return [
+            FilePart(place.copy(file.descriptor, file.size, sync=sync), file.media_type, file.name or None)
+            for file in files
+        ]
 
     async def admin(self, request: dict[str, Any], timeout_s: float | None = WELCOME_S) -> dict[str, Any]:
         """Ask the broker itself. Raises GoondanError."""
@@ -400,10 +378,10 @@ def _stopped(kept: list[str]) -> GoondanError:
     if not kept:
         return fail("E_KERNEL_STOPPED", "the kernel was stopped")
     named = ", ".join(kept[:MAX_NAMED]) + (f" and {len(kept) - MAX_NAMED} more" if len(kept) > MAX_NAMED else "")
-    if len(kept) == 1:
-        message = f"the kernel was stopped; the message {named} is kept, and its turn goes on at the next start"
-    else:
-        message = f"the kernel was stopped; the messages {named} are kept, and their turns go on at the next start"
+    what = f"message {named} is kept, and its turn goes on"
+    if len(kept) > 1:
+        what = f"messages {named} are kept, and their turns go on"
+    message = f"the kernel was stopped; the {what} at the next start"
     suggestion = f"Then `gdn send` with the same words and `--event-id {kept[0]}` waits for the answer."
     return fail("E_KERNEL_STOPPED", message, suggestion=suggestion)
 

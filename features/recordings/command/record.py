@@ -31,7 +31,7 @@ from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import Kernel, start
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, read_all
 from goondan.kernel.cli.output import error_lines, wants_json, write, write_json, write_text
-from goondan.kernel.cli.session import Message, OpenFile, Session, open_files, over_session
+from goondan.kernel.cli.session import Message, OpenFile, Session, opened_files, over_session
 from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.kernel.traces.conversations import instances
 from goondan.schemas.wire.errors import fail
@@ -93,21 +93,21 @@ def record(
     if os.path.lexists(file) and not force:
         raise fail("E_USAGE", f"{file} is there already", suggestion="Give --force to replace it.")
     texts = messages or _lines()
-    files = open_files(attached)
-    place = locate(bundle, policy, trust=trust)
-    run = os.urandom(8).hex()
-    os.environ[RECORD_VARIABLE] = run
-    # The instance key stands in texts of the run, where `default` is put in its place: no other word has it.
-    key = f"recorded-{run}"
-    try:
-        with start(place) as kernel:
-            entry = agent or kernel.entry_agent
-            if not entry:
-                raise fail("E_USAGE", "the bundle has no entry agent; name the agent (--agent)")
-            sent = [Sent(entry, key, text, files if number == 0 else []) for number, text in enumerate(texts)]
-            answers = asked(kernel, sent, None if wants_json() else _show)
-    finally:
-        noted = collect(place.state_dir, run)
+    with opened_files(attached) as files:
+        place = locate(bundle, policy, trust=trust)
+        run = os.urandom(8).hex()
+        os.environ[RECORD_VARIABLE] = run
+        # The instance key stands in texts of the run, where `default` is put in its place: no other word has it.
+        key = f"recorded-{run}"
+        try:
+            with start(place) as kernel:
+                entry = agent or kernel.entry_agent
+                if not entry:
+                    raise fail("E_USAGE", "the bundle has no entry agent; name the agent (--agent)")
+                sent = [Sent(entry, key, text, files if number == 0 else []) for number, text in enumerate(texts)]
+                answers = asked(kernel, sent, None if wants_json() else _show)
+        finally:
+            noted = collect(place.state_dir, run)
     made = make(noted, key, entry, _redactor(place))
     _write(file, made.data)
     told = {"file": os.path.abspath(file), "turns": made.turns, "requests": made.steps, "calls": made.calls}

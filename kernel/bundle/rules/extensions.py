@@ -32,6 +32,7 @@ from goondan.kernel.bundle.rules.checked import Bundled, CheckedExtension
 from goondan.kernel.bundle.rules.kinds import api_members, feature_extensions, server_rules_of
 from goondan.kernel.bundle.rules.lookup import Files, Unreadable
 from goondan.kernel.bundle.rules.problems import Path, Report, did_you_mean
+from goondan.kernel.bundle.rules.references import find_entry
 from goondan.kernel.bundle.rules.shape import Document
 from goondan.kernel.bundle.rules.variables import names_any
 from goondan.schemas.bundle import resources
@@ -93,11 +94,8 @@ def check_extension(extension: CheckedExtension, files: Files, report: Report, b
             extension.entry, extension.code_of, extension.bundled = found_there.entry, found_there.resource, True
             extension.tools = found_there.tools
         return
-    found = files.find(entry)
-    if found.fault is not None:
-        message = f"the entry {text} cannot be used: {found.fault}"
-        hint = "Correct the path; it is relative to the bundle's root and may not leave it."
-        report.error("E_CONFIG_ENTRY", message, place, hint)
+    found = find_entry(document, entry, files, report)
+    if found is None:
         return
     extension.entry = found.path
     folder = posixpath.dirname(found.path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from goondan.kernel.bundle.rules.lookup import Files
+from goondan.kernel.bundle.rules.lookup import Files, Found
 from goondan.kernel.bundle.rules.problems import Path, Report
 from goondan.kernel.bundle.rules.shape import Document
 from goondan.kernel.bundle.rules.variables import check_value
@@ -82,7 +82,7 @@ def read_use(item: str | Use, kind: str, at: Path = ()) -> Ref | BadRef:
 
 def check_connector(document: Document, body: resources.ConnectorBody, files: Files, report: Report) -> str | None:
     """Report the problems of a Connector. Returns the file of its entry. None when there is none."""
-    path = _entry_of(document, body.entry, files, report)
+    entry = find_entry(document, body.entry, files, report) if body.entry else None
     names = [event.name for event in body.events]
     for index, name in enumerate(names):
         if name and name in names[:index]:
@@ -91,7 +91,7 @@ def check_connector(document: Document, body: resources.ConnectorBody, files: Fi
             report.error("E_CONFIG_DUPLICATE", message, document.place(*at))
     message = f"{document.resource} is not started: connectors are not implemented yet"
     report.warn("W_CONFIG_NOT_STARTED", message, document.place("kind"))
-    return path
+    return None if entry is None else entry.path
 
 
 def check_connection(document: Document, body: resources.ConnectionBody, report: Report) -> None:
@@ -107,12 +107,11 @@ def check_connection(document: Document, body: resources.ConnectionBody, report:
     report.error("E_CONFIG_UNSUPPORTED", message, document.place("kind"), "Leave the Connection out.")
 
 
-def _entry_of(document: Document, entry: str, files: Files, report: Report) -> str | None:
-    if not entry:
-        return None
+def find_entry(document: Document, entry: str, files: Files, report: Report) -> Found | None:
+    """The file that `spec.entry` names. None: it cannot be used, which is reported."""
     found = files.find(entry)
     if found.fault is None:
-        return found.path
+        return found
     message = f"the entry {document.text('spec', 'entry')} cannot be used: {found.fault}"
     hint = "Correct the path; it is relative to the bundle's root and may not leave it."
     report.error("E_CONFIG_ENTRY", message, document.place("spec", "entry"), hint)

@@ -16,6 +16,7 @@ from typing import Any, Final
 from goondan.kernel.bundle.rules.checked import CheckedTool
 from goondan.kernel.bundle.rules.lookup import Files
 from goondan.kernel.bundle.rules.problems import Path, Report, did_you_mean
+from goondan.kernel.bundle.rules.references import find_entry
 from goondan.kernel.bundle.rules.shape import Document
 from goondan.kernel.bundle.rules.variables import VARIABLE_NAME
 from goondan.schemas.bundle import launch, resources
@@ -73,9 +74,8 @@ def _check_entry(tool: CheckedTool, files: Files, report: Report) -> None:
         message = f"the entry {text} is neither a module that a worker loads nor a program"
         report.error("E_CONFIG_ENTRY", message, place, "Name a .py, .js, .mjs, .ts or .mts file, or a program.")
         return
-    found = files.find(named)
-    if found.fault is not None:
-        report.error("E_CONFIG_ENTRY", f"the entry {text} cannot be used: {found.fault}", place, _ENTRY_HINT)
+    found = find_entry(tool.document, named, files, report)
+    if found is None:
         return
     if kind == "executable":
         if not found.executable:
@@ -90,9 +90,6 @@ def _check_entry(tool: CheckedTool, files: Files, report: Report) -> None:
     folder = posixpath.dirname(found.path)
     # A jail sees the tool's own folder, never the bundle's root, which can hold keys: then it sees the file alone.
     tool.root = found.path if folder == files.root else folder
-
-
-_ENTRY_HINT: Final = "Correct the path; it is relative to the bundle's root and may not leave it."
 
 
 def _check_exports(tool: CheckedTool, report: Report, *, schemas: bool) -> None:

@@ -24,8 +24,7 @@ from goondan.kernel.cli.session import (
     Message,
     OpenFile,
     Session,
-    close_files,
-    open_files,
+    opened_files,
     over_session,
     was_cancelled,
 )
@@ -109,19 +108,15 @@ def send(
     place = locate(bundle)
     if workdir is not None:
         workdir = absolute_workdir(workdir, place)
-    files = open_files(attached)
-    try:
-        with attach(place) as kernel:
-            agent = agent or kernel.entry_agent
-            if not agent:
-                raise fail("E_USAGE", "the bundle has no entry agent; name the agent")
-            key = check_instance(instance)
-            told = Message(agent, key, text, event_id=event_id, workdir=workdir, trace_id=trace_id)
-            sent = asyncio.run(_send(kernel, told, files, not no_wait, timeout, reasoning, raw))
-            if not output.wants_json():
-                output.tell_servers(place.state_dir, set())
-    finally:
-        close_files(files)
+    with opened_files(attached) as files, attach(place) as kernel:
+        agent = agent or kernel.entry_agent
+        if not agent:
+            raise fail("E_USAGE", "the bundle has no entry agent; name the agent")
+        key = check_instance(instance)
+        told = Message(agent, key, text, event_id=event_id, workdir=workdir, trace_id=trace_id)
+        sent = asyncio.run(_send(kernel, told, files, not no_wait, timeout, reasoning, raw))
+        if not output.wants_json():
+            output.tell_servers(place.state_dir, set())
     known_id, answer, interrupted = sent
     if isinstance(answer, str) or answer is None:
         document = {"eventId": known_id, "status": "accepted"} | ({} if answer is None else {"traceId": answer})

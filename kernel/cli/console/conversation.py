@@ -25,7 +25,7 @@ from goondan.kernel.cli.attach import Kernel
 from goondan.kernel.cli.commands import import_whole
 from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION
 from goondan.kernel.cli.output import columns, token_text
-from goondan.kernel.cli.session import Message, Session, close_files, open_files
+from goondan.kernel.cli.session import Message, Session, opened_files
 from goondan.kernel.cli.state import new_instance
 from goondan.kernel.cli.texts.batch import check_instance
 from goondan.kernel.cli.texts.plain import one_line
@@ -243,12 +243,10 @@ class Commands:
                 f"{len(dropped)} files are not sent" if dropped else "no file is attached; /attach FILE attaches one"
             ]
         wanted = [*self._attached, os.path.abspath(os.path.expanduser(argument))]
-        opened = open_files(wanted)  # what is wrong is said now; they are read when the message goes
-        close_files(opened)
+        with opened_files(wanted) as files:  # what is wrong is said now; they are read when the message goes
+            named = ", ".join(f"{one_line(file.name, 80)} ({file.media_type})" for file in files)
         self._attached = wanted
-        return [
-            f"with the next message: {', '.join(f'{one_line(file.name, 80)} ({file.media_type})' for file in opened)}"
-        ]
+        return [f"with the next message: {named}"]
 
     async def _model(self, argument: str) -> list[str]:
         return [f"{self._kernel.entry_agent or 'nobody'} talks to {self._kernel.model or 'a model that is not known'}"]

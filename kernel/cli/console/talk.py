@@ -26,8 +26,7 @@ from goondan.kernel.cli.session import (
     Listener,
     Message,
     Session,
-    close_files,
-    open_files,
+    opened_files,
     over_session,
     was_cancelled,
 )
@@ -337,14 +336,8 @@ class Talk:
 
     def _lay_down(self, session: Session) -> list[FilePart]:
         """Put the files that go with this message where its event can name them. Raises GoondanError."""
-        paths = self._commands.take_attached()
-        if not paths:
-            return []
-        files = open_files(paths)
-        try:
+        with opened_files(self._commands.take_attached()) as files:
             return session.lay_down(files)
-        finally:
-            close_files(files)
 
     def _show(self, told: _Told, screen: Screen | None = None) -> None:
         answer, error = told.answer, told.error
