@@ -13,7 +13,6 @@ from goondan.agentproc.machine.turn import (
     Begin,
     BeginCall,
     Cancel,
-    DropCalls,
     End,
     EnterStep,
     EnterTurn,
@@ -37,26 +36,6 @@ from goondan.agentproc.turn.run import CANCELLED
 from goondan.schemas.wire.errors import error_payload
 from tests.unit.agentproc.turn_driver import FAILED, OK, Driver, calls
 from tests.unit.agentproc.turns import failed
-
-
-def test_a_turn_without_tools_is_one_step() -> None:
-    driver = Driver()
-    assert [type(a) for a in driver.give(Begin("hi"))] == [Store, AskModel]
-    actions = driver.give(ModelAnswered("hello", [], "end_turn"))
-    assert actions[-1] == End(status="completed", steps=1, response="hello", finish_reason="end_turn")
-    assert [m.data.__class__.__name__ for m in driver.messages] == ["UserData", "AssistantData"]
-
-
-def test_results_stand_in_call_order_whatever_order_they_come_in() -> None:
-    driver = Driver()
-    driver.give(Begin("go"))
-    actions = driver.give(calls("a", "b", "c"))
-    assert [a.part.tool_call_id for a in actions if isinstance(a, RunTool)] == ["a", "b", "c"]
-    assert driver.give(ToolFinished("c", OK)) != []
-    driver.give(ToolFinished("a", FAILED))
-    last = driver.give(ToolFinished("b", OK))
-    assert driver.results() == [("a", "error"), ("b", "ok"), ("c", "ok")]
-    assert last[-1] == AskModel(2)
 
 
 @pytest.mark.parametrize("ids", [("", ""), ("a", "a"), ("a", "a", "a_2"), ("x\ny", "y"), ("z" * 200, "z" * 200)])
@@ -102,23 +81,6 @@ def test_too_many_steps_is_a_failed_turn_with_a_valid_history() -> None:
     assert is_presentable(driver.messages)
 
 
-def test_a_failed_model_call_ends_the_turn() -> None:
-    driver = Driver()
-    error = error_payload("E_MODEL_FAILED", "503")
-    driver.give(Begin("go"), ModelFailed(error))
-    assert driver.ends == [End(status="failed", steps=1, finish_reason="error", error=error)]
-
-
-def test_cancel_gives_every_open_call_a_result() -> None:
-    driver = Driver()
-    driver.give(Begin("go"), calls("a", "b", "c"), ToolFinished("b", OK))
-    actions = driver.give(Cancel(error_payload("E_AGENT_TIMEOUT", "late")))
-    assert actions[0] == DropCalls(["a", "c"])
-    assert driver.results() == [("a", "error"), ("b", "ok"), ("c", "error")]
-    failed(driver.ends[0], "E_AGENT_TIMEOUT")
-    assert driver.give(ToolFinished("a", OK), ModelAnswered("late")) == []
-
-
 def test_pause_yields_at_the_next_boundary_only() -> None:
     driver = Driver()
     driver.give(Begin("go"), calls("a", "b"))
@@ -126,12 +88,6 @@ def test_pause_yields_at_the_next_boundary_only() -> None:
     assert not any(isinstance(a, Yield) for a in driver.give(ToolFinished("a", OK)))
     assert driver.give(ToolFinished("b", OK))[-1] == Yield()
     assert driver.ends == []
-
-
-def test_a_paused_turn_that_ends_is_answered() -> None:
-    driver = Driver()
-    driver.give(Begin("go"), Pause())
-    assert isinstance(driver.give(ModelAnswered("done"))[-1], End)
 
 
 def test_an_operator_call_needs_no_model() -> None:
@@ -190,22 +146,6 @@ def test_a_wrapped_turn_goes_through_its_middleware_at_every_edge() -> None:
     assert driver.turn.phase == "over"
 
 
-def test_middleware_may_change_how_the_turn_ends() -> None:
-    driver = Driver(wrapped=True)
-    driver.give(Begin("hi"), TurnEntered(), StepEntered(), ModelAnswered("done"), StepLeft())
-    other = End(status="completed", steps=1, response="better", finish_reason="stop")
-    assert driver.give(TurnLeft(other)) == [other]
-
-
-def test_a_step_may_be_the_last_although_the_model_asked_for_tools() -> None:
-    driver = Driver(wrapped=True)
-    answer = ModelAnswered("that is enough", [AskedCall("a", "x__y", {})])
-    driver.give(Begin("hi"), TurnEntered(), StepEntered(), answer, ToolFinished("a", OK))
-    (leave,) = driver.give(StepLeft(should_continue=False))
-    assert isinstance(leave, LeaveTurn)
-    assert (leave.end.status, leave.end.response) == ("completed", "that is enough")
-
-
 def test_a_failed_step_may_be_tried_again_but_not_for_ever() -> None:
     driver = Driver(wrapped=True, max_steps=3)
     driver.give(Begin("hi"), TurnEntered())
@@ -232,17 +172,6 @@ def test_turn_middleware_that_fails_early_ends_the_turn_without_a_step() -> None
     driver.give(Begin("hi"))
     assert driver.give(TurnLeft(end)) == [end]
     assert not any(isinstance(a, EnterStep | AskModel) for a in driver.actions)
-
-
-@pytest.mark.parametrize("left", ["turn", "step"])
-def test_middleware_that_leaves_open_calls_behind_ends_the_turn_with_a_valid_history(left: str) -> None:
-    driver = Driver(wrapped=True)
-    driver.give(Begin("hi"), TurnEntered(), StepEntered(), calls("a", "b"), ToolFinished("b", OK))
-    actions = driver.give(StepLeft(error=BROKEN) if left == "step" else TurnLeft())
-    assert actions[0] == DropCalls(["a"])
-    assert driver.results() == [("a", "error"), ("b", "ok")]
-    driver.give(TurnLeft())
-    assert [end.status for end in driver.ends] == ["failed"]
 
 
 def test_a_deadline_leaves_a_wrapped_turn_through_its_middleware_and_keeps_what_had_ended() -> None:

@@ -40,7 +40,6 @@ from goondan.agentproc.machine.turn import (
     Turn,
     TurnEntered,
     TurnLeft,
-    Yield,
 )
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import error_payload
@@ -209,22 +208,6 @@ def test_a_turn_whose_core_has_ended_ends_as_its_middleware_says_or_else_as_it_h
         assert isinstance(turn.handle(ModelAnswered("hi"), at(1))[-1], LeaveTurn)
         assert turn.handle(TurnLeft(said), at(2)) == [expected]
         assert turn.phase == "over"
-
-
-def test_middleware_that_is_not_asked_for_is_not_waited_for() -> None:
-    turn = Turn("t", max_steps=4)
-    assert turn.handle(Begin("go"), at(1))[-1] == AskModel(1)
-    assert turn.handle(TurnEntered(), at(1)) == []
-    assert turn.handle(StepEntered(), at(1)) == []
-
-
-def test_a_turn_that_is_given_back_is_over() -> None:
-    turn = Turn("t", max_steps=4)
-    turn.handle(Begin("go"), at(1))
-    turn.handle(ModelAnswered("", asked("a")), at(1))
-    turn.handle(Pause(), at(1))
-    assert turn.handle(ToolFinished("a", OK), at(1))[-1] == Yield()
-    assert turn.phase == "over"
 
 
 # --- something came that the model is to read
