@@ -29,6 +29,7 @@ import subprocess
 import sys
 import termios
 import time
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -189,6 +190,9 @@ def _execute(argv: Sequence[str], env: Mapping[str, str], streams: Sequence[int]
     """Be a program of ours, with what an exec would give it."""
     try:
         os.setsid()
+        atexit._clear()  # what `gdn` takes away when it ends, its temporary folders say, stays its own
+        weakref.finalize._registry.clear()  # type: ignore[attr-defined]
+        weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
         for number, fd in enumerate(streams):
             os.dup2(fd, number)
         for name in os.listdir("/proc/self/fd"):
