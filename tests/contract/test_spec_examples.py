@@ -87,7 +87,7 @@ TOOLS: dict[str, list[str]] = {
 }
 
 #: Sections whose example needs a feature.
-OF_FEATURES = {"6.4 what makes a dynamic tool seen", "8.3 a changeset", "12.5 the extension for skills"}
+OF_FEATURES = {"6.4 what makes a dynamic tool seen", "8.3 a changeset"}
 
 
 @cache
@@ -102,7 +102,6 @@ def functions_of(file: str) -> frozenset[str]:
         *(section for section in [*EXTENSIONS, *TOOLS] if section not in OF_FEATURES),
         pytest.param("6.4 what makes a dynamic tool seen", marks=pytest.mark.feature("live_config")),
         pytest.param("8.3 a changeset", marks=pytest.mark.feature("changesets")),
-        pytest.param("12.5 the extension for skills", marks=pytest.mark.feature("skills")),
     ],
 )
 def test_each_example_has_a_test(section: str) -> None:
