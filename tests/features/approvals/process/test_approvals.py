@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -113,7 +114,8 @@ def test_what_was_asked_before_everything_died_is_answered_after_and_runs_once(k
     assert f"leaf/dies waits for a person to approve 1 call of bash__exec (gdn approve: {item['code']})" in why
     for row in kernel.ps():  # the supervisor first, and nothing that it could do about the others
         if row["pid"]:
-            os.kill(row["pid"], signal.SIGKILL)
+            with suppress(ProcessLookupError):  # it has died with the supervisor
+                os.kill(row["pid"], signal.SIGKILL)
     wait_until(lambda: not kernel.ps())
     kernel.detach()
     (kept,) = items(kernel)
