@@ -9,7 +9,9 @@ A citation is one of these.
 - `requirement IPC-07`, `requirements EXT-01 to EXT-03, COMPAT-01`: ids of tests/requirements.yaml.
 - in Markdown: a link to a file, with its anchor.
 - a module by its path from the root, in product code and scripts: `kernel/broker/loop.py`.
-- in Markdown, between backticks: any path below one of the packages; NAME in it stands for a name.
+- in product code, a module by its name alone, `loop.py`: some module or package of the repository has it.
+- in docs/design, docs/decisions, CONTRIBUTING.md and docs/architecture.md, between backticks: any path below one of the
+  packages; NAME in it stands for a name.
 
 Documents that are not in the repository cannot be cited: `section 4` of a page without a path is refused, and so are
 the forms in FOREIGN. Exits 1 when a citation leads nowhere.
@@ -74,6 +76,8 @@ _LINK: Final = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")
 _FENCE: Final = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 _PATHS: Final = re.compile(r"`((?:schemas|kernel|agentproc|toolhost|features|scripts|tests|bench|examples)/[\w./-]*)`")
 _MODULES: Final = re.compile(r"(?<![\w/.-])((?:schemas|kernel|agentproc|toolhost|features|scripts|bench)/[\w/]+\.py)\b")
+_NAMES: Final = re.compile(r"(?<![\w/.-])([a-z]\w*)\.py\b")
+_PRODUCT: Final = ("schemas/", "kernel/", "agentproc/", "toolhost/", "features/")
 _HEADING: Final = re.compile(r"^#{1,6} +(.*?) *$", re.MULTILINE)
 
 
@@ -86,8 +90,11 @@ class Tree:
         read: Callable[[str], str],
         requirements: Iterable[str],
         decisions: str = "",
+        modules: Iterable[str] = (),
     ) -> None:
+        """`modules` are the names of modules and packages."""
         self.exists = exists
+        self.modules = sys.stdlib_module_names.union(modules)
         self.requirements = frozenset(requirements)
         self.decisions = frozenset(re.findall(r"(?<!\d)\d{3}(?=-)", decisions))
         self.headings: Callable[[str], list[str]] = cache(lambda page: _headings(read(page)))
@@ -170,6 +177,10 @@ def problems_of(path: str, text: str, tree: Tree) -> Iterator[tuple[int, str]]:
         for found in _MODULES.finditer(joined):
             if not tree.exists(found[1]):
                 yield line(found.start()), f"{found[1]}: no such module"
+    if path.endswith(".py") and path.startswith(_PRODUCT):
+        for found in _NAMES.finditer(joined):
+            if found[1] not in tree.modules:
+                yield line(found.start()), f"{found[0]}: no module has this name"
     if path.endswith(".md"):
         yield from _links(path, text, tree, line)
 
@@ -194,7 +205,7 @@ def _links(path: str, text: str, tree: Tree, line: Callable[[int], int]) -> Iter
             yield line(found.start()), f"{found[1]}: the link leads nowhere"
         elif fragment and page.endswith(".md") and fragment not in _anchors(tree.headings(page)):
             yield line(found.start()), f"{found[1]}: {page} has no such heading"
-    if path.startswith("docs/design/") or path in ("CONTRIBUTING.md", "docs/architecture.md"):
+    if path.startswith(("docs/design/", "docs/decisions/")) or path in ("CONTRIBUTING.md", "docs/architecture.md"):
         for found in _PATHS.finditer(prose):
             if "NAME" not in found[1] and not tree.exists(found[1]):
                 yield line(found.start()), f"{found[1]}: no such file"
@@ -230,6 +241,12 @@ def repository() -> Tree:
         lambda path: (ROOT / path).read_text(encoding="utf-8"),
         (entry["id"] for entry in entries),
         " ".join(page.name for page in (ROOT / "docs" / "decisions").glob("[0-9]*.md")),
+        {
+            part
+            for folder in _PRODUCT
+            for path in (ROOT / folder).rglob("*.py")
+            for part in (path.stem, path.parent.name)
+        },
     )
 
 

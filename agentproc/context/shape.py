@@ -203,7 +203,7 @@ def note_of(shape: Shape) -> str:
 
 def shortened(message: Message, most: int) -> Message:
     """The message with results of at most `most` bytes each. A longer one is shown with its beginning, its end and how
-    the rest is read (reading.py).
+    the rest is read (`read`).
     """
     if not isinstance(message.data, ToolData):
         return message

@@ -137,7 +137,7 @@ def _is_ours(node: Node) -> bool:
 
 
 MANIFEST: Final = "tool.yaml"
-#: The manifest of a bundled tool that a bundled extension brings to its agents (base_extensions.py). No other agent has
+#: The manifest of a bundled tool that a bundled extension brings to its agents. No other agent has
 #: such a tool, and no document names it.
 BROUGHT_MANIFEST: Final = "brought.yaml"
 #: The packages whose `base` folders hold bundled tools, by where their handlers run, and the folders of features that

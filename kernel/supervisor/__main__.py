@@ -1,7 +1,7 @@
 """`python -m goondan.kernel.supervisor`: first process of a kernel, parent of all others.
 
 It takes the lock, loads the bundle, starts broker, tool host and fork server side by side, keeps them and the wanted
-agents running, and at the end sees every process gone (life.py). It decides nothing: lifecycle.py and roster.py do.
+agents running, and at the end sees every process gone (life.py). It decides nothing: lifecycle.py does.
 
 On `--ready-fd` it says one newline when the whole kernel is ready, or one line of JSON with the reason why it never
 will be: `{"error": {…}, "problems": […]}`. When the other end of `--parent-fd` is closed it stops: whoever started

@@ -1,7 +1,7 @@
 """The process that holds OAuth tokens: `python -m goondan.features.oauth.process`.
 
 Each kernel has at most one. It starts when a token is first asked for. It is a peer of the broker on the control
-socket: each order gets one answer. `authority.py` carries orders out. `protocol.py` and `grants.py` are pure.
+socket: each order gets one answer. `authority.py` carries orders out. `rules/` is pure.
 `vault.py` has the files, `http.py` has the sockets.
 
 Source: docs/oauth.md; docs/decisions/068.

@@ -2,7 +2,7 @@
 
 Rules.
 - One thing at a time for each app and subject: an asker waits while a token is refreshed, and gets the new one.
-- The beginning of a refresh is on disk before the request is sent (grants.py).
+- The beginning of a refresh is on disk before the request is sent (`rules/protocol.py`).
 - A token is sent only to the server that it came from, and in answers to those who may have it. No log and no error
   contains it.
 - A redirect is accepted once, if its state belongs to an open authorization and its issuer is right.

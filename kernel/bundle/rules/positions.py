@@ -31,7 +31,7 @@ MAX_FAULTS: Final = 50
 Plain = str | int | float | bool | None
 
 
-# The nodes of the bundled manifests are also kept as arrays, each with its tag first (prepared.py).
+# The nodes of the bundled manifests are also kept as arrays, each with its tag first (documents.py, prepared.json).
 
 
 class Scalar(Struct, frozen=True, array_like=True, tag="s"):

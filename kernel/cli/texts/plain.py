@@ -1,5 +1,5 @@
 """Makes texts of models and errors harmless for a terminal, in pieces or whole. Pure. For names and tables see
-terminal.py.
+schemas/text/visible.py.
 
 Source: PROTOCOL.md "What a receiver checks itself".
 """

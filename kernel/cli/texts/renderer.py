@@ -88,7 +88,7 @@ class TurnRenderer:
         self._thinking = False  # what was shown last is reasoning
         self._tools: dict[str, _Call] = {}
         self._progress = ""
-        #: What the turn waits for, until the next news of it; "": nothing that is known (following.py).
+        #: What the turn waits for, until the next news of it; "": nothing that is known (console/screen.py sets it).
         self.waits = ""
 
     def handle(self, event: RuntimeEvent, now: float = 0.0) -> list[Shown]:

@@ -13,7 +13,7 @@ PAGES = {
     "schemas/PROTOCOL.md": "# The bus\n## Hello\n### Asking [again](x.md)\n",
     "kernel/broker/loop.py": "",
 }
-TREE = Tree(PAGES.__contains__, PAGES.__getitem__, ("IPC-01", "IPC-02", "IPC-04"), "001-one.md 020-two.md")
+TREE = Tree(PAGES.__contains__, PAGES.__getitem__, ("IPC-01", "IPC-02", "IPC-04"), "001-one.md 020-two.md", ("loop",))
 
 
 def problems(text: str, path: str = "kernel/x.py") -> list[str]:
@@ -50,6 +50,7 @@ def test_what_is_there_may_be_cited(text: str) -> None:
         ("Source: docs/decisions/001 and 002.", "1: there is no decision 002"),
         ("Source: requirements IPC-01 to IPC-04.", "1: there is no requirement IPC-03"),
         ("(kernel/broker/gone.py)", "1: kernel/broker/gone.py: no such module"),
+        ("loop.py, a user's json.py and gone.py", "1: gone.py: no module has this name"),
         ("Source: design section 8.", "1: 'design section 8': that document is not in the repository"),
         ("Source: design sections 8 and 9.", "1: 'design sections 8': that document is not in the repository"),
         ("(pitfalls 4)", "1: 'pitfalls 4': that document is not in the repository"),
