@@ -13,6 +13,7 @@ Source: docs/design/processes.md section 1.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import signal
@@ -46,10 +47,10 @@ _ASIDE: Final = 128
 class _Request(msgspec.Struct):
     """What an exec would have given. The descriptors come beside it."""
 
-    #: The words behind the module.
-    arguments: list[str]
-    #: The whole environment.
-    env: dict[str, str]
+    #: The words behind the module. As the system has them: neither words nor variables need be UTF-8.
+    arguments: list[bytes]
+    #: The whole environment: names and values.
+    env: list[tuple[bytes, bytes]]
     #: The numbers that the descriptors shall have, in the order in which they come.
     numbers: list[int]
 
@@ -85,8 +86,11 @@ class Ahead:
         pid, channel = self._waiting.pop(module, (0, None))
         if channel is not None:
             numbers = [1, 2, *pass_fds]
-            request = msgspec.msgpack.encode(_Request([*arguments], {**env}, numbers))
+            variables = [(os.fsencode(name), os.fsencode(value)) for name, value in env.items()]
+            request = msgspec.msgpack.encode(_Request([*map(os.fsencode, arguments)], variables, numbers))
             with channel, suppress(OSError):  # it was killed, or the request is too long
+                if len(request) > MAX_REQUEST:  # where the system's sockets take it, it would be cut
+                    raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
                 socket.send_fds(channel, [request], [output_fd, output_fd, *pass_fds])
                 return pid
         return start_program(command(module, arguments), env=env, output_fd=output_fd, pass_fds=pass_fds)
@@ -133,8 +137,8 @@ def _run(module: str, channel: socket.socket, parent_pid: int) -> int:
         os.dup2(fd, number, inheritable=number <= 2)
         os.close(fd)
     os.environ.clear()
-    os.environ.update(request.env)
-    sys.argv = [module, *request.arguments]
+    os.environb.update(request.env)
+    sys.argv = [module, *map(os.fsdecode, request.arguments)]
     _show_in_lists(sys.argv)
     status: int = program.main()
     return status

@@ -40,8 +40,15 @@ START = """\
 log = os.open(sys.argv[1] + "/log", os.O_CREAT | os.O_WRONLY)
 read, write = os.pipe()
 os.dup2(write, 47)
-pid = forked.start("program", ["--word", "w"], env={"LANG": "C.UTF-8"}, output_fd=log, pass_fds=[47])
+words, env = ["--word", os.fsdecode(b"w\\xff")], {"LANG": "C.UTF-8", "LC_ALL": os.fsdecode(b"\\xfe")}
+pid = forked.start("program", words, env=env, output_fd=log, pass_fds=[47])
 assert pid == waiting
+"""
+#: What a fork does not take whole is no request, however much its socket holds.
+TOO_LONG = """\
+import socket
+forked._waiting["program"][1].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+more = {f"LC_{n}": "x" * 100_000 for n in range(3)}
 """
 #: Where there is none, it is executed.
 EXECUTED = """\
@@ -62,8 +69,8 @@ def run(folder: Path, *code: str) -> list[str]:
 def test_one_has_what_an_exec_would_have_given_it(tmp_path: Path) -> None:
     assert run(tmp_path, START, END) == ["3"]
     argv, environment, fds, inherited, leads, folder, blocked, hangup = json.loads((tmp_path / "log").read_text())
-    assert argv == ["program", "--word", "w"]
-    assert environment == {"LANG": "C.UTF-8"}
+    assert argv == ["program", "--word", "w\udcff"]
+    assert environment == {"LANG": "C.UTF-8", "LC_ALL": "\udcfe"}
     assert fds == [0, 1, 2, 47]
     assert inherited == [0, 1, 2]
     assert (leads, folder, blocked, hangup) == (True, "/", [], True)
@@ -81,6 +88,10 @@ def test_one_ends_with_its_parent(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gone", ["os.kill(waiting, 9); os.waitpid(waiting, 0)\n", "forked.close()\n"])
 def test_a_program_of_which_none_waits_is_executed(tmp_path: Path, gone: str) -> None:
     assert run(tmp_path, gone, EXECUTED, END) == ["3"]
+
+
+def test_a_program_with_more_than_a_fork_takes_is_executed(tmp_path: Path) -> None:
+    assert run(tmp_path, TOO_LONG, EXECUTED.replace("env={}", "env=more"), END) == ["3"]
 
 
 def test_a_second_start_is_an_exec(tmp_path: Path) -> None:
