@@ -25,7 +25,7 @@ from goondan.kernel.import_path import folders
 from goondan.schemas import transport
 from goondan.schemas.system.users import VARIABLE
 from goondan.schemas.text.visible import visible_line
-from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import ErrorPayload
 
 #: What a child of ours may inherit from our environment, besides LC_*. PYTHON* is not among it, and would not be
@@ -117,11 +117,14 @@ def environment_file() -> int:
 
 
 def read_environment(fd: int) -> None:
-    """Take the environment of a descriptor in place of our own. The descriptor is closed."""
-    with open(fd, "rb") as source:
-        pairs = [entry.partition(b"=") for entry in source.read().split(b"\0") if entry]
+    """Take the environment of a descriptor in place of our own. The descriptor is closed. Raises E_USAGE."""
+    try:
+        with open(fd, "rb") as source:
+            pairs = [entry.partition(b"=") for entry in source.read().split(b"\0")]
+    except OSError as error:
+        raise fail("E_USAGE", f"the environment cannot be read: {error}") from None
     os.environ.clear()
-    os.environb.update({name: value for name, _, value in pairs})
+    os.environb.update({name: value for name, _, value in pairs if name})  # a name can be empty only in what was given
 
 
 def fill(fd: int, data: bytes) -> None:

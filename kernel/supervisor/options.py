@@ -62,22 +62,33 @@ def parse(arguments: list[str] | None) -> Options:
     parser = argparse.ArgumentParser(prog="python -m goondan.kernel.supervisor", description="The Goondan supervisor.")
     parser.add_argument("--bundle", required=True, help="the bundle to run")
     parser.add_argument("--run-dir", help="where sockets are made (default: by the bundle's path)")
-    parser.add_argument("--ready-fd", type=int, help="descriptor that is told when the kernel is ready, or why not")
-    parser.add_argument("--parent-fd", type=int, help="stop when the other end of this descriptor is closed")
+    parser.add_argument(
+        "--ready-fd", type=descriptor, help="descriptor that is told when the kernel is ready, or why not"
+    )
+    parser.add_argument("--parent-fd", type=descriptor, help="stop when the other end of this descriptor is closed")
     parser.add_argument("--shared", action="store_true", help="stop when no command holds the kernel any more")
     parser.add_argument("--allow-net", action="append", default=[], metavar="HOST:PORT", help="grant to every tool")
     parser.add_argument("--policy", metavar="FILE", help="what the operator grants, besides the policy.yaml")
     parser.add_argument("--trust", action="store_true", help="trust the bundle for this time, whatever it asks for")
-    parser.add_argument("--agreed-fd", type=int, help="descriptor of the powers that the user has just agreed to")
-    parser.add_argument("--environment-fd", type=int, help="descriptor of the environment (default: its own)")
+    parser.add_argument(
+        "--agreed-fd", type=descriptor, help="descriptor of the powers that the user has just agreed to"
+    )
+    parser.add_argument("--environment-fd", type=descriptor, help="descriptor of the environment (default: its own)")
     parser.add_argument("--accept-loss", action="store_true", help="go on with what is whole of a damaged journal")
-    parser.add_argument("--resume-fd", type=int, help="descriptor of what a restart in place hands over")
+    parser.add_argument("--resume-fd", type=descriptor, help="descriptor of what a restart in place hands over")
     parser.add_argument("--watch", action="store_true", help="follow changes of the bundle")
     given = vars(parser.parse_args(arguments))
     given["bundle"] = paths.find_bundle(given["bundle"])
     for name in ("run_dir", "policy"):
         given[name] = os.path.abspath(given[name]) if given[name] else None
     return Options(**given, state_dir=paths.state_dir(given["bundle"]))
+
+
+def descriptor(word: str) -> int:
+    """The number of a descriptor. ValueError for what no descriptor has."""
+    if not 0 <= (number := int(word)) < 1 << 31:
+        raise ValueError(word)
+    return number
 
 
 def command_line(options: Options) -> list[str]:
