@@ -40,7 +40,7 @@ from goondan.kernel.bundle.rules.positions import Allowance, Mapping, compose_fi
 from goondan.kernel.bundle.rules.problems import Position, Report
 from goondan.kernel.bundle.rules.shape import Builder, Document, Environment
 from goondan.kernel.grants.granting import Accepted, GrantContext, PinnedFolder, Policy, SpawnPolicy, requested
-from goondan.kernel.paths import identity, is_shared, key_file
+from goondan.kernel.paths import identity, is_shared, is_utf8, key_file
 from goondan.kernel.state_root import doubt, open_state_root
 from goondan.schemas.system.digests import NoDigest, folder_digest
 from goondan.schemas.system.directories import replace_file
@@ -185,14 +185,20 @@ def _spelled_out(policy: Policy) -> Policy:
 
 def hidden_folders(root: str | None) -> list[str]:
     """Folders that no tool may see, as they are named and without links: the state roots, where runtime directories
-    are, and where keys are. `root` is the state root.
+    are, and where keys are. `root` is the state root. Raises GoondanError E_STATE for a name that no plan can hold.
     """
     home = os.path.expanduser("~")
     named = [*([root] if root else []), *key_folders()]
     if home not in ("", "~", "/"):
         named += [f"{home}/{STATE_ROOT}", f"{home}/{KEYS}"]
     named += runtime_bases(os.environ, os.geteuid())
-    return list(dict.fromkeys(path for folder in named for path in (folder, os.path.realpath(folder))))
+    hidden = list(dict.fromkeys(path for folder in named for path in (folder, os.path.realpath(folder))))
+    if not all(map(is_utf8, hidden)):
+        message = "a folder that tools must not see has a name that is not UTF-8"
+        raise fail(
+            "E_STATE", message, suggestion="Look at HOME, GOONDAN_KEY_FILE, XDG_CONFIG_HOME and XDG_RUNTIME_DIR."
+        )
+    return hidden
 
 
 def key_folders() -> list[str]:

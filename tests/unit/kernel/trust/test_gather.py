@@ -9,6 +9,8 @@ import pytest
 
 from goondan.kernel.bundle.loader import inspect_bundle
 from goondan.kernel.grants.powers import Endpoint, Folder, Module, OpenKey, OwnModel, Power, Reach, Setting, Variable
+from goondan.kernel.trust.policy import hidden_folders
+from goondan.schemas.wire.errors import GoondanError
 
 AGENT = """\
 apiVersion: goondan.ai/v1
@@ -193,3 +195,10 @@ def test_modules_are_known_by_all_that_they_may_import(folder: Path) -> None:
     assert isinstance(other, Module)
     assert other.digest != one.digest
     assert powers(folder, more=extension) == []  # nobody uses it
+
+
+def test_a_hidden_folder_whose_name_no_plan_can_hold_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", os.fsdecode(b"/home/ann\xff"))
+    with pytest.raises(GoondanError, match="name that is not UTF-8") as told:
+        hidden_folders(None)
+    assert told.value.info.code == "E_STATE"
