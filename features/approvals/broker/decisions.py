@@ -23,7 +23,7 @@ Source: docs/approvals.md, "Who may answer"; docs/code-mode.md; docs/design/tool
 from __future__ import annotations
 
 import hashlib
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import Any, Final, Literal, NamedTuple
@@ -279,6 +279,8 @@ class Item(Struct):
     group: Group | None = None
     #: Frames of other calls of the group that are told when the item waits, and their connections.
     others: list[tuple[Connection, Frame]] = []
+    #: How many other calls of the group its yes was used for.
+    covered: int = 0
 
     @property
     def open(self) -> bool:
@@ -446,9 +448,8 @@ class ScriptDecisions:
     """The decisions about calls of scripts that run."""
 
     def __init__(self) -> None:
-        #: The item about which a person was asked last, and how many other calls its yes was used for.
+        #: The item about which a person was asked last.
         self._items: dict[Group, Item] = {}
-        self._used: Counter[Group] = Counter()
 
     def look(self, group: Group) -> Item | None:
         """The item whose decision is for such a call: it is open, denied, or approved (and one more call is counted).
@@ -457,19 +458,18 @@ class ScriptDecisions:
         item = self._items.get(group)
         if item is None or item.open or item.state == "denied":
             return item
-        if self._used[group] >= COVERED - 1:  # the call that was asked about is one of those that the yes is for
+        if item.covered >= COVERED - 1:  # the call that was asked about is one of those that the yes is for
             return None
-        self._used[group] += 1
+        item.covered += 1
         return item
 
     def asked(self, item: Item) -> None:
         """A person is asked about a call of a script."""
         if item.group is not None:
             self._items[item.group] = item
-            self._used.pop(item.group, None)
 
     def forget(self, item: Item) -> None:
-        """Nobody could be asked about this item."""
+        """Nobody is asked about this item any more, or could be."""
         if item.group is not None and self._items.get(item.group) is item:
             del self._items[item.group]
 
@@ -477,7 +477,6 @@ class ScriptDecisions:
         """A script has ended."""
         for group in [group for group in self._items if group.script == script]:
             del self._items[group]
-            self._used.pop(group, None)
 
 
 def read_script(payload: bytes) -> str | None:

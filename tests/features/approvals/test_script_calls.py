@@ -349,3 +349,15 @@ def test_no_yes_is_for_more_calls_than_it_says(steps: list[tuple[str, str]]) -> 
 @given(st.binary(max_size=200))
 def test_any_payload_is_a_script_or_none(payload: bytes) -> None:
     assert read_script(payload) is None or isinstance(read_script(payload), str)
+
+
+def test_nothing_is_kept_of_a_script_whose_turn_has_ended() -> None:
+    decisions = ScriptDecisions()
+    item = made(Group(("agent", "k", "script"), "t", "r"))
+    decisions.asked(item)
+    item.state = "approved"
+    assert item.group is not None
+    assert decisions.look(item.group) is item
+    decisions.forget(item)  # the end of a turn withdraws its items, and ends its scripts then
+    decisions.over(item.group.script)
+    assert not any(vars(decisions).values())
