@@ -43,7 +43,6 @@ MAX_HOLDS: Final = 16
 MAX_CHARGED: Final = 4096
 #: Bytes of the digest that stands for a tool call.
 DIGEST_BYTES: Final = 8
-_ONE_CALL: Final = amounts.Spend(tool_calls=1)
 #: The limits of tool calls.
 _TOOL_LIMITS: Final[tuple[amounts.Dimension, ...]] = ("calls", "toolCalls")
 #: Without limits.
@@ -196,8 +195,9 @@ class Accounts:
             if len(tree.ceilings) == 1:
                 self.dirty[tree] = None
             return "journal"
-        for account in chain.accounts:
-            account.charge(spender, _ONE_CALL)
+        for account in chain.accounts:  # `charge` would add up five fields, and this is done for every tool call
+            account.spent.tool_calls += 1
+            account.by.setdefault(spender, amounts.Spend()).tool_calls += 1
         counted.add(digest)
         tree.counted += 1
         if 2 * (tree.ceilings[-1] - tree.counted) <= tree.slack:  # half of what the last record allows is used

@@ -9,7 +9,8 @@ Source: docs/decisions/070.
 # Annotations are no text here (`from __future__ import annotations`): the journal stores these structs.
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from operator import attrgetter
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -38,8 +39,8 @@ Dimension = Literal["calls", "modelCalls", "toolCalls", "tokens", "inputTokens",
 class _Counted(NamedTuple):
     """How a dimension is counted and shown."""
 
-    #: The fields of Spend whose sum it is.
-    fields: tuple[str, ...]
+    #: Its amount in a Spend, in counted pieces.
+    of: Callable[["Spend"], int]
     #: Its name in an error.
     words: str
     #: How many counted pieces are one unit for people: money is counted in billionths, time in milliseconds.
@@ -48,14 +49,14 @@ class _Counted(NamedTuple):
 
 #: In the order in which they are checked.
 DIMENSIONS: Final[dict[Dimension, _Counted]] = {
-    "calls": _Counted(("model_calls", "tool_calls"), "calls"),
-    "modelCalls": _Counted(("model_calls",), "model calls"),
-    "toolCalls": _Counted(("tool_calls",), "tool calls"),
-    "tokens": _Counted(("input_tokens", "output_tokens"), "tokens"),
-    "inputTokens": _Counted(("input_tokens",), "input tokens"),
-    "outputTokens": _Counted(("output_tokens",), "output tokens"),
-    "money": _Counted(("money",), "", NANO),
-    "wallSeconds": _Counted((), "seconds", 1000),
+    "calls": _Counted(lambda spend: spend.model_calls + spend.tool_calls, "calls"),
+    "modelCalls": _Counted(attrgetter("model_calls"), "model calls"),
+    "toolCalls": _Counted(attrgetter("tool_calls"), "tool calls"),
+    "tokens": _Counted(lambda spend: spend.input_tokens + spend.output_tokens, "tokens"),
+    "inputTokens": _Counted(attrgetter("input_tokens"), "input tokens"),
+    "outputTokens": _Counted(attrgetter("output_tokens"), "output tokens"),
+    "money": _Counted(attrgetter("money"), "", NANO),
+    "wallSeconds": _Counted(lambda spend: 0, "seconds", 1000),
 }
 
 
@@ -80,11 +81,11 @@ class Spend(Struct, array_like=True):
 
     def of(self, dimension: Dimension) -> int:
         """The amount of one dimension, in counted pieces; 0 for `wallSeconds`."""
-        return sum([getattr(self, name) for name in DIMENSIONS[dimension].fields])
+        return DIMENSIONS[dimension].of(self)
 
     def shown(self) -> dict[str, float]:
         """All amounts but time, in units for people."""
-        return {name: in_units(name, self.of(name)) for name, counted in DIMENSIONS.items() if counted.fields}
+        return {name: in_units(name, self.of(name)) for name in DIMENSIONS if name != "wallSeconds"}
 
 
 class Limits(NamedTuple):
