@@ -422,7 +422,7 @@ def template_rules() -> dict[str, Rule]:
     }
 
 
-# --- the program ------------------------------------------------------------------------------------------------------
+# --- the numbers of the calls -----------------------------------------------------------------------------------------
 
 Machine = Literal["x86_64", "aarch64"]
 
@@ -546,7 +546,7 @@ class Instruction(NamedTuple):
 @lru_cache
 def program(machine: Machine, *, sockets: bool, server: bool = False, drops: bool = False, bare: bool = False) -> bytes:
     """The filter of a jail, as the array of struct sock_filter that the kernel takes. The arguments are those of
-    rules.rules.
+    `rules`.
     """
     return encode(instructions(machine, rules(sockets=sockets, server=server, drops=drops, bare=bare)))
 
