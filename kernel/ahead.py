@@ -40,8 +40,6 @@ SHARED: Final = (
 MAX_REQUEST: Final = 256 << 10
 #: More descriptors than a program gets.
 MAX_DESCRIPTORS: Final = 32
-#: Received descriptors are kept from here on until all numbers that they shall have are free.
-_ASIDE: Final = 128
 
 
 class _Request(msgspec.Struct):
@@ -64,7 +62,12 @@ class Ahead:
         parent_pid = os.getpid()
         for module in modules:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            pid = os.fork()
+            try:
+                pid = os.fork()
+            except OSError:  # no room for a process now: its start is an exec, which is tried again
+                ours.close()
+                theirs.close()
+                continue
             if pid == 0:
                 sys.exit(_run(module, theirs, parent_pid))
             theirs.close()
@@ -130,7 +133,8 @@ def _run(module: str, channel: socket.socket, parent_pid: int) -> int:
     if not data:
         return 0
     request = msgspec.msgpack.decode(data, type=_Request)
-    aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _ASIDE) for fd in descriptors]
+    beyond = max(request.numbers) + 1  # so none of them takes the place of one that still waits for its number
+    aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, beyond) for fd in descriptors]
     for fd in descriptors:
         os.close(fd)
     for fd, number in zip(aside, request.numbers, strict=True):

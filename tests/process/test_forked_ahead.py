@@ -16,11 +16,12 @@ from tests.kernel_fixture import Sandbox, wait_until
 
 #: A program, and a process that forks it ahead, starts it, and says how it ended.
 PROGRAM = """\
-import json, os, resource, signal, sys
+import fcntl, json, os, signal, sys
 def main():
     fds = [fd for fd in map(int, os.listdir("/proc/self/fd")) if os.path.exists(f"/proc/self/fd/{fd}")]
     inherited = [fd for fd in fds if os.get_inheritable(fd)]
-    print(json.dumps([sys.argv, dict(os.environ), fds, inherited, os.getsid(0) == os.getpid(), os.getcwd(),
+    modes = [(fd, fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE) for fd in sorted(fds)]
+    print(json.dumps([sys.argv, dict(os.environ), modes, inherited, os.getsid(0) == os.getpid(), os.getcwd(),
         [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))], signal.getsignal(signal.SIGHUP) is signal.SIG_DFL]))
     return 3
 """
@@ -40,8 +41,9 @@ START = """\
 log = os.open(sys.argv[1] + "/log", os.O_CREAT | os.O_WRONLY)
 read, write = os.pipe()
 os.dup2(write, 47)
+os.dup2(read, 131)
 words, env = ["--word", os.fsdecode(b"w\\xff")], {"LANG": "C.UTF-8", "LC_ALL": os.fsdecode(b"\\xfe")}
-pid = forked.start("program", words, env=env, output_fd=log, pass_fds=[47])
+pid = forked.start("program", words, env=env, output_fd=log, pass_fds=[131, 47])
 assert pid == waiting
 """
 #: What a fork does not take whole is no request, however much its socket holds.
@@ -71,7 +73,8 @@ def test_one_has_what_an_exec_would_have_given_it(tmp_path: Path) -> None:
     argv, environment, fds, inherited, leads, folder, blocked, hangup = json.loads((tmp_path / "log").read_text())
     assert argv == ["program", "--word", "w\udcff"]
     assert environment == {"LANG": "C.UTF-8", "LC_ALL": "\udcfe"}
-    assert fds == [0, 1, 2, 47]
+    assert [fd for fd, _ in fds] == [0, 1, 2, 47, 131]
+    assert [mode for _, mode in fds[3:]] == [os.O_WRONLY, os.O_RDONLY]
     assert inherited == [0, 1, 2]
     assert (leads, folder, blocked, hangup) == (True, "/", [], True)
 
@@ -96,6 +99,11 @@ def test_a_program_with_more_than_a_fork_takes_is_executed(tmp_path: Path) -> No
 
 def test_a_second_start_is_an_exec(tmp_path: Path) -> None:
     assert run(tmp_path, START, EXECUTED, END) == ["3"]
+
+
+def test_one_that_cannot_be_forked_is_executed(tmp_path: Path) -> None:
+    no_fork = "def no_fork(): raise BlockingIOError\nos.fork = no_fork; forked = ahead.Ahead(['program'])\n"
+    assert run(tmp_path, no_fork, EXECUTED, END) == ["3"]
 
 
 def has(pid: int, word: bytes) -> bool:
