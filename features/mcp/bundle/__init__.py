@@ -65,71 +65,6 @@ _MISSING: Final = "required property is missing"
 _ISSUE_PATH: Final = re.compile(r"^(.*) - at `\$\.?(.*)`$", re.DOTALL)
 
 
-class McpServers:
-    """What the core asks of servers in configs of an extension (kernel/bundle/rules/kinds.py)."""
-
-    extension = "mcp"
-    shown_by = "gdn mcp list"
-
-    def prefix(self, extension: str, config: Mapping[str, Any]) -> str:
-        """The prefix of the names of a server's tools (MCP-15)."""
-        named = config.get("namePrefix")
-        return named if isinstance(named, str) else extension.removeprefix(PREFIX)
-
-    def faults(self, extension: str, config: Mapping[str, Any]) -> list[str]:
-        """The faults of a config that fits the schema of the extension, worded as the schema's issues are."""
-        return describe_faults(extension, config)
-
-    def check(
-        self,
-        uses: Iterable[tuple[str, ServerUse]],
-        taken: Mapping[str, CheckedTool],
-        reserved: frozenset[str],
-        files: Files,
-        report: Report,
-    ) -> dict[str, CheckedServer]:
-        """The servers of a bundle, by their prefixes."""
-        return check_servers(uses, taken, reserved, files, report)
-
-    def powers(self, server: CheckedServer) -> Iterator[Power]:
-        """The commands and endpoints of a server, as its documents write them."""
-        name = server.tool.name
-        for use in server.uses:
-            at = (*use.at, "transport")
-            if use.config["transport"]["type"] == "stdio":
-                count = len(use.config["transport"]["command"])
-                yield Command(name, shlex.join(use.document.written(*at, "command", index) for index in range(count)))
-            else:
-                written = use.document.written(*at, "endpoint")
-                origin = None if VARIABLE.search(written) else origin_of(written)
-                yield ServerEndpoint(name, origin or written)
-                for rule in login_rules(use.config):
-                    yield Reach(name, str(rule))
-
-    def without_values(self, holder: dict[str, Any]) -> dict[str, Any]:
-        """A copy of an object with a `config` in which variables and headers of a transport have no values."""
-        config = holder.get("config")
-        transport = config.get("transport") if isinstance(config, dict) else None
-        if not isinstance(config, dict) or not isinstance(transport, dict):
-            return holder
-        hidden = {
-            key: dict.fromkeys(transport[key], _HIDDEN) for key in _SECRETS if isinstance(transport.get(key), dict)
-        }
-        oauth = transport.get("oauth")
-        if isinstance(oauth, dict) and "clientSecret" in oauth:
-            hidden["oauth"] = {**oauth, "clientSecret": _HIDDEN}
-        return {**holder, "config": {**config, "transport": {**transport, **hidden}}}
-
-    def trial(self, server: ToolSpec, agent: str) -> dict[str, Any]:
-        """The result of `gdn extension test` for a server, as this agent has it."""
-        from goondan.features.mcp.bundle.trial import trial_of  # it talks to a kernel; a check of a bundle does not
-
-        return trial_of(server, agent)
-
-
-SERVERS: Final = McpServers()
-
-
 def describe_faults(extension: str, config: Mapping[str, Any]) -> list[str]:
     """The faults of a config that fits the schema of the extension, worded as the schema's issues are."""
     if not config:
@@ -439,3 +374,55 @@ def _show(paths: list[str], tool: CheckedTool, files: Files) -> None:
     if more:
         more = list(dict.fromkeys(more))
         tool.sandbox = replace(tool.sandbox, filesystem=replace(filesystem, read=[*filesystem.read, *more]))
+
+
+class McpServers:
+    """What the core asks of servers in configs of an extension (kernel/bundle/rules/kinds.py)."""
+
+    extension = "mcp"
+    shown_by = "gdn mcp list"
+    faults = staticmethod(describe_faults)
+    check = staticmethod(check_servers)
+
+    def prefix(self, extension: str, config: Mapping[str, Any]) -> str:
+        """The prefix of the names of a server's tools (MCP-15)."""
+        named = config.get("namePrefix")
+        return named if isinstance(named, str) else extension.removeprefix(PREFIX)
+
+    def powers(self, server: CheckedServer) -> Iterator[Power]:
+        """The commands and endpoints of a server, as its documents write them."""
+        name = server.tool.name
+        for use in server.uses:
+            at = (*use.at, "transport")
+            if use.config["transport"]["type"] == "stdio":
+                count = len(use.config["transport"]["command"])
+                yield Command(name, shlex.join(use.document.written(*at, "command", index) for index in range(count)))
+            else:
+                written = use.document.written(*at, "endpoint")
+                origin = None if VARIABLE.search(written) else origin_of(written)
+                yield ServerEndpoint(name, origin or written)
+                for rule in login_rules(use.config):
+                    yield Reach(name, str(rule))
+
+    def without_values(self, holder: dict[str, Any]) -> dict[str, Any]:
+        """A copy of an object with a `config` in which variables and headers of a transport have no values."""
+        config = holder.get("config")
+        transport = config.get("transport") if isinstance(config, dict) else None
+        if not isinstance(config, dict) or not isinstance(transport, dict):
+            return holder
+        hidden = {
+            key: dict.fromkeys(transport[key], _HIDDEN) for key in _SECRETS if isinstance(transport.get(key), dict)
+        }
+        oauth = transport.get("oauth")
+        if isinstance(oauth, dict) and "clientSecret" in oauth:
+            hidden["oauth"] = {**oauth, "clientSecret": _HIDDEN}
+        return {**holder, "config": {**config, "transport": {**transport, **hidden}}}
+
+    def trial(self, server: ToolSpec, agent: str) -> dict[str, Any]:
+        """The result of `gdn extension test` for a server, as this agent has it."""
+        from goondan.features.mcp.bundle.trial import trial_of  # it talks to a kernel; a check of a bundle does not
+
+        return trial_of(server, agent)
+
+
+SERVERS: Final = McpServers()
