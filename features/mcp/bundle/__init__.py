@@ -187,8 +187,7 @@ def check_servers(
     report: Report,
 ) -> dict[str, CheckedServer]:
     """The servers of a bundle by their prefixes. `uses` are agents with the configs that they use. `reserved` are names
-    of bundled Tools that a bundle has only with their extensions. What is wrong with a
-    config by itself was reported before, and such a config makes no server.
+    of bundled Tools that a bundle has only with their extensions. No config has a fault by itself.
     """
     servers: dict[str, CheckedServer] = {}
     for agent, use in uses:
@@ -196,8 +195,6 @@ def check_servers(
             message = "MCP Extension: config is missing"
             hint = f"Give Extension/{use.extension} a config, or leave it out; it does nothing."
             report.warn("W_CONFIG_UNUSED", message, use.document.place(*use.at), hint)
-            continue
-        if not _is_sound(use):
             continue
         prefix = SERVERS.prefix(use.extension, use.config)
         known = servers.get(prefix)
@@ -214,17 +211,6 @@ def check_servers(
             known.uses += own.uses
         known.agents.append(agent)
     return servers
-
-
-def _is_sound(use: ServerUse) -> bool:
-    """Whether nothing was reported about this config."""
-    config = use.config
-    if not isinstance(config.get("transport"), dict) or not isinstance(config.get("expose"), dict):
-        return False
-    try:
-        return not describe_faults(use.extension, config)
-    except (KeyError, TypeError, AttributeError):  # it does not fit the schema either
-        return False
 
 
 _OTHER_PREFIX: Final = "Give one of the two another namePrefix."

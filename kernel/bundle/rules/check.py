@@ -20,6 +20,7 @@ from goondan.kernel.bundle.rules.extensions import (
     check_used,
     circles,
     extension_spec,
+    fits,
     misplaced,
 )
 from goondan.kernel.bundle.rules.kinds import (
@@ -528,9 +529,10 @@ class Checker:
                         self._report.warn(code, message, document.place(*at), hint)
                 agent.extensions.append(spec)
                 if server_rules_of(extension.entry, extension.bundled) is not None:
-                    given = own if own is not None else extension.resource.spec.config
+                    given = own if own is not None else extension.resource.spec.config or {}
                     whose = (document, (*at, "config")) if own is not None else (extension.document, ("spec", "config"))
-                    agent.servers.append(checked.ServerUse(extension.name, given or {}, *whose))
+                    if fits(extension, given):
+                        agent.servers.append(checked.ServerUse(extension.name, given, *whose))
                 self._bring(agent, extension, at)
         self._misplaced(agent, extensions)
 

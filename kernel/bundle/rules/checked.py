@@ -159,7 +159,7 @@ class CheckedAgent(Struct):
     dynamic: list[str] = []
     #: Names of the bundled Tools that its extensions bring.
     brought: list[str] = []
-    #: The configs of its servers.
+    #: The configs of its servers, those in which nothing is wrong.
     servers: list[ServerUse] = []
     #: Folders outside of workdirs that its extensions name for their Tools, as absolute paths.
     named_folders: list[str] = []

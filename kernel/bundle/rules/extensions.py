@@ -347,6 +347,11 @@ def check_used(
         _report(extension, _issues(extension, {}, report), document, at, report)
 
 
+def fits(extension: CheckedExtension, config: dict[str, Any]) -> bool:
+    """Whether nothing is reported of this config."""
+    return not _issues(extension, config, Report())
+
+
 def _issues(extension: CheckedExtension, config: dict[str, Any], report: Report) -> list[str]:
     try:
         issues = check_config(extension.schema, config)
@@ -368,7 +373,7 @@ def _report(extension: CheckedExtension, issues: list[str], document: Document, 
         where, _, what = issue.partition(": ")
         path, known = _followed(where, extension.schema)
         hint = None
-        if what == UNKNOWN and known:
+        if what == UNKNOWN and known and path:  # a name without a character is no step of a path
             hint = did_you_mean(str(path[-1]), known) or "It has: " + ", ".join(known) + "."
         while path and not document.has(*at, *path):  # what is missing has no place
             path = path[:-1]
@@ -393,7 +398,7 @@ def _printable(extension: CheckedExtension, issue: str) -> str:
 
 
 #: One step of the path of an issue: a name or an index.
-_STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+_STEP: Final = re.compile(r"\.([^.\[]+)|\[(\d{1,9})\]")
 #: What is said of a field that nobody has declared.
 UNKNOWN: Final = "unexpected property"
 #: What is wrong with one place, as goondan.schemas.bundle.arguments words it, and its code. All else is a wrong value.

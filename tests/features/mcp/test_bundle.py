@@ -138,6 +138,10 @@ def test_agents_may_reach_the_servers_that_their_extensions_name_and_nobody_else
         ("{HTTP, EXPOSE, sandbox: {network: public}}", "config.sandbox: a server at an endpoint has no jail"),
         ("{STDIO, EXPOSE, deadlines: {idleSeconds: 9, totalSeconds: 3}}", "config.deadlines: idleSeconds is more"),
         ("{STDIO, EXPOSE, grants: [everything]}", "config.grants[0]: "),
+        ("{STDIO, EXPOSE, grants: 3}", "config.grants: "),
+        ("{transport: {type: stdio, command: [{a: b}]}, EXPOSE}", "config.transport.command[0]: "),
+        ("{transport: {type: http, endpoint: 'http://h/', oauth: 1.5}, EXPOSE}", "config.transport.oauth: "),
+        ("{STDIO, EXPOSE, '': 1}", "config.: unexpected property"),
         (
             "{transport: {type: stdio, command: [x, '${WORKDIR}']}, EXPOSE}",
             "config.transport: ${WORKDIR} needs attach.scope: agent",
