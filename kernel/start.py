@@ -83,9 +83,10 @@ def leave(end: SystemExit) -> NoReturn:
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]  # waits for what threads still do
     atexit._run_exitfuncs()
-    with suppress(OSError, ValueError):  # nobody reads it
-        sys.stdout.flush()
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # it was open when this process began
+            with suppress(OSError, ValueError):  # nobody reads it
+                stream.flush()
     os._exit(code)
 
 

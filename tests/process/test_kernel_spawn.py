@@ -76,6 +76,11 @@ def test_how_processes_end() -> None:
     assert outcome(start("import os; os.kill(os.getpid(), 9)")) == "signal SIGKILL"
 
 
+def test_a_program_without_output_ends_as_it_says() -> None:
+    program = [PYTHON, "-I", spawn.START, "goondan.kernel.broker.token", "--help"]
+    assert subprocess.run(["sh", "-c", '"$@" >&- 2>&-', "sh", *program]).returncode == 0
+
+
 def test_logs_are_bounded(tmp_path: Path) -> None:
     path = tmp_path / "x.log"
     path.write_bytes(b"a" * (logs.MAX_LOG_BYTES + 1))
