@@ -9,7 +9,8 @@ A citation is one of these.
 - `requirement IPC-07`, `requirements EXT-01 to EXT-03, COMPAT-01`: ids of tests/requirements.yaml.
 - in Markdown: a link to a file, with its anchor.
 - a module by its path from the root, in product code and scripts: `kernel/broker/loop.py`.
-- in product code, a module by its name alone, `loop.py`: some module or package of the repository has it.
+- in product code, a module by its name alone, `loop.py`: some module or package of the repository has it, or it is
+  one of the files that a feature may have (features/__init__.py).
 - in docs/design, docs/decisions, CONTRIBUTING.md and docs/architecture.md, between backticks: any path below one of the
   packages; NAME in it stands for a name.
 
@@ -236,6 +237,7 @@ def _join(path: str, target: str) -> str:
 def repository() -> Tree:
     """This one."""
     entries = yaml.load((ROOT / "tests" / "requirements.yaml").read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+    scheme, _, _ = (ROOT / "features" / "__init__.py").read_text(encoding="utf-8").partition("`FEATURES`")
     return Tree(
         lambda path: (ROOT / path).exists(),
         lambda path: (ROOT / path).read_text(encoding="utf-8"),
@@ -246,7 +248,7 @@ def repository() -> Tree:
             for folder in _PRODUCT
             for path in (ROOT / folder).rglob("*.py")
             for part in (path.stem, path.parent.name)
-        },
+        }.union(_NAMES.findall(scheme)),
     )
 
 

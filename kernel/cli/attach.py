@@ -460,7 +460,10 @@ def start(
         started.wait_end()
         raise
     except BaseException:
-        started.kill()
+        if started.shared:  # another call may use it already
+            started.stop_soon()
+        else:
+            started.kill()
         raise
     return kernel
 

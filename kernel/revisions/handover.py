@@ -95,14 +95,15 @@ def execute(handover: Handover, arguments: Sequence[str], inherited: Sequence[in
     """Replace this program by a new supervisor. `arguments` are its command line but for `--resume-fd`, `inherited` are
     further descriptors that it gets. Returns only when the system refuses, with the reason.
     """
-    memory = memory_file("handover", msgspec.msgpack.encode(handover))
-    whole = environment_file()
-    passed = [*handover.descriptors, *inherited, memory, whole]
+    passed = [*handover.descriptors, *inherited]
+    files: list[int] = []
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        for fd in passed:
+        files.append(memory_file("handover", msgspec.msgpack.encode(handover)))
+        files.append(environment_file())
+        for fd in [*passed, *files]:
             os.set_inheritable(fd, True)
-        by_fd = ["--environment-fd", str(whole), "--resume-fd", str(memory)]
+        by_fd = ["--environment-fd", str(files[1]), "--resume-fd", str(files[0])]
         argv = command("goondan.kernel.supervisor", [*arguments, *by_fd])
         sys.stdout.flush()
         sys.stderr.flush()
@@ -111,7 +112,7 @@ def execute(handover: Handover, arguments: Sequence[str], inherited: Sequence[in
         refused = error
     for fd in passed:
         os.set_inheritable(fd, fd == handover.held.alive_fd)
-    os.close(memory)
-    os.close(whole)
+    for fd in files:
+        os.close(fd)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return refused
