@@ -12,7 +12,7 @@ Source: docs/design/turns.md section 10; docs/extensions.md.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from operator import is_
 from typing import Any, Final
 
@@ -175,22 +175,9 @@ def blocks_size(blocks: Sequence[dict[str, Any]]) -> int:
     return sum([AROUND + len(msgspec.json.encode(block, enc_hook=str)) for block in blocks])
 
 
-class ToolSizes:
-    """The bytes of the tools' definitions. They are counted again only when the tools have changed."""
-
-    __slots__ = ("_items", "_size")
-
-    def __init__(self) -> None:
-        self._items: Sequence[CatalogItem] = []
-        self._size = 0
-
-    def of(self, items: Sequence[CatalogItem]) -> int:
-        """The bytes of these. The list must not be changed afterwards."""
-        known = self._items
-        if len(items) != len(known) or not all(map(is_, items, known)):
-            self._items = items
-            self._size = sum(map(_item_size, items))
-        return self._size
+def tools_size(items: Iterable[CatalogItem]) -> int:
+    """The bytes of the tools' definitions."""
+    return sum(map(_item_size, items))
 
 
 def _item_size(item: CatalogItem) -> int:

@@ -13,11 +13,12 @@ Source: docs/design/turns.md section 10; docs/context.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import is_
 from typing import Any, Final
 
 from msgspec import Struct, structs
 
-from goondan.agentproc.context.estimate import AROUND, files_size, text_size
+from goondan.agentproc.context.estimate import AROUND, files_size, text_size, tools_size
 from goondan.agentproc.machine.messages import Message, MessageSource, ToolData, ToolResultPart, UserData, error_result
 from goondan.agentproc.providers.history import result_text
 from goondan.schemas.bundle.arguments import compile_arguments, invalid_arguments
@@ -52,7 +53,7 @@ class Shape(Struct, frozen=True, omit_defaults=True):
 
 def begin_of(messages: Sequence[Message], shape: Shape) -> int:
     """The index of the first message that is shown. 0 when what was left out is not in the conversation any more."""
-    return index_of(messages, shape.through) + 1
+    return index_of(messages, shape.through) + 1 if shape.through else 0
 
 
 def index_of(messages: Sequence[Message], message_id: str | None) -> int:
@@ -162,6 +163,8 @@ class View:
 
     def of(self, messages: list[Message], shape: Shape, opening: str | None) -> list[Message]:
         """What is shown of a conversation. `opening` is the id of the message that began the turn."""
+        if not shape.through and not shape.shortened:
+            return list(messages)
         begin = begin_of(messages, shape)
         shown = messages[begin:] if begin else messages
         if shape.shortened:
@@ -258,6 +261,33 @@ ITEM: Final = CatalogItem(
     },
     idempotent=True,
 )
+
+
+class Offered:
+    """The tools that a request offers: those of its step, and the reader beside them. They are counted again only when
+    they have changed.
+    """
+
+    __slots__ = ("_given", "_offered", "size")
+
+    def __init__(self) -> None:
+        self._given: list[CatalogItem] = []
+        self._offered: list[CatalogItem] = []
+        #: The bytes of their definitions.
+        self.size = 0
+
+    def of(self, items: list[CatalogItem]) -> list[CatalogItem]:
+        """What is offered beside these; the list itself if it needs no reader. The list must not be changed
+        afterwards.
+        """
+        known = self._given
+        if len(items) != len(known) or not all(map(is_, items, known)):
+            needs = bool(items) and all(item.name != NAME for item in items)
+            self._given, self._offered = items, [ITEM, *items] if needs else items
+            self.size = tools_size(self._offered)
+        return self._offered
+
+
 #: Where the context is not known: the most of one answer (bytes).
 USUAL_BYTES: Final = 16_000
 #: The room for the line above the characters (bytes).

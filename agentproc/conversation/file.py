@@ -20,14 +20,14 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import msgspec
 
-from goondan.schemas.traces.turn_notes import CONVERSATION_FILE, CONVERSATION_FORMAT, TRACE_TABLES
+from goondan.schemas.traces.turn_notes import CONVERSATION_FILE, CONVERSATION_FORMAT, TRACE_TABLES, NoteKind
 from goondan.schemas.wire.errors import GoondanError, fail
 
 #: How long a write waits for another process that has the file (milliseconds). That is longer than any transaction of
@@ -58,6 +58,7 @@ _NO_ROOM: Final = ("SQLITE_IOERR", "SQLITE_CANTOPEN")
 Note = tuple[str, str, str, str | None, str | None, str | None]
 
 Durability = Literal["power", "process"]
+_Writing = Literal["usual", "final", "reserve"]
 
 
 class ConversationFile:
@@ -75,17 +76,19 @@ class ConversationFile:
         self._max_bytes = max_bytes
         self._generation = generation
         self._durability = durability
-        self._writing: Literal["usual", "final", "reserve"] = "usual"
+        self._writing: _Writing = "usual"
         self._room = 0  # bytes that can be written before the sizes have to be looked at again
         self._unlooked = LARGE_LOG_BYTES  # bytes that may have gone into the log since its size was looked at
         self._db: sqlite3.Connection | None = None
         self._epoch = 0
+        #: A context in which the file is read.
+        self.errors = _Errors(self)
 
     def adopt(self, epoch: int) -> int:
         """Work under `epoch` from now on, and return it. If the file has seen a later epoch, return that one and change
         nothing.
         """
-        with self.errors():
+        with self.errors:
             db = self._open()
             stored = self._stored_epoch(db)
             if stored < epoch:
@@ -99,33 +102,14 @@ class ConversationFile:
                 self._epoch = epoch
             return stored
 
-    @contextmanager
-    def write(self, *, final: bool = False, reserve: bool = False) -> Iterator[None]:
-        """One transaction under the adopted epoch. With `final` its commit is as durable as the instance promises. With
-        `reserve` it may use the room that is kept for the end of a turn; it must be small.
+    def write(self, *, final: bool = False, reserve: bool = False) -> _Transaction:
+        """One transaction under the adopted epoch: a context. With `final` its commit is as durable as the instance
+        promises. With `reserve` it may use the room that is kept for the end of a turn; it must be small.
 
         Raises E_LEASE_LOST when a later epoch was adopted meanwhile, E_STORE_FULL, E_STATE, E_DISK_FULL. Then nothing
         is written.
         """
-        with self.errors():
-            db = self._open()
-            self._empty_log(db)
-            self._writing = "reserve" if reserve else "final" if final else "usual"
-            full = final and self._durability == "power"
-            if full:
-                db.execute("PRAGMA synchronous = FULL")
-            db.execute("BEGIN IMMEDIATE")
-            stored = self._stored_epoch(db)
-            if stored != self._epoch:
-                raise _stale(stored, self._epoch)
-            yield
-            self._write_notes()
-            self._room -= _WRITE_BYTES
-            self._unlooked += _WRITE_BYTES
-            self._check_room(db)
-            db.execute("COMMIT")
-            if full:
-                db.execute("PRAGMA synchronous = NORMAL")
+        return _Transaction(self, "reserve" if reserve else "final" if final else "usual", final)
 
     def close(self) -> None:
         """Close the file. The next use opens it again."""
@@ -137,14 +121,29 @@ class ConversationFile:
 
     def forget_earlier(self) -> None:
         """Remove the file of messages that were put aside. Nobody has it open: it is written in one go."""
-        with self.errors():
+        with self.errors:
             self._open()  # which may be what puts them aside
             for left in ("", "-journal", "-wal", "-shm"):
                 (self.path.parent / f"{EARLIER_FILE}{left}").unlink(missing_ok=True)
 
+    def note(
+        self,
+        turn_id: str,
+        kind: NoteKind,
+        at: str,
+        detail: str | None = None,
+        span_id: str | None = None,
+        parent_span_id: str | None = None,
+    ) -> None:
+        """Store a runtime event, which only traces use: inside `write`, or with the next one. `detail` has a form of
+        schemas/traces/turn_notes.py.
+        """
+        self._room -= 4 * (_NOTE_BYTES + len(detail or ""))
+        self.notes.append((turn_id, kind, at, detail, span_id, parent_span_id))
+
     def rows(self, statement: str, values: Sequence[object] = ()) -> list[Any]:
         """The rows that a statement finds."""
-        with self.errors():
+        with self.errors:
             return self._open().execute(statement, values).fetchall()
 
     def execute(self, statement: str, values: Sequence[object] = ()) -> None:
@@ -161,46 +160,50 @@ class ConversationFile:
             self._check_room(self._db, more=size)  # before it is in the log
         self._db.execute(statement, values)
 
-    @contextmanager
-    def errors(self) -> Iterator[None]:
-        """Roll back and close on any failure. Errors of SQLite and of the system become one GoondanError."""
-        try:
-            yield
-        except GoondanError:
-            self.close()  # which rolls back
-            raise
-        except sqlite3.Error as error:
-            self.close()
+    def failed(self, error: BaseException) -> None:
+        """Something has failed: close the file, which rolls back. Raises one GoondanError in place of errors of SQLite
+        and of the system.
+        """
+        self.close()
+        if isinstance(error, sqlite3.Error):
             name = getattr(error, "sqlite_errorname", "")
             full = name == "SQLITE_FULL" or (name.startswith(_NO_ROOM) and _is_full(self.path.parent))
             code = "E_DISK_FULL" if full else "E_STATE"
             raise fail(code, f"{self.path}: {error}{f' ({name})' if name else ''}") from None
-        except OSError as error:
-            self.close()
+        if isinstance(error, OSError):
             code = "E_DISK_FULL" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "E_STATE"
             raise fail(code, f"{self.path}: {error.strerror or error}") from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            self.close()
+        if isinstance(error, msgspec.DecodeError | UnicodeDecodeError):
             raise fail("E_STATE", f"{self.path} holds something that is no message: {error}") from None
-        except BaseException:
-            self.close()
-            raise
+
+    def begin(self, writing: _Writing, *, final: bool) -> None:
+        """Begin a transaction (see `write`)."""
+        db = self._open()
+        self._empty_log(db)
+        self._writing = writing
+        if final and self._durability == "power":
+            db.execute("PRAGMA synchronous = FULL")
+        db.execute("BEGIN IMMEDIATE")
+        stored = self._stored_epoch(db)
+        if stored != self._epoch:
+            raise _stale(stored, self._epoch)
+
+    def commit(self, *, final: bool) -> None:
+        """End it."""
+        db = self._db
+        if db is None:
+            raise _closed()
+        if self.notes:
+            db.executemany(_INSERT_NOTE, self.notes)
+            self.notes.clear()
+        self._room -= _WRITE_BYTES
+        self._unlooked += _WRITE_BYTES
+        self._check_room(db)
+        db.execute("COMMIT")
+        if final and self._durability == "power":
+            db.execute("PRAGMA synchronous = NORMAL")
 
     # --- inside
-
-    def _write_notes(self) -> None:
-        """Write the rows that have waited for this transaction."""
-        notes = self.notes
-        if not notes:
-            return
-        if self._db is None:
-            raise _closed()
-        self._room -= 4 * sum(_NOTE_BYTES + len(note[3] or "") for note in notes)
-        self._db.executemany(
-            "INSERT INTO runtime_events (turn_id, type, at, detail, span_id, parent_span_id) VALUES (?, ?, ?, ?, ?, ?)",
-            notes,
-        )
-        notes.clear()
 
     def _empty_log(self, db: sqlite3.Connection) -> None:
         """Copy a large log into the file, unless another process reads the conversation at this moment."""
@@ -270,6 +273,54 @@ class ConversationFile:
         return db
 
 
+# Contexts as classes: the functions that contextlib makes of a generator take four times as many calls, and a step
+# enters some five of these.
+
+
+class _Errors:
+    """What fails in this context closes the file, and is one GoondanError."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: ConversationFile) -> None:
+        self._file = file
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._file.failed(error)
+
+
+class _Transaction:
+    """A transaction, which a failure rolls back."""
+
+    __slots__ = ("_file", "_final", "_writing")
+
+    def __init__(self, file: ConversationFile, writing: _Writing, final: bool) -> None:
+        self._file = file
+        self._writing: _Writing = writing
+        self._final = final
+
+    def __enter__(self) -> None:
+        try:
+            self._file.begin(self._writing, final=self._final)
+        except BaseException as error:
+            self._file.failed(error)
+            raise
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._file.failed(error)
+            return
+        try:
+            self._file.commit(final=self._final)
+        except BaseException as failure:
+            self._file.failed(failure)
+            raise
+
+
 def _is_full(folder: Path) -> bool:
     """Whether the disk of a folder is full. For some files SQLite only says that they could not be written."""
     try:
@@ -295,6 +346,9 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+_INSERT_NOTE: Final = (
+    "INSERT INTO runtime_events (turn_id, type, at, detail, span_id, parent_span_id) VALUES (?, ?, ?, ?, ?, ?)"
+)
 _SCHEMA: Final = """\
 CREATE TABLE meta (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE base (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, message BLOB NOT NULL);

@@ -20,7 +20,7 @@ from msgspec import Struct, structs
 
 from goondan.agentproc.conversation.file import ConversationFile, Durability
 from goondan.agentproc.machine import messages
-from goondan.schemas.traces.turn_notes import NoteKind, TurnStatus
+from goondan.schemas.traces.turn_notes import TurnStatus
 from goondan.schemas.transport.link import boottime_ms
 from goondan.schemas.wire.usage import ROWS, Part, Used, encode_used, read_used
 
@@ -208,7 +208,7 @@ class ConversationStore(ConversationFile):
 
     def turn_events(self, turn_id: str) -> list[StoredEvent]:
         """The message events of a running turn, in the order of their positions."""
-        with self.errors():
+        with self.errors:
             rows = self.rows(
                 "SELECT position, type, target, message, stored_ms, origin FROM events "
                 "WHERE turn_id = ? ORDER BY position",
@@ -221,12 +221,12 @@ class ConversationStore(ConversationFile):
 
     def load_messages(self) -> list[messages.Message]:
         """BaseMessages, in order. This is the only read whose cost grows with the conversation."""
-        with self.errors():
+        with self.errors:
             return [messages.decode_message(row[0]) for row in self.rows("SELECT message FROM base ORDER BY seq")]
 
     def file_names(self) -> set[str]:
         """The files to which a message refers, by `blob.file`. It reads the whole history."""
-        with self.errors():
+        with self.errors:
             rows = self.rows("SELECT message FROM base UNION ALL SELECT message FROM events WHERE message IS NOT NULL")
             return {file.blob.file for row in rows for file in messages.files_of(messages.decode_message(row[0]))}
 
@@ -243,20 +243,6 @@ class ConversationStore(ConversationFile):
         """Whether a message with this id is in the conversation that finished turns left."""
         return bool(self.rows("SELECT 1 FROM base WHERE id = ?", (message_id,)))
 
-    def note(
-        self,
-        turn_id: str,
-        kind: NoteKind,
-        at: str,
-        detail: str | None = None,
-        span_id: str | None = None,
-        parent_span_id: str | None = None,
-    ) -> None:
-        """Store a runtime event, which only traces use: inside `write`, or with the next one. `detail` has a form of
-        schemas/traces/turn_notes.py.
-        """
-        self.notes.append((turn_id, kind, at, detail, span_id, parent_span_id))
-
     def model_notes(self, turn_id: str) -> list[tuple[str, str | None]]:
         """Time and detail of the stored notes about ends of a turn's model calls, in their order."""
         found: list[tuple[str, str | None]] = self.rows(
@@ -265,11 +251,6 @@ class ConversationStore(ConversationFile):
             (turn_id,),
         )
         return found
-
-    @property
-    def has_notes(self) -> bool:
-        """Whether runtime events wait for the next `write`."""
-        return bool(self.notes)
 
     def last_step_note(self, turn_id: str) -> tuple[str, str | None] | None:
         """Kind and detail of the last note about a step of a turn."""

@@ -36,20 +36,23 @@ class Transcript:
         self._base: list[Message] | None = None
         self._events: dict[int, MessageEvent] = {}
         self._origins: dict[str, int] = {}
-        self._only_appends = True
+        #: The messages after all events, and those of this turn only, as far as they are known.
+        self._next: list[Message] | None = None
+        self._own: list[Message] | None = []
+        self._last = -1  # the highest position
         self.closed = False
 
     def restore(self, stored: Iterable[StoredEvent]) -> None:
         """Take over the events that an earlier incarnation stored of this turn."""
         for event in stored:
-            self._keep(event.position, event.event)
+            self._keep(event.position, event.event, is_new=event.origin is None)
             if event.origin is not None:
                 self._origins[event.origin] = event.position
 
     def append(self, position: int, message: Message) -> None:
         """Add a message of the turn itself (inside the store's `write`)."""
         event = Append(message)
-        self._keep(position, event)
+        self._keep(position, event, is_new=True)
         self._store.append(self._turn_id, position, event)
 
     def emit(self, origin: str, source: str, event: Any) -> None:
@@ -59,13 +62,15 @@ class Transcript:
         """
         if self.closed:
             raise MiddlewareError("the turn is over; its conversation can no longer be changed")
-        read = read_event(event, message_id=f"{self._turn_id}.{origin}", source=source, at=self._clock())
+        message_id = f"{self._turn_id}.{origin}"
+        read = read_event(event, message_id=message_id, source=source, at=self._clock())
+        is_new = origin not in self._origins and isinstance(read, Append) and read.message.id == message_id
         position = self._origins.get(origin)
         if position is None:
             position = self._origins[origin] = self._take_position()
         with self._store.write():
             self._store.append(self._turn_id, position, read, origin=origin)
-        self._keep(position, read)
+        self._keep(position, read, is_new=is_new)
 
     def has_origin(self, origin: str) -> bool:
         """Whether the turn has an event of this origin."""
@@ -86,23 +91,33 @@ class Transcript:
     @property
     def next_messages(self) -> list[Message]:
         """The current messages of the conversation."""
-        return self._with(self.base_messages)
+        if self._next is None:
+            self._next = fold(self.base_messages, self.events)
+        return list(self._next)
 
     @property
     def own_messages(self) -> list[Message]:
         """The messages of this turn only."""
-        return self._with([])
+        if self._own is None:
+            self._own = fold([], self.events)
+        return list(self._own)
 
     # --- inside
 
-    def _keep(self, position: int, event: MessageEvent) -> None:
+    def _keep(self, position: int, event: MessageEvent, *, is_new: bool) -> None:
+        """Remember an event. `is_new`: no other message has the id of its message. Such a message, if it comes last, is
+        put behind what is known, so a step pays only for what is new.
+        """
         self._events[position] = event
-        self._only_appends = self._only_appends and isinstance(event, Append)
-
-    def _with(self, base: list[Message]) -> list[Message]:
-        if self._only_appends:
-            return [*base, *(event.message for event in self.events if isinstance(event, Append))]
-        return fold(base, self.events)
+        if is_new and position > self._last and isinstance(event, Append):
+            self._last = position
+            if self._own is not None:
+                self._own.append(event.message)
+            if self._next is not None:
+                self._next.append(event.message)
+        else:
+            self._next = self._own = None
+            self._last = max(self._last, position)
 
 
 def read_event(event: Any, *, message_id: str, source: str, at: str) -> MessageEvent:

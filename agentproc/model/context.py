@@ -76,6 +76,7 @@ class ContextMemory:
         self._store = store
         self._kept: Kept | None = None
         self._stored: Kept | None = None
+        self._model: ModelSpec | None = None  # that was asked for last
         #: What the server has said of its window in this process (tokens). None: it does not say, or was not asked.
         self.listed: int | None = None
         #: How often it may still be asked. Some servers say it of a model only after its first answer.
@@ -85,6 +86,9 @@ class ContextMemory:
         """What is kept. What was learned of another model is forgotten."""
         if self._kept is None:
             self._kept = self._stored = self._read()
+        if model is self._model:
+            return self._kept
+        self._model = model
         name = f"{model.provider}/{model.model}@{model.endpoint or ''}"
         if self._kept.model != name:
             self._kept = Kept(model=name, shape=self._kept.shape)
@@ -108,10 +112,10 @@ class ContextMemory:
         told = None if kept.told is None or counted.tokens > kept.told else kept.told
         self._kept = structs.replace(kept, ratio=estimate.corrected(kept.ratio, counted), told=told, counted=counted)
 
-    def forget_told(self) -> None:
+    def forget_told(self, kept: Kept) -> Kept:
         """Forget what a refusal has told of the window."""
-        if self._kept is not None:
-            self._kept = structs.replace(self._kept, told=None, known=None)
+        self._kept = structs.replace(kept, told=None, known=None)
+        return self._kept
 
     def store(self, kept: Kept) -> Kept:
         """Keep this, stored in a transaction of its own. Raises GoondanError as the store does."""
@@ -154,6 +158,8 @@ class _Parts(Struct, frozen=True):
 
     #: The request that is to fit.
     request: ModelRequest
+    #: The whole conversation.
+    messages: list[Message]
     #: The bytes of each message.
     sizes: list[int]
     #: The bytes of what stands beside the conversation.
@@ -162,11 +168,6 @@ class _Parts(Struct, frozen=True):
     aside: estimate.AskModel
     #: What extensions wish.
     wishes: estimate.Wishes
-
-    @property
-    def messages(self) -> list[Message]:
-        """The whole conversation."""
-        return self.request.messages
 
 
 class _Fitted(Struct, frozen=True):
@@ -188,7 +189,7 @@ class TurnContext:
         self._asked = False  # for the window
         self._view = View()
         self._sizes = estimate.MessageSizes()
-        self._tools = estimate.ToolSizes()
+        self._tools = shape.Offered()
         self._result_size = shape.USUAL_BYTES
 
     def read(self, args: Any) -> ToolResult:
@@ -229,39 +230,48 @@ class TurnContext:
     # --- one request
 
     def _parts(self, request: ModelRequest, aside: estimate.AskModel, wishes: estimate.Wishes) -> _Parts:
-        if request.tools and all(item.name != shape.NAME for item in request.tools):
-            request = structs.replace(request, tools=[shape.ITEM, *request.tools])
+        tools = self._tools.of(request.tools)
+        if tools is not request.tools:
+            request = structs.replace(request, tools=tools)
         if self._opening is None:
             own = self._transcript.own_messages
             self._opening = next((message.id for message in own if isinstance(message.data, UserData)), "")
-        fixed = (
-            estimate.text_size(request.system) + self._tools.of(request.tools) + estimate.blocks_size(request.blocks)
-        )
-        return _Parts(request, self._sizes.of(request.messages), fixed, aside, wishes)
+        fixed = estimate.text_size(request.system) + self._tools.size + estimate.blocks_size(request.blocks)
+        messages = request.messages
+        return _Parts(request, messages, self._sizes.of(messages), fixed, aside, wishes)
 
     async def _fit(self, provider: Provider, parts: _Parts) -> _Fitted:
         """The request with what fits of its conversation. Raises GoondanError."""
-        kept = self._memory.of(parts.request.model)
-        guess = estimate.tokens_of(self._size(parts, kept.shape), kept.ratio)
-        await self._ask_window(provider, parts.request, guess)
-        if kept.told is not None and self._known(parts.request) not in (None, kept.known):
-            self._memory.forget_told()  # the model has another window now
-        kept = self._memory.of(parts.request.model)
-        window = self._window(parts.request, kept)
-        kept = self._shorten_new(parts, kept, window)
+        request = parts.request
+        kept = self._memory.of(request.model)
         size = self._size(parts, kept.shape)
+        unsaid = request.model.context_tokens is None and self._memory.listed is None
+        if unsaid and estimate.tokens_of(size, kept.ratio) > SURE_TOKENS:
+            await self._ask_window(provider, request)
+        known = self._known(request)
+        if kept.told is not None and known not in (None, kept.known):
+            kept = self._memory.forget_told(kept)  # the model has another window now
+        window = self._window(request, kept)
+        shorter = self._shorten_new(parts, kept, window)
+        if shorter is not kept:
+            kept, size = shorter, self._size(parts, shorter.shape)
         tokens = self._tokens(kept, size)
         forced = window is not None and tokens > window.high
-        shown = len(parts.messages) - begin_of(parts.messages, kept.shape)
-        beside = estimate.tokens_of(parts.fixed, kept.ratio)
-        if forced or parts.wishes.too_much(shown, tokens - beside):
+        if forced or self._unwished(parts, kept, tokens):
             kept = await self._jump(parts, kept, self._low(parts, kept, window), forced=forced)
             size = self._size(parts, kept.shape)
         fitted = self._fitted(parts, kept, size, window)
-        known = self._known(parts.request)  # a refusal may have told wrong numbers: then the server is asked again
+        # A refusal may have told wrong numbers: then the server is asked again.
         if known is not None and int(size * estimate.surely(kept.ratio)) > known:
-            raise self._too_long(parts, fitted, f"the context of {parts.request.model.model} is exceeded")
+            raise self._too_long(parts, fitted, f"the context of {request.model.model} is exceeded")
         return fitted
+
+    def _unwished(self, parts: _Parts, kept: Kept, tokens: int) -> bool:
+        """Whether extensions wish that a request of so many tokens is cut."""
+        if parts.wishes is estimate.NO_WISHES:
+            return False
+        shown = len(parts.messages) - begin_of(parts.messages, kept.shape)
+        return parts.wishes.too_much(shown, tokens - estimate.tokens_of(parts.fixed, kept.ratio))
 
     def _fitted(
         self, parts: _Parts, kept: Kept, size: int, window: estimate.Window | None, answer: int | None = None
@@ -272,7 +282,7 @@ class TurnContext:
             parts.request,
             messages=self._view.of(parts.messages, kept.shape, self._opening),
             max_tokens=answer,
-            left_out=kept.shape.left_out if begin_of(parts.messages, kept.shape) else 0,
+            left_out=kept.shape.left_out if kept.shape.through and begin_of(parts.messages, kept.shape) else 0,
             shortened=len(kept.shape.shortened),
         )
         return _Fitted(request, size)
@@ -300,11 +310,10 @@ class TurnContext:
 
     # --- the window
 
-    async def _ask_window(self, provider: Provider, request: ModelRequest, guess: int) -> None:
-        """Ask the server for its window when a request is long enough to be in danger, once in a turn until it says."""
+    async def _ask_window(self, provider: Provider, request: ModelRequest) -> None:
+        """Ask the server for its window, once in a turn until it says: the request is long enough to be in danger."""
         memory = self._memory
-        wanted = memory.listed is None and request.model.context_tokens is None and guess > SURE_TOKENS
-        if wanted and memory.asks_left and not self._asked:
+        if memory.asks_left and not self._asked:
             self._asked = True
             memory.asks_left -= 1
             memory.listed = await provider.window(request)
@@ -327,6 +336,8 @@ class TurnContext:
             return kept
         share = estimate.size_of(int(window.tokens * parts.wishes.result_share), max(kept.ratio, estimate.FIRST_GUESS))
         self._result_size = max(share, LEAST_RESULT)
+        if max(parts.sizes, default=0) <= self._result_size + estimate.AROUND:
+            return kept
         new = long_results(parts.messages, parts.sizes, kept.shape, self._result_size)
         if not new:
             return kept
@@ -447,7 +458,7 @@ class TurnContext:
         window = self._window(request, kept)
         shares = {
             "the system prompt": estimate.text_size(request.system),
-            f"the definitions of {len(request.tools)} tools": self._tools.of(request.tools),
+            f"the definitions of {len(request.tools)} tools": self._tools.size,
             "what extensions add": estimate.blocks_size(request.blocks),
             "the messages that cannot be left out": fitted.size - parts.fixed,
         }

@@ -439,7 +439,7 @@ class TurnRun:
     def _store_notes(self) -> None:
         """Store the notes that were not stored with anything else."""
         self._notes_timer = None
-        if self._lost or not self.instance.store.has_notes:
+        if self._lost or not self.instance.store.notes:
             return
         try:
             with self.instance.store.write():
@@ -464,7 +464,7 @@ class TurnRun:
 
     def _noted(self) -> None:
         """Notes wait to be stored. They are soon, if nothing else is stored before."""
-        if self._notes_timer is None and self.instance.store.has_notes:
+        if self._notes_timer is None and self.instance.store.notes:
             self._notes_timer = self._loop.call_later(NOTES_S, self._store_notes)
 
     # --- into and out of the middleware around the turn and its steps

@@ -6,8 +6,8 @@ import asyncio
 import datetime
 import json
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -579,13 +579,11 @@ class CrashingStore(ConversationStore):
         self._left = crash_at
         self._committed = committed
 
-    @contextmanager
-    def write(self, *, final: bool = False, reserve: bool = False) -> Iterator[None]:
+    def commit(self, *, final: bool) -> None:
         self._left -= 1
-        with super().write(final=final, reserve=reserve):
-            yield
-            if self._left == 0 and not self._committed:
-                raise Crash
+        if self._left == 0 and not self._committed:
+            raise Crash
+        super().commit(final=final)
         if self._left == 0:
             raise Crash
 

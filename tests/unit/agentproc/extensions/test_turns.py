@@ -197,6 +197,23 @@ async def test_message_events_change_what_the_model_sees_and_stay(make: Make, li
     assert (kept[0].source.type, kept[0].source.name) == ("extension", "editor")
 
 
+async def test_an_appended_message_with_the_id_of_another_one_takes_its_place(make: Make, link: FakeLink) -> None:
+    model = FakeModel(says("one"), says("two"))
+    runner = make(link, model)
+
+    async def edit(ctx: Any) -> Any:
+        first = ctx.conversation_state.next_messages[0]
+        said = {"id": first.id, "data": {"role": "user", "content": "shorter"}}
+        ctx.emit_message_event({"type": "append", "message": said})
+        return await ctx.next()
+
+    put(runner, "turn", edit, "editor")
+    await runner.run(event_frame("e0", "a long message"))
+    await runner.run(event_frame("e1", "more"))
+    assert [texts(request.messages) for request in model.requests] == [["shorter"], ["shorter", "one", "more"]]
+    assert texts(runner.instance.store.load_messages()) == ["shorter", "one", "more", "two"]
+
+
 async def test_message_events_behind_next_are_part_of_the_turn(make: Make, link: FakeLink) -> None:
     runner = make(link, FakeModel(says("answer")))
     contexts: list[Any] = []
