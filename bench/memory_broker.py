@@ -10,7 +10,7 @@ import secrets
 
 import msgspec
 
-from goondan.kernel.broker.assemble import features
+from goondan.kernel.broker.__main__ import features
 from goondan.kernel.broker.instance_folders import InstanceFolders
 from goondan.kernel.broker.journal.committer import boot_id, wall_ms
 from goondan.kernel.broker.loop import BrokerLoop, clock

@@ -51,7 +51,7 @@ LATER = (
     "goondan.kernel.bundle.handlers",
     "goondan.kernel.bundle.loader",
     "goondan.kernel.cli.commands.bundles",
-    "goondan.kernel.cli.texts.renderer",
+    "goondan.kernel.cli.rules.renderer",
     "goondan.kernel.cli.console.talk",
     "goondan.kernel.traces.conversations",
     "goondan.kernel.trust.policy",

@@ -35,8 +35,8 @@ from goondan.features.approvals.wire import MAX_ANSWER_BYTES
 from goondan.kernel.cli import options
 from goondan.kernel.cli.operator_question import Document, Op, ask_broker, operator_group
 from goondan.kernel.cli.output import columns_of, emit
-from goondan.kernel.cli.texts.batch import parse_json
-from goondan.kernel.cli.texts.plain import broken
+from goondan.kernel.cli.rules.batch import parse_json
+from goondan.kernel.cli.rules.plain import broken
 from goondan.schemas.text.times import rfc3339_seconds
 from goondan.schemas.text.visible import visible_names
 from goondan.schemas.wire.codec import to_raw

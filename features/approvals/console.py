@@ -173,7 +173,7 @@ class Asked(Questions):
 def _answer(item: dict[str, Any], said: str) -> dict[str, Any] | None:
     """The answer to a question. None when it does not fit, after the person was told why."""
     from goondan.features.approvals.command import answer_issues, encoded_answer
-    from goondan.kernel.cli.texts.batch import parse_json
+    from goondan.kernel.cli.rules.batch import parse_json
 
     try:
         value = parse_json(said)

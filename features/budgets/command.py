@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from goondan.kernel.cli.operator_question import Document, Op
-from goondan.kernel.cli.texts.plain import one_line
+from goondan.kernel.cli.rules.plain import one_line
 
 #: The most of an id or a name that is shown (characters). Both are text from outside.
 _MAX_NAME: Final = 80

@@ -16,8 +16,8 @@ from goondan.features.changesets.process.engine import Engine, not_committed
 from goondan.features.changesets.wire import FEATURE, CommittedChangeset
 from goondan.kernel.cli import options
 from goondan.kernel.cli.output import emit, printable
+from goondan.kernel.cli.rules.plain import one_line
 from goondan.kernel.cli.state import locate
-from goondan.kernel.cli.texts.plain import one_line
 from goondan.kernel.supervisor.options import Options
 from goondan.kernel.supervisor_client import ask_supervisor
 from goondan.schemas.wire.errors import GoondanError, fail

@@ -19,8 +19,8 @@ from goondan.kernel.cli.attach import attach_or_start
 from goondan.kernel.cli.commands.instances import begun, delete_instance
 from goondan.kernel.cli.console.conversation import Conversation, messages_text
 from goondan.kernel.cli.output import can_ask, confirmed, emit
+from goondan.kernel.cli.rules.plain import one_line
 from goondan.kernel.cli.session import over_session
-from goondan.kernel.cli.texts.plain import one_line
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import OPERATOR_RESET, OPERATOR_UNDO, ConversationEdited
 

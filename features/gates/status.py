@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from goondan.kernel.cli.operator_question import Document, Learned
-from goondan.kernel.cli.texts.plain import one_line
+from goondan.kernel.cli.rules.plain import one_line
 from goondan.schemas.text.times import age
 
 #: The most of a Model's name that is shown (characters).

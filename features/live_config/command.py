@@ -16,7 +16,7 @@ import msgspec
 from goondan.kernel.cli import options
 from goondan.kernel.cli.operator_question import ask_broker
 from goondan.kernel.cli.output import emit, error_lines, pretty_lines, wants_json, write
-from goondan.kernel.cli.texts.plain import one_line
+from goondan.kernel.cli.rules.plain import one_line
 from goondan.schemas.text.times import rfc3339_seconds
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import ErrorPayload

@@ -23,8 +23,8 @@ from msgspec import Struct, to_builtins
 from goondan.kernel.cli import options
 from goondan.kernel.cli.operator_question import learned
 from goondan.kernel.cli.output import emit, filled, money, width_of
+from goondan.kernel.cli.rules.plain import one_line
 from goondan.kernel.cli.state import state_of
-from goondan.kernel.cli.texts.plain import one_line
 from goondan.kernel.paths import find_bundle
 from goondan.kernel.traces.conversations import conversation_files, read_file
 from goondan.schemas.traces.turn_notes import used_by_note

@@ -19,8 +19,8 @@ from goondan.kernel.bundle.loader import Inspected, inspect_bundle
 from goondan.kernel.bundle.rules.problems import BundleError
 from goondan.kernel.bundle.rules.variables import is_secret_by_name
 from goondan.kernel.cli.output import Style, asked_at_terminal, columns_of, printable, style_of
+from goondan.kernel.cli.rules.plain import broken, fit
 from goondan.kernel.cli.state import BundleTarget
-from goondan.kernel.cli.texts.plain import broken, fit
 from goondan.kernel.grants import powers
 from goondan.kernel.paths import root_of
 from goondan.kernel.trust import records

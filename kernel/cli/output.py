@@ -161,7 +161,7 @@ def write_text(text: str, *, stream: TextIO | None = None, raw: bool = False) ->
     """Print a text of a model, on stdout by default, exactly as it is but for control characters. They are shown by
     their number in pipes and files, too, because at the end of most pipes is a terminal. `raw`: they stay.
     """
-    from goondan.kernel.cli.texts.plain import flowing
+    from goondan.kernel.cli.rules.plain import flowing
 
     _put((text if raw else flowing(text)) + "\n", stream or sys.stdout)
 

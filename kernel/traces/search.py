@@ -21,8 +21,8 @@ from msgspec import Struct
 from goondan.kernel import lock
 from goondan.kernel.paths import is_utf8
 from goondan.kernel.traces.conversations import ConversationFile, conversation_files, place_of, read_file
-from goondan.kernel.traces.turns.tree import TraceTree, find, grow, tree_of
-from goondan.kernel.traces.turns.turn import Note, Trace, moment, said_in, tell
+from goondan.kernel.traces.rules.tree import TraceTree, find, grow, tree_of
+from goondan.kernel.traces.rules.turn import Note, Trace, moment, said_in, tell
 from goondan.schemas.system import trace_index
 from goondan.schemas.system.trace_index import IndexRow
 from goondan.schemas.wire.codec import DECODE_ERRORS

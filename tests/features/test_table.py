@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from goondan import features
 from goondan.agentproc.turn import parts as agent_parts
 from goondan.features import FEATURES, Feature, parts
-from goondan.kernel.broker import assemble
-from goondan.kernel.broker.assemble import refuse_unclaimed
+from goondan.kernel.broker import __main__ as broker
 from goondan.kernel.bundle.rules import kinds
 from goondan.kernel.cli.commands import command_of
 from goondan.kernel.cli.console.questions import questions
@@ -98,7 +97,7 @@ def test_a_file_that_is_missing_stops_the_process(monkeypatch: pytest.MonkeyPatc
 
 #: What loads a file of a feature.
 LOADERS: dict[str, Callable[[Feature], Any]] = {
-    "broker": lambda row: assemble.features(),
+    "broker": lambda row: broker.features(),
     "bundle": lambda row: kinds.feature_extensions.__wrapped__(),
     "agent": lambda row: agent_parts.kinds.__wrapped__(),
     "console": lambda row: questions(SimpleNamespace(on=lambda kind, call: None)),  # type: ignore[arg-type]
@@ -139,7 +138,7 @@ def test_a_plan_with_a_part_for_a_feature_that_is_not_there_is_refused_by_name()
         agents={},
         toolhost=ToolHostSpec(tools=[], state_dir="/s", revision="r"),
     )
-    refuse_unclaimed(plan)
+    broker.refuse_unclaimed(plan)
     with pytest.raises(GoondanError, match="the bundle needs the feature counting") as refused:
-        refuse_unclaimed(replace(plan, parts={"counting": to_raw({})}))
+        broker.refuse_unclaimed(replace(plan, parts={"counting": to_raw({})}))
     assert refused.value.info.code == "E_CONFIG_UNSUPPORTED"

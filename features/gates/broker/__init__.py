@@ -21,8 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from goondan.features.gates import wire
-from goondan.features.gates.broker.gate import Ask, Gate
-from goondan.features.gates.broker.learned import Key, Lesson
+from goondan.features.gates.broker.gate import Ask, Gate, Key, Lesson
 from goondan.kernel.broker.state.bus import Bus, Core, overloaded
 from goondan.kernel.broker.state.entities import AGENTS, Connection, Event
 from goondan.kernel.broker.state.parts import LIST_BYTES, SHORT_BYTES, Op, Part, Take, Waiting, fitting

@@ -43,9 +43,9 @@ from goondan.kernel.cli.options import DEFAULT_INSTANCE
 from goondan.kernel.cli.output import can_ask, confirmed, wants_json, write_json
 from goondan.kernel.cli.output import write as say
 from goondan.kernel.cli.placing import Placing, addition, check_name, read_bundle
+from goondan.kernel.cli.rules.batch import ToolCall
 from goondan.kernel.cli.session import over_session
 from goondan.kernel.cli.state import locate
-from goondan.kernel.cli.texts.batch import ToolCall
 from goondan.kernel.paths import BUNDLE_FILE
 from goondan.schemas.text.secret_values import VARIABLE
 from goondan.schemas.wire.errors import GoondanError, fail

@@ -48,8 +48,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from goondan.features.mcp.command.rules import offering
 from goondan.kernel.cli.commands.call import tool_result
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, LineReader
+from goondan.kernel.cli.rules.batch import parse_arguments
 from goondan.kernel.cli.session import CANCEL_S, Message, Session
-from goondan.kernel.cli.texts.batch import parse_arguments
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall, OperatorTool
 from goondan.schemas.wire.runtime_events import RuntimeEvent

@@ -2,7 +2,7 @@
 
 Each incarnation of a recorded instance appends to one file beside the conversation, which `gdn record` collects and
 deletes. Texts have no secret that the agent knows, and names in place of this machine's folders. The rest is the
-collector's work (command/record.py).
+collector's work (command.py).
 
 Source: docs/design/turns.md section 12.
 """

@@ -36,8 +36,8 @@ from goondan.kernel.cli.attach import attach_or_start
 from goondan.kernel.cli.commands.bundles import find
 from goondan.kernel.cli.commands.call import check_grant, perform
 from goondan.kernel.cli.output import Style, emit, printable, style_of
+from goondan.kernel.cli.rules.batch import ToolCall
 from goondan.kernel.cli.state import BundleTarget, locate
-from goondan.kernel.cli.texts.batch import ToolCall
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.resources import BASE_PACKAGE, Example, ToolExport
 from goondan.schemas.system.directories import remove_tree

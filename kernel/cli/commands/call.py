@@ -15,8 +15,7 @@ import click
 
 from goondan.kernel.cli import options
 from goondan.kernel.cli.output import emit, is_terminal, pretty_lines, print_error, wants_json, write, write_json
-from goondan.kernel.cli.state import absolute_workdir
-from goondan.kernel.cli.texts.batch import (
+from goondan.kernel.cli.rules.batch import (
     MAX_LINE_BYTES,
     BadLine,
     ToolCall,
@@ -26,6 +25,7 @@ from goondan.kernel.cli.texts.batch import (
     parse_line,
     parse_pairs,
 )
+from goondan.kernel.cli.state import absolute_workdir
 from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:

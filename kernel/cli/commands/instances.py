@@ -16,9 +16,9 @@ from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import attach
 from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION, ask_broker, ask_kernel
 from goondan.kernel.cli.output import OPERATOR_NOTE, can_ask, columns, confirmed, emit, token_text, write_json
+from goondan.kernel.cli.rules.batch import check_instance
+from goondan.kernel.cli.rules.plain import one_line
 from goondan.kernel.cli.state import BundleTarget, locate
-from goondan.kernel.cli.texts.batch import check_instance
-from goondan.kernel.cli.texts.plain import one_line
 from goondan.kernel.supervisor_client import ask_supervisor
 from goondan.kernel.traces.conversations import Instance, Overview, instances, messages, overview
 from goondan.kernel.traces.search import Search

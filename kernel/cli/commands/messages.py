@@ -16,6 +16,8 @@ from goondan.kernel.cli import options, output
 from goondan.kernel.cli.attach import Kernel, attach
 from goondan.kernel.cli.console.lines import FROM_STDIN, MAX_LINE_BYTES, read_all
 from goondan.kernel.cli.console.screen import Screen, follow, shown
+from goondan.kernel.cli.rules.batch import check_instance
+from goondan.kernel.cli.rules.plain import one_line
 from goondan.kernel.cli.session import (
     WELCOME_S,
     Cancelling,
@@ -29,8 +31,6 @@ from goondan.kernel.cli.session import (
     was_cancelled,
 )
 from goondan.kernel.cli.state import absolute_workdir, locate
-from goondan.kernel.cli.texts.batch import check_instance
-from goondan.kernel.cli.texts.plain import one_line
 from goondan.kernel.paths import is_utf8
 from goondan.schemas.wire.codec import replace_surrogates
 from goondan.schemas.wire.errors import fail

@@ -23,9 +23,9 @@ from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import STOP_S, ByHand, by_hand, end_of
 from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION, ask_broker, ask_kernel, learned
 from goondan.kernel.cli.output import OPERATOR_NOTE, columns, emit
+from goondan.kernel.cli.rules.plain import one_line
+from goondan.kernel.cli.rules.waits import render as render_waits
 from goondan.kernel.cli.state import BundleTarget, locate
-from goondan.kernel.cli.texts.plain import one_line
-from goondan.kernel.cli.texts.waits import render as render_waits
 from goondan.kernel.lock import KernelRecord
 from goondan.kernel.supervisor_client import ProcessInfo, SupervisorClient, ask_supervisor, kernels
 from goondan.schemas.text.times import age, rfc3339

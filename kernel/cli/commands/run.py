@@ -17,8 +17,8 @@ from goondan.kernel import lock
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import hold, join_or_start, start_supervisor
 from goondan.kernel.cli.output import emit, is_terminal, wants_json, write
+from goondan.kernel.cli.rules.batch import check_instance
 from goondan.kernel.cli.state import BundleTarget, absolute_workdir, locate, new_instance
-from goondan.kernel.cli.texts.batch import check_instance
 from goondan.schemas.wire.errors import GoondanError, fail
 
 

@@ -18,13 +18,13 @@ from msgspec import structs
 from goondan.kernel.cli import options
 from goondan.kernel.cli.commands import load_codes
 from goondan.kernel.cli.output import Style, columns, emit, money, printable, style_of, write
+from goondan.kernel.cli.rules.plain import duration, one_line
 from goondan.kernel.cli.state import state_of
-from goondan.kernel.cli.texts.plain import duration, one_line
 from goondan.kernel.paths import find_bundle
 from goondan.kernel.traces.conversations import conversation_files, read_file
+from goondan.kernel.traces.rules.tree import TraceTree, total_of
+from goondan.kernel.traces.rules.turn import ModelCall, Step, Tokens, ToolCall, Total, Trace, between_ms
 from goondan.kernel.traces.search import Search
-from goondan.kernel.traces.turns.tree import TraceTree, total_of
-from goondan.kernel.traces.turns.turn import ModelCall, Step, Tokens, ToolCall, Total, Trace, between_ms
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.traces.turn_notes import RefusedDetail, Refuser, TryDetail
 from goondan.schemas.wire.errors import GoondanError, fail, refusers

@@ -25,10 +25,10 @@ from goondan.kernel.cli.attach import Kernel
 from goondan.kernel.cli.commands import import_whole
 from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION
 from goondan.kernel.cli.output import columns, token_text
+from goondan.kernel.cli.rules.batch import check_instance
+from goondan.kernel.cli.rules.plain import one_line
 from goondan.kernel.cli.session import Message, Session, opened_files
 from goondan.kernel.cli.state import new_instance
-from goondan.kernel.cli.texts.batch import check_instance
-from goondan.kernel.cli.texts.plain import one_line
 from goondan.kernel.traces.conversations import Overview, messages, overview
 from goondan.schemas.text.visible import argument_line
 from goondan.schemas.wire.codec import from_raw

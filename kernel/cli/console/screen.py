@@ -22,10 +22,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from goondan.kernel.cli import output
+from goondan.kernel.cli.rules.plain import fit, flowing
+from goondan.kernel.cli.rules.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
+from goondan.kernel.cli.rules.waits import SEEN, status_of, wait_line
 from goondan.kernel.cli.session import Listener
-from goondan.kernel.cli.texts.plain import fit, flowing
-from goondan.kernel.cli.texts.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
-from goondan.kernel.cli.texts.waits import SEEN, status_of, wait_line
 from goondan.kernel.supervisor_client import SupervisorClient
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Answer

@@ -19,6 +19,7 @@ from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, Line, LineReader, R
 from goondan.kernel.cli.console.prompt import HISTORY_FILE, PROMPT, Prompt, open_prompt
 from goondan.kernel.cli.console.questions import Questions, questions
 from goondan.kernel.cli.console.screen import Screen, follow, shows_status, tell_news
+from goondan.kernel.cli.rules.plain import one_line
 from goondan.kernel.cli.session import (
     GONE,
     Cancelling,
@@ -30,7 +31,6 @@ from goondan.kernel.cli.session import (
     over_session,
     was_cancelled,
 )
-from goondan.kernel.cli.texts.plain import one_line
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Answer, ErrorPayload, FilePart
 from goondan.schemas.wire.runtime_events import RuntimeEvent

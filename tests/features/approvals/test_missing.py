@@ -10,7 +10,7 @@ from msgspec import structs
 from goondan import features
 from goondan.agentproc.turn import parts as agent_parts
 from goondan.features import FEATURES
-from goondan.kernel.broker import assemble
+from goondan.kernel.broker import __main__ as broker
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError
 from tests.features.approvals.test_bundle import OWN, using
@@ -25,11 +25,11 @@ WITHOUT = tuple(feature for feature in FEATURES if feature.name != "approvals")
 def test_without_its_row_the_broker_refuses_a_plan_with_rules(monkeypatch: pytest.MonkeyPatch) -> None:
     base = plan()
     ruled = structs.replace(base, agents={"coder": structs.replace(base.agents["coder"], parts=RULES)})
-    assemble.refuse_unclaimed(ruled)
-    monkeypatch.setattr(assemble, "FEATURES", WITHOUT)
-    assemble.refuse_unclaimed(base)
+    broker.refuse_unclaimed(ruled)
+    monkeypatch.setattr(broker, "FEATURES", WITHOUT)
+    broker.refuse_unclaimed(base)
     with pytest.raises(GoondanError, match="approvals") as refused:
-        assemble.refuse_unclaimed(ruled)
+        broker.refuse_unclaimed(ruled)
     assert refused.value.code == "E_CONFIG_UNSUPPORTED"
 
 

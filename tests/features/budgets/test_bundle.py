@@ -145,7 +145,7 @@ def test_money_needs_the_price_of_models_in_anothers_place(look: Look) -> None:
     "load",
     [
         "from goondan.agentproc.turn.parts import kinds; kinds()",
-        "from goondan.kernel.broker.assemble import features; features()",
+        "from goondan.kernel.broker.__main__ import features; features()",
         "import goondan.kernel.cli.commands.traces",
         "import goondan.toolhost.app",
     ],

@@ -8,10 +8,10 @@ import pytest
 from msgspec import structs
 
 from goondan.features.budgets.broker import Budgets
-from goondan.features.budgets.broker.amounts import AccountChain
+from goondan.features.budgets.broker.accounts import AccountChain
 from goondan.features.budgets.wire import FEATURE, BudgetGranted, BudgetLimits, BudgetReserve, BudgetSettle
 from goondan.kernel.broker.state.entities import TOOLS, Connection
-from goondan.kernel.cli.texts.waits import render
+from goondan.kernel.cli.rules.waits import render
 from goondan.schemas.bundle.launch import KernelPlan, ModelSpec
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, Frame, ReplyTo

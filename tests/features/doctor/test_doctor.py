@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from goondan.features.doctor.command import gathering, render
+from goondan.features.doctor import command
+from goondan.features.doctor.command import render
 from goondan.features.doctor.command.rules.facts import (
     UNLIMITED,
     Bundle,
@@ -254,16 +255,16 @@ spec: {sandbox: {env: [TOKEN, "not a name"]}}
 
 
 def test_membership_of_control_groups_is_read_as_the_kernel_writes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "_CGROUP_ROOT", "/nonexistent")
-    assert gathering._cgroup("") == Cgroup("none")
-    assert gathering._cgroup("0::/user.slice\n") == Cgroup("none")
-    assert gathering._cgroup("4:memory,hugetlb:/a:b\n0::/\n") == Cgroup("v1", "/a:b")
+    monkeypatch.setattr(command, "_CGROUP_ROOT", "/nonexistent")
+    assert command._cgroup("") == Cgroup("none")
+    assert command._cgroup("0::/user.slice\n") == Cgroup("none")
+    assert command._cgroup("4:memory,hugetlb:/a:b\n0::/\n") == Cgroup("v1", "/a:b")
 
 
 def test_a_group_of_version_2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering, "_CGROUP_ROOT", str(tmp_path))
+    monkeypatch.setattr(command, "_CGROUP_ROOT", str(tmp_path))
     (tmp_path / "cgroup.controllers").write_text("cpu memory pids\n")
-    assert gathering._cgroup("0::/mine\n") == Cgroup("v2", "/mine")
+    assert command._cgroup("0::/mine\n") == Cgroup("v2", "/mine")
 
 
 def test_without_a_jail_nothing_is_said_about_its_groups_and_root_is_not_told_to_be_somebody_else() -> None:
@@ -276,22 +277,22 @@ def test_a_runtime_directory_that_is_not_used_is_named(tmp_path: Path, monkeypat
     monkeypatch.setenv("GOONDAN_STATE_ROOT", str(tmp_path / "state"))
     for unusable in ("/tmp", str(tmp_path / "missing"), str(tmp_path / ("x" * 100))):
         monkeypatch.setenv("XDG_RUNTIME_DIR", unusable)
-        found = gathering._run_dir("/b")
+        found = command._run_dir("/b")
         assert (found.unused_xdg, found.problem) == (unusable, None)
     monkeypatch.delenv("XDG_RUNTIME_DIR")
-    assert gathering._run_dir("/b").unused_xdg == ""
+    assert command._run_dir("/b").unused_xdg == ""
 
 
 def test_a_state_that_cannot_be_written_is_told_by_trying(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOONDAN_STATE_ROOT", str(tmp_path / "state"))
-    fresh = gathering._state("/b")
+    fresh = command._state("/b")
     assert (fresh.problem, fresh.path.startswith(str(tmp_path))) == (None, True)
     assert fresh.filesystem
     assert not (tmp_path / "state").exists()  # looking makes nothing
     (tmp_path / "state").write_text("")
-    assert "no directory" in str(gathering._state("/b").problem)
+    assert "no directory" in str(command._state("/b").problem)
     monkeypatch.setenv("GOONDAN_STATE_ROOT", "/proc/1/state")
-    assert gathering._state("/b").problem
+    assert command._state("/b").problem
 
 
 @pytest.mark.parametrize(
@@ -314,11 +315,11 @@ def test_the_levels_of_a_state_are_looked_at_and_left_as_they_are(
 ) -> None:
     root = tmp_path / "state"
     monkeypatch.setenv("GOONDAN_STATE_ROOT", str(root))
-    assert gathering._levels("/b").mode is None
+    assert command._levels("/b").mode is None
     (root / "workspaces").mkdir(parents=True)
     for path in (root, root / "workspaces"):
         path.chmod(0o777)
-    found = gathering._levels("/b")
+    found = command._levels("/b")
     assert (found.uid, found.mode, found.looked_at, found.refused) == (os.geteuid(), 0o777, 2, "")
     assert [(level.path, level.mendable) for level in found.levels] == [(str(root), True), (f"{root}/workspaces", True)]
     assert root.stat().st_mode & 0o777 == 0o777
@@ -332,7 +333,7 @@ def test_a_state_root_of_somebody_else_is_a_problem_with_the_line_to_use(
     root.mkdir(mode=0o700)
     os.chown(root, 40_001, 40_001)
     monkeypatch.setenv("GOONDAN_STATE_ROOT", str(root))
-    (finding,) = [one for one in judge(replace(GOOD, levels=gathering._levels("/b"))) if one.level != "ok"]
+    (finding,) = [one for one in judge(replace(GOOD, levels=command._levels("/b"))) if one.level != "ok"]
     assert (finding.check, finding.level) == ("stateRoot", "problem")
     assert "belongs to uid 40001" in finding.message
     assert "export GOONDAN_STATE_ROOT=/" in str(finding.fix)

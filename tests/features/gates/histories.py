@@ -11,8 +11,7 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any, Final
 
-from goondan.features.gates.broker.gate import Ask, Gate
-from goondan.features.gates.broker.learned import Key
+from goondan.features.gates.broker.gate import Ask, Gate, Key
 from goondan.schemas.models.model_providers import ModelLimits
 
 #: How often the broker looks at its gates (seconds).

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from goondan.features.gates.broker import MAX_REQUESTS, RETURN_S, Gates, gate_name
-from goondan.features.gates.broker.learned import TAKE_OVER_S
+from goondan.features.gates.broker.gate import TAKE_OVER_S
 from goondan.features.gates.wire import (
     GateChanged,
     HeldPermit,

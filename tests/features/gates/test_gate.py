@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from goondan.features.gates.broker.gate import MAX_BLAME_S, MINUTE_S, PERMIT_S, Ask, Gate
-from goondan.features.gates.broker.learned import FORGET_S
+from goondan.features.gates.broker.gate import FORGET_S, MAX_BLAME_S, MINUTE_S, PERMIT_S, Ask, Gate
 from goondan.schemas.models.model_providers import ModelLimits
 from goondan.schemas.models.server_answers import RateLimits
 

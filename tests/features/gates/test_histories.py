@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from goondan.features.gates.broker import learned
+from goondan.features.gates.broker import gate
 from tests.features.gates.histories import history
 
 
@@ -16,7 +16,7 @@ def test_a_gate_recovers_from_every_mood_of_its_server(first: int) -> None:
 
 def test_the_histories_notice_a_gate_that_does_not_recover(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("EASE_AFTER_S", "FORGET_S", "FORGET_ALONE_S"):
-        monkeypatch.setattr(learned, name, 10_000.0)
+        monkeypatch.setattr(gate, name, 10_000.0)
     failed = 0
     for number in range(30):
         try:

@@ -7,8 +7,7 @@ import statistics
 
 import pytest
 
-from goondan.features.gates.broker.gate import Gate
-from goondan.features.gates.broker.learned import Key
+from goondan.features.gates.broker.gate import Gate, Key
 from goondan.schemas.models.model_providers import ModelLimits
 from tests.features.gates.histories import TICK_S, Simulation
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from goondan.features.recordings.command.record import Made, make
-from goondan.features.recordings.command.replay import Course, compare_answer, course_of, first, missing
+from goondan.features.recordings.command import Course, Made, compare_answer, course_of, first, make, missing
 from goondan.features.recordings.wire import (
     Noted,
     Part,

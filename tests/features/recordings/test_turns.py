@@ -30,7 +30,7 @@ from goondan.features.recordings.agent.replayed import (
     tool_result,
 )
 from goondan.features.recordings.agent.tape import TapedTurn
-from goondan.features.recordings.command.record import collect, make
+from goondan.features.recordings.command import collect, make
 from goondan.features.recordings.wire import RecordingsPart, ReplaySpec
 from goondan.features.recordings.wire.texts import DIFFERENCE_FILE
 from goondan.schemas.bundle.launch import CatalogItem, ModelSpec

@@ -18,7 +18,7 @@ from goondan.kernel.broker.state.entities import Call, Connection, Content, Even
 from goondan.kernel.broker.state.mailbox import Epochs, Mailbox, Quotas
 from goondan.kernel.broker.state.workdirs import Workdir
 from goondan.kernel.cli.console.screen import new_lines
-from goondan.kernel.cli.texts.waits import render, status_of, wait_line
+from goondan.kernel.cli.rules.waits import render, status_of, wait_line
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import Frame
 from goondan.schemas.wire.runtime_events import RuntimeEvent, Wait

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.kernel.cli.console.lines import LineSplitter
-from goondan.kernel.cli.texts.batch import (
+from goondan.kernel.cli.rules.batch import (
     MAX_LINE_BYTES,
     BadLine,
     ToolCall,

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from goondan.kernel.cli.console import prompt
 from goondan.kernel.cli.console.prompt import continues
 from goondan.kernel.cli.console.screen import has_cursor
-from goondan.kernel.cli.texts.plain import fit, flowing, one_line
-from goondan.kernel.cli.texts.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
+from goondan.kernel.cli.rules.plain import fit, flowing, one_line
+from goondan.kernel.cli.rules.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
 from goondan.schemas.wire.runtime_events import RuntimeEvent, Wait
 
 

@@ -16,10 +16,10 @@ from msgspec import Raw
 from goondan.agentproc.conversation.store import ConversationStore
 from goondan.kernel.cli.commands.traces import trace_lines
 from goondan.kernel.cli.output import Style
-from goondan.kernel.cli.texts.plain import duration
+from goondan.kernel.cli.rules.plain import duration
+from goondan.kernel.traces.rules.tree import total_of
+from goondan.kernel.traces.rules.turn import Hang, Note, Trace, between_ms, said_in, tell
 from goondan.kernel.traces.search import Search
-from goondan.kernel.traces.turns.tree import total_of
-from goondan.kernel.traces.turns.turn import Hang, Note, Trace, between_ms, said_in, tell
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.traces.turn_notes import (
     SHORT_CHARS,

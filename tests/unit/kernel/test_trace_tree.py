@@ -17,8 +17,7 @@ from goondan.agentproc.conversation.store import ConversationStore
 from goondan.kernel.cli.commands.traces import _find, message_lines, trace_lines
 from goondan.kernel.cli.output import Style
 from goondan.kernel.traces import search as trace_search
-from goondan.kernel.traces.search import Search
-from goondan.kernel.traces.turns.tree import (
+from goondan.kernel.traces.rules.tree import (
     MAX_DEPTH,
     _common,
     _length,
@@ -30,7 +29,8 @@ from goondan.kernel.traces.turns.tree import (
     total_of,
     tree_of,
 )
-from goondan.kernel.traces.turns.turn import Note, Trace, Waits, tell
+from goondan.kernel.traces.rules.turn import Note, Trace, Waits, tell
+from goondan.kernel.traces.search import Search
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.system.trace_index import IndexRow, TraceIndex
 from goondan.schemas.traces.turn_notes import (

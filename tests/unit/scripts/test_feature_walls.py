@@ -34,8 +34,8 @@ def fault(module: str, other: str) -> str:
         (f"{HOME}.rules.host", "goondan.toolhost.calls"),
         (f"{HOME}.rules.jail.program", "goondan.toolhost.inside"),
         (f"{HOME}.notes.command", f"{HOME}.notes.wire"),
-        ("goondan.kernel.broker.assemble", HOME),
-        ("goondan.kernel.broker.assemble", "goondan.schemas.wire.frames"),
+        ("goondan.kernel.broker.__main__", HOME),
+        ("goondan.kernel.broker.__main__", "goondan.schemas.wire.frames"),
         (f"{HOME}.notes", "goondan.schemas.wire.frames"),
     ],
 )

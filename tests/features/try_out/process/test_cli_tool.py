@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.features.try_out.command.new import module_name
+from goondan.features.try_out.command import module_name
 from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.cli import execute
 from tests.javascript_runtimes import runtime

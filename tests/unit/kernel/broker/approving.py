@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import Raw, structs
 
 from goondan.features import FEATURES
-from goondan.kernel.broker.assemble import features
+from goondan.kernel.broker.__main__ import features
 from goondan.kernel.broker.routing.deletions import Moved
 from goondan.kernel.broker.routing.router import Router
 from goondan.kernel.broker.state.bus import Bus

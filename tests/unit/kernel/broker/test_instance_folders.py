@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel.broker.assemble import assemble
+from goondan.kernel.broker.__main__ import assemble
 from goondan.kernel.broker.instance_folders import DELETED, InstanceFolders, move_away, remove_deleted
 from goondan.kernel.broker.journal.committer import open_store, wall_ms
 from goondan.kernel.broker.routing.deletions import Moved

@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 
 from msgspec import Raw, structs
 
-from goondan.kernel.broker.assemble import features
+from goondan.kernel.broker.__main__ import features
 from goondan.kernel.broker.routing.deletions import Moved
 from goondan.kernel.broker.routing.recovery import BadRow, reserved_epochs
 from goondan.kernel.broker.routing.router import Router

@@ -16,7 +16,7 @@ import pytest
 
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
 from goondan.kernel.cli.consent import MAX_ROW, screen
-from goondan.kernel.cli.texts.plain import fit
+from goondan.kernel.cli.rules.plain import fit
 from goondan.kernel.grants.powers import Power, Variable
 from goondan.kernel.paths import root_of
 from goondan.kernel.trust import records

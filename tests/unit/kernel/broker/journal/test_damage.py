@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel.broker.assemble import assemble
+from goondan.kernel.broker.__main__ import assemble
 from goondan.kernel.broker.journal.committer import GroupWriter
 from goondan.kernel.broker.journal.files import RELEASE_BYTES, RESERVE_BYTES, Reserve
 from goondan.kernel.broker.journal.store import SUSPICION_SUFFIX, JournalStore

@@ -20,7 +20,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from goondan.kernel.cli.texts.plain import duration, one_line
+from goondan.kernel.cli.rules.plain import duration, one_line
 from goondan.schemas.wire.runtime_events import RuntimeEvent
 
 #: The longest name of a tool in the status, and the longest message of it (characters).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from goondan.kernel.cli.texts.plain import one_line
+from goondan.kernel.cli.rules.plain import one_line
 from goondan.schemas.text.times import age
 
 #: The most of an instance key or an id that is shown (characters). Both are text from outside.

@@ -20,7 +20,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from goondan.kernel.traces.turns.turn import ToolCall, Total, Trace, Waits, moment
+from goondan.kernel.traces.rules.turn import ToolCall, Total, Trace, Waits, moment
 from goondan.schemas.wire.spans import step_span
 
 #: Turns that hang on each other in a row: agents that wait are 32 at most, messages that nobody waits for may be more.
