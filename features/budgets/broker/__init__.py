@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
-from goondan.features.budgets.broker import accounts as budget
+from goondan.features.budgets.broker import amounts
 from goondan.features.budgets.broker.accounts import MAX_CHARGED, MAX_HOLDS, Accounts
 from goondan.features.budgets.wire import FEATURE, BudgetGranted, BudgetLimits, BudgetReserve, BudgetSettle
 from goondan.kernel.broker.state.bus import MAX_ID, Bus, Core, overloaded
@@ -48,7 +48,7 @@ class _Waiting(NamedTuple):
     #: The event whose turn asks.
     event: Event
     #: The accounts that the turn is charged to.
-    chain: budget.AccountChain
+    chain: amounts.AccountChain
     #: What was asked for.
     request: BudgetReserve
     #: When it began to (seconds on the broker's clock).
@@ -68,7 +68,7 @@ class Budgets(Part, OfEvents, OfCalls):
         #: What all work has used.
         self.accounts = Accounts()
         #: The accounts that turns of an unfinished event are charged to. An event that no budget counts is not here.
-        self.chains: dict[Event, budget.AccountChain] = {}
+        self.chains: dict[Event, amounts.AccountChain] = {}
         self._waiting: dict[str, _Waiting] = {}
         self.takes = (
             Take((AGENTS,), "budget.reserve", self.reserve, SHORT_BYTES),
@@ -76,8 +76,8 @@ class Budgets(Part, OfEvents, OfCalls):
         )
         self.ops = (Op("budget", self.tell),)
         self.records = (
-            Record(budget.BudgetTree, lambda _, tree: self.accounts.restore(tree)),
-            Record(budget.BudgetHold, lambda _, hold: self.accounts.restored_holds.append(hold)),
+            Record(amounts.BudgetTree, lambda _, tree: self.accounts.restore(tree)),
+            Record(amounts.BudgetHold, lambda _, hold: self.accounts.restored_holds.append(hold)),
         )
         self.revise(bus.plan)
 
@@ -86,7 +86,7 @@ class Budgets(Part, OfEvents, OfCalls):
         specs = plan.agents.values()
         self.accounts.revise(
             {
-                spec.name: budget.limits_of(from_raw(spec.parts[FEATURE], BudgetLimits))
+                spec.name: amounts.limits_of(from_raw(spec.parts[FEATURE], BudgetLimits))
                 for spec in specs
                 if FEATURE in spec.parts
             },
@@ -133,7 +133,7 @@ class Budgets(Part, OfEvents, OfCalls):
             answer, self.accounts.chain_of(request.root, path, answer.instance.agent, self._ms(self._bus.now))
         )
 
-    def _chain_for(self, event: Event, root: str, turn: Event | None) -> budget.AccountChain | None:
+    def _chain_for(self, event: Event, root: str, turn: Event | None) -> amounts.AccountChain | None:
         """`root` is the event that the sender's work began with. `turn` is the asking turn."""
         accounts, agent = self.accounts, event.instance.agent
         now_ms = self._ms(self._bus.now)
@@ -155,7 +155,7 @@ class Budgets(Part, OfEvents, OfCalls):
         if (chain := self.chains.get(event)) is not None:
             self.accounts.stored(chain, event.id, call_ids)
 
-    def start_call(self, chain: budget.AccountChain, event: Event, call_id: str, frame: Frame, now: float) -> None:
+    def start_call(self, chain: amounts.AccountChain, event: Event, call_id: str, frame: Frame, now: float) -> None:
         """Count a tool call of a turn that starts now.
 
         Raises GoondanError E_BUDGET_SPENT, E_OVERLOADED, E_TOOL_LIMIT.
@@ -169,7 +169,7 @@ class Budgets(Part, OfEvents, OfCalls):
             if left is not None and (frame.deadline_ms is None or frame.deadline_ms > left):
                 frame.deadline_ms = left
             return
-        if isinstance(verdict, budget.Shortage):
+        if isinstance(verdict, amounts.Shortage):
             raise self._spent(chain, verdict, agent)
         if verdict == "results":
             message = f"the turn has {MAX_CHARGED} calls whose results are not stored"
@@ -195,7 +195,7 @@ class Budgets(Part, OfEvents, OfCalls):
             self._reserve_model(connection, frame, event, chain, request)
 
     def _reserve_model(
-        self, connection: Connection, frame: Frame, event: Event, chain: budget.AccountChain, request: BudgetReserve
+        self, connection: Connection, frame: Frame, event: Event, chain: amounts.AccountChain, request: BudgetReserve
     ) -> None:
         hold_id, holds, waits = _hold_id(event.id, request.id), chain.tree.holds, self._waiting
         if hold_id in holds:  # a repeat: what the journal gets after the call itself, it has after it
@@ -226,22 +226,22 @@ class Budgets(Part, OfEvents, OfCalls):
         answer = Frame("reply", in_reply_to=frame.id)
         self._bus.stage(Item(()), lambda kept: self._bus.send(connection, answer))
 
-    def _amount(self, hold: budget.BudgetHold, request: BudgetSettle) -> budget.Spend | None:
+    def _amount(self, hold: amounts.BudgetHold, request: BudgetSettle) -> amounts.Spend | None:
         if request.unused:
-            return budget.Spend()
+            return amounts.Spend()
         if not request.known:
             return None
         cached = min(request.cached_tokens, request.input_tokens)
         written = min(request.cache_write_tokens, request.input_tokens - cached)
         prices = self.accounts.price(hold.agent, request.model)
         money = prices.cost(request.input_tokens - cached - written, request.output_tokens, cached, written)
-        return budget.Spend(1, 0, request.input_tokens, request.output_tokens, money)
+        return amounts.Spend(1, 0, request.input_tokens, request.output_tokens, money)
 
     def waiting(self, now: float) -> Iterator[Waiting]:
         """The events whose model calls wait until others give something back."""
         for one in self._waiting.values():
             root = one.event.root
-            text = f"waits for what others may give back to the budget of {root[: budget.SHOWN]}"
+            text = f"waits for what others may give back to the budget of {root[: amounts.SHOWN]}"
             yield Waiting("budget", one.event, one.since, {"root": root, "text": text})
 
     def tell(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
@@ -259,7 +259,7 @@ class Budgets(Part, OfEvents, OfCalls):
                 raise fail("E_EVENT_NOT_FOUND", f"nothing is counted for event {str(event_id)[:100]!r}")
             trees = [accounts.trees[root]]
         listed = fitting(
-            budget.report(tree, accounts.lasted_ms(tree, now_ms if tree.ended_ms is None else tree.ended_ms))
+            amounts.report(tree, accounts.lasted_ms(tree, now_ms if tree.ended_ms is None else tree.ended_ms))
             for tree in trees[:MAX_LISTED]
         )
         body = {"trees": listed, "more": len(trees) - len(listed)}
@@ -268,7 +268,7 @@ class Budgets(Part, OfEvents, OfCalls):
     # --- what becomes of it
 
     def _held(
-        self, connection: Connection, frame_id: str, chain: budget.AccountChain, hold_id: str, kept: bool
+        self, connection: Connection, frame_id: str, chain: amounts.AccountChain, hold_id: str, kept: bool
     ) -> None:
         """The journal has that a model call is about to be made, or no room for it."""
         hold = chain.tree.holds.get(hold_id)
@@ -276,7 +276,7 @@ class Budgets(Part, OfEvents, OfCalls):
             self._grant(connection, frame_id, chain, hold.amount.output_tokens)
             return
         if hold is not None:
-            self.accounts.settle(hold, budget.Spend())
+            self.accounts.settle(hold, amounts.Spend())
         # A repeat may have come for a call that was given up, or that the disk had no room for: its link asks again.
         error = overloaded("the model call is over")
         if not kept:
@@ -323,15 +323,15 @@ class Budgets(Part, OfEvents, OfCalls):
             if len(accounts.ended) <= MAX_ENDED and self._ms(now) - (tree.ended_ms or 0) < KEEP_MS:
                 break
             accounts.forget(tree)
-            self._bus.stage(budget.tree_over(tree.root))
+            self._bus.stage(amounts.tree_over(tree.root))
 
     # --- inside
 
-    def _charge(self, event: Event, chain: budget.AccountChain | None) -> None:
+    def _charge(self, event: Event, chain: amounts.AccountChain | None) -> None:
         if chain is not None:
             self.chains[event] = chain
 
-    def _charge_new(self, event: Event, chain: budget.AccountChain | None) -> None:
+    def _charge_new(self, event: Event, chain: amounts.AccountChain | None) -> None:
         """A new event is charged to these accounts. The journal keeps with it the agents whose budgets led to it."""
         self._charge(event, chain)
         if chain is not None and chain.path:
@@ -349,14 +349,14 @@ class Budgets(Part, OfEvents, OfCalls):
         if isinstance(verdict, str):
             return
         del self._waiting[hold_id]
-        if isinstance(verdict, budget.Shortage):
+        if isinstance(verdict, amounts.Shortage):
             info = self._spent(chain, verdict, agent).info
             self._bus.error(connection.cls, connection.ident, info, Frame("budget.reserve", id=frame_id))
             return
         if not chain.tree.known:  # a tree is written before its first model call
             self.accounts.dirty[chain.tree] = None
             self._flush()
-        self._bus.stage(budget.hold_written(verdict), partial(self._held, connection, frame_id, chain, hold_id))
+        self._bus.stage(amounts.hold_written(verdict), partial(self._held, connection, frame_id, chain, hold_id))
 
     def _retry(self) -> None:
         for hold_id in list(self._waiting):
@@ -365,10 +365,10 @@ class Budgets(Part, OfEvents, OfCalls):
     def _flush(self) -> None:
         """Stage records of all trees that have changed."""
         for tree in list(self.accounts.dirty):
-            item = budget.tree_written(*self.accounts.record(tree))
+            item = amounts.tree_written(*self.accounts.record(tree))
             self._bus.stage(item, tree.written)
 
-    def _end_if_idle(self, tree: budget.Tree) -> None:
+    def _end_if_idle(self, tree: amounts.Tree) -> None:
         """End a tree without unfinished events. A tree that has used nothing is forgotten."""
         if self._bus.mailbox.open.of_root(tree.root):
             return
@@ -379,22 +379,22 @@ class Budgets(Part, OfEvents, OfCalls):
             self.accounts.forget(tree)
 
     def _grant(
-        self, connection: Connection, frame_id: str, chain: budget.AccountChain, output: int | None = None
+        self, connection: Connection, frame_id: str, chain: amounts.AccountChain, output: int | None = None
     ) -> None:
         now_ms = self._ms(self._bus.now)
-        left = budget.left_of(chain, self.accounts.lasted_ms(chain.tree, now_ms))
+        left = amounts.left_of(chain, self.accounts.lasted_ms(chain.tree, now_ms))
         self._bus.reply(connection, frame_id, BudgetGranted(output, self._wall_left(chain, now_ms), left))
 
-    def _wall_left(self, chain: budget.AccountChain, now_ms: int) -> int | None:
+    def _wall_left(self, chain: amounts.AccountChain, now_ms: int) -> int | None:
         """How long a call that starts now may take (milliseconds, at least 1); None: any time."""
         limits = [
             account.limits.rows["wallSeconds"] for account in chain.accounts if "wallSeconds" in account.limits.rows
         ]
         return max(1, min(limits) - self.accounts.lasted_ms(chain.tree, now_ms)) if limits else None
 
-    def _spent(self, chain: budget.AccountChain, shortage: budget.Shortage, agent: str) -> GoondanError:
+    def _spent(self, chain: amounts.AccountChain, shortage: amounts.Shortage, agent: str) -> GoondanError:
         self._bus.counters["budget_refusals"] += 1
-        return budget.budget_spent(chain.tree.root, shortage, agent)
+        return amounts.budget_spent(chain.tree.root, shortage, agent)
 
     def _ms(self, now: float) -> int:
         return int((self._bus.booted_at + now) * 1000)

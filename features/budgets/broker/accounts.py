@@ -1,9 +1,6 @@
-"""The accounts of budgets: what each tree of work has used, and whether it may use more; their amounts, limits and
-records, and how people read them. A pure state machine.
+"""The accounts of budgets: what each tree of work has used, and whether it may use more. A pure state machine.
 
-A tree is all work that began with one event (`rootEvent`). An account is the budget of one agent in one tree. A chain
-has the accounts that a turn is charged to: that of its own agent, and those of all agents whose turns led to it. Each
-account of a chain is charged with the whole amount, and each can refuse.
+Each account of a chain (amounts.py) is charged with the whole amount, and each can refuse.
 
 Rules.
 - A tool call is counted when it starts, and stays counted. A call that is sent again under its callId is the same call.
@@ -24,328 +21,14 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-
-# Annotations are no text here (`from __future__ import annotations`): the journal stores these structs.
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from operator import attrgetter
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal
 
-import msgspec
 from msgspec import Struct, structs
 
-from goondan.features.budgets.wire import BudgetLeft, BudgetLimits
-from goondan.kernel.broker.state.records import Item, Put, Retire, encode
-from goondan.schemas.wire.errors import GoondanError, error_payload
-from goondan.schemas.wire.usage import FREE, NANO, Prices
-
-#: The name of the spender when nobody knows who it was: a killed broker had counted the calls ahead.
-UNKNOWN: Final = ""
-#: An error names so many of the agents that have spent a budget, the largest part first.
-MAX_SPENDERS: Final = 5
-#: Ids and names come from others, so only so many characters of each are shown.
-SHOWN: Final = 100
-
-#: The subjects of records: of trees, and of model calls that may be under way.
-_TREE: Final = "budget:"
-_HOLD: Final = "budget-hold:"
-
-#: A dimension as bundles name it.
-Dimension = Literal["calls", "modelCalls", "toolCalls", "tokens", "inputTokens", "outputTokens", "money", "wallSeconds"]
-
-
-class _Counted(NamedTuple):
-    """How a dimension is counted and shown."""
-
-    #: Its amount in a Spend, in counted pieces.
-    of: Callable[[Spend], int]
-    #: Its name in an error.
-    words: str
-    #: How many counted pieces are one unit for people: money is counted in billionths, time in milliseconds.
-    unit: int = 1
-
-
-#: In the order in which they are checked.
-DIMENSIONS: Final[dict[Dimension, _Counted]] = {
-    "calls": _Counted(lambda spend: spend.model_calls + spend.tool_calls, "calls"),
-    "modelCalls": _Counted(attrgetter("model_calls"), "model calls"),
-    "toolCalls": _Counted(attrgetter("tool_calls"), "tool calls"),
-    "tokens": _Counted(lambda spend: spend.input_tokens + spend.output_tokens, "tokens"),
-    "inputTokens": _Counted(attrgetter("input_tokens"), "input tokens"),
-    "outputTokens": _Counted(attrgetter("output_tokens"), "output tokens"),
-    "money": _Counted(attrgetter("money"), "", NANO),
-    "wallSeconds": _Counted(lambda spend: 0, "seconds", 1000),
-}
-
-
-class Spend(Struct, array_like=True):
-    """An amount of everything that is counted."""
-
-    #: Calls of models.
-    model_calls: int = 0
-    #: Calls of tools.
-    tool_calls: int = 0
-    #: Tokens that models read.
-    input_tokens: int = 0
-    #: Tokens that models wrote.
-    output_tokens: int = 0
-    #: Billionths of the currency's unit.
-    money: int = 0
-
-    def add(self, other: Spend, sign: Literal[1, -1] = 1) -> None:
-        """Add `other`; with the sign -1, subtract what was added before."""
-        for name in self.__struct_fields__:
-            setattr(self, name, getattr(self, name) + sign * getattr(other, name))
-
-    def of(self, dimension: Dimension) -> int:
-        """The amount of one dimension, in counted pieces; 0 for `wallSeconds`."""
-        return DIMENSIONS[dimension].of(self)
-
-    def shown(self) -> dict[str, float]:
-        """All amounts but time, in units for people."""
-        return {name: in_units(name, self.of(name)) for name in DIMENSIONS if name != "wallSeconds"}
-
-
-class Limits(NamedTuple):
-    """The limits of one budget."""
-
-    #: Those that are set, in counted pieces, in the order in which they are checked.
-    rows: dict[Dimension, int] = {}
-    #: The currency of `money`.
-    currency: str = "USD"
-
-
-def limits_of(written: BudgetLimits) -> Limits:
-    """The limits that a bundle gives."""
-    named = msgspec.to_builtins(written)  # without those that are not set
-    rows = {name: round(named[name] * counted.unit) for name, counted in DIMENSIONS.items() if name in named}
-    return Limits(rows, written.currency)
-
-
-def in_units(dimension: Dimension, amount: int) -> float:
-    """So many counted pieces in units for people."""
-    unit = DIMENSIONS[dimension].unit
-    return amount if unit == 1 else amount / unit
-
-
-def in_words(dimension: Dimension, amount: int, currency: str = "") -> str:
-    """An amount in words; with `currency`, also its unit."""
-    if dimension == "money":
-        return f"{amount / NANO:.6f}".rstrip("0").rstrip(".") + (f" {currency}" if currency else "")
-    number = f"{in_units(dimension, amount):,.0f}"
-    return f"{number} {DIMENSIONS[dimension].words}" if currency else number
-
-
-# --- accounts ---------------------------------------------------------------------------------------------------------
-
-
-class Account:
-    """The budget of one agent in one tree. It has no limits when the bundle does not limit the agent any more."""
-
-    __slots__ = ("agent", "by", "held", "limits", "spent")
-
-    def __init__(self, agent: str, limits: Limits) -> None:
-        self.agent = agent
-        self.limits = limits
-        self.spent = Spend()
-        self.held = Spend()
-        #: The amounts in `spent` by the agent that spent them.
-        self.by: dict[str, Spend] = {}
-
-    def charge(self, spender: str, amount: Spend) -> None:
-        """Add an amount that this agent has spent."""
-        self.spent.add(amount)
-        self.by.setdefault(spender, Spend()).add(amount)
-
-
-class Shortage(NamedTuple):
-    """Why nothing more is given. Money is in billionths, `wallSeconds` in milliseconds."""
-
-    #: The budget that is used up.
-    account: Account
-    #: The dimension of it that is used up.
-    dimension: Dimension
-    #: The limit of this dimension.
-    limit: int
-    #: How much of it is spent.
-    spent: int
-    #: How much the call would have taken; 0 when nothing at all is left.
-    wanted: int = 0
-
-
-class Tree:
-    """All work that began with one event. `began_ms`: when the event was accepted (milliseconds since 1970)."""
-
-    def __init__(self, root: str, began_ms: int) -> None:
-        self.root = root
-        self.began_ms = began_ms
-        #: When its last event ended; None while it has unfinished events.
-        self.ended_ms: int | None = None
-        #: How long its time has stood still (milliseconds).
-        self.stood_ms = 0
-        #: Up to which moment that is counted (milliseconds since 1970).
-        self.stood_until_ms = 0
-        self.accounts: dict[str, Account] = {}
-        #: Model calls that are under way, by their ids.
-        self.holds: dict[str, BudgetHold] = {}
-        #: Model calls that are over: their records in the journal go with the tree's next record.
-        self.over: list[str] = []
-        #: The path of each agent's last event. The end of pending work needs it, because it knows only the root.
-        self.paths: dict[str, tuple[str, ...]] = {}
-        #: Event -> counted tool calls of its unfinished turn, which may be sent again.
-        self.charged: dict[str, set[bytes]] = {}
-        #: Tool calls that this broker has counted.
-        self.counted = 0
-        #: The highest count that each record allows: the record in the journal, and those on their way there.
-        self.ceilings: deque[int] = deque([0])
-        #: How many calls the last record allows beyond its own number.
-        self.slack = 0
-        #: True when the journal was told of this tree.
-        self.known = False
-
-    def written(self, kept: bool) -> None:
-        """The journal has the next record."""
-        self.ceilings.popleft()
-
-
-class AccountChain(NamedTuple):
-    """The accounts that a turn is charged to."""
-
-    #: The work that they belong to.
-    tree: Tree
-    #: The agents whose budgets led to the turn, the outermost first.
-    path: tuple[str, ...]
-    #: Those of `path`, and the turn's own.
-    accounts: list[Account]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The agents of these accounts. They are the path of the work that follows from this turn."""
-        return tuple(account.agent for account in self.accounts)
-
-
-# --- the journal ------------------------------------------------------------------------------------------------------
-
-
-class BudgetTree(Struct, frozen=True, array_like=True, tag="budgets/tree", kw_only=True):
-    """What a tree has used: all work that began with one event."""
-
-    #: The event that the tree began with, which the record concerns.
-    root: str
-    #: When it was accepted (milliseconds since 1970).
-    began_ms: int
-    #: Agent with a budget -> spending agent -> amount; "" when nobody knows who has spent it.
-    accounts: dict[str, dict[str, Spend]]
-    #: Agent -> the agents whose budgets its last event is charged to.
-    paths: dict[str, list[str]]
-    #: Event -> joined digests of tool calls that were counted and may be sent again.
-    charged: dict[str, bytes]
-    #: So many more tool calls may have been counted before there is a newer record.
-    slack: int
-    #: When its last event ended (milliseconds since 1970); None while it has unfinished events.
-    ended_ms: int | None = None
-    #: How long its time stood still while people were asked (milliseconds).
-    stood_ms: int = 0
-    #: Up to which moment that is counted (milliseconds since 1970).
-    stood_until_ms: int = 0
-
-
-class BudgetHold(Struct, frozen=True, array_like=True, tag="budgets/hold", kw_only=True):
-    """A model call that may be under way and is not settled."""
-
-    #: The event that its tree began with, which the record concerns.
-    root: str
-    #: The event whose turn makes it.
-    event_id: str
-    #: Its id; no other model call has it.
-    id: str
-    #: The agent that makes it.
-    agent: str
-    #: The agents whose budgets it is charged to.
-    accounts: list[str]
-    #: The most that it may use.
-    amount: Spend
-
-
-def tree_written(record: BudgetTree, over: Iterable[str]) -> Item:
-    """The use of a tree of work up to now. The model calls `over` are not under way any more."""
-    subject = _TREE + record.root
-    return Item((*(Retire(_HOLD + hold_id) for hold_id in over), Retire(subject), Put(subject, encode(record))))
-
-
-def tree_over(root: str) -> Item:
-    """The use of a tree of work is not needed any more."""
-    return Item((Retire(_TREE + root),))
-
-
-def hold_written(hold: BudgetHold) -> Item:
-    """A model call is about to be made."""
-    return Item((Put(_HOLD + hold.id, encode(hold)),), refusable=True)
-
-
-# --- in words and numbers, for people and models ----------------------------------------------------------------------
-
-
-def budget_spent(root: str, shortage: Shortage, agent: str) -> GoondanError:
-    """E_BUDGET_SPENT: the budget and its dimension, what was spent and by whom. `agent` wanted more."""
-    account, dimension = shortage.account, shortage.dimension
-    currency = account.limits.currency
-    spent, limit = in_words(dimension, shortage.spent), in_words(dimension, shortage.limit, currency)
-    message = f"the budget of agent {account.agent!r} is spent: {spent} of {limit}"
-    if spenders := _spenders(account, dimension):
-        message += f" ({spenders})"
-    if shortage.wanted and shortage.spent < shortage.limit:
-        message += f"; the next model call of {agent!r} may take {in_words(dimension, shortage.wanted, currency)}"
-    suggestion = (
-        f"`gdn budget {root[:SHOWN]}` shows it all. Raise limits.{dimension} of the agent's Extension/budget, or ask "
-        "for less."
-    )
-    return GoondanError(error_payload("E_BUDGET_SPENT", message, suggestion=suggestion))
-
-
-def left_of(chain: AccountChain, lasted_ms: int) -> list[BudgetLeft]:
-    """What is left of each limit of a chain. Its tree has used the time `lasted_ms` (milliseconds)."""
-    rows = []
-    for account in chain.accounts:
-        for name, limit in account.limits.rows.items():
-            used = lasted_ms if name == "wallSeconds" else account.spent.of(name) + account.held.of(name)
-            rows.append(BudgetLeft(account.agent, name, in_units(name, max(0, limit - used)), in_units(name, limit)))
-    return rows
-
-
-def report(tree: Tree, lasted_ms: int) -> dict[str, Any]:
-    """A tree for `gdn budget`: for each budget its limits, what was spent, by whom, and what is held now."""
-    return {
-        "rootEvent": tree.root,
-        "beganMs": tree.began_ms,
-        "endedMs": tree.ended_ms,
-        "budgets": [
-            {
-                "agent": account.agent,
-                "currency": account.limits.currency,
-                "limits": {name: in_units(name, limit) for name, limit in account.limits.rows.items()},
-                "spent": {**account.spent.shown(), "wallSeconds": in_units("wallSeconds", lasted_ms)},
-                "held": account.held.shown(),
-                "by": {spender or "unknown": amount.shown() for spender, amount in account.by.items()},
-            }
-            for account in tree.accounts.values()
-        ],
-    }
-
-
-def _spenders(account: Account, dimension: Dimension) -> str:
-    """The agents that have spent it, the largest part first."""
-    parts = sorted(((amount.of(dimension), name) for name, amount in account.by.items()), reverse=True)
-    named = [(part, name) for part, name in parts if part]
-    texts = [
-        f"{name[:SHOWN] if name != UNKNOWN else 'unknown after a crash'} {in_words(dimension, part)}"
-        for part, name in named[:MAX_SPENDERS]
-    ]
-    if len(named) > MAX_SPENDERS:
-        texts.append(f"{len(named) - MAX_SPENDERS} others")
-    return ", ".join(texts)
-
+from goondan.features.budgets.broker import amounts
+from goondan.schemas.wire.usage import FREE, Prices
 
 #: A shorter answer (tokens) is of no use: a model call that could write only less is refused.
 MIN_OUTPUT: Final = 256
@@ -361,9 +44,9 @@ MAX_CHARGED: Final = 4096
 #: Bytes of the digest that stands for a tool call.
 DIGEST_BYTES: Final = 8
 #: The limits of tool calls.
-_TOOL_LIMITS: Final[tuple[Dimension, ...]] = ("calls", "toolCalls")
+_TOOL_LIMITS: Final[tuple[amounts.Dimension, ...]] = ("calls", "toolCalls")
 #: Without limits.
-_UNLIMITED: Final = Limits()
+_UNLIMITED: Final = amounts.Limits()
 
 #: Why a call has to wait.
 #: - `journal`: the journal must first have a higher number.
@@ -385,19 +68,19 @@ class Accounts:
     """All trees. Times are milliseconds since 1970."""
 
     def __init__(self) -> None:
-        self.trees: dict[str, Tree] = {}
-        self.limits: dict[str, Limits] = {}
+        self.trees: dict[str, amounts.Tree] = {}
+        self.limits: dict[str, amounts.Limits] = {}
         self.prices: dict[tuple[str, str], Prices] = {}
         #: Trees that have changed, so that the journal needs a new record.
-        self.dirty: dict[Tree, None] = {}
+        self.dirty: dict[amounts.Tree, None] = {}
         #: Model calls that were under way in an earlier broker. The record of a tree may come after them.
-        self.restored_holds: list[BudgetHold] = []
+        self.restored_holds: list[amounts.BudgetHold] = []
         #: Trees whose time stands still, by their roots. Some have no account yet.
         self._standing: dict[str, _Standing] = {}
         #: Trees that are over; the one that ended first is first.
-        self.ended: dict[Tree, None] = {}
+        self.ended: dict[amounts.Tree, None] = {}
 
-    def revise(self, limits: Mapping[str, Limits], prices: Mapping[tuple[str, str], Prices]) -> None:
+    def revise(self, limits: Mapping[str, amounts.Limits], prices: Mapping[tuple[str, str], Prices]) -> None:
         """Use these limits and prices of the bundle from now on: limits by agent, prices by agent and Model document
         ("": the agent's own Model).
         """
@@ -408,35 +91,35 @@ class Accounts:
 
     # --- chains
 
-    def chain_of(self, root: str, path: tuple[str, ...], agent: str, at_ms: int) -> AccountChain | None:
+    def chain_of(self, root: str, path: tuple[str, ...], agent: str, at_ms: int) -> amounts.AccountChain | None:
         """The accounts that a turn of `agent` is charged to; None when there are none."""
         own = agent if agent in self.limits and agent not in path else None
         if not path and own is None:
             return None
         tree = self.trees.get(root)
         if tree is None:
-            tree = self.trees[root] = Tree(root, at_ms)
+            tree = self.trees[root] = amounts.Tree(root, at_ms)
         if tree.ended_ms is not None:
             tree.ended_ms = None
             self.ended.pop(tree, None)
         tree.paths[agent] = path
         names = path if own is None else (*path, own)
-        return AccountChain(tree, path, [self._account(tree, name) for name in names])
+        return amounts.AccountChain(tree, path, [self._account(tree, name) for name in names])
 
     def path_of(self, root: str | None, agent: str) -> tuple[str, ...]:
         """The path of the last event of an agent in this tree."""
         tree = None if root is None else self.trees.get(root)
         return () if tree is None else tree.paths.get(agent, ())
 
-    def _account(self, tree: Tree, agent: str) -> Account:
+    def _account(self, tree: amounts.Tree, agent: str) -> amounts.Account:
         account = tree.accounts.get(agent)
         if account is None:
-            account = tree.accounts[agent] = Account(agent, self.limits.get(agent, _UNLIMITED))
+            account = tree.accounts[agent] = amounts.Account(agent, self.limits.get(agent, _UNLIMITED))
         return account
 
     # --- time
 
-    def lasted_ms(self, tree: Tree, now_ms: int) -> int:
+    def lasted_ms(self, tree: amounts.Tree, now_ms: int) -> int:
         """The time that a tree has used (milliseconds), without the time for which it stood still."""
         standing = self._standing.get(tree.root)
         until = now_ms if standing is None else max(tree.began_ms, standing.since_ms)
@@ -473,7 +156,7 @@ class Accounts:
 
     # --- what is spent
 
-    def spent(self, chain: AccountChain, now_ms: int) -> Shortage | None:
+    def spent(self, chain: amounts.AccountChain, now_ms: int) -> amounts.Shortage | None:
         """The budget that has nothing left; None when all have something. A spent `toolCalls` alone does not count."""
         for account in chain.accounts:
             for dimension, limit in account.limits.rows.items():
@@ -486,14 +169,14 @@ class Accounts:
                 if dimension in ("calls", "modelCalls"):  # a call that is under way is one, whatever it takes
                     used += account.held.of(dimension)
                 if used >= limit:
-                    return Shortage(account, dimension, limit, used)
+                    return amounts.Shortage(account, dimension, limit, used)
         return None
 
     # --- tool calls
 
     def charge_tool(
-        self, chain: AccountChain, spender: str, event_id: str, call_id: str, now_ms: int
-    ) -> Shortage | Wait | None:
+        self, chain: amounts.AccountChain, spender: str, event_id: str, call_id: str, now_ms: int
+    ) -> amounts.Shortage | Wait | None:
         """Count a tool call that is about to start. None: it may start. So may a call that was counted before."""
         tree = chain.tree
         digest = digest_of(event_id, call_id)
@@ -507,21 +190,21 @@ class Accounts:
         for account in chain.accounts:
             limit = account.limits.rows.get("toolCalls")
             if limit is not None and account.spent.tool_calls >= limit:
-                return Shortage(account, "toolCalls", limit, account.spent.tool_calls)
+                return amounts.Shortage(account, "toolCalls", limit, account.spent.tool_calls)
         if tree.counted >= min(tree.ceilings):
             if len(tree.ceilings) == 1:
                 self.dirty[tree] = None
             return "journal"
         for account in chain.accounts:  # `charge` would add up five fields, and this is done for every tool call
             account.spent.tool_calls += 1
-            account.by.setdefault(spender, Spend()).tool_calls += 1
+            account.by.setdefault(spender, amounts.Spend()).tool_calls += 1
         counted.add(digest)
         tree.counted += 1
         if 2 * (tree.ceilings[-1] - tree.counted) <= tree.slack:  # half of what the last record allows is used
             self.dirty[tree] = None
         return None
 
-    def stored(self, chain: AccountChain, event_id: str, call_ids: Iterable[str]) -> None:
+    def stored(self, chain: amounts.AccountChain, event_id: str, call_ids: Iterable[str]) -> None:
         """The results of these calls are stored, so nobody sends the calls again."""
         if counted := chain.tree.charged.get(event_id):
             counted.difference_update(digest_of(event_id, call_id) for call_id in call_ids)
@@ -535,14 +218,14 @@ class Accounts:
 
     def reserve(
         self,
-        chain: AccountChain,
+        chain: amounts.AccountChain,
         spender: str,
         event_id: str,
         hold_id: str,
         wanted: tuple[int, int],
         now_ms: int,
         model: str = "",
-    ) -> BudgetHold | Shortage | Wait:
+    ) -> amounts.BudgetHold | amounts.Shortage | Wait:
         """Hold the amount that a model call may use. `wanted`: tokens that it reads, tokens that it may write. `model`:
         the document of the Model.
         """
@@ -551,8 +234,8 @@ class Accounts:
         read, output = wanted
         prices = self.price(spender, model)
 
-        def takes(written: int) -> Spend:
-            return Spend(1, 0, read, written, prices.cost(read, written))
+        def takes(written: int) -> amounts.Spend:
+            return amounts.Spend(1, 0, read, written, prices.cost(read, written))
 
         least = min(output, MIN_OUTPUT)
         fewest, most, room = takes(least), takes(output), output
@@ -563,13 +246,13 @@ class Accounts:
                 spent, held = account.spent.of(dimension), account.held.of(dimension)
                 left = limit - spent
                 if left < fewest.of(dimension):
-                    return Shortage(account, dimension, limit, spent, fewest.of(dimension))
+                    return amounts.Shortage(account, dimension, limit, spent, fewest.of(dimension))
                 if left - held < most.of(dimension):
                     if held:
                         return "others"
                     costs = partial(_taken, takes, dimension)
                     room = min(room, least + bisect_right(range(least, output), left, key=costs) - 1)
-        hold = BudgetHold(
+        hold = amounts.BudgetHold(
             root=chain.tree.root,
             event_id=event_id,
             id=hold_id,
@@ -580,12 +263,12 @@ class Accounts:
         self._hold(chain.tree, hold)
         return hold
 
-    def _hold(self, tree: Tree, hold: BudgetHold) -> None:
+    def _hold(self, tree: amounts.Tree, hold: amounts.BudgetHold) -> None:
         tree.holds[hold.id] = hold
         for name in hold.accounts:
             self._account(tree, name).held.add(hold.amount)
 
-    def settle(self, hold: BudgetHold, amount: Spend | None) -> None:
+    def settle(self, hold: amounts.BudgetHold, amount: amounts.Spend | None) -> None:
         """A model call has used `amount`. None: nobody knows, so the whole held amount counts. An empty `Spend()`: the
         call was not made.
         """
@@ -599,7 +282,7 @@ class Accounts:
         tree.over.append(hold.id)
         self.dirty[tree] = None
 
-    def lose_calls(self, tree: Tree, event_id: str | None = None) -> None:
+    def lose_calls(self, tree: amounts.Tree, event_id: str | None = None) -> None:
         """No process holds the turn of this event any more, or of any event of the tree: model calls that are under
         way count as spent.
         """
@@ -609,14 +292,14 @@ class Accounts:
 
     # --- ends
 
-    def tree_over(self, tree: Tree, now_ms: int) -> None:
+    def tree_over(self, tree: amounts.Tree, now_ms: int) -> None:
         """The tree has no unfinished event. Its amounts are kept for people who look, and for pending work."""
         if tree.ended_ms is None:
             tree.ended_ms = now_ms
             self.ended[tree] = None
             self.dirty[tree] = None
 
-    def forget(self, tree: Tree) -> None:
+    def forget(self, tree: amounts.Tree) -> None:
         """Nobody needs the tree any more."""
         self.trees.pop(tree.root, None)
         self.ended.pop(tree, None)
@@ -624,7 +307,7 @@ class Accounts:
 
     # --- the journal
 
-    def record(self, tree: Tree) -> tuple[BudgetTree, list[str]]:
+    def record(self, tree: amounts.Tree) -> tuple[amounts.BudgetTree, list[str]]:
         """The next record of the tree, and the model calls that are over. Until the journal has a newer record, `slack`
         more tool calls may be counted.
         """
@@ -633,7 +316,7 @@ class Accounts:
         tree.slack = slack_of(tree)
         tree.ceilings.append(tree.counted + tree.slack)
         over, tree.over = tree.over, []
-        record = BudgetTree(
+        record = amounts.BudgetTree(
             root=tree.root,
             began_ms=tree.began_ms,
             accounts={
@@ -649,9 +332,9 @@ class Accounts:
         )
         return record, over
 
-    def restore(self, record: BudgetTree) -> None:
+    def restore(self, record: amounts.BudgetTree) -> None:
         """Restore a tree from the journal. Tool calls that may have been counted after the record count as made."""
-        tree = self.trees[record.root] = Tree(record.root, record.began_ms)
+        tree = self.trees[record.root] = amounts.Tree(record.root, record.began_ms)
         tree.paths = {agent: tuple(path) for agent, path in record.paths.items()}
         tree.charged = {
             event_id: {data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)}
@@ -674,7 +357,7 @@ class Accounts:
         for hold in self.restored_holds:
             tree = self.trees.get(hold.root)
             if tree is None:  # a tree is written before its first model call, so that was damaged
-                tree = self.trees[hold.root] = Tree(hold.root, 0)
+                tree = self.trees[hold.root] = amounts.Tree(hold.root, 0)
             self._hold(tree, hold)
         self.restored_holds.clear()
         for tree in self.trees.values():
@@ -688,16 +371,16 @@ class Accounts:
                     if dimension in _TOOL_LIMITS
                 ]
                 if (counted := min([ahead, *rooms])) > 0:
-                    account.charge(UNKNOWN, Spend(tool_calls=counted))
+                    account.charge(amounts.UNKNOWN, amounts.Spend(tool_calls=counted))
             self.dirty[tree] = None
 
 
-def _taken(takes: Callable[[int], Spend], dimension: Dimension, written: int) -> int:
+def _taken(takes: Callable[[int], amounts.Spend], dimension: amounts.Dimension, written: int) -> int:
     """How much of a dimension a call takes that writes so many tokens."""
     return takes(written).of(dimension)
 
 
-def slack_of(tree: Tree) -> int:
+def slack_of(tree: amounts.Tree) -> int:
     """How many tool calls of a tree may be counted ahead of the journal; 0 for a tree that is over."""
     if tree.ended_ms is not None:
         return 0

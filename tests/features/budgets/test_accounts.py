@@ -10,19 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from goondan.features.budgets.broker.accounts import (
-    MAX_SLACK,
-    MIN_OUTPUT,
-    AccountChain,
-    Accounts,
-    BudgetHold,
-    BudgetTree,
-    Limits,
-    Shortage,
-    Spend,
-    Tree,
-    slack_of,
-)
+from goondan.features.budgets.broker.accounts import MAX_SLACK, MIN_OUTPUT, Accounts, slack_of
+from goondan.features.budgets.broker.amounts import AccountChain, BudgetHold, BudgetTree, Limits, Shortage, Spend, Tree
 from goondan.kernel.broker.state.records import encode
 from goondan.schemas.wire.usage import Prices
 

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from goondan.features.budgets.broker.accounts import AccountChain, Accounts, BudgetTree, Limits, Shortage
+from goondan.features.budgets.broker.accounts import Accounts
+from goondan.features.budgets.broker.amounts import AccountChain, BudgetTree, Limits, Shortage
 from goondan.features.budgets.wire import BudgetLimits
 from goondan.kernel.broker.state.records import encode
 from goondan.schemas.wire.codec import to_raw

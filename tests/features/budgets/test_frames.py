@@ -8,7 +8,7 @@ import pytest
 from msgspec import structs
 
 from goondan.features.budgets.broker import Budgets
-from goondan.features.budgets.broker.accounts import AccountChain
+from goondan.features.budgets.broker.amounts import AccountChain
 from goondan.features.budgets.wire import FEATURE, BudgetGranted, BudgetLimits, BudgetReserve, BudgetSettle
 from goondan.kernel.broker.state.entities import TOOLS, Connection
 from goondan.kernel.cli.rules.waits import render
