@@ -109,7 +109,7 @@ def test_every_field_of_a_payload_is_named(kind: type[Any]) -> None:
         assert re.search(rf"`{field.encode_name}\??`", payloads), f"{kind.__name__}.{field.encode_name}"
 
 
-@pytest.mark.feature("budgets")
+@pytest.mark.feature("approvals", "budgets", "edits", "mcp", "oauth")
 def test_every_code_is_one() -> None:
     codes = set(re.findall(r"\bE_[A-Z_]+[A-Z]\b", TEXT))
     assert codes <= CODES.keys()

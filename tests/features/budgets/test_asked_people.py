@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import pytest
 from msgspec import structs
 
 from goondan.features.budgets.broker.accounts import Accounts
@@ -87,6 +88,7 @@ def used_s(client: Peer) -> float:
     return float(used)
 
 
+@pytest.mark.feature("approvals")
 def test_an_hour_of_a_person_takes_nothing_of_a_minute() -> None:
     bench, client, agent, host = budgeted()
     bench.later(1800)
@@ -101,6 +103,7 @@ def test_an_hour_of_a_person_takes_nothing_of_a_minute() -> None:
     assert used_s(client) == 15
 
 
+@pytest.mark.feature("approvals")
 def test_a_broker_that_is_killed_counts_no_second_in_which_a_person_was_asked() -> None:
     bench, client, agent, host = budgeted()
     bench.later(900)
@@ -114,6 +117,7 @@ def test_a_broker_that_is_killed_counts_no_second_in_which_a_person_was_asked() 
     assert 10 < used_s(client) < 15, "since then it runs again"
 
 
+@pytest.mark.feature("approvals")
 def test_what_expires_or_ends_lets_the_time_go_on() -> None:
     bench, client, agent, host = budgeted()
     bench.later(3599)
