@@ -52,7 +52,14 @@ NAMES = pytest.mark.parametrize("own_name", [None, "mine"])
 
 
 @NAMES
-@pytest.mark.parametrize("name", ["approval", "budget", "required-tools-guard"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("approval", marks=pytest.mark.feature("approvals")),
+        pytest.param("budget", marks=pytest.mark.feature("budgets")),
+        "required-tools-guard",
+    ],
+)
 def test_what_guards_an_agent_is_not_patched_by_its_extensions(name: str, own_name: str | None) -> None:
     spec = spec_of(name, {}, own_name)
     assert not allowed(spec, "/extensions/0/config/x", 1, operator=False)
@@ -65,6 +72,7 @@ def test_others_are(own_name: str | None) -> None:
 
 
 @NAMES
+@pytest.mark.feature("mcp")
 @pytest.mark.requirement("MCP-22")
 @pytest.mark.parametrize(
     ("path", "value", "by_operator"),
