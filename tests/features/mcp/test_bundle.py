@@ -203,7 +203,15 @@ def test_the_prefix_is_the_configs_or_the_name_without_mcp(
     assert plan.agents["helper"].servers == [found]
 
 
-@pytest.mark.parametrize("taken", ["words", "bash", "code", "skills"])
+@pytest.mark.parametrize(
+    "taken",
+    [
+        "words",
+        "bash",
+        pytest.param("code", marks=pytest.mark.feature("code_mode")),
+        pytest.param("skills", marks=pytest.mark.feature("skills")),
+    ],
+)
 def test_a_prefix_is_no_tools_name(look: Look, taken: str) -> None:
     (error,) = look(bundle(f"{{{STDIO}, {ALL}}}", f"mcp-{taken}")).errors
     assert error.code == "E_TOOL_NAME_CONFLICT"
