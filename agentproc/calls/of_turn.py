@@ -16,10 +16,9 @@ from typing import Any
 from goondan.agentproc.calls.caller import CallContext
 from goondan.agentproc.calls.handlers import CallHandlers
 from goondan.agentproc.extensions.stages import Stages
-from goondan.agentproc.machine.messages import Message, ToolCallPart
+from goondan.agentproc.machine.messages import ToolCallPart, ToolResultPart
 from goondan.agentproc.machine.turn import DropCalls, Listed, ListTools, RunTool, ToolFinished, Turn
 from goondan.agentproc.model.context import TurnContext
-from goondan.agentproc.turn.notes import results_of
 from goondan.agentproc.turn.parts import Done, TurnCore, TurnParts
 from goondan.schemas.bundle.address import SEPARATOR
 from goondan.schemas.wire.codec import to_raw
@@ -104,13 +103,10 @@ class TurnCalls(CallHandlers):
         if self.stages is not None:
             self.stages.drop_calls(tool_call_ids)
 
-    def stored(self, message: Message) -> list[str]:
-        """callIds of the results in a stored message that came from the tool host."""
-        return [
-            call_id
-            for part in results_of(message)
-            if (call_id := self._answered.pop(part.tool_call_id, None)) is not None
-        ]
+    def stored(self, results: Sequence[ToolResultPart]) -> list[str]:
+        """callIds of the stored results that came from the tool host."""
+        found = [self._answered.pop(part.tool_call_id, None) for part in results]
+        return [call_id for call_id in found if call_id is not None]
 
     # --- what parts of features ask for
 

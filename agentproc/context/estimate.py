@@ -137,7 +137,12 @@ def message_size(message: Message) -> int:
     """The bytes of a message, with what its vendor gets back, and with its files."""
     data = message.data
     if isinstance(data, ToolData):
-        return sum([AROUND + result_size(part.result) for part in data.content]) + files_size(message)
+        size = 0
+        for result in data.content:
+            size += AROUND + result_size(result.result)
+            if result.files:
+                size += sum(map(_file_size, result.files))
+        return size
     if not isinstance(data, AssistantData):
         return AROUND + text_size(data.content) + files_size(message)
     size = AROUND
@@ -156,7 +161,7 @@ def message_size(message: Message) -> int:
 
 def files_size(message: Message) -> int:
     """The bytes of text that have as many tokens as the files of a message. They are shown whole, or not at all."""
-    return sum([_file_size(file) for file in files_of(message)])
+    return sum(map(_file_size, files_of(message)))
 
 
 def _file_size(file: FilePart) -> int:

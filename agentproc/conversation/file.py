@@ -156,7 +156,7 @@ class ConversationFile:
                 size += len(value)
         self._room -= 4 * size
         self._unlooked += size
-        if size > _WRITE_BYTES:
+        if size > _WRITE_BYTES and self._room <= 0:
             self._check_room(self._db, more=size)  # before it is in the log
         self._db.execute(statement, values)
 
@@ -178,8 +178,9 @@ class ConversationFile:
 
     def begin(self, writing: _Writing, *, final: bool) -> None:
         """Begin a transaction (see `write`)."""
-        db = self._open()
-        self._empty_log(db)
+        db = self._db or self._open()
+        if self._unlooked >= LARGE_LOG_BYTES // 8:
+            self._empty_log(db)
         self._writing = writing
         if final and self._durability == "power":
             db.execute("PRAGMA synchronous = FULL")
@@ -198,7 +199,8 @@ class ConversationFile:
             self.notes.clear()
         self._room -= _WRITE_BYTES
         self._unlooked += _WRITE_BYTES
-        self._check_room(db)
+        if self._room <= 0:
+            self._check_room(db)
         db.execute("COMMIT")
         if final and self._durability == "power":
             db.execute("PRAGMA synchronous = NORMAL")
@@ -207,8 +209,6 @@ class ConversationFile:
 
     def _empty_log(self, db: sqlite3.Connection) -> None:
         """Copy a large log into the file, unless another process reads the conversation at this moment."""
-        if self._unlooked < LARGE_LOG_BYTES // 8:
-            return
         self._unlooked = 0
         try:
             if os.stat(self._log).st_size <= LARGE_LOG_BYTES:
@@ -222,15 +222,14 @@ class ConversationFile:
             pass
 
     def _check_room(self, db: sqlite3.Connection, *, more: int = 0) -> None:
-        """Raise E_STORE_FULL when the transaction leaves no room for the end of its turn, or (a final one) for itself.
+        """The known room is used up: look at the sizes. Raise E_STORE_FULL when the transaction leaves no room for the
+        end of its turn, or (a final one) for itself.
 
         At the end of a turn its messages are copied within the file, and the pages of the copies go through the log.
         `more` bytes are about to be added. As a message they count for themselves, for their copy, and for the log of
         both.
         """
         if self._max_bytes is None or self._writing == "reserve":
-            return
-        if self._room > 0:
             return
         page, pages, free = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in _PAGES)
         copied = db.execute("SELECT coalesce(sum(length(message) + ?), 0) FROM events", (_EVENT_BYTES,)).fetchone()[0]

@@ -120,6 +120,8 @@ class DynamicTools:
         """The tools that the next step's catalog has besides the agent's own tools: those that were registered, then
         those that were brought, each in their order.
         """
+        if not (self._tools or self._brought or self._served):
+            return []
         brought = [self._taken[name] for name, tool in self._brought.items() if tool.exposed and name in self._taken]
         own = [tool.item for tool in self._tools.values() if tool.exposed]
         return [*own, *brought, *(tool.item for _, tool in self._served.values())]

@@ -177,10 +177,10 @@ class Catalog:
         """The extensions' tools that a step begins with: those that `spec.tools` names, then those that are exposed by
         themselves (DYNAMIC-08, DYNAMIC-09).
         """
-        if self._dynamic is None:
+        if self._dynamic is None or not ((exposed := self._dynamic.exposed) or self._named):
             return []
         named = [item for name in self._named if (item := self._dynamic.find(name)) is not None]
-        return [*named, *(item for item in self._dynamic.exposed if item.name not in self._named)]
+        return [*named, *(item for item in exposed if item.name not in self._named)]
 
     def registered(self, name: str) -> CatalogItem | None:
         """The item of a tool that an extension has registered."""

@@ -77,6 +77,8 @@ class ContextMemory:
         self._kept: Kept | None = None
         self._stored: Kept | None = None
         self._model: ModelSpec | None = None  # that was asked for last
+        #: Its window by the table (tokens); None: the table does not have it.
+        self.table: int | None = None
         #: What the server has said of its window in this process (tokens). None: it does not say, or was not asked.
         self.listed: int | None = None
         #: How often it may still be asked. Some servers say it of a model only after its first answer.
@@ -88,7 +90,7 @@ class ContextMemory:
             self._kept = self._stored = self._read()
         if model is self._model:
             return self._kept
-        self._model = model
+        self._model, self.table = model, known_window(model.model)
         name = f"{model.provider}/{model.model}@{model.endpoint or ''}"
         if self._kept.model != name:
             self._kept = Kept(model=name, shape=self._kept.shape)
@@ -236,7 +238,9 @@ class TurnContext:
         if self._opening is None:
             own = self._transcript.own_messages
             self._opening = next((message.id for message in own if isinstance(message.data, UserData)), "")
-        fixed = estimate.text_size(request.system) + self._tools.size + estimate.blocks_size(request.blocks)
+        fixed = estimate.text_size(request.system) + self._tools.size
+        if request.blocks:
+            fixed += estimate.blocks_size(request.blocks)
         messages = request.messages
         return _Parts(request, messages, self._sizes.of(messages), fixed, aside, wishes)
 
@@ -257,7 +261,7 @@ class TurnContext:
             kept, size = shorter, self._size(parts, shorter.shape)
         tokens = self._tokens(kept, size)
         forced = window is not None and tokens > window.high
-        if forced or self._unwished(parts, kept, tokens):
+        if forced or (parts.wishes is not estimate.NO_WISHES and self._unwished(parts, kept, tokens)):
             kept = await self._jump(parts, kept, self._low(parts, kept, window), forced=forced)
             size = self._size(parts, kept.shape)
         fitted = self._fitted(parts, kept, size, window)
@@ -268,8 +272,6 @@ class TurnContext:
 
     def _unwished(self, parts: _Parts, kept: Kept, tokens: int) -> bool:
         """Whether extensions wish that a request of so many tokens is cut."""
-        if parts.wishes is estimate.NO_WISHES:
-            return False
         shown = len(parts.messages) - begin_of(parts.messages, kept.shape)
         return parts.wishes.too_much(shown, tokens - estimate.tokens_of(parts.fixed, kept.ratio))
 
@@ -326,7 +328,7 @@ class TurnContext:
 
     def _known(self, request: ModelRequest) -> int | None:
         """The window by what the bundle, the server or the table says (tokens)."""
-        return request.model.context_tokens or self._memory.listed or known_window(request.model.model)
+        return request.model.context_tokens or self._memory.listed or self._memory.table
 
     # --- less of the conversation
 

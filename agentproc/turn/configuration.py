@@ -64,6 +64,8 @@ class InForce:
         self.revision = revision
         self.changes = list(changes)
         self._earlier = earlier
+        #: Whether it differs from the bundle's current configuration.
+        self._differs = bool(self.changes) or earlier is not None
 
     @cached_property
     def base(self) -> str:
@@ -75,17 +77,12 @@ class InForce:
         said = effective_config.declared(self.spec) if self._earlier is None else self._earlier.said
         return effective_config.apply_changes(said, self.changes)
 
-    @property
-    def _differs(self) -> bool:
-        """Whether it differs from the bundle's current configuration."""
-        return bool(self.changes) or self._earlier is not None
-
     @cached_property
     def config(self) -> dict[str, Any]:
         """The configuration as extensions see it. Nobody may change this object."""
         return effective_config.shown(self.spec, self._applied)
 
-    @property
+    @cached_property
     def tools(self) -> list[str] | None:
         """The names of the Tools and of the dynamic tools that a step begins with; None: those that the
         bundle gives.
@@ -93,7 +90,7 @@ class InForce:
         own = self._earlier is not None or any(change.tools is not None for change in self.changes)
         return self._applied.tools if own else None
 
-    @property
+    @cached_property
     def system(self) -> str | None:
         """The system prompt."""
         return self._applied.system if self._differs else self.spec.system
@@ -104,7 +101,7 @@ class InForce:
         own = self.spec.model
         return msgspec.structs.replace(own, model=self._applied.model.model) if self._differs else own
 
-    @property
+    @cached_property
     def max_steps(self) -> int:
         """How many steps a turn may take."""
         return self._applied.max_steps if self._differs else self.spec.max_steps_per_turn
@@ -198,9 +195,10 @@ class TurnConfig:
         ConversationStore.write.
         """
         if not again:
-            self._enter(self._config.current)
-            now = self.in_force
-            if now.revision != self._recorded or self._unsaid:
+            now = self._config.current
+            if now is not self.in_force:
+                self._enter(now)
+            if now.revision != self._recorded or (now.spec.extensions and self._unsaid):
                 with self._store.write():
                     if now.revision != self._recorded:
                         self._recorded = now.revision

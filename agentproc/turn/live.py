@@ -87,7 +87,8 @@ class LiveFeed:
         self._parent_span = frame.parent_span_id
         self._event_id = frame.event_id
         self._epoch = frame.epoch
-        self._wanted = frame.live
+        #: Whether anybody listens.
+        self.wanted = frame.live
         self._closed = False
         self._wait: RuntimeEventKind | None = None  # the kind of the wait that was told and is not over
         self._for_operator = frame.source == OPERATOR
@@ -106,13 +107,13 @@ class LiveFeed:
     @property
     def on_delta(self) -> Callable[[TextDelta], None] | None:
         """The function that takes pieces of text from the provider; None when nobody listens."""
-        return self._delta if self._wanted else None
+        return self._delta if self.wanted else None
 
     def tell(self, actions: Sequence[Action], endings: Sequence[Ending] = ()) -> None:
         """Send news about the next actions of the turn. All earlier text is sent first. `endings` are the ends of the
         turn or of a step that come with these actions.
         """
-        if not self._wanted:
+        if not self.wanted:
             return
         self._send_text(everything=True)
         if not self._begun:
@@ -141,7 +142,7 @@ class LiveFeed:
 
     def progress(self, frame: Frame) -> None:
         """`tool.progress` of a call of this turn. Raises GoondanError E_FRAME_INVALID."""
-        if not self._wanted or not frame.call_id:
+        if not self.wanted or not frame.call_id:
             return
         said = from_raw(frame.payload, ToolProgress)
         message = None if said.message is None else _short(said.message, MAX_MESSAGE)
@@ -153,7 +154,7 @@ class LiveFeed:
 
     def waits(self, tool_call_id: str) -> None:
         """A call of this turn waits for a person."""
-        if self._wanted:
+        if self.wanted:
             call = _short(tool_call_id, MAX_NAME)
             self._send(RuntimeEvent(kind="tool.waits", step=self._step, tool_call_id=call))
 
@@ -183,13 +184,13 @@ class LiveFeed:
         """The step's request waits before a model server, as the broker says: `before` others go out before it, and
         nobody for `held_ms` (milliseconds).
         """
-        if self._wanted:
+        if self.wanted:
             wait = Wait(before=before, wait_ms=held_ms)
             self._send(RuntimeEvent(kind="model.waits", step=self._step, wait=wait))
 
     def close(self) -> None:
         """Stop the timer, and drop everything that waits."""
-        self._wanted, self._closed = False, True
+        self.wanted, self._closed = False, True
         self._restart(again=False)
         if self._timer is not None:
             self._timer.cancel()
@@ -200,7 +201,7 @@ class LiveFeed:
     def _delta(self, delta: TextDelta) -> None:
         if delta.again:
             self._restart(again=True)
-        if not self._wanted or self._muted:
+        if not self.wanted or self._muted:
             return
         kind: _Kind = "reasoning" if delta.reasoning else "text"
         if not self._waiting or self._waiting[-1].kind != kind:

@@ -22,7 +22,7 @@ from msgspec import Raw, Struct, structs
 from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.machine.answers import TurnUsage, money_of, used_by
 from goondan.agentproc.machine.catalog import StepCatalog, refusal, unreachable
-from goondan.agentproc.machine.messages import Message, ToolCallPart, ToolData
+from goondan.agentproc.machine.messages import ToolCallPart, ToolResultPart
 from goondan.agentproc.machine.model_waits import ModelAttempts
 from goondan.agentproc.machine.turn import Action, AskModel, End, EnterStep, LeaveStep, LeaveTurn, RunTool, Yield
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
@@ -59,7 +59,7 @@ class Ending(Struct, frozen=True):
 
 class TurnNotes:
     """The notes of one turn. `parent_span_id` is the span that the turn's event comes from. `redact` removes secrets
-    from a text. `spec` gives the agent's specification as it is now.
+    from a text. `spec` gives the agent's specification as it is now. `live`: somebody takes the endings.
     """
 
     def __init__(
@@ -70,6 +70,8 @@ class TurnNotes:
         parent_span_id: str | None,
         redact: Callable[[str], str],
         spec: Callable[[], AgentSpec],
+        *,
+        live: bool = False,
     ) -> None:
         self._spec = spec
         self._whole = spec().traces == "whole"
@@ -88,6 +90,7 @@ class TurnNotes:
         self._receipts: dict[str, Raw] = {}  # of calls whose results are not stored yet
         self._refusals: dict[str, tuple[str, str]] = {}  # of calls whose results are not noted yet
         self._endings: list[Ending] = []
+        self._live = live
         #: What the turn's model calls have used.
         self.usage = TurnUsage()
 
@@ -149,9 +152,9 @@ class TurnNotes:
             elif isinstance(action, Yield):
                 self._end_step(at, None)
 
-    def results(self, message: Message, at: str) -> None:
-        """Note the results in a message."""
-        for part in results_of(message):
+    def results(self, parts: Sequence[ToolResultPart], at: str) -> None:
+        """Note results."""
+        for part in parts:
             kept = self._output(part.result, turn_notes.WHOLE_CHARS) if self._whole else None
             args = self._called.get(part.tool_call_id)
             self._result(part.tool_name, part.tool_call_id, args, part.result, at, self._step_span, kept)
@@ -307,7 +310,8 @@ class TurnNotes:
             error = ErrorPayload(error.code, self._bounded(error.message), name=error.name)
             detail = turn_notes.encode_detail(turn_notes.FailureDetail(error, step or None))
         self._store.note(self._turn_id, kind, at, detail, span_id, parent_span_id)
-        self._endings.append(Ending(kind, span_id, parent_span_id, step, error))
+        if self._live:
+            self._endings.append(Ending(kind, span_id, parent_span_id, step, error))
 
     def hangs(self, extension: str, place: str, at: str, hangs_s: float | None) -> None:
         """Note that a layer of an extension hangs, for `hangs_s` seconds now; None: it does not any more."""
@@ -349,8 +353,3 @@ def _failure(end: End) -> ErrorPayload | None:
     if end.status == "completed" or (end.error is not None and end.error.code == "E_MAX_STEPS"):
         return None
     return end.error or _UNKNOWN
-
-
-def results_of(message: Message) -> list[Any]:
-    """The result parts of a tool message; an empty list for any other message."""
-    return message.data.content if isinstance(message.data, ToolData) else []

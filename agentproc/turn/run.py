@@ -33,7 +33,7 @@ from goondan.agentproc.extensions.stages import Stages
 from goondan.agentproc.machine import turn as machine
 from goondan.agentproc.machine.answers import TurnUsage, answer_payload, done_frame, failed, told_event, turn_id
 from goondan.agentproc.machine.catalog import StepCatalog
-from goondan.agentproc.machine.messages import Append, Presented
+from goondan.agentproc.machine.messages import Append, Presented, ToolData, ToolResultPart
 from goondan.agentproc.machine.questions import Ended, end_of
 from goondan.agentproc.model.calls import ModelCalls
 from goondan.agentproc.model.context import TurnContext
@@ -41,7 +41,7 @@ from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from goondan.agentproc.turn.configuration import InForce, TurnConfig
 from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.live import LiveFeed
-from goondan.agentproc.turn.notes import TurnNotes, results_of
+from goondan.agentproc.turn.notes import TurnNotes
 from goondan.agentproc.turn.parts import Features, TurnParts
 from goondan.schemas.bundle.address import instance_workdir
 from goondan.schemas.bundle.launch import AgentSpec, ModelSpec, ToolChoice
@@ -105,7 +105,7 @@ class TurnRun:
         self._transcript = Transcript(instance.store, name, self.turn.take_position, instance.clock)
         self._presented = Presented()
         texts = instance.redact, lambda: instance.spec
-        self.notes = TurnNotes(instance.store, name, self._trace_id, frame.parent_span_id, *texts)
+        self.notes = TurnNotes(instance.store, name, self._trace_id, frame.parent_span_id, *texts, live=frame.live)
         workdir = frame.workdir or instance_workdir(instance.spec.state_dir, instance.spec.name, instance.instance_key)
         self.workdir = workdir
         deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
@@ -196,10 +196,11 @@ class TurnRun:
 
     async def go(self) -> Frame | None:
         """Run to the end. Returns the frame that ends the event, or None when the turn was abandoned."""
-        actions = self._begin()
+        at = self.instance.clock()
+        actions = self._begin(at)
         while True:
             try:
-                ended = self._perform(actions)
+                ended = self._perform(actions, at)
             except GoondanError as error:
                 if error.info.code != "E_STORE_FULL":
                     raise
@@ -277,12 +278,11 @@ class TurnRun:
 
     # --- actions
 
-    def _begin(self) -> list[machine.Action]:
+    def _begin(self, at: str) -> list[machine.Action]:
         """The first actions: of a new turn, or of a turn that an earlier incarnation left. Raises GoondanError as the
         parts of features do.
         """
         instance, store, event = self.instance, self.instance.store, self.event
-        at = instance.clock()
         if self._row is not None and self._row.status == "running":
             stored = store.turn_events(self.turn.turn_id)
             self._transcript.restore(stored)
@@ -292,7 +292,8 @@ class TurnRun:
             resume = resumption(stored, asked is not None, asked)
             own = [message for _, message in resume.stored]
             self._messages = len(own)
-            calls = [f"{self.turn.turn_id}/{part.tool_call_id}" for message in own for part in results_of(message)]
+            results = [part for one in own if isinstance(one.data, ToolData) for part in one.data.content]
+            calls = [f"{self.turn.turn_id}/{part.tool_call_id}" for part in results]
             instance.acks.add(calls)  # the incarnation that stored them may not have said so
             sent = {event.position: event.stored_ms for event in stored}
             self.calls.first_sent = {message.id: sent[position] for position, message in resume.stored}
@@ -375,45 +376,45 @@ class TurnRun:
                 storing(end)
         return done_frame(self._event_id, self._epoch, "failed", payload)
 
-    def _perform(self, actions: Sequence[machine.Action]) -> Frame | None:
-        """Store first, then act. Returns the frame that ends the event, if the actions end the turn or give it back."""
-        actions, end = self._without_secrets(actions)
-        payload = self._store(actions, end)
-        self.live.tell(actions, self.notes.take_endings())
+    def _perform(self, actions: Sequence[machine.Action], at: str) -> Frame | None:
+        """Store first, then act. Returns the frame that ends the event, if the actions end the turn or give it back:
+        `End` and `Yield` are always the last of them. `at` is the time.
+        """
+        last = actions[-1] if actions else None
+        end = last if isinstance(last, machine.End) else None
+        if end is not None and (error := self.instance.secrets.out_of_error(end.error)) is not end.error:
+            end = structs.replace(end, error=error)
+            actions = [*actions[:-1], end]
+        payload = self._store(actions, end, at)
+        if self.live.wanted:
+            self.live.tell(actions, self.notes.take_endings())
         for action in actions:
             perform = self._performs.get(type(action))
             if perform is not None:
                 perform(action)
         if end is not None:
             return done_frame(self._event_id, self._epoch, end.status, payload)
-        if any(isinstance(action, machine.Yield) for action in actions):
+        if isinstance(last, machine.Yield):
             return Frame("ack", stage="release", event_id=self._event_id, epoch=self._epoch)
         return None
 
-    def _without_secrets(
-        self, actions: Sequence[machine.Action]
-    ) -> tuple[Sequence[machine.Action], machine.End | None]:
-        """The actions, and the end among them, with secrets removed from its error."""
-        end = next((action for action in actions if isinstance(action, machine.End)), None)
-        if end is None or (error := self.instance.secrets.out_of_error(end.error)) is end.error:
-            return actions, end
-        hidden = structs.replace(end, error=error)
-        return [hidden if action is end else action for action in actions], hidden
-
-    def _store(self, actions: Sequence[machine.Action], end: machine.End | None) -> bytes:
+    def _store(self, actions: Sequence[machine.Action], end: machine.End | None, at: str) -> bytes:
         """Store the messages of the actions in one transaction. Returns the answer if the turn ends, else b""."""
-        instance, at, payload = self.instance, self.instance.clock(), b""
+        instance, payload = self.instance, b""
         stores = [action for action in actions if isinstance(action, machine.Store)]
         if not stores and end is None:
             self.notes.model(at)
             self.notes.actions(actions, at, self.calls.catalog)
             self._noted()
             return payload
+        results: list[ToolResultPart] = []
         with instance.store.write(final=end is not None):
             self.notes.model(at)
             for store in stores:
                 self._transcript.append(store.position, store.message)
-                self.notes.results(store.message, at)
+                if isinstance(store.message.data, ToolData):
+                    results += store.message.data.content
+            self.notes.results(results, at)
             if end is not None:
                 name = self.turn.turn_id
                 used = self.notes.usage
@@ -428,7 +429,8 @@ class TurnRun:
             for storing in self.parts.hooks.storing:
                 storing(end)
             self.notes.actions(actions, at, self.calls.catalog)
-        instance.acks.add([call_id for store in stores for call_id in self.calls.stored(store.message)])
+        if results:
+            instance.acks.add(self.calls.stored(results))
         if stores and end is None:
             self._messages += len(stores)  # not the place of the last one: results are stored in any order
             first, self._position = self._position is None, self._messages
