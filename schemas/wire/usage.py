@@ -18,6 +18,8 @@ from msgspec import Meta, Struct
 
 #: Billionths in one unit of money.
 NANO: Final = 1_000_000_000
+#: The highest cost that is counted (billionths): the highest limit of money. The journal's numbers have 64 bits.
+MAX_COST: Final = 10**9 * NANO
 #: A price is for so many tokens.
 _PRICED: Final = 1_000_000
 
@@ -51,11 +53,11 @@ class Prices(Struct, frozen=True):
     cache_write: int = 0
 
     def cost(self, fresh: int, output: int, cached: int = 0, written: int = 0) -> int:
-        """Billionths, rounded up. `fresh` tokens were read for the first time, `cached` from the vendor's cache, and
+        """Billionths, rounded up, at most MAX_COST. `fresh` tokens were read for the first time, `cached` from the vendor's cache, and
         `written` were put into it.
         """
         whole = fresh * self.input + output * self.output + cached * self.cached_input + written * self.cache_write
-        return -(-whole // _PRICED)
+        return min(-(-whole // _PRICED), MAX_COST)
 
 
 FREE: Final = Prices()

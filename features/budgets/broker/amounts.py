@@ -19,7 +19,7 @@ from msgspec import Struct
 from goondan.features.budgets.wire import BudgetLeft, BudgetLimits
 from goondan.kernel.broker.state.records import Item, Put, Retire, encode
 from goondan.schemas.wire.errors import GoondanError, error_payload
-from goondan.schemas.wire.usage import NANO
+from goondan.schemas.wire.usage import MAX_COST, NANO
 
 #: The name of the spender when nobody knows who it was: a killed broker had counted the calls ahead.
 UNKNOWN: Final = ""
@@ -135,9 +135,10 @@ class Account:
         self.by: dict[str, Spend] = {}
 
     def charge(self, spender: str, amount: Spend) -> None:
-        """Add an amount that this agent has spent."""
-        self.spent.add(amount)
-        self.by.setdefault(spender, Spend()).add(amount)
+        """Add an amount that this agent has spent. Money is counted up to MAX_COST."""
+        for spent in (self.spent, self.by.setdefault(spender, Spend())):
+            spent.add(amount)
+            spent.money = min(spent.money, MAX_COST)
 
 
 class Shortage(NamedTuple):

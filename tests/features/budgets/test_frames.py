@@ -197,6 +197,20 @@ def test_a_model_call_is_held_settled_and_priced() -> None:
     assert isinstance(reserve(world, "m3", 1, 1), ErrorPayload), "it took more than it held"
 
 
+def test_any_number_of_tokens_at_any_price_can_be_stored() -> None:
+    world = budgeted(coder=BudgetLimits(calls=100))
+    dear = structs.replace(PRICED, pricing=Pricing(input_per_million=10.0**9, output_per_million=10.0**9))
+    spec = world.plan.agents["coder"]
+    world.plan = structs.replace(world.plan, agents={**world.plan.agents, "coder": structs.replace(spec, model=dear)})
+    part_of(world.router, Budgets).revise(world.plan)
+    for number in range(20):
+        assert isinstance(reserve(world, f"m{number}", 10**9, 10**9), BudgetGranted)
+        settle(world, f"m{number}", 10**9, 10**9)
+    assert (spent(world)["money"], spent(world)["tokens"]) == (10**9, 40 * 10**9)
+    world.kill_broker()
+    assert (spent(world)["money"], spent(world)["tokens"]) == (10**9, 40 * 10**9)
+
+
 def test_a_call_is_settled_at_the_price_of_the_model_that_was_asked() -> None:
     world = budgeted(coder=BudgetLimits(money=20.0))
     spec = world.plan.agents["coder"]
