@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from goondan.agentproc.http.connection import Client, Patience, Response
 from goondan.agentproc.providers import base, faults
 from goondan.agentproc.providers.history import Seeing
-from goondan.agentproc.providers.reader import MAX_MODEL_NAME, AnswerReader, EventTooLarge, SseDecoder
+from goondan.agentproc.providers.reader import MAX_NAME, AnswerReader, EventTooLarge, SseDecoder
 from goondan.agentproc.providers.vendor import Vendor, WireRequest, answered, first_model, with_files
 from goondan.schemas.models.origins import key_may_go, origin_of
 from goondan.schemas.models.server_answers import in_answer, in_listing, server_root
@@ -379,7 +379,7 @@ class HttpProvider:
         if answer.model == request.model.model and not self._listed:
             return answer
         name = base.redactor_of(request.model)(answer.model) if answer.model else request.model.model
-        return answer if name == answer.model else replace(answer, model=faults.plain(name)[:MAX_MODEL_NAME] or None)
+        return answer if name == answer.model else replace(answer, model=faults.plain(name)[:MAX_NAME] or None)
 
 
 def _nobody(news: base.ModelNews) -> None:

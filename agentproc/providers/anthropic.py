@@ -326,7 +326,7 @@ class Reader(reader.AnswerReader):
         said = reader.decode_json(_decode_event, event.data)
         match said.type or event.name:
             case "message_start" if said.message is not None:
-                self._answered = reader.model_name(said.message.model)
+                self._answered = reader.name_of(said.message.model)
                 self._count_tokens(said.message.usage)
             case "content_block_start" if said.content_block is not None:
                 self._count(max(0, len(event.data) - _EMPTY_BLOCK))  # thoughts come whole, and are kept
@@ -349,7 +349,7 @@ class Reader(reader.AnswerReader):
         if message.error is not None:
             raise _stream_error(message.error)
         self._count_tokens(message.usage)
-        self._stop, self.done, self._answered = message.stop_reason, True, reader.model_name(message.model)
+        self._stop, self.done, self._answered = message.stop_reason, True, reader.name_of(message.model)
         return "".join([self._begin(index, block) for index, block in enumerate(message.content)])
 
     # --- inside

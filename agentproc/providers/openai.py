@@ -266,7 +266,7 @@ class Reader(reader.AnswerReader):
         if chunk.usage is not None:
             self._usage = _counted(chunk.usage)
         if self._answered is None:
-            self._answered = reader.model_name(chunk.model)
+            self._answered = reader.name_of(chunk.model)
         text = ""
         for choice in chunk.choices or []:
             if choice.index:

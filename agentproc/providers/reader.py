@@ -31,8 +31,8 @@ MAX_ANSWER_CHARS: Final = 1 << 20
 MAX_CALLS: Final = 1024
 #: The most tokens that a server can be believed to have counted. JSON readers everywhere can hold it.
 MAX_TOKENS: Final = (1 << 53) - 1
-#: The longest name of a model that is kept (characters).
-MAX_MODEL_NAME: Final = 200
+#: The longest name of a model, and the longest reason why one stopped, that is kept (characters).
+MAX_NAME: Final = 200
 #: The largest event (bytes). Vendors send a few hundred bytes. A server that sends its whole answer as one event stays
 #: below.
 MAX_EVENT_BYTES: Final = 8 << 20
@@ -228,7 +228,7 @@ class AnswerReader(ABC):
         return ModelAnswer(
             text=text,
             calls=calls,
-            finish_reason=self._stop,
+            finish_reason=name_of(self._stop),
             usage=self._usage,
             metadata=kept_by(self.provider, self._model, **kept) if kept else None,
             reasoning="".join(self._thoughts),
@@ -373,6 +373,6 @@ def text_of(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
-def model_name(value: Any) -> str | None:
-    """The name of the model that answered, from a field of the answer. None when it is no name."""
-    return plain(value)[:MAX_MODEL_NAME] or None if isinstance(value, str) else None
+def name_of(value: Any) -> str | None:
+    """A name from a field of the answer: of its model, or of why that stopped. None when it is no name."""
+    return plain(value)[:MAX_NAME] or None if isinstance(value, str) else None

@@ -322,7 +322,7 @@ class Reader(reader.AnswerReader):
     def _meet(self, said: _Event) -> str:
         """The response has begun."""
         if said.response is not None and self._answered is None:
-            self._answered = reader.model_name(said.response.model)
+            self._answered = reader.name_of(said.response.model)
         return ""
 
     def _finish_response(self, said: _Event) -> str:
@@ -335,7 +335,7 @@ class Reader(reader.AnswerReader):
         if response.error is not None or status in ("failed", "cancelled"):
             raise _failure(response.error, status)
         self.done = True
-        self._answered = reader.model_name(response.model) or self._answered
+        self._answered = reader.name_of(response.model) or self._answered
         if response.usage is not None:
             used = response.usage
             self._usage = reader.counted(

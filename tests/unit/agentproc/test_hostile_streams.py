@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from goondan.agentproc.http import wire_of
 from goondan.agentproc.providers.base import ModelAnswer
 from goondan.agentproc.providers.faults import Fault
-from goondan.agentproc.providers.reader import MAX_ANSWER_CHARS, SseDecoder
+from goondan.agentproc.providers.reader import MAX_ANSWER_CHARS, MAX_NAME, SseDecoder
 from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.wire.codec import encode_value
 from tests.unit.agentproc.vendor_formats import asked
@@ -140,6 +141,31 @@ def test_every_provider_reads_its_own_rehearsed_streams(provider: str) -> None:
     answer, text, _ = hear(provider, [bytes([byte]) for byte in done.encode()])
     assert isinstance(answer, ModelAnswer)
     assert (answer.text, text) == ("done", "done")
+
+
+#: An answer in each format that says why it stops.
+STOPPED: dict[str, Callable[[str], list[dict[str, Any]]]] = {
+    "anthropic": lambda why: [
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": "hi"}},
+        {"type": "message_delta", "delta": {"stop_reason": why}},
+        {"type": "message_stop"},
+    ],
+    "openai": lambda why: [{"choices": [{"delta": {"content": "hi"}, "finish_reason": why}]}],
+    "responses": lambda why: [
+        {"type": "response.output_text.delta", "output_index": 0, "delta": "hi"},
+        {
+            "type": "response.incomplete",
+            "response": {"status": "incomplete", "incomplete_details": {"reason": why}},
+        },
+    ],
+}
+
+
+@ALL
+def test_why_a_model_stopped_is_a_short_line(provider: str) -> None:
+    answer, _, _ = hear(provider, [encoded(STOPPED[provider]("\x1b[2J" + "x" * 1_000_000))])
+    assert isinstance(answer, ModelAnswer)
+    assert answer.finish_reason == "[2J" + "x" * (MAX_NAME - 3)
 
 
 #: A piece of reasoning in each format.
