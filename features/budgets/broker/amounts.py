@@ -305,7 +305,7 @@ def report(tree: Tree, lasted_ms: int) -> dict[str, Any]:
         "budgets": [
             {
                 "agent": account.agent,
-                "currency": account.limits.currency,
+                "currency": account.limits.currency if "money" in account.limits.rows else None,
                 "limits": {name: in_units(name, limit) for name, limit in account.limits.rows.items()},
                 "spent": {**account.spent.shown(), "wallSeconds": in_units("wallSeconds", lasted_ms)},
                 "held": account.held.shown(),

@@ -187,6 +187,7 @@ def test_a_model_call_is_held_settled_and_priced() -> None:
     settle(world, "m1", 900, 100)
     amounts = spent(world)
     assert (amounts["modelCalls"], amounts["inputTokens"], amounts["outputTokens"]) == (1, 900, 100)
+    assert admin(world, "budget")["trees"][0]["budgets"][0]["currency"] == "USD"
     assert amounts["money"] == pytest.approx(0.9 + 0.2)
     settle(world, "m1", 5_000, 4_000)
     assert spent(world)["tokens"] == 1_000, "said twice, it counts once"
@@ -207,6 +208,7 @@ def test_any_number_of_tokens_at_any_price_can_be_stored() -> None:
         assert isinstance(reserve(world, f"m{number}", 10**9, 10**9), BudgetGranted)
         settle(world, f"m{number}", 10**9, 10**9)
     assert (spent(world)["money"], spent(world)["tokens"]) == (10**9, 40 * 10**9)
+    assert admin(world, "budget")["trees"][0]["budgets"][0]["currency"] is None, "it has no limit of money"
     world.kill_broker()
     assert (spent(world)["money"], spent(world)["tokens"]) == (10**9, 40 * 10**9)
 
