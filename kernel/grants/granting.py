@@ -236,15 +236,14 @@ def _check_policy(
     report: Report,
 ) -> None:
     """Report what has no effect in a policy, and what not even the operator can give."""
-    decisions: list[tuple[str, Path, resources.SandboxPart]] = [
-        *(("a policy", ("widen", number), item.sandbox) for number, item in enumerate(policy.widen)),
-        *(("a pin", ("pinned", number), item.sandbox) for number, item in enumerate(policy.pinned)),
+    decisions: list[tuple[str, str, Path, resources.SandboxPart]] = [
+        *(("a policy", "a tool", ("widen", number), item.sandbox) for number, item in enumerate(policy.widen)),
+        *(("a pin", "the commands", ("pinned", number), item.sandbox) for number, item in enumerate(policy.pinned)),
     ]
-    for what, item_at, part in decisions:
+    for what, whose, item_at, part in decisions:
         at = (*item_at, "sandbox")
         check_sandbox(part, document, at, files, report)
         if part.isolation is not None:
-            whose = "a tool" if what == "a policy" else "the commands"
             message = f"{what} does not change the isolation of {whose}"
             report.error("E_CONFIG_INVALID_VALUE", message, document.key(*at, "isolation"), "Remove the field.")
         for fault in dangers(widen(SandboxSpec(), resolve_part(part, files)), context):
