@@ -125,7 +125,6 @@ def _enclosed(facts: HostFacts | GoondanError) -> list[Enclosed]:
     if isinstance(facts, GoondanError) or not facts.bwrap:
         return []  # bubblewrap could not be started anyway
     ways: list[Enclosed] = []
-    filters = [program(facts.machine, sockets=sockets, drops=True).hex() for sockets in (False, True)]
     for net_admin in (True, False):
         host = msgspec.structs.replace(facts, user_namespaces=False, net_admin=net_admin)
         if (enclosure := enclosure_of(host)) is not None:
@@ -134,7 +133,6 @@ def _enclosed(facts: HostFacts | GoondanError) -> list[Enclosed]:
                     "enclosure": enclosure,
                     "argv": start_of(host.bwrap, host.boot(JAIL_CODE)),
                     "walls": isolation(host),
-                    "filters": filters,
                     "options": ARGS_FD,
                     "filter": FILTER_FD,
                 }
@@ -144,6 +142,7 @@ def _enclosed(facts: HostFacts | GoondanError) -> list[Enclosed]:
 
 def _allowed(user: int, endpoint: str, powers: Powers, facts: HostFacts | GoondanError) -> AllowList:
     tree = powers.tree
+    machine = None if isinstance(facts, GoondanError) else facts.machine
     return {
         "user": user,
         "jails": powers.uids.bounds,
@@ -156,6 +155,7 @@ def _allowed(user: int, endpoint: str, powers: Powers, facts: HostFacts | Goonda
         "beside": None if tree is None else beside(tree),
         "guarded": list(GUARDED_NAMES),
         "enclosed": _enclosed(facts),
+        "filters": [program(machine, sockets=sockets, drops=True).hex() for sockets in (False, True) if machine],
     }
 
 

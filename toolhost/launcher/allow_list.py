@@ -81,8 +81,6 @@ class Enclosed(TypedDict):
     argv: list[str]
     #: The first options of bubblewrap, as words.
     walls: list[str]
-    #: Each system call filter that may be put up (hexadecimal).
-    filters: list[str]
     #: The place of the descriptor that options are read from.
     options: int
     #: The place of the descriptor that the system call filter is read from.
@@ -169,6 +167,8 @@ class AllowList(TypedDict):
     home: str
     #: The ways in which bubblewrap is started where it runs as root.
     enclosed: list[Enclosed]
+    #: Each system call filter that may be put up there (hexadecimal).
+    filters: list[str]
     #: The tool host's control groups.
     groups: list[str]
     #: How the paths of the groups begin that stand beside them; None without such groups.
@@ -266,11 +266,13 @@ def way_of(request: Launch, ways: list[Enclosed]) -> Enclosed:
     raise NotAllowed("that is not the root directory that bubblewrap gets here")
 
 
-def check_enclosed(request: Launch, options: bytes, code: bytes, allowed: Enclosed) -> None:
-    """Raise NotAllowed for anything but a jail that begins as root with the walls of `allowed`. Pure."""
+def check_enclosed(request: Launch, options: bytes, code: bytes, allowed: Enclosed, filters: list[str]) -> None:
+    """Raise NotAllowed for anything but a jail that begins as root with the walls of `allowed` and one of these filters
+    (hexadecimal). Pure.
+    """
     if request["argv"] != allowed["argv"] or request["env"] or request["folder"] is not None:
         raise NotAllowed("that is not how bubblewrap is started here")
-    if code.hex() not in allowed["filters"]:
+    if code.hex() not in filters:
         raise NotAllowed("that is no system call filter of a jail")
     words = [word.decode("utf-8", "surrogateescape") for word in options.split(b"\0")]
     walls = allowed["walls"]

@@ -46,7 +46,6 @@ from goondan.toolhost.launcher.allow_list import (
     MAX_DESCRIPTORS,
     MAX_REQUEST,
     AllowList,
-    Enclosed,
     Launch,
     NotAllowed,
     Run,
@@ -334,7 +333,7 @@ def guard(request: Launch | Run, fds: list[int], allowed: AllowList, settled: Se
     if "argv" in request:
         check_launch(request, allowed, enclosed=may_enclose)
         if request["enclosure"] is not None:
-            _hold_enclosed(request, fds, allowed["enclosed"])
+            _hold_enclosed(request, fds, allowed)
         return check_stages(request["stages"], fds[len(request["places"]) :], allowed, state_root)
     if set(request) != {"program", "arguments"}:
         raise NotAllowed("that is no request of a tool host")
@@ -342,11 +341,11 @@ def guard(request: Launch | Run, fds: list[int], allowed: AllowList, settled: Se
     return []
 
 
-def _hold_enclosed(request: Launch, fds: list[int], ways: list[Enclosed]) -> None:
+def _hold_enclosed(request: Launch, fds: list[int], allowed: AllowList) -> None:
     """Check such a launch. What was checked is replaced by a copy that nobody else can write to."""
-    allowed = way_of(request, ways)
+    way = way_of(request, allowed["enclosed"])
     found = {}
-    for number in (allowed["options"], allowed["filter"]):
+    for number in (way["options"], way["filter"]):
         if number not in request["places"]:
             raise NotAllowed("that is not how bubblewrap is started here")
         index = request["places"].index(number)
@@ -356,7 +355,7 @@ def _hold_enclosed(request: Launch, fds: list[int], ways: list[Enclosed]) -> Non
         fds[index] = copy
         os.write(copy, data)
         os.lseek(copy, 0, os.SEEK_SET)
-    check_enclosed(request, found[allowed["options"]], found[allowed["filter"]], allowed)
+    check_enclosed(request, found[way["options"]], found[way["filter"]], way, allowed["filters"])
 
 
 def _check_program(request: Run, allowed: AllowList) -> None:

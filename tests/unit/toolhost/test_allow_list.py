@@ -23,6 +23,7 @@ FIRST, LAST = 0x70001000, 0x70001FFF
 ALLOWED: AllowList = {
     "user": TOOLHOST_UID, "jails": (FIRST, LAST), "instances": DEFAULT.instances, "stages": ["/run", "/mnt"],
     "closed": [*SYSTEM, "/app/toolhost", "/app/.venv"], "top": list(TOP), "home": "/root", "enclosed": [],
+    "filters": [],
     "groups": ["/cg/memory/goondan.7", "/cg/pids/goondan.7"], "beside": "/cg/cpu/goondan-jail.7.",
     "guarded": list(GUARDED_NAMES),
 }  # fmt: skip

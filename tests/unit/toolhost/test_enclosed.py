@@ -25,10 +25,10 @@ ALLOWED: Enclosed = {
     "enclosure": json.loads(msgspec.json.encode(enclosure_of(HOST))),
     "argv": start_of(HOST.bwrap, HOST.boot("/run/goondan/goondan_tool")),
     "walls": isolation(HOST),
-    "filters": [program("x86_64", sockets=sockets, drops=True).hex() for sockets in (False, True)],
     "options": 5,
     "filter": 7,
 }
+FILTERS = [program("x86_64", sockets=sockets, drops=True).hex() for sockets in (False, True)]
 
 
 def made(**sandbox: Any) -> LaunchPlan:
@@ -51,7 +51,7 @@ def check(changed: LaunchPlan, *ways: Enclosed, **request: Any) -> None:
     }  # fmt: skip
     launch: Launch = asked | request  # type: ignore[assignment] # the rest of it is allowed.check_launch's affair
     options = b"".join(option.encode() + b"\0" for option in changed.options)
-    check_enclosed(launch, options, changed.filter, way_of(launch, list(ways) or [ALLOWED]))
+    check_enclosed(launch, options, changed.filter, way_of(launch, list(ways) or [ALLOWED]), FILTERS)
 
 
 @pytest.mark.parametrize("sandbox", [{}, {"network": "public"}, {"isolation": "call"}, {"isolation": "shared"}])

@@ -57,7 +57,7 @@ def test_only_the_template_forks(machine: Machine) -> None:
 
 ALLOWED: AllowList = {
     "user": 1, "jails": (100, 199), "instances": (300, 399), "stages": [], "closed": [], "top": [], "home": "",
-    "enclosed": [], "groups": [], "beside": None, "guarded": [],
+    "enclosed": [], "filters": [], "groups": [], "beside": None, "guarded": [],
 }  # fmt: skip
 
 
