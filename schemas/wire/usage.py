@@ -53,8 +53,8 @@ class Prices(Struct, frozen=True):
     cache_write: int = 0
 
     def cost(self, fresh: int, output: int, cached: int = 0, written: int = 0) -> int:
-        """Billionths, rounded up, at most MAX_COST. `fresh` tokens were read for the first time, `cached` from the vendor's
-        cache, and `written` were put into it.
+        """Billionths, rounded up, at most MAX_COST. `fresh` tokens were read for the first time, `cached` from the
+        vendor's cache, and `written` were put into it.
         """
         whole = fresh * self.input + output * self.output + cached * self.cached_input + written * self.cache_write
         return min(-(-whole // _PRICED), MAX_COST)
