@@ -11,7 +11,6 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from itertools import count
 from typing import Any, Final
 
@@ -331,8 +330,10 @@ def out_of_answer(answer: base.ModelAnswer, redact: Callable[[str], str]) -> bas
     """A model's answer without secrets, in whatever field they stand; the same object when there are none. The usual
     answer, which has none, is searched once, as JSON.
     """
-    with suppress(ValueError, OverflowError, RecursionError):  # a text with half of a surrogate pair is no JSON
+    try:
         whole = msgspec.json.encode(answer).decode()
         if redact(whole) == whole:
             return answer
+    except (ValueError, OverflowError, RecursionError):
+        pass  # a text with half of a surrogate pair is no JSON
     return msgspec.convert(in_texts(msgspec.to_builtins(answer), redact), base.ModelAnswer)

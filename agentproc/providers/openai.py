@@ -274,7 +274,8 @@ class Reader(reader.AnswerReader):
             said = choice.delta or choice.message
             if said is not None:
                 piece = self._sized(_content(said.content) + (said.refusal or ""))
-                self._take_thought(said)
+                if said.reasoning_content or said.reasoning:
+                    self._take_thought(said)
                 if piece:
                     self._text.pieces.append(piece)
                     text += piece

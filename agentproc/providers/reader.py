@@ -87,16 +87,15 @@ class SseDecoder:
         events: list[SseEvent] = []
         if self._held_cr:  # the line is complete; an LF that follows belongs to its end
             self._held_cr = False
-            self._take(self._line(), events)
+            self._take([self._line()], events)
             if chunk.startswith(b"\n"):
                 chunk = chunk[1:]
         lines = chunk.splitlines(keepends=True)
         rest = b"" if not lines or lines[-1].endswith(b"\n") else lines.pop()
-        for line in lines:
-            if self._parts:
-                self._parts.append(line)
-                line = self._line()
-            self._take(line, events)
+        if lines and self._parts:
+            self._parts.append(lines[0])
+            lines[0] = self._line()
+        self._take(lines, events)
         if rest:
             self._parts.append(rest)
             self._line_size += len(rest)
@@ -108,9 +107,7 @@ class SseDecoder:
         """The event that the end of the stream completes. Many servers leave out its empty line."""
         events: list[SseEvent] = []
         self._held_cr = False
-        if self._parts:
-            self._take(self._line(), events)
-        self._take(b"\n", events)
+        self._take([self._line(), b"\n"] if self._parts else [b"\n"], events)
         return events
 
     def _line(self) -> bytes:
@@ -124,25 +121,27 @@ class SseDecoder:
         if len(self._data) > self._max_lines:
             raise EventTooLarge(f"an event of more than {self._max_lines} lines")
 
-    def _take(self, line: bytes, events: list[SseEvent]) -> None:
-        """Take one complete line. An event that it completes is added to `events`."""
-        if self._first:
-            line, self._first = line.removeprefix(_BOM), False
-        line = line.rstrip(b"\r\n")
-        if not line:
-            if self._data:
-                name = self._name.decode("utf-8", "replace") or "message"
-                events.append(SseEvent(b"\n".join(self._data).decode("utf-8", "replace"), name))
-            self._data, self._data_size, self._name = [], 0, b""
-            return
-        field, _, value = line.partition(b":")
-        value = value.removeprefix(b" ")
-        if field == b"data":
-            self._data.append(value)
-            self._data_size += len(value) + 1
-            self._check()
-        elif field == b"event":
-            self._name = value
+    def _take(self, lines: list[bytes], events: list[SseEvent]) -> None:
+        """Take complete lines. The events that they complete are added to `events`."""
+        if self._first and lines:
+            lines[0], self._first = lines[0].removeprefix(_BOM), False
+        for ended in lines:
+            line = ended.rstrip(b"\r\n")
+            field, _, value = line.partition(b":")
+            if field == b"data":
+                value = value.removeprefix(b" ")
+                self._data.append(value)
+                self._data_size += len(value) + 1
+                if self._data_size > self._max or len(self._data) > self._max_lines:
+                    self._check()
+            elif field == b"event":
+                self._name = value.removeprefix(b" ")
+            elif not line:
+                if self._data:
+                    name = self._name.decode("utf-8", "replace") or "message"
+                    events.append(SseEvent(b"\n".join(self._data).decode("utf-8", "replace"), name))
+                    self._data, self._data_size = [], 0
+                self._name = b""
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -268,7 +267,9 @@ class AnswerReader(ABC):
 
     def _sized(self, text: str) -> str:
         """The text, counted."""
-        self._count(len(text))
+        self.content += len(text)
+        if self.content > MAX_ANSWER_CHARS:
+            self._count(0)
         return text
 
     def _think(self, text: str) -> None:
