@@ -124,7 +124,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     Feature("restart", ("broker", "base")),
     Feature(
         "skills",
-        ("wire", "bundle", "command", "base", "jail"),
+        ("api", "bundle", "command", "base", "jail"),
         commands={"grant skill": "Show what a skill asks for and gets, or pin its content."},
     ),
     Feature(

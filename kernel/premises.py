@@ -26,7 +26,7 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 class Held(Struct, kw_only=True):
     """The descriptors of what makes a process the kernel of a workspace and its record, as plain values: they stay open
-    across a restart in place (kernel/revisions/handover.py).
+    across a restart in place (kernel/supervisor/handover.py).
     """
 
     #: The folder of the locks and of the record.

@@ -65,7 +65,7 @@ PROGRAMS = (
     "goondan.kernel.supervisor.__main__",
     "goondan.kernel.supervisor.life",
     "goondan.kernel.supervisor.control_link",
-    "goondan.kernel.revisions.conductor",
+    "goondan.kernel.supervisor.conductor",
     "goondan.kernel.bundle.rules.plan",
     "goondan.kernel.broker.__main__",
     "goondan.kernel.broker.transport.libzmq",

@@ -23,10 +23,10 @@ from goondan.agentproc.base.handoff import handoff
 from goondan.agentproc.calls.asks import ToolAsks
 from goondan.agentproc.calls.caller import CallContext, OpenCalls, failed_result
 from goondan.agentproc.calls.swarm import Handler, Swarm
-from goondan.agentproc.context import shape
 from goondan.agentproc.extensions.api import Asking
 from goondan.agentproc.extensions.local_calls import LocalCalls
 from goondan.agentproc.extensions.points.results import output_of, tool_error_of
+from goondan.agentproc.machine import context_shape as shape
 from goondan.agentproc.machine.catalog import Allowed, StepCatalog
 from goondan.agentproc.machine.messages import REASONING, Message, encode_message, error_result
 from goondan.agentproc.machine.questions import Asker

@@ -17,7 +17,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from goondan.agentproc.context.estimate import NO_WISHES, Wishes
 from goondan.agentproc.conversation.transcript import Transcript, read_event
 from goondan.agentproc.extensions.api import Asking
 from goondan.agentproc.extensions.engine import LayerFailed, Watch, run
@@ -25,6 +24,7 @@ from goondan.agentproc.extensions.loaded import Extensions
 from goondan.agentproc.extensions.points import contexts, results
 from goondan.agentproc.extensions.points.pipeline import Kind, Layer, MiddlewareError
 from goondan.agentproc.machine.catalog import REFUSED, Catalog, StepCatalog
+from goondan.agentproc.machine.estimate import NO_WISHES, Wishes
 from goondan.agentproc.machine.messages import Append, Message, ToolCallPart, error_result
 from goondan.agentproc.machine.turn import End, Input, LeaveStep, StepEntered, StepLeft, TurnEntered, TurnLeft
 from goondan.agentproc.providers.base import ModelAnswer

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.agentproc.context.estimate import NO_WISHES
 from goondan.agentproc.extensions.stages import Stages
 from goondan.agentproc.machine.catalog import StepCatalog
+from goondan.agentproc.machine.estimate import NO_WISHES
 from goondan.agentproc.machine.messages import CUT_OFF, MAX_REASONING, REASONING, Message, MessageSource, UserData
 from goondan.agentproc.machine.model_waits import ModelAttempts, StallClock, stalled
 from goondan.agentproc.machine.turn import ModelAnswered, ModelFailed

@@ -1,7 +1,8 @@
 """The context of one turn: makes each request of its model fit, and asks again with less when a server refuses it.
 
-What is shown is decided in agentproc/context/. Here it is stored, the server is asked for its window, and refusals are
-learned from. What one instance remembers of its context from turn to turn is in its conversation's file.
+What is shown is decided in agentproc/machine/context_shape.py. Here it is stored, the server is asked for its window,
+and refusals are learned from. What one instance remembers of its context from turn to turn is in its conversation's
+file.
 
 Rules.
 - What is left out is stored before a request without it goes out. Another process shows the same.
@@ -22,8 +23,11 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct, structs
 
-from goondan.agentproc.context import estimate, shape
-from goondan.agentproc.context.shape import (
+from goondan.agentproc.conversation.store import ConversationStore
+from goondan.agentproc.conversation.transcript import Transcript
+from goondan.agentproc.machine import context_shape as shape
+from goondan.agentproc.machine import estimate
+from goondan.agentproc.machine.context_shape import (
     LEAST_RESULT,
     Shape,
     View,
@@ -36,8 +40,6 @@ from goondan.agentproc.context.shape import (
     squeezed,
     within,
 )
-from goondan.agentproc.conversation.store import ConversationStore
-from goondan.agentproc.conversation.transcript import Transcript
 from goondan.agentproc.machine.messages import Message, UserData
 from goondan.agentproc.providers.base import ContextOverflow, ModelAnswer, ModelRequest, Provider, Usage, output_limit
 from goondan.schemas.bundle.launch import ModelSpec

@@ -22,9 +22,9 @@ from typing import Final
 import msgspec
 
 from goondan.agentproc.calls.caller import OpenCalls
-from goondan.agentproc.context.estimate import FIRST_SURELY
 from goondan.agentproc.extensions.points.results import tool_error_of
 from goondan.agentproc.machine.catalog import Allowed
+from goondan.agentproc.machine.estimate import FIRST_SURELY
 from goondan.agentproc.machine.messages import error_result
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, limited_output, output_limit
 from goondan.agentproc.turn.parts import AgentFeature, Ask, Call, Done, OnNews, Start, TurnCore, TurnPart

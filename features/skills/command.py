@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from goondan.features.skills.wire.skill_text import SKILL_FILE, SkillText, read_skill_text
+from goondan.features.skills.api import SKILL_FILE, SkillText, read_skill_text
 from goondan.kernel.bundle.files import BundleFiles, read_file
 from goondan.kernel.bundle.rules.checked import Checked
 from goondan.kernel.bundle.rules.lookup import MAX_FILE_BYTES, Unreadable

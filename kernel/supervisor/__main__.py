@@ -8,7 +8,7 @@ will be: `{"error": {…}, "problems": […]}`. When the other end of `--parent-
 it is gone. If it is killed itself, everything below it is killed by its parent-death signal.
 
 A restart in place ends every process below it and then replaces this program by a new one, under the same pid
-(kernel/revisions/handover.py).
+(kernel/supervisor/handover.py).
 
 Source: docs/design/processes.md section 2.
 """
@@ -31,7 +31,7 @@ from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError
 
 if TYPE_CHECKING:
-    from goondan.kernel.revisions.handover import Handover
+    from goondan.kernel.supervisor.handover import Handover
 
 #: Descriptors for thousands of agents: a pidfd each and a pipe while it starts.
 WANTED_DESCRIPTORS: Final = 65536
@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
             options.environment_fd = None
         close_memory()
         if options.resume_fd is not None:
-            from goondan.kernel.revisions.handover import read
+            from goondan.kernel.supervisor.handover import read
 
             resumed = read(options.resume_fd)
     except GoondanError as error:
@@ -81,7 +81,7 @@ async def _live(options: Options, resumed: Handover | None, ahead: Ahead) -> int
         if supervisor.handover is None:
             return status
         inherited = [] if options.parent_fd is None else [options.parent_fd]
-        from goondan.kernel.revisions.handover import execute, stay
+        from goondan.kernel.supervisor.handover import execute, stay
 
         refused = execute(supervisor.handover, resuming(options), inherited)
         resumed = stay(supervisor.handover, refused)

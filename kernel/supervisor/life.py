@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from goondan.kernel.grants.powers import Power
-    from goondan.kernel.revisions.conductor import Conductor
-    from goondan.kernel.revisions.handover import Handover
-    from goondan.kernel.revisions.reader import Revision
+    from goondan.kernel.supervisor.conductor import Conductor
+    from goondan.kernel.supervisor.handover import Handover
+    from goondan.kernel.supervisor.reader import Revision
 
 #: How often agents are compared with the wanted set, and logs with their bound (seconds). This finds what events
 #: missed.
@@ -261,7 +261,7 @@ class Supervisor:
 
     def _make_conductor(self, processes: Processes, opened: OpenedBundle) -> Conductor:
         # Imported now, while processes start. Not later: a restart must not meet the files of an update.
-        from goondan.kernel.revisions.conductor import BundleReader, Conductor
+        from goondan.kernel.supervisor.conductor import BundleReader, Conductor
 
         options = self._options
         reader = BundleReader(self._loop, processes.reaper, options, self._log_path("supervisor"))
@@ -303,7 +303,7 @@ class Supervisor:
 
     async def _hand_over(self, premises: Premises, revision: Revision, opened: OpenedBundle) -> None:
         """Collect what the next program needs. Every process but this one has ended."""
-        from goondan.kernel.revisions.handover import Handover
+        from goondan.kernel.supervisor.handover import Handover
 
         listener_fd, waiting = await self._socket.hand_over()
         self.handover = Handover(

@@ -295,7 +295,7 @@ def test_without_a_kernel_there_is_nothing_to_restart() -> None:
 REFUSES = """
 import sys
 from goondan.kernel.supervisor import __main__ as supervisor
-from goondan.kernel.revisions import handover
+from goondan.kernel.supervisor import handover
 execute, times = handover.execute, []
 
 def refuse(*arguments):

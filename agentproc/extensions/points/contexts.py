@@ -27,10 +27,10 @@ from typing import Any, Final, NoReturn, Self
 import msgspec
 from msgspec import Struct
 
-from goondan.agentproc.context.estimate import NO_WISHES, RESULT, Summarise, Wishes
 from goondan.agentproc.extensions.points import results
 from goondan.agentproc.extensions.points.pipeline import POINTS, Layer, MiddlewareError
 from goondan.agentproc.machine.catalog import Catalog, StepCatalog
+from goondan.agentproc.machine.estimate import NO_WISHES, RESULT, Summarise, Wishes
 from goondan.agentproc.machine.messages import Message, MessageEvent
 from goondan.schemas.bundle.address import shown_tool_name
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ToolChoice

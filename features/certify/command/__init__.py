@@ -23,7 +23,7 @@ import yaml
 from goondan.features.certify.command import worker
 from goondan.features.certify.command.client import Stage, scenarios
 from goondan.features.certify.command.playing import PATIENCE_S, Player, play_all, probe
-from goondan.features.certify.command.rules.scenarios import Report, Row, Rule, Scenario, chosen, read, report
+from goondan.features.certify.command.rules import Report, Row, Rule, Scenario, chosen, read, report
 from goondan.features.certify.command.worker import Host
 from goondan.kernel.cli import options
 from goondan.kernel.cli.output import Style, emit, printable, style_of

@@ -27,8 +27,17 @@ import yaml
 import zmq
 
 from goondan.features.certify.command.playing import Differs, NotOffered, Player, Program
-from goondan.features.certify.command.rules.client_rules import JUDGES, Model, too_early
-from goondan.features.certify.command.rules.scenarios import Names, Rule, Scenario, read, scenario, short
+from goondan.features.certify.command.rules import (
+    JUDGES,
+    Model,
+    Names,
+    Rule,
+    Scenario,
+    read,
+    scenario,
+    short,
+    too_early,
+)
 from goondan.schemas.wire.codec import DECODE_ERRORS, FrameError, decode
 
 #: After so many seconds a link that says nothing is given up, besides.

@@ -19,7 +19,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from typing import Any, Final
 
-from goondan.features.certify.command.rules.scenarios import Kind, Names, Played, Scenario, Seen, Trace
+from goondan.features.certify.command.rules import Kind, Names, Played, Scenario, Seen, Trace
 from goondan.features.certify.wire import CANNOT
 from goondan.schemas.wire.errors import fail
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from goondan.features.certify.command.playing import Differs, NotOffered, Player, Program
-from goondan.features.certify.command.rules.scenarios import Names, Scenario, Trace, short
+from goondan.features.certify.command.rules import Names, Scenario, Trace, short
 from goondan.schemas.worker.worker_frames import WorkerFrame
 
 #: One read of the socket (bytes).

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from goondan.features.changesets.wire import FEATURE
 
 if TYPE_CHECKING:
-    from goondan.kernel.revisions.conductor import Client, Conductor
+    from goondan.kernel.supervisor.conductor import Client, Conductor
 
 __all__ = ["FEATURE", "make_client"]
 

@@ -20,15 +20,15 @@ from msgspec import Struct
 from goondan.features.changesets.bundle.entries import EXECUTABLE, LINK, REGULAR, SUBMODULE, TreeEntry
 from goondan.features.changesets.bundle.git import Store
 from goondan.features.changesets.bundle.repository import Repository
-from goondan.features.changesets.process.rules import allowed
+from goondan.features.changesets.process import rules
 from goondan.kernel.bundle.documents import Loaded, load_documents
 from goondan.kernel.bundle.files import NOTHING
 from goondan.kernel.bundle.loader import Asking, Inspected, inspect_bundle
 from goondan.kernel.bundle.rules.positions import plain
 from goondan.kernel.bundle.rules.problems import Report
 from goondan.kernel.grants.powers import Power, untrusted
-from goondan.kernel.revisions.reader import RevisionRefused
 from goondan.kernel.supervisor.options import Options
+from goondan.kernel.supervisor.reader import RevisionRefused
 from goondan.schemas.wire.errors import GoondanError, fail
 
 #: Entries that are looked at.
@@ -87,8 +87,8 @@ class _Reading:
                 self._change(path, None)
 
     def _folder(self, here: int, prefix: str, depth: int) -> None:
-        if depth > allowed.MAX_DEPTH:
-            raise denied(f"{prefix[:100]}… is deeper than {allowed.MAX_DEPTH} folders")
+        if depth > rules.MAX_DEPTH:
+            raise denied(f"{prefix[:100]}… is deeper than {rules.MAX_DEPTH} folders")
         for name in sorted(os.listdir(here)):
             self._entries += 1
             if self._entries > MAX_ENTRIES:
@@ -156,7 +156,7 @@ class _Reading:
         return data
 
     def _change(self, path: str, proposed: Proposed | None) -> None:
-        why = allowed.why_refused(path)
+        why = rules.why_refused(path)
         if why is not None:
             raise denied(f"{_shown(path)} may not be in a changeset: {why}")
         self.changes[path] = proposed
@@ -196,7 +196,7 @@ def check(
     root = bundle if os.path.isdir(bundle) else os.path.dirname(bundle)
     now = inspect_bundle(bundle, state_dir=options.state_dir, handlers=False, policy=options.policy)
     prompts = _prompts(now.loaded)
-    places = allowed.Places(
+    places = rules.Places(
         prefix=repository.prefix,
         documents=_below(repository.top, [source.path for source in now.loaded.sources]),
         prompts=_below(repository.top, [os.path.realpath(os.path.join(root, name)) for name in prompts]),
@@ -214,15 +214,15 @@ def check(
         asking=Asking(running=powers),
         instead=instead,
     )
-    files = [allowed.FileChange(path, _mode(head.get(path)), _mode(proposed)) for path, proposed in changes.items()]
+    files = [rules.FileChange(path, _mode(head.get(path)), _mode(proposed)) for path, proposed in changes.items()]
     if found.errors and all(change.after in (None, REGULAR) for change in files):
         raise invalid(found)  # first: whoever may change it, so it is wrong
-    _deny(allowed.refused_files(files, places))
+    _deny(rules.refused_files(files, places))
     _deny(
         f"{path}: it would be the same file as {other} on some systems"
-        for path, other in allowed.twins([path for path in changes if path not in head], head)
+        for path, other in rules.twins([path for path in changes if path not in head], head)
     )
-    _deny(allowed.refused_documents(_written(now.loaded), _written(found.loaded), prompts))
+    _deny(rules.refused_documents(_written(now.loaded), _written(found.loaded), prompts))
     if not found.judgement.trusted:
         raise denied(untrusted(found.judgement, bundle, running=True).info.message)
 
@@ -260,13 +260,13 @@ def _first(lines: list[str]) -> str:
     return "; ".join(lines[:MAX_NAMED]) + more
 
 
-def _written(loaded: Loaded) -> list[allowed.Written]:
+def _written(loaded: Loaded) -> list[rules.Written]:
     found = []
     for document in loaded.documents:
         value = plain(document.node)
         metadata = value.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
-        found.append(allowed.Written(document.file, f"{value.get('kind')}/{name}", value))
+        found.append(rules.Written(document.file, f"{value.get('kind')}/{name}", value))
     return found
 
 

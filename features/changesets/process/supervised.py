@@ -36,7 +36,7 @@ from goondan.schemas.wire.frames import ErrorPayload
 
 if TYPE_CHECKING:
     from goondan.features.changesets.process.worker import Answer, Task
-    from goondan.kernel.revisions.conductor import Conductor
+    from goondan.kernel.supervisor.conductor import Conductor
     from goondan.kernel.supervisor.reaping import Child, Exit
 
 #: Commits and reverts, what a broker has to know, openings, and worktrees that may go. A smaller number comes first.

@@ -25,9 +25,9 @@ from goondan.features.changesets.process.engine import Engine, not_committed
 from goondan.features.changesets.process.proposed import refusal
 from goondan.features.changesets.wire import ChangesetDone, ChangesetWish, CommittedChangeset, HeldChangeset
 from goondan.kernel.grants.powers import Power
-from goondan.kernel.revisions.reader import Revision, RevisionRefused, read
-from goondan.kernel.revisions.reader import Task as Reading
 from goondan.kernel.supervisor.options import Options
+from goondan.kernel.supervisor.reader import Revision, RevisionRefused, read
+from goondan.kernel.supervisor.reader import Task as Reading
 from goondan.schemas.system.secrecy import close_memory
 from goondan.schemas.system.startup import close_to_others, die_with_parent, set_process_name
 from goondan.schemas.wire.errors import GoondanError

@@ -2,7 +2,7 @@
 
 Rules.
 - One thing at a time for each app and subject: an asker waits while a token is refreshed, and gets the new one.
-- The beginning of a refresh is on disk before the request is sent (`rules/protocol.py`).
+- The beginning of a refresh is on disk before the request is sent (`rules.py`).
 - A token is sent only to the server that it came from, and in answers to those who may have it. No log and no error
   contains it.
 - A redirect is accepted once, if its state belongs to an open authorization and its issuer is right.
@@ -22,9 +22,9 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from goondan.features.oauth import wire
+from goondan.features.oauth.process import rules
 from goondan.features.oauth.process.http import Http, Redirects
-from goondan.features.oauth.process.rules import protocol
-from goondan.features.oauth.process.rules.protocol import Endpoints, Grant, Login, ServerRefused
+from goondan.features.oauth.process.rules import Endpoints, Grant, Login, ServerRefused
 from goondan.features.oauth.process.servers import LIFETIME_S, Pending, Register, Servers
 from goondan.features.oauth.process.vault import Vault
 from goondan.schemas.text.times import rfc3339_seconds
@@ -116,14 +116,14 @@ class Authority:
         scopes = _asked_scopes(app, order.scopes)
         async with self._lock(app.name, order.subject):
             grant = self._held.load(app.name, order.subject)
-            verdict = protocol.judge(grant, app, scopes, self._clock())
+            verdict = rules.judge(grant, app, scopes, self._clock())
             if verdict == "refresh" and grant is not None:
                 try:
                     grant = await self._refresh(app, grant)
                 except GoondanError:
-                    if not protocol.lives(grant, self._clock()):
+                    if not rules.lives(grant, self._clock()):
                         raise
-                verdict = protocol.judge(grant, app, scopes, self._clock())
+                verdict = rules.judge(grant, app, scopes, self._clock())
                 if verdict == "refresh":  # it ends soon, but there is no better one
                     verdict = "use"
             elif verdict == "fetch":
@@ -143,8 +143,8 @@ class Authority:
         self._check_failures(key)
         interrupted = grant.refreshing_since is not None
         endpoint = await self._endpoint(app, "token")
-        form = protocol.refresh_form(grant.refresh_token or "")
-        self._held.save(protocol.begun(grant, self._clock()))
+        form = rules.refresh_form(grant.refresh_token or "")
+        self._held.save(rules.begun(grant, self._clock()))
         with self._noting(app, key):
             try:
                 tokens = await self._get_tokens(app, endpoint, form, grant.refresh_token, grant.access_token)
@@ -152,10 +152,10 @@ class Authority:
                 if refused.error != "invalid_grant":
                     raise
                 log.warning("the refresh token of %s for %s is not accepted", app.name, visible_line(grant.subject))
-                grant = protocol.lost(grant, interrupted=interrupted)
+                grant = rules.lost(grant, interrupted=interrupted)
             else:
                 log.info("refreshed the token of %s for %s", app.name, visible_line(grant.subject))
-                grant = protocol.refreshed(grant, tokens, self._clock())
+                grant = rules.refreshed(grant, tokens, self._clock())
         self._held.save(grant)
         return grant
 
@@ -165,8 +165,8 @@ class Authority:
         self._check_failures(key)
         with self._noting(app, key):
             endpoint = await self._endpoint(app, "token")
-            tokens = await self._get_tokens(app, endpoint, protocol.credentials_form(scopes))
-        grant = protocol.granted(app, subject, tokens, scopes, self._clock())
+            tokens = await self._get_tokens(app, endpoint, rules.credentials_form(scopes))
+        grant = rules.granted(app, subject, tokens, scopes, self._clock())
         missing = [scope for scope in scopes if scope not in grant.scopes]
         if missing:
             raise self._note(key, fail("E_OAUTH_SCOPE", f"the server did not give {app.name}: {' '.join(missing)}"))
@@ -175,12 +175,12 @@ class Authority:
 
     async def _get_tokens(
         self, app: wire.OAuthAppSpec, endpoint: str, form: dict[str, str], *secrets: str | None
-    ) -> protocol.Tokens:
+    ) -> rules.Tokens:
         """Ask the token endpoint. Raises ServerRefused, GoondanError E_OAUTH_SERVER."""
         methods = (await self._endpoints(app)).auth_methods
-        form, headers = protocol.with_client(app, form, methods)
+        form, headers = rules.with_client(app, form, methods)
         answer = await self._http.post(endpoint, form, headers)
-        return protocol.read_tokens(answer.status, answer.body, [app.client_secret, *secrets])
+        return rules.read_tokens(answer.status, answer.body, [app.client_secret, *secrets])
 
     # --- people
 
@@ -236,13 +236,13 @@ class Authority:
             app,
             subject,
             scopes,
-            url=protocol.authorization_url(
+            url=rules.authorization_url(
                 endpoint,
                 client_id=app.client_id,
                 redirect_uri=redirect_uri,
                 scopes=scopes,
                 state=state,
-                challenge=protocol.challenge_of(verifier),
+                challenge=rules.challenge_of(verifier),
             ),
             expires_at=self._clock() + LIFETIME_S,
             state=state,
@@ -256,10 +256,10 @@ class Authority:
         endpoint = await self._endpoint(app, "device")
         token_endpoint = await self._endpoint(app, "token")
         methods = (await self._endpoints(app)).auth_methods
-        form, headers = protocol.with_client(app, protocol.device_form(scopes), methods)
+        form, headers = rules.with_client(app, rules.device_form(scopes), methods)
         with self._noting(app, (app.name, subject)):
             answer = await self._http.post(endpoint, form, headers)
-            told = protocol.read_device_code(answer.status, answer.body, [app.client_secret])
+            told = rules.read_device_code(answer.status, answer.body, [app.client_secret])
         pending = Pending(
             app,
             subject,
@@ -275,10 +275,10 @@ class Authority:
         await asyncio.sleep(seconds)
         self._end(pending, _too_late(pending))
 
-    async def _poll(self, pending: Pending, told: protocol.DeviceCode, endpoint: str) -> None:
+    async def _poll(self, pending: Pending, told: rules.DeviceCode, endpoint: str) -> None:
         """Poll for the token of a device code, until it comes or the server refuses."""
         app, interval = pending.app, told.interval_s
-        form = protocol.device_token_form(told.device_code)
+        form = rules.device_token_form(told.device_code)
         until = asyncio.get_running_loop().time() + min(told.lifetime_s, MAX_DEVICE_S)
         while asyncio.get_running_loop().time() < until and not pending.over:
             await asyncio.sleep(interval)
@@ -308,12 +308,12 @@ class Authority:
             if app.issuer is not None and (issuer != app.issuer if issuer is not None else endpoints.says_issuer):
                 raise fail("E_OAUTH_SERVER", f"the redirect is not from {app.issuer}")
             if "error" in parameters:
-                told = (protocol.shown(parameters.get(name, "")) for name in ("error", "error_description"))
+                told = (rules.shown(parameters.get(name, "")) for name in ("error", "error_description"))
                 raise _refusal(app, ServerRefused(*told))
             code = parameters.get("code", "")
             if not code:
                 raise fail("E_OAUTH_SERVER", "the redirect brought no code")
-            form = protocol.code_form(code, pending.redirect_uri, pending.verifier)
+            form = rules.code_form(code, pending.redirect_uri, pending.verifier)
             endpoint = await self._endpoint(app, "token")
             tokens = await self._get_tokens(app, endpoint, form, code, pending.verifier)
             await self._agreed(pending, tokens)
@@ -325,13 +325,13 @@ class Authority:
             return False, _SAID_NO if parameters.get("error") == "access_denied" else _WENT_WRONG
         return True, _SAID_YES
 
-    async def _agreed(self, pending: Pending, tokens: protocol.Tokens) -> None:
+    async def _agreed(self, pending: Pending, tokens: rules.Tokens) -> None:
         """Store the new grant, and report it. Raises GoondanError when it cannot be stored."""
         app = pending.app
         async with self._lock(*pending.key):
             if pending.over:  # another authorization has replaced it, or the app has changed
                 return
-            grant = protocol.granted(app, pending.subject, tokens, pending.scopes, self._clock())
+            grant = rules.granted(app, pending.subject, tokens, pending.scopes, self._clock())
             try:
                 self._held.save(grant)
             except GoondanError as error:
@@ -391,13 +391,13 @@ class Authority:
         ]
         return {"grants": rows, "waiting": [*waiting, *self._servers.waiting()], "apps": sorted(self._apps)}
 
-    def _judged(self, grant: Grant, now: float) -> protocol.Verdict:
+    def _judged(self, grant: Grant, now: float) -> rules.Verdict:
         if grant.document is not None:
             return "use"  # what is in it is between the server and its worker
         app = self._apps.get(grant.app)
         if app is None:
             return Login("the bundle has no such OAuthApp any more")
-        return protocol.judge(grant, app, grant.scopes, now)
+        return rules.judge(grant, app, grant.scopes, now)
 
     async def _revoke(self, order: wire.RevokeOrder) -> dict[str, Any]:
         """Forget the tokens here in any case, and report what the server answered."""
@@ -418,7 +418,7 @@ class Authority:
         if grant.document is not None:
             return "not asked: revoke it in your account there"
         app = self._apps.get(grant.app)
-        if app is None or (grant.server, grant.client_id) != (protocol.server_of(app), app.client_id):
+        if app is None or (grant.server, grant.client_id) != (rules.server_of(app), app.client_id):
             return "not asked: the bundle does not name it any more"
         tokens = {"refresh_token": grant.refresh_token, "access_token": grant.access_token}
         try:
@@ -427,9 +427,7 @@ class Authority:
                 return "not asked: it has no endpoint for that"
             for kind, token in tokens.items():
                 if token:
-                    form, headers = protocol.with_client(
-                        app, protocol.revocation_form(token, kind), endpoints.auth_methods
-                    )
+                    form, headers = rules.with_client(app, rules.revocation_form(token, kind), endpoints.auth_methods)
                     answer = await self._http.post(endpoints.revocation, form, headers)
                     if answer.status != 200:
                         return f"failed: it answered with status {answer.status}"
@@ -468,16 +466,16 @@ class Authority:
     async def _endpoints(self, app: wire.OAuthAppSpec) -> Endpoints:
         """The endpoints from the app's document and from the document of its issuer."""
         if app.issuer is None:
-            return protocol.own_endpoints(app)
+            return rules.own_endpoints(app)
         known = self._published.get(app.name)
         now = asyncio.get_running_loop().time()
         if known is not None and known[1] == app and now < known[0]:
             return known[2]
         status = 0
-        for url in protocol.document_urls(app.issuer):
+        for url in rules.document_urls(app.issuer):
             answer = await self._http.get(url)
             if answer.status == 200:
-                found = protocol.read_document(app, answer.body)
+                found = rules.read_document(app, answer.body)
                 self._published[app.name] = (now + METADATA_S, app, found)
                 return found
             status = answer.status

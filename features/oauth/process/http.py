@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 import httpx2
 
-from goondan.features.oauth.process.rules.protocol import is_here, may_contact
+from goondan.features.oauth.process.rules import is_here, may_contact
 from goondan.schemas.system.authorities import skips_proxy, tls_context
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError, fail

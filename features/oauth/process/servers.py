@@ -22,9 +22,9 @@ from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
+from goondan.features.oauth.process import rules
 from goondan.features.oauth.process.http import Redirects
-from goondan.features.oauth.process.rules import protocol
-from goondan.features.oauth.process.rules.protocol import Grant
+from goondan.features.oauth.process.rules import Grant
 from goondan.features.oauth.process.vault import Vault
 from goondan.features.oauth.wire import LOCAL_SUBJECT, SERVER_APP, OAuthAppSpec, ServerOrder
 from goondan.schemas.models.origins import origin_of
@@ -351,7 +351,7 @@ class Servers:
 
     def _checked_page(self, key: _Key, url: str) -> str:
         """The state of a page that a person may be sent to. Raises GoondanError E_OAUTH_SERVER."""
-        if not protocol.is_page(url):
+        if not rules.is_page(url):
             raise fail("E_OAUTH_SERVER", f"the MCP server {key[0]} names a login page that is none")
         asked = parse_qs(urlsplit(url).query, keep_blank_values=True)
         states, addresses = asked.get("state", []), asked.get("redirect_uri", [])
@@ -378,7 +378,7 @@ class Servers:
             return False, _UNKNOWN
         name = SERVER_APP + found.key[0]
         if "error" in parameters:
-            told = ": ".join(protocol.shown(parameters[part]) for part in _SAID if parameters.get(part))
+            told = ": ".join(rules.shown(parameters[part]) for part in _SAID if parameters.get(part))
             self._end(found, fail("E_OAUTH_REFUSED", f"the server refuses {name}: {told}"))
             return False, _SAID_NO
         code, issuer = parameters.get("code", ""), parameters.get("iss", "")

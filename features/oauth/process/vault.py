@@ -23,7 +23,7 @@ import msgspec
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from goondan.features.oauth.process.rules.protocol import Grant
+from goondan.features.oauth.process.rules import Grant
 from goondan.kernel.paths import KEY_VARIABLE, is_shared
 from goondan.schemas.system.directories import Directory, DirectoryRefused, open_directory, replace_in
 from goondan.schemas.wire.errors import GoondanError, fail

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from goondan.agentproc.context.estimate import FIRST_SURELY
+from goondan.agentproc.machine.estimate import FIRST_SURELY
 from goondan.agentproc.providers.base import (
     ModelAnswer,
     ModelNews,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from goondan.features.certify.command.client import playable, scenarios
-from goondan.features.certify.command.rules.scenarios import Names, Played, Scenario, Seen, Trace, chosen, read, report
+from goondan.features.certify.command.rules import Names, Played, Scenario, Seen, Trace, chosen, read, report
 from goondan.kernel.cli import execute
 from goondan.schemas.wire.errors import GoondanError
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from goondan.features.certify.command.rules.scenarios import Seen, Trace, read
+from goondan.features.certify.command.rules import Seen, Trace, read
 from goondan.features.certify.command.worker import JUDGES
 
 DOCUMENT = (Path(__file__).parents[3] / "schemas" / "WORKER.md").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from goondan.features.changesets.process.rules.allowed import (
+from goondan.features.changesets.process.rules import (
     FileChange,
     Places,
     Written,

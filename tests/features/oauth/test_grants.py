@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from goondan.features.oauth.process.rules import protocol
-from goondan.features.oauth.process.rules.protocol import Grant, Login, Tokens, judge
+from goondan.features.oauth.process import rules
+from goondan.features.oauth.process.rules import Grant, Login, Tokens, judge
 from goondan.features.oauth.wire import OAuthAppSpec
 
 APP = OAuthAppSpec(name="cal", client_id="c", issuer="https://login.example", scopes=["a", "b"])
 TOKENS = Tokens("at", "Bearer", 600.0, "rt", None)
-GRANT = protocol.granted(APP, "ann", TOKENS, ["a"], now=1000.0)
+GRANT = rules.granted(APP, "ann", TOKENS, ["a"], now=1000.0)
 
 
 def test_a_good_token_is_used_and_one_that_ends_is_replaced() -> None:
@@ -37,8 +37,8 @@ def test_a_person_is_asked_where_nothing_else_helps() -> None:
     assert "nobody" in reason(None)
     assert "scopes: b" in reason(GRANT, scopes=["a", "b"])
     assert "no other to follow" in reason(replace(GRANT, refresh_token=None))
-    assert "interrupted" in reason(protocol.lost(GRANT, interrupted=True))
-    assert "does not accept" in reason(protocol.lost(GRANT, interrupted=False))
+    assert "interrupted" in reason(rules.lost(GRANT, interrupted=True))
+    assert "does not accept" in reason(rules.lost(GRANT, interrupted=False))
 
 
 @pytest.mark.parametrize("changes", [{"issuer": "https://evil.example"}, {"client_id": "other"}, {"issuer": None}])
@@ -58,17 +58,17 @@ def test_an_app_of_its_own_asks_nobody() -> None:
 
 
 def test_a_refresh_keeps_what_the_server_does_not_say() -> None:
-    begun = protocol.begun(GRANT, 1500.0)
+    begun = rules.begun(GRANT, 1500.0)
     assert begun.refreshing_since == 1500.0
-    after = protocol.refreshed(begun, Tokens("at2", "Bearer", None, None, None), 1501.0)
+    after = rules.refreshed(begun, Tokens("at2", "Bearer", None, None, None), 1501.0)
     assert (after.access_token, after.refresh_token, after.scopes) == ("at2", "rt", ["a"])
     assert (after.refreshing_since, after.expires_at) == (None, None)
-    rotated = protocol.refreshed(begun, Tokens("at2", "Bearer", 10.0, "rt2", ["a", "b"]), 1501.0)
+    rotated = rules.refreshed(begun, Tokens("at2", "Bearer", 10.0, "rt2", ["a", "b"]), 1501.0)
     assert (rotated.refresh_token, rotated.scopes, rotated.expires_at) == ("rt2", ["a", "b"], 1511.0)
 
 
 def test_what_is_lost_holds_no_token() -> None:
-    gone = protocol.lost(protocol.begun(GRANT, 1.0), interrupted=True)
+    gone = rules.lost(rules.begun(GRANT, 1.0), interrupted=True)
     assert (gone.access_token, gone.refresh_token, gone.refreshing_since) == ("", None, None)
     assert "rt" not in repr(GRANT)
 

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from goondan.features.oauth.process import rules
 from goondan.features.oauth.process.http import read_request
-from goondan.features.oauth.process.rules import protocol
-from goondan.features.oauth.process.rules.protocol import ServerRefused
+from goondan.features.oauth.process.rules import ServerRefused
 from goondan.features.oauth.wire import OAuthAppSpec, is_scope, is_subject
 from goondan.schemas.wire.errors import GoondanError
 
@@ -28,12 +28,12 @@ def body(**fields: Any) -> bytes:
 
 def test_the_challenge_is_that_of_the_rfc() -> None:
     # RFC 7636, appendix B
-    challenge = protocol.challenge_of("dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk")
+    challenge = rules.challenge_of("dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk")
     assert challenge == "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM"
 
 
 def test_the_page_keeps_its_own_query_and_nobody_puts_ours_into_it() -> None:
-    url = protocol.authorization_url(
+    url = rules.authorization_url(
         "https://login.example/a?tenant=x&state=evil&client_id=evil#frag",
         client_id="an id",
         redirect_uri="http://127.0.0.1:1/callback",
@@ -49,23 +49,23 @@ def test_the_page_keeps_its_own_query_and_nobody_puts_ours_into_it() -> None:
 
 
 def test_a_client_says_who_it_is_as_the_server_wants() -> None:
-    form, headers = protocol.with_client(APP, {"a": "1"}, None)
+    form, headers = rules.with_client(APP, {"a": "1"}, None)
     assert form == {"a": "1"}
     assert base64.b64decode(headers["Authorization"].removeprefix("Basic ")) == b"an+id:s%2Fe%3Ac"
-    form, headers = protocol.with_client(APP, {}, ["client_secret_post"])
+    form, headers = rules.with_client(APP, {}, ["client_secret_post"])
     assert (form, headers) == ({"client_id": "an id", "client_secret": "s/e:c"}, {})
     public = OAuthAppSpec(name="a", client_id="an id")
-    assert protocol.with_client(public, {}, ["client_secret_basic"]) == ({"client_id": "an id"}, {})
+    assert rules.with_client(public, {}, ["client_secret_basic"]) == ({"client_id": "an id"}, {})
 
 
 def test_tokens() -> None:
-    tokens = protocol.read_tokens(200, body(expires_in="60", refresh_token="rt", scope='a b "c'), [])
+    tokens = rules.read_tokens(200, body(expires_in="60", refresh_token="rt", scope='a b "c'), [])
     assert (tokens.access_token, tokens.lifetime_s, tokens.refresh_token) == ("at", 60.0, "rt")
     assert tokens.scopes == ["a", "b"]
     assert "at" not in repr(tokens)
-    assert protocol.read_tokens(200, body(token_type="bearer", expires_in=1e300), []).lifetime_s == 366 * 86400
+    assert rules.read_tokens(200, body(token_type="bearer", expires_in=1e300), []).lifetime_s == 366 * 86400
     for odd in (-1, 0, "NaN", "soon", None):
-        assert protocol.read_tokens(200, body(expires_in=odd), []).lifetime_s is None
+        assert rules.read_tokens(200, body(expires_in=odd), []).lifetime_s is None
 
 
 @pytest.mark.parametrize(
@@ -77,36 +77,36 @@ def test_tokens() -> None:
 )  # fmt: skip
 def test_what_is_no_token(data: bytes) -> None:
     with pytest.raises(GoondanError) as refused:
-        protocol.read_tokens(200, data, [])
+        rules.read_tokens(200, data, [])
     assert refused.value.code == "E_OAUTH_SERVER"
 
 
 def test_a_refusal_is_told_in_the_servers_words_and_without_secrets() -> None:
     told = json.dumps({"error": "invalid_client", "error_description": "no s3cret-s3cret\n\x1b[2J" + "x" * 9999})
     with pytest.raises(ServerRefused) as refused:
-        protocol.read_tokens(400, told.encode(), ["s3cret-s3cret"])
+        rules.read_tokens(400, told.encode(), ["s3cret-s3cret"])
     assert refused.value.error == "invalid_client"
     assert refused.value.description.startswith("no ***")
     assert refused.value.description.isprintable()
     assert len(refused.value.description) <= 300
     for status, data in ((503, told.encode()), (400, b"<html>"), (404, b"{}")):
         with pytest.raises(GoondanError, match=f"status {status}") as failed:
-            protocol.read_tokens(status, data, ["s3cret-s3cret"])
+            rules.read_tokens(status, data, ["s3cret-s3cret"])
         assert "s3cret" not in str(failed.value)
 
 
 def test_device_codes() -> None:
     fields = {"device_code": "dc", "user_code": "WDJB", "verification_uri": "https://login.example/d"}
-    told = protocol.read_device_code(200, json.dumps(fields).encode(), [])
+    told = rules.read_device_code(200, json.dumps(fields).encode(), [])
     assert (told.page, told.interval_s, told.lifetime_s) == ("https://login.example/d", 5.0, 600.0)
-    assert protocol.read_device_code(200, json.dumps({**fields, "interval": 0.001}).encode(), []).interval_s == 1.0
+    assert rules.read_device_code(200, json.dumps({**fields, "interval": 0.001}).encode(), []).interval_s == 1.0
     for changed in (
         {"verification_uri": "javascript:alert(1)"}, {"verification_uri": "http://evil.example/"},
         {"verification_uri": "https://login.example/\x1b[2J"}, {"user_code": ""}, {"user_code": "\x1b[2J"},
         {"device_code": "a b"}, {"verification_uri_complete": "file:///etc/passwd"},
     ):  # fmt: skip
         with pytest.raises(GoondanError):
-            protocol.read_device_code(200, json.dumps({**fields, **changed}).encode(), [])
+            rules.read_device_code(200, json.dumps({**fields, **changed}).encode(), [])
 
 
 # --- metadata -------------------------------------------------------------------------------------------------------
@@ -124,12 +124,12 @@ def published(**changes: Any) -> bytes:
 
 
 def test_what_an_issuer_publishes() -> None:
-    found = protocol.read_document(APP, published(token_endpoint_auth_methods_supported=["client_secret_post"]))
+    found = rules.read_document(APP, published(token_endpoint_auth_methods_supported=["client_secret_post"]))
     assert (found.authorization, found.token) == ("https://login.example/a", "https://tokens.example/t")
     assert found.auth_methods == ["client_secret_post"]
     own = OAuthAppSpec(name="a", client_id="x", issuer=APP.issuer, token_url="https://own.example/t")
-    assert protocol.read_document(own, published()).token == "https://own.example/t"
-    assert protocol.document_urls("https://login.example/tenant/") == [
+    assert rules.read_document(own, published()).token == "https://own.example/t"
+    assert rules.document_urls("https://login.example/tenant/") == [
         "https://login.example/tenant/.well-known/openid-configuration",
         "https://login.example/.well-known/oauth-authorization-server/tenant",
     ]
@@ -146,7 +146,7 @@ def test_what_an_issuer_publishes() -> None:
 )  # fmt: skip
 def test_what_no_issuer_may_publish(changes: dict[str, Any]) -> None:
     with pytest.raises(GoondanError) as refused:
-        protocol.read_document(APP, published(**changes))
+        rules.read_document(APP, published(**changes))
     assert refused.value.code == "E_OAUTH_SERVER"
 
 

@@ -11,8 +11,8 @@ import pytest
 from msgspec import structs
 
 from goondan.features.oauth.agent import read_request
-from goondan.features.oauth.process.rules import protocol
-from goondan.features.oauth.process.rules.protocol import Login, Tokens, judge
+from goondan.features.oauth.process import rules
+from goondan.features.oauth.process.rules import Login, Tokens, judge
 from goondan.features.oauth.wire import GrantedNews, OAuthAppSpec
 from goondan.kernel.broker.state.entities import CONTROL
 from goondan.schemas.bundle.launch import ExtensionSpec
@@ -304,7 +304,7 @@ def test_news_reach_who_asked_and_no_other_kind_of_peer_tells_them() -> None:
     assert made.agent.take("oauth.granted") == []
 
 
-GRANT = protocol.granted(APP, "ann", Tokens("at", "Bearer", 600.0, "rt", None), ["cal.read"], now=1000.0)
+GRANT = rules.granted(APP, "ann", Tokens("at", "Bearer", 600.0, "rt", None), ["cal.read"], now=1000.0)
 
 
 def test_what_a_grant_is_good_for() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.features.oauth.process.rules.protocol import Grant
+from goondan.features.oauth.process.rules import Grant
 from goondan.features.oauth.process.vault import Vault, read_or_make
 from goondan.kernel.paths import is_shared, key_file
 from goondan.schemas.wire.errors import GoondanError

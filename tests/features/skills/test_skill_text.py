@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.features.skills.wire.skill_text import (
+from goondan.features.skills.api import (
     MAX_DESCRIPTION,
     BadFrontMatter,
     SkillText,

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import structs
 
-from goondan.agentproc.context import shape
+from goondan.agentproc.machine import context_shape as shape
 from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.context.estimate import message_size
 from goondan.agentproc.machine.answers import MAX_ANSWER_BYTES, answer_payload
+from goondan.agentproc.machine.estimate import message_size
 from goondan.agentproc.machine.messages import (
     MAX_REASONING,
     AssistantData,

@@ -31,7 +31,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from goondan.features.skills.wire import skill_text
+from goondan.features.skills import api as skill_text
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import fail

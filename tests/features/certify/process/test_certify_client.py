@@ -19,7 +19,7 @@ import pytest
 
 from goondan.features.certify.command import certify_client as certify
 from goondan.features.certify.command.client import scenarios
-from goondan.features.certify.command.rules.scenarios import Report
+from goondan.features.certify.command.rules import Report
 from goondan.kernel.cli import execute
 from goondan.schemas.wire.errors import GoondanError
 from tests.forked_programs import forked

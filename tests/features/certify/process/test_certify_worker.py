@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from goondan.features.certify.command import certify_worker
-from goondan.features.certify.command.rules.scenarios import Report
+from goondan.features.certify.command.rules import Report
 from goondan.kernel.cli import execute
 from goondan.schemas.wire.errors import GoondanError
 from tests.kernel_fixture import ROOT

@@ -20,7 +20,7 @@ import msgspec
 import pytest
 
 from goondan.features.oauth.broker import apps_of
-from goondan.features.oauth.process.rules.protocol import Grant
+from goondan.features.oauth.process.rules import Grant
 from goondan.features.oauth.process.vault import Vault, read_or_make
 from goondan.features.oauth.wire import OAuthAppSpec, TokenRequest
 from goondan.kernel.spawn import memory_file

@@ -11,7 +11,7 @@ import pytest
 
 from goondan.features.oauth.process.authority import Authority
 from goondan.features.oauth.process.http import MAX_BODY, Http, Redirects
-from goondan.features.oauth.process.rules.protocol import Grant
+from goondan.features.oauth.process.rules import Grant
 from goondan.features.oauth.process.vault import Vault
 from goondan.features.oauth.wire import OAuthAppSpec, TokenOrder
 from goondan.schemas.wire.errors import GoondanError

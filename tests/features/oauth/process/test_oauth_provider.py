@@ -216,7 +216,7 @@ async def test_more_scopes_need_another_agreement_that_keeps_the_old_ones(held: 
 
 
 async def test_a_code_that_is_typed_elsewhere(held: Held, provider: Provider, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("goondan.features.oauth.process.rules.protocol._INTERVALS", (0.1, 0.1))  # the person is quick
+    monkeypatch.setattr("goondan.features.oauth.process.rules._INTERVALS", (0.1, 0.1))  # the person is quick
     asked = await held.authority.carry_out(LoginOrder("device", "ann"))
     assert asked.user_code
     assert asked.user_code in asked.message

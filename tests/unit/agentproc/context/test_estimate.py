@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.agentproc.context.estimate import (
+from goondan.agentproc.machine.estimate import (
     FIRST_GUESS,
     LEAST_RATIO,
     MOST_RATIO,

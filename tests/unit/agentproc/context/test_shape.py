@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.agentproc.context.estimate import AROUND, PICTURE, MessageSizes, message_size, text_size
-from goondan.agentproc.context.shape import (
+from goondan.agentproc.machine.context_shape import (
     LEAST_RESULT,
     Shape,
     View,
@@ -20,6 +19,7 @@ from goondan.agentproc.context.shape import (
     squeezed,
     within,
 )
+from goondan.agentproc.machine.estimate import AROUND, PICTURE, MessageSizes, message_size, text_size
 from goondan.agentproc.machine.messages import (
     AssistantData,
     Message,

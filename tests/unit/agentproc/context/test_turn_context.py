@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.context import shape
-from goondan.agentproc.context.estimate import message_size
+from goondan.agentproc.machine import context_shape as shape
+from goondan.agentproc.machine.estimate import message_size
 from goondan.agentproc.machine.messages import AssistantData, Message, ToolData, UserData, is_presentable
 from goondan.agentproc.providers.base import (
     ContextOverflow,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from goondan.agentproc.base.message_compaction.message_compaction import pieces, render
 from goondan.agentproc.base.message_integrity.message_integrity import find_faults, repaired
-from goondan.agentproc.context.shape import SUMMARY as TITLE
+from goondan.agentproc.machine.context_shape import SUMMARY as TITLE
 from goondan.agentproc.machine.messages import (
     AssistantData,
     Message,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.revisions.conductor import BundleReader, Conductor
+from goondan.kernel.supervisor.conductor import BundleReader, Conductor
 from goondan.kernel.supervisor.processes import Ending
 from goondan.kernel.supervisor.reaping import Exit
 from goondan.schemas.wire.control import BeginAnew
@@ -71,7 +71,7 @@ async def test_of_a_reader_of_the_bundle(tmp_path: Path, monkeypatch: pytest.Mon
         def kill(self) -> None:
             self.killed += 1
 
-    monkeypatch.setattr("goondan.kernel.revisions.conductor.start_program", lambda *_, **__: 1)
+    monkeypatch.setattr("goondan.kernel.supervisor.conductor.start_program", lambda *_, **__: 1)
     reaper: Any = Reaper()
     options: Any = None
     reader = BundleReader(asyncio.get_running_loop(), reaper, options, str(tmp_path / "log"))

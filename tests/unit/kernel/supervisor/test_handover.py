@@ -13,10 +13,10 @@ import pytest
 from goondan.kernel.grants.powers import OwnModel
 from goondan.kernel.lock import KernelRecord
 from goondan.kernel.premises import Held
-from goondan.kernel.revisions import handover as handovers
-from goondan.kernel.revisions.handover import Handover
 from goondan.kernel.spawn import memory_file
+from goondan.kernel.supervisor import handover as handovers
 from goondan.kernel.supervisor.command_socket import Waiting
+from goondan.kernel.supervisor.handover import Handover
 from goondan.kernel.supervisor.options import Options, resuming
 from tests.checks import refuses, there
 
@@ -75,8 +75,8 @@ def test_signals_wait_for_the_next_program() -> None:
     program = f"""
 import os, signal, sys
 sys.path.insert(0, {str(os.getcwd())!r})
-from goondan.kernel.revisions import handover
-from tests.unit.kernel.revisions.test_handover import handed
+from goondan.kernel.supervisor import handover
+from tests.unit.kernel.supervisor.test_handover import handed
 handover.command = lambda module, arguments: [sys.executable, "-c", {_NEXT!r}, *arguments]
 fds = [os.memfd_create("x") for _ in range(6)]
 execve = os.execve

@@ -28,12 +28,12 @@ from goondan.kernel.bundle.files import SKIPPED_FOLDERS
 from goondan.kernel.bundle.loader import OpenedBundle
 from goondan.kernel.bundle.rules.plan import Difference, difference
 from goondan.kernel.grants.powers import Power
-from goondan.kernel.revisions.reader import Revision, RevisionRefused, Task, decode
 from goondan.kernel.spawn import command, memory_file, start_failure, start_program
 from goondan.kernel.supervisor.agents import Agents
 from goondan.kernel.supervisor.lifecycle import LEAVE_LIMIT_S
 from goondan.kernel.supervisor.options import Options
 from goondan.kernel.supervisor.processes import RESTART_GRACE_S
+from goondan.kernel.supervisor.reader import Revision, RevisionRefused, Task, decode
 from goondan.kernel.supervisor.reaping import Child, Exit, Reaper
 from goondan.kernel.traces.logs import open_log
 from goondan.schemas.bundle.launch import KernelPlan
@@ -248,7 +248,7 @@ class BundleReader:
             given.append(log)
             arguments = ["--task-fd", str(task), "--result-fd", str(result), "--parent-pid", str(os.getpid())]
             pid = start_program(
-                command("goondan.kernel.revisions.reader", arguments),
+                command("goondan.kernel.supervisor.reader", arguments),
                 env=os.environ,  # the bundle may name any variable
                 output_fd=log,
                 pass_fds=[task, result],

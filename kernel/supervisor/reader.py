@@ -1,4 +1,4 @@
-"""`python -m goondan.kernel.revisions.reader`: reads the bundle of a kernel that runs, in a process of its own. The
+"""`python -m goondan.kernel.supervisor.reader`: reads the bundle of a kernel that runs, in a process of its own. The
 result is what may take the place of the revision that runs, or why nothing may.
 
 So the kernel goes on serving meanwhile, whatever the bundle is. A restart begins with the same program: if the
@@ -83,7 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
     """0 when the result was written, whatever it says."""
     close_memory()
     close_to_others()
-    parser = argparse.ArgumentParser(prog="python -m goondan.kernel.revisions.reader")
+    parser = argparse.ArgumentParser(prog="python -m goondan.kernel.supervisor.reader")
     parser.add_argument("--task-fd", type=int, required=True, help="descriptor of the task (msgpack)")
     parser.add_argument("--result-fd", type=int, required=True, help="descriptor that the result is written to")
     parser.add_argument("--parent-pid", type=int, required=True, help="end when this process ends")

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from msgspec import Struct, structs
 
-from goondan.agentproc.context.estimate import AROUND, files_size, text_size, tools_size
+from goondan.agentproc.machine.estimate import AROUND, files_size, text_size, tools_size
 from goondan.agentproc.machine.messages import Message, MessageSource, ToolData, ToolResultPart, UserData, error_result
 from goondan.agentproc.providers.history import result_text
 from goondan.schemas.bundle.arguments import compile_arguments, invalid_arguments

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from goondan.kernel.bundle.rules.plan import Difference, difference
-from goondan.kernel.revisions.conductor import KEPT, REST_S, News, Rest, Watched, marks_of
+from goondan.kernel.supervisor.conductor import KEPT, REST_S, News, Rest, Watched, marks_of
 from goondan.schemas.bundle.launch import (
     AgentSpec,
     CatalogItem,

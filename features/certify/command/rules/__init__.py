@@ -1,1 +1,0 @@
-"""What these commands decide and word, without I/O. Pure."""

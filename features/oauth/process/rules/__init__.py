@@ -1,1 +1,0 @@
-"""What this process decides, without I/O. Pure."""

@@ -1,1 +1,0 @@
-"""Skills: what their SKILL.md says is in `skill_text`, which only those import who read one."""
