@@ -53,53 +53,6 @@ async def test_both_names_reach_one_handler_and_arguments_are_checked(stage: Sta
     assert actor.sent() == []
 
 
-async def test_a_tool_of_v09_is_not_shown_by_itself(stage: Stage) -> None:
-    """6.4: not in the catalog by itself, and so not callable; in `spec.tools` it is, under either name."""
-    actor = await stage.agent(old("my-ext", ECHO))
-    await actor.turn("x", calls(("a", "myExt__echo", {"message": "x"})), "done")
-    assert "myExt__echo" not in actor.shown(0)
-    assert actor.results()["a"]["code"] == "E_TOOL_NOT_IN_CATALOG"
-    for name in ("Tool/myExt.echo", "Tool/myExt__echo", {"kind": "Tool", "name": "myExt.echo"}):
-        other = await stage.agent(old("my-ext", ECHO), tools=[name], key=f"k{len(stage.actors)}")
-        await other.turn("x", calls(("a", "myExt__echo", {"message": "x"})), "done")
-        assert other.shown(0) == ["myExt__echo"], name
-        assert other.results()["a"]["status"] == "ok"
-
-
-async def test_a_step_tools_handler_shows_a_tool_of_v09(stage: Stage) -> None:
-    """6.4, 2: put into the catalog as an object of the extension's own making, as the example of MCP does."""
-    source = (
-        ECHO
-        + """
-        def tools(ctx):
-            item = {"name": "myExt.echo", "description": "Mine", "source": {"type": "extension", "name": "my-ext"}}
-            return {**ctx, "tool_catalog": [*ctx.tool_catalog, item]}
-
-        api.pipelines.mutate("step.tools", tools)
-    """
-    )
-    actor = await stage.agent(old("my-ext", source))
-    answer = await actor.turn("x", calls(("a", "myExt__echo", {"message": "x"}), ("b", "myExt.echo", {})), "done")
-    assert answer.error is None, answer.error
-    assert "myExt__echo" in actor.shown(0)
-    assert actor.results()["a"]["output"] == {"echoed": "x"}
-    assert actor.results()["b"]["status"] == "error"
-
-
-async def test_a_catalog_item_that_nobody_can_run(stage: Stage) -> None:
-    """6.4 with a tool that is not registered: refused where it is put in, by the extension's name."""
-    source = """
-        def register(api):
-            ghost = {"name": "ghost__run"}
-            api.pipelines.mutate("step.tools", lambda ctx: ctx.replace(tool_catalog=[*ctx.tool_catalog, ghost]))
-    """
-    actor = await stage.agent(old("haunted", source))
-    answer = await actor.turn()
-    assert answer.error is not None
-    assert "haunted" in answer.error.message
-    assert "ghost__run" in answer.error.message
-
-
 @pytest.mark.parametrize(
     "catalog",
     ["{}", "[5]", "[None]", "[{}]", "[{'name': 5}]", "['files__read']", "[{'name': 'files__read', 'parameters': []}]"],
@@ -122,52 +75,6 @@ async def test_registered_again_by_its_owner(stage: Stage) -> None:
     await actor.turn("x", calls(("a", "twice__run", {})), "done")
     assert actor.shown(0).count("twice__run") == 1
     assert actor.results()["a"] == {"status": "ok", "output": 1}
-
-
-@pytest.mark.parametrize(
-    "name", ["taken.run", "taken__run", "bash__exec", "bash.exec", "admin__wipe", "agents__request"]
-)
-async def test_a_name_that_somebody_else_has(stage: Stage, name: str) -> None:
-    """6.1 with the name of another extension's tool, of a bundled one, of one of the bundle: refused by name."""
-    first = (
-        "def register(api): api.tools.register({'name': 'taken.run', 'description': 'd', 'handler': lambda c, i: 1})"
-    )
-    source = (
-        f"def register(api): api.tools.register({{'name': '{name}', 'description': 'd', 'handler': lambda c, i: 2}})"
-    )
-    actor = await stage.agent(
-        new("first", first), new("greedy", source), tools=["Tool/files", "Tool/bash", "Tool/agents"]
-    )
-    failed(await actor.turn(), "E_EXTENSION_FAILED", "greedy", name.replace(".", "__"))
-
-
-@pytest.mark.parametrize(
-    "definition",
-    [
-        "{'description': 'd', 'handler': f}",
-        "{'name': 'a.b', 'handler': f}",
-        "{'name': 'a.b', 'description': 'd'}",
-        "{'name': 'a.b', 'description': 'd', 'handler': 'f'}",
-        "{'name': 'plain', 'description': 'd', 'handler': f}",
-        "{'name': '', 'description': 'd', 'handler': f}",
-        "{'name': '.b', 'description': 'd', 'handler': f}",
-        "{'name': 'a.', 'description': 'd', 'handler': f}",
-        "{'name': 'a b.c', 'description': 'd', 'handler': f}",
-        "{'name': 5, 'description': 'd', 'handler': f}",
-        "{'name': 'a.b', 'description': 5, 'handler': f}",
-        "{'name': 'a.b', 'description': 'd', 'handler': f, 'parameters': {'type': 'array'}}",
-        "{'name': 'a.b', 'description': 'd', 'handler': f, 'parameters': 'object'}",
-        "{'name': 'a.b', 'description': 'd', 'handler': f, 'parameters': {'type': 'object', 'required': 'x'}}",
-        "None",
-        "[]",
-    ],
-)
-async def test_definitions_that_are_refused(stage: Stage, definition: str) -> None:
-    """6.2 with a required field missing or of another type: loading fails, and the message names the extension."""
-    actor = await stage.agent(
-        new("wrong", f"def register(api):\n    f = lambda ctx, input: 1\n    api.tools.register({definition})")
-    )
-    failed(await actor.turn(), "E_EXTENSION_FAILED", "wrong")
 
 
 @pytest.mark.requirement("DYNAMIC-08")

@@ -200,13 +200,6 @@ async def test_permission_denied(stage: Stage, auth: Any) -> None:
     assert NOTES == ["ran"]
 
 
-async def test_permission_granted(stage: Stage) -> None:
-    """5.6 toolCall.exec with an administrator."""
-    actor = await stage.agent(old("guard", GUARD, annotations=AUTO))
-    await actor.turn("x", calls(("a", "admin__erase", {})), "done", auth={"actor": {"isAdmin": True}})
-    assert actor.results()["a"] == {"status": "ok", "output": 1}
-
-
 async def test_the_error_of_a_tool_passes_through_a_wrap_unchanged(stage: Stage) -> None:
     """5.6 toolCall.exec around a tool that fails: a failure is a result and no exception, as with `ctx.next()`."""
     source = GUARD.replace('note("ran") or 1', '{}["missing"]').replace(

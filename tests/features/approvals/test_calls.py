@@ -108,27 +108,6 @@ def test_a_denied_call_is_a_result_with_the_reason() -> None:
     assert bench.items == {}
 
 
-def test_arguments_decide_and_the_first_rule_that_fits() -> None:
-    config = {
-        "rules": [
-            {"tools": ["bash__*"], "action": "allow", "when": {"args.command": {"equals": "ls"}}},
-            {
-                "tools": ["bash__*"],
-                "action": "deny",
-                "when": {"args.command": {"contains": "sudo"}},
-                "reason": "no root",
-            },
-            {"tools": ["bash__*"], "action": "ask"},
-        ]
-    }
-    bench, client, agent, host = waiting(config)
-    agent.call({"command": "ls"}, "t1/c2")
-    assert [call.call_id for call in host.take("tool.call")] == ["t1/c2"]
-    assert code_of(agent.call({"command": "sudo ls"}, "t1/c3")) == "E_APPROVAL_DENIED"
-    assert code_of(agent.call({"command": "ls -l"}, "t1/c4")) == "E_APPROVAL_WAITS"
-    assert [item["id"] for item in items(client)] == ["t1/c1", "t1/c4"]
-
-
 def test_a_person_reads_the_reason_of_a_rule_and_so_does_the_model_of_a_denied_call() -> None:
     rules = [
         {"tools": ["bash__*"], "when": {"args.command": {"equals": "deploy"}}, "action": "deny", "reason": "not here"},

@@ -362,17 +362,3 @@ def test_what_a_tree_that_is_over_goes_on_with_waits_for_the_journal() -> None:
     assert made.charge_tool(chain, "lead", "e", "a", 0) == "journal"
     durable(made, chain.tree)
     assert made.charge_tool(chain, "lead", "e", "a", 0) is None
-
-
-def test_a_model_in_anothers_place_has_its_own_price() -> None:
-    own, cheap = Prices(3_000_000_000, 15_000_000_000), Prices(1_000_000_000, 1_000_000_000)
-    made = accounts(
-        {"lead": Limits({"money": 10_000_000})}, {("lead", ""): own, ("lead", "spare"): cheap, ("x", "spare"): own}
-    )
-    assert [made.price("lead", name) for name in ("", "spare", "nobody")] == [own, cheap, own]
-    assert made.price("worker", "") == Prices()
-    chain = made.chain_of("e1", (), "lead", 0)
-    assert chain is not None
-    hold = made.reserve(chain, "lead", "e1", "e1/1", (1_000, 100), 0, "spare")
-    assert isinstance(hold, BudgetHold)
-    assert hold.amount.money == cheap.cost(1_000, 100)

@@ -122,18 +122,6 @@ async def test_values_that_are_no_json(stage: Stage) -> None:
     assert [one[2] for one in NOTES if one[0] == "registered"] == [{}]
 
 
-async def test_the_second_of_two_operations_is_wrong(kernel: Patching) -> None:
-    """All of them are applied, or none: wherever the wrong one stands."""
-    good = [replace("/prompt/system", "New."), add("/tools/-", "Tool/admin"), remove("/tools/0")]
-    for bad in (remove("/tools/9"), add("/tools/-", "Tool/nowhere"), replace("/model/provider", "x")):
-        for place in range(4):
-            told = await kernel.one("k", *good[:place], bad, *good[place:])
-            assert told[0] == "rejected", (bad, place)
-    assert await kernel.look("k") == ("You are main.", [*FILES, *BASH])
-    assert await kernel.one("k", *good) == ACCEPTED
-    assert await kernel.look("k") == ("New.", [*BASH, *ADMIN])
-
-
 async def test_the_same_tool_twice_is_there_once(kernel: Patching) -> None:
     told = [await kernel.one("k", add("/tools/-", "Tool/admin")) for _ in range(3)]
     assert told[0] == ACCEPTED
@@ -227,35 +215,6 @@ async def test_keys_of_instances_that_resemble_each_other(kernel: Patching) -> N
     assert await kernel.one("k", replace("/prompt/system", "Mine.")) == ACCEPTED
     for key in ("K", "k ", "k/k", "ｋ", "k\u0301"):
         assert (await kernel.look(key))[0] == "You are main.", key
-
-
-async def test_an_operator_takes_an_extension_out_and_puts_it_back(kernel: Patching) -> None:
-    """Cleaned up once, registered again, and what an extension proposes meanwhile cannot bring it back."""
-    kernel.operator(remove("/extensions/2"), key="k")
-    await kernel.look("k")
-    assert NOTES.count(("cleaned", "two")) == 1
-    assert (await kernel.one("k", add("/extensions/-", {"kind": "Extension", "name": "two"})))[0] == "rejected"
-    assert kernel.operator(add("/extensions/-", "Extension/two"), key="k") == ACCEPTED
-    await kernel.look("k")
-    await kernel.look("k")
-    assert [one for one in NOTES if one[0] in ("registered", "cleaned") and one[1] == "two"] == [
-        ("registered", "two", {}),
-        ("cleaned", "two"),
-        ("registered", "two", {}),
-    ]
-
-
-async def test_another_order_of_extensions_recreates_nothing(kernel: Patching) -> None:
-    shown = kernel.admin(op="config.show", agent="main", instanceKey="k")["config"]["extensions"]
-    names = [one["name"] for one in shown]
-    assert names == ["proposer", "one", "two"]
-    order = [f"Extension/{name}" for name in ("two", "proposer", "one")]
-    assert await kernel.one("k", replace("/extensions", order)) == ACCEPTED
-    before = len(NOTES)
-    await kernel.look("k")
-    assert NOTES[before:] == []
-    assert (await kernel.one("k", replace("/extensions", order[:2])))[0] == "rejected", "one is missing"
-    assert (await kernel.one("k", replace("/extensions", [*order, order[0]])))[0] == "rejected", "one is there twice"
 
 
 async def test_config_changes_back_before_the_step(kernel: Patching) -> None:

@@ -149,6 +149,8 @@ async def test_a_definition_with_its_handler_inside_does_the_same(make: Make, li
         whole = {"name": "a__b", "description": "x", "handler": print}
         with pytest.raises(GoondanError, match=f"no {missing}"):
             api.tools.register({key: value for key, value in whole.items() if key != missing})
+    with pytest.raises(GoondanError, match="is no function"):
+        api.tools.register({"name": "a__b", "description": "x", "handler": "f"})
 
 
 #: Twenty-six definitions, each of which applies the next one twice: 67 million looks at one value.
@@ -172,6 +174,9 @@ BOMB: dict[str, Any] = {
         ({"name": 5, "description": "x"}, "E_USAGE"),
         ({"name": "a__b", "description": 5}, "E_USAGE"),
         ({"name": "a__b", "description": "x", "parameters": {"type": "nonsense"}}, "E_CONFIG_SCHEMA"),
+        ({"name": "a__b", "description": "x", "parameters": {"type": "array"}}, "E_CONFIG_SCHEMA"),
+        ({"name": "a__b", "description": "x", "parameters": "object"}, "E_USAGE"),
+        ([], "E_USAGE"),
         ({"name": "a__b", "description": "x", "parameters": BOMB}, "E_CONFIG_SCHEMA"),
         ({"name": "a__b", "description": "x", "parameters": {"x": float("nan")}}, "E_USAGE"),
         (None, "E_USAGE"),

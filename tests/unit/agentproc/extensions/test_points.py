@@ -246,17 +246,6 @@ async def test_an_answer_that_nobody_changed_stays_whole(make: Make) -> None:
     assert code_of(result_of(runner, "a")) == "E_TOOL_INVALID_ARGS"
 
 
-async def test_a_failed_call_that_nobody_asks_again_stays_failed(make: Make, link: FakeLink) -> None:
-    async def gives_up(ctx: Any, proceed: Any) -> Any:
-        return ctx
-
-    model = FakeModel(fail("E_MODEL_FAILED", "one"), says("never"))
-    runner = make(link, model)
-    pipelines(runner).wrap("step.llmError", gives_up)
-    await runner.run(event_frame("e1", "go"))
-    assert (len(model.requests), code_of(the_answer(link))) == (1, "E_MODEL_FAILED")
-
-
 async def test_a_failed_call_can_be_answered_without_asking_again(make: Make, link: FakeLink) -> None:
     async def answers(ctx: Any, proceed: Any) -> Any:
         return ctx.replace(llm_result=LlmResult("The model is away."))
