@@ -1,8 +1,11 @@
-"""`python -m scripts.freeze_client NAME`: keep the client for Python, and what the protocol has, as they are now.
+"""`python -m scripts.freeze_client NAME [--client]`: keep what the protocol has as it is now.
 
-It writes `tests/frozen/NAME`: the package, the sequences of a client, and the names of all types and fields. From then
-on tests/process/test_minor_versions.py tries the kept client with the kernel as it becomes, and the client as it
-becomes with a kernel that knows no more than the kept names. Run it when a minor of the protocol is released.
+It writes `tests/frozen/NAME`: the sequences of a client, and the names of all types and fields. With `--client` it also
+keeps the client for Python. tests/process/test_minor_versions.py tries the kept client with the kernel as it becomes,
+and the client as it becomes with a kernel that knows no more than the kept names.
+
+Run it when the protocol changes before its minor is released, and with `--client` at the release. Until then the client
+in `clients/python` is the client of that minor, and a copy would only repeat it.
 """
 
 from __future__ import annotations
@@ -21,11 +24,13 @@ FROZEN: Final = ROOT / "tests" / "frozen"
 STRUCTS: Final = ("AgentEvent", "Answer", "Credit", "ErrorPayload", "Hello", "RuntimeEvent", "Usage", "Wait", "Welcome")
 
 
-def freeze(place: Path) -> None:
-    """Write everything into the folder `place`, in the stead of what is there."""
+def freeze(place: Path, *, client: bool) -> None:
+    """Write everything into the folder `place`, in the stead of what is there. `client`: the package as well."""
     shutil.rmtree(place, ignore_errors=True)
-    source = ROOT / "clients" / "python" / "goondan_client"
-    shutil.copytree(source, place / "goondan_client", ignore=shutil.ignore_patterns("__pycache__"))
+    place.mkdir(parents=True)
+    if client:
+        source = ROOT / "clients" / "python" / "goondan_client"
+        shutil.copytree(source, place / "goondan_client", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "schemas" / "vectors" / "sequences.json", place / "sequences.json")
     (place / "names.json").write_text(json.dumps(names(), indent=1) + "\n", encoding="utf-8")
 
@@ -40,6 +45,7 @@ def names() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2 or not sys.argv[1].replace(".", "").isdecimal():
-        sys.exit("usage: freeze_client.py MINOR, for example 1.0")
-    freeze(FROZEN / sys.argv[1])
+    minor, *options = sys.argv[1:] or [""]
+    if not minor.replace(".", "").isdecimal() or options not in ([], ["--client"]):
+        sys.exit("usage: freeze_client.py MINOR [--client], for example 1.0")
+    freeze(FROZEN / minor, client=bool(options))
