@@ -23,6 +23,7 @@ import fcntl
 import gc
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -39,10 +40,9 @@ import msgspec
 
 from goondan.features import FEATURES, parts
 from goondan.kernel import ahead, cli, spawn, start
-from goondan.kernel.bundle import handlers
+from goondan.kernel.bundle import handlers, loader
 from goondan.kernel.cli import attach
 from goondan.kernel.cli.commands import CORE, command_of, helps
-from goondan.schemas.bundle.launch import KernelPlan
 
 #: What commands import when they need it: some 5 ms of processor time for each `gdn`, and 30 ms for `gdn validate`.
 LATER = (
@@ -83,28 +83,57 @@ def main() -> None:
     for file in ("bundle", "broker", "agent", "host", "process"):
         parts(file)
     ahead.import_shared()
-    msgspec.msgpack.Decoder(KernelPlan)
+    _make_once()
     atexit._clear()  # what the modules have registered is for a process that ends
     for name in (*CORE, *(name for feature in FEATURES for name in feature.commands)):
         if not helps(name):  # no group
             command_of(name)
     gc.freeze()
     asked = socket.socket(fileno=int(sys.argv[1]))
+    looking = select.poll()
+    looking.register(asked, select.POLLIN)
+    running: dict[int, tuple[int, int]] = {}  # its descriptor -> the process, the pipe for the answer
     while True:
-        head, given, _, _ = socket.recv_fds(asked, 4, 4)
-        if not head:
-            return
-        body = asked.makefile("rb", buffering=0)
-        request = b""
-        while len(request) < int.from_bytes(head, "little"):
-            request += body.read(int.from_bytes(head, "little") - len(request))
-        if not _fork():
-            _attend(json.loads(request), *given)
-        for fd in given:
-            os.close(fd)
-        with suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        for fd, _ in looking.poll():
+            if fd in running:
+                pid, answer = running.pop(fd)
+                looking.unregister(fd)
+                _tell(answer, os.waitpid(pid, 0)[1])
+                os.close(fd)
+                os.close(answer)
+                continue
+            head, given, _, _ = socket.recv_fds(asked, 4, 4)
+            if not head:
+                return
+            body = asked.makefile("rb", buffering=0)
+            request = b""
+            while len(request) < int.from_bytes(head, "little"):
+                request += body.read(int.from_bytes(head, "little") - len(request))
+            if not (pid := _fork()):
+                _become(json.loads(request), *given[:3])
+            for stream in given[:3]:
+                os.close(stream)
+            _tell(given[3], pid)
+            ended = os.pidfd_open(pid)
+            running[ended] = pid, given[3]
+            looking.register(ended, select.POLLIN)
+
+
+def _tell(answer: int, number: int) -> None:
+    """One line of the answer; perhaps nobody waits for it any more."""
+    with suppress(OSError):
+        os.write(answer, b"%d\n" % number)
+
+
+def _make_once() -> None:
+    """What each process of ours makes for itself when it needs it first: the bundled tools, and readers of structs."""
+    example = os.path.join(os.path.dirname(__file__), "..", "examples", "quickstart", "goondan.yaml")
+    loader.inspect_bundle(os.path.realpath(example), state_dir=None, handlers=False)
+    kinds = [msgspec.Struct]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        with suppress(TypeError, NameError):  # one that nothing reads
+            msgspec.json.Decoder(kind)
 
 
 def _fork() -> int:
@@ -114,20 +143,6 @@ def _fork() -> int:
             return os.fork()
         time.sleep(0.01)
     return os.fork()
-
-
-def _attend(request: Any, stdin: int, stdout: int, stderr: int, answer: int) -> NoReturn:
-    """Run one command, and say how it ended."""
-    pid = _fork()
-    if not pid:
-        _become(request, stdin, stdout, stderr)
-    for fd in (stdin, stdout, stderr):
-        os.close(fd)
-    os.write(answer, f"{pid}\n".encode())
-    status = os.waitpid(pid, 0)[1]
-    with suppress(OSError):  # nobody waits for it any more
-        os.write(answer, f"{status}\n".encode())
-    os._exit(0)
 
 
 def _become(request: Any, *streams: int) -> NoReturn:

@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -19,13 +18,11 @@ import pytest
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import Frame
 from tests.kernel_fixture import PATIENCE_S, wait_until
-from tests.polyglot_clients import BUILD_S, cargo, rust
+from tests.polyglot_clients import BUILD_S, cargo, certify, rust
 from tests.process.bare_broker import bare_broker
 
 #: The first of them builds it.
 pytestmark = pytest.mark.timeout(BUILD_S + 60)
-#: How long the certificate may take on a machine that does other things (seconds); half a minute is what it waits.
-CERTIFY_S = 120
 
 
 def test_the_recorded_frames_and_sequences_are_replayed() -> None:
@@ -37,24 +34,7 @@ def test_the_recorded_frames_and_sequences_are_replayed() -> None:
 
 @pytest.mark.feature("certify")
 def test_it_is_certified() -> None:
-    command = [
-        sys.executable,
-        "-I",
-        "-m",
-        "goondan.kernel.cli",
-        "certify",
-        "client",
-        "--json",
-        "--",
-        str(rust()),
-        "certified",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=CERTIFY_S, check=False)
-    report = json.loads(done.stdout)
-    assert [(row["rule"], row["seen"]) for row in report["rules"] if row["outcome"] == "broken"] == []
-    not_offered = {row["section"] for row in report["rules"] if row["outcome"] == "not offered"}
-    assert not_offered <= {"Frames", "Payloads"}, "calls of tools are in another document"
-    assert (done.returncode, report["certified"]) == (0, True)
+    certify([str(rust()), "certified"], {"Frames", "Payloads"})  # calls of tools are in another document
 
 
 def test_an_interrupt_cancels_the_question(short_tmp: Path) -> None:

@@ -2,19 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
-from tests.kernel_fixture import ROOT
-from tests.node_fixture import node_client
+from tests.polyglot_clients import certify, command_of
 
 
 def test_the_node_client_is_certified() -> None:
-    certify = [sys.executable, "-I", "-m", "goondan.kernel.cli", "certify", "client", "--json"]
-    program = ["node", str(node_client() / "certified.mjs")]
-    said = subprocess.run([*certify, "--", *program], capture_output=True, text=True, cwd=ROOT, check=False)
-    report = json.loads(said.stdout)
-    assert [rule for rule in report["rules"] if rule["outcome"] != "holds"] == []
-    assert (report["certified"], said.returncode) == (True, 0)
-    assert len(report["rules"]) > 100
+    certify(command_of("node")[0])
