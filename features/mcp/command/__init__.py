@@ -34,7 +34,7 @@ from goondan.features.mcp.command.rules.offering import PATH, Gate, offered
 from goondan.features.mcp.command.rules.packages import package_command
 from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.bundle.loader import inspect_bundle
-from goondan.kernel.bundle.rules.extensions import extension_spec
+from goondan.kernel.bundle.rules.extensions import extension_spec, fits
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import attach_or_start
 from goondan.kernel.cli.commands.call import check_grant
@@ -272,8 +272,9 @@ def list_servers(bundle: str | None, policy: str | None) -> None:
         if prefix not in seen:
             rows.append(idle_row(prefix, server.spec.extension, server.spec.transport))
     named = {server.spec.extension for server in bundled.checked.servers.values()}
-    for spec in (extension_spec(one, None) for one in bundled.checked.extensions.values() if one.name not in named):
-        if is_bundled(SERVERS.extension, spec.entry, spec.bundled) and spec.config:
+    for one in (one for one in bundled.checked.extensions.values() if one.name not in named):
+        spec = extension_spec(one, None)
+        if is_bundled(SERVERS.extension, spec.entry, spec.bundled) and spec.config and fits(one, spec.config):
             told = idle_row(SERVERS.prefix(spec.name, spec.config), spec.name, spec.config["transport"]["type"])
             rows.append({**told, "state": "no agent names it"})
     emit(rows, render(rows) if rows else [f"no MCP servers in {place.bundle}"])

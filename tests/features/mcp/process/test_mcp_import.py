@@ -1,4 +1,7 @@
-"""`gdn mcp import`: documents on stdout, remarks on stderr, and the bundle takes what was added."""
+"""`gdn mcp import`: documents on stdout, remarks on stderr, and the bundle takes what was added.
+
+And `gdn mcp list` of a config with a fault.
+"""
 
 from __future__ import annotations
 
@@ -49,3 +52,13 @@ def test_what_cannot_be_read_is_one_error(tmp_path: Path) -> None:
         assert "Traceback" not in done.err
         assert SECRET not in done.err
         assert done.out == ""
+
+
+def test_a_server_whose_config_has_a_fault_is_not_listed(tmp_path: Path) -> None:
+    for config in ("{transport: {command: [x]}, expose: {}}", "{transport: 5, expose: {}}", "{namePrefix: [x]}"):
+        extension = "---\napiVersion: goondan.ai/v1\nkind: Extension\nmetadata: {name: e}\n"
+        extension += f"spec: {{entry: '@goondan/base/mcp', config: {config}}}\n"
+        (tmp_path / "goondan.yaml").write_text(BUNDLE + extension)
+        listed = Sandbox(tmp_path, environment(tmp_path / "state"), tmp_path / "goondan.yaml").gdn("mcp", "list")
+        assert (listed.status, listed.err) == (0, "")
+        assert listed.out.startswith("no MCP servers in ")
