@@ -19,9 +19,10 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from types import ModuleType
 from typing import Final
 
 import msgspec
@@ -114,6 +115,20 @@ def import_shared() -> None:
         transport_class()
 
 
+def close_all_but(keep: Container[int]) -> None:
+    """Close all descriptors but the standard streams and these."""
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in keep:
+            with suppress(OSError):  # the listing's own is closed already
+                os.close(int(name))
+
+
+def program_of(module: str) -> ModuleType:
+    """The module with the `main` of a program."""
+    program = import_module(module)
+    return import_module(f"{module}.__main__") if hasattr(program, "__path__") else program
+
+
 def _run(module: str, channel: socket.socket, parent_pid: int) -> int:
     """One program, from the fork to its exit status."""
     die_with_parent(parent_pid)
@@ -121,13 +136,8 @@ def _run(module: str, channel: socket.socket, parent_pid: int) -> int:
     os.chdir("/")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a restart in place blocks some
-    for name in os.listdir("/proc/self/fd"):
-        if int(name) > 2 and int(name) != channel.fileno():
-            with suppress(OSError):  # the listing's own is closed already
-                os.close(int(name))
-    program = import_module(module)
-    if hasattr(program, "__path__"):
-        program = import_module(f"{module}.__main__")
+    close_all_but({channel.fileno()})
+    program = program_of(module)
     with channel:
         data, descriptors, _, _ = socket.recv_fds(channel, MAX_REQUEST, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
     if not data:

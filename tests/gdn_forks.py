@@ -210,10 +210,7 @@ def _execute(argv: Sequence[str], env: Mapping[str, str], streams: Sequence[int]
         weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
         for number, fd in enumerate(streams):
             os.dup2(fd, number)
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2 and int(name) not in keep:
-                with suppress(OSError):  # the listing's own is closed already
-                    os.close(int(name))
+        ahead.close_all_but(keep)
         sys.stdin, sys.stdout = (open(fd, mode, closefd=False) for fd, mode in enumerate("rw"))  # noqa: SIM115
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
@@ -225,8 +222,7 @@ def _execute(argv: Sequence[str], env: Mapping[str, str], streams: Sequence[int]
         os.environ.update(env)
         sys.argv = [*argv[argv.index(spawn.START) + 1 :]]
         _show(argv, env)
-        module = import_module(sys.argv[0])
-        sys.exit((import_module(f"{sys.argv[0]}.__main__") if hasattr(module, "__path__") else module).main())
+        sys.exit(ahead.program_of(sys.argv[0]).main())
     except SystemExit as end:  # also that of a broker, say
         start.leave(end)
     finally:
