@@ -28,7 +28,7 @@ from goondan.schemas.models.model_providers import BY_NAME, DEFAULT_MAX_TOKENS
 from goondan.schemas.wire.blobs import PDF
 
 #: The version of the interface. It is the version of the vendor's own package at the time when its requests were
-#: recorded (tests/contract/model_requests/), and there, too, the key is a bearer token. This version refuses
+#: recorded (tests/contract/vendor_requests/), and there, too, the key is a bearer token. This version refuses
 #: `temperature`, `top_p` and `top_k`.
 VERSION: Final = BY_NAME["anthropic"].version
 

@@ -1,5 +1,5 @@
-"""What our adapters send for some conversations, against what the vendors' packages send for them (vendor_requests/,
-see its record.py): pictures, caching, reasoning and structured answers included.
+"""What our adapters send for some conversations, and what they read, against what the vendors' packages send and read
+(vendor_requests/, see its record.py): pictures, caching, reasoning and structured answers included.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pytest
 
 from goondan.agentproc.http import wire_of
 from goondan.agentproc.http.connection import parts_of
+from goondan.agentproc.http.provider import HttpProvider
 from goondan.agentproc.machine.messages import (
     AssistantData,
     Message,
@@ -32,7 +33,7 @@ from goondan.schemas.bundle.launch import CatalogItem, ModelSpec, OutputSpec
 from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import Blob, FilePart, ToolError, ToolResult
-from tests.process.model_servers import AT, BASH
+from tests.process.model_servers import AT, BASH, question, server
 
 RECORDED = Path(__file__).parent / "vendor_requests"
 PNG = b"PNG..."
@@ -47,8 +48,12 @@ SCHEMA = {
 }
 
 
+def recorded_of(provider: str) -> Any:
+    return json.loads((RECORDED / f"{provider}.json").read_text(encoding="utf-8"))
+
+
 def cases() -> list[tuple[str, str]]:
-    recorded = {provider: json.loads((RECORDED / f"{provider}.json").read_text())["cases"] for provider in BY_NAME}
+    recorded = {provider: recorded_of(provider)["cases"] for provider in BY_NAME}
     return [(provider, case) for provider, cases in recorded.items() for case in cases]
 
 
@@ -144,9 +149,10 @@ def sent(provider: str, case: str, folder: Path) -> tuple[str, dict[str, str], A
     return wire.url.removeprefix("http://model"), wire.headers, json.loads(data)
 
 
+@pytest.mark.requirement("NAME-03", "ERROR-08")
 @pytest.mark.parametrize(("provider", "case"), cases())
 def test_we_send_what_the_vendors_package_sends(provider: str, case: str, tmp_path: Path) -> None:
-    expected = json.loads((RECORDED / f"{provider}.json").read_text())["cases"][case]
+    expected = recorded_of(provider)["cases"][case]
     path, headers, body = sent(provider, case, tmp_path)
     assert path == expected["path"]
     named = {name: value for name, value in expected["headers"].items() if name != "content-type"}
@@ -154,8 +160,12 @@ def test_we_send_what_the_vendors_package_sends(provider: str, case: str, tmp_pa
     assert without_failure(body) == without_failure(expected["body"])
 
 
+#: The text of the failed result in our own form of an error. The packages were given another one.
+FAILURE = '{"status":"error","error":{"message":"no room","name":"Full","code":"E_FULL"}}'
+
+
 def without_failure(body: Any) -> Any:
-    """The body without the text of the failed result, which is our own form of an error."""
+    """The body without the text of the failed result."""
     for message in body.get("messages") or body["input"]:
         parts = message["content"] if isinstance(message.get("content"), list) else [message]
         for part in parts:
@@ -164,12 +174,28 @@ def without_failure(body: Any) -> Any:
                 part.get("tool_call_id"),
                 part.get("call_id") if part.get("type") == "function_call_output" else None,
             ):
-                part["output" if "output" in part else "content"] = "(failed)"
+                field = "output" if "output" in part else "content"
+                assert part[field] in (FAILURE, "no room")
+                part[field] = "(failed)"
     return body
 
 
 @pytest.mark.parametrize("provider", sorted(BY_NAME))
+async def test_we_read_what_the_vendors_package_reads(provider: str) -> None:
+    asked = HttpProvider(wire_of(provider).VENDOR())
+    with server("fake_llm") as base:
+        for expected in recorded_of(provider)["answers"]:
+            answer = await asked.complete(question(provider, base, "m", expected["input"]))
+            assert answer.text == expected["text"]
+            assert [[call.name, call.args] for call in answer.calls] == expected["calls"]
+            assert answer.finish_reason == expected["finishReason"]
+            usage = None if answer.usage is None else [answer.usage.input_tokens, answer.usage.output_tokens]
+            assert usage == expected["usage"]
+    await asked.close()
+
+
+@pytest.mark.parametrize("provider", sorted(BY_NAME))
 def test_the_recordings_name_their_packages(provider: str) -> None:
-    package, version = json.loads((RECORDED / f"{provider}.json").read_text())["package"].split()
+    package, version = recorded_of(provider)["package"].split()
     assert package == ("anthropic" if provider == "anthropic" else "openai")
     assert version.count(".") == 2

@@ -1,4 +1,5 @@
-"""Writes anthropic.json, openai.json and responses.json: what the vendors' own packages send for some conversations.
+"""Writes anthropic.json, openai.json and responses.json: what the vendors' own packages send for some conversations,
+and how they read the answers of tests/servers/fake_llm.py.
 
 They are no dependency of this project. Run by hand, in an environment of its own, which needs no network but loopback:
 
@@ -12,6 +13,8 @@ conversations in our form. Every body is also checked against the packages' own 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -226,6 +229,38 @@ def responses_cases() -> dict[str, Ask]:
     }
 
 
+# --- what they read
+
+#: What fake_llm is asked.
+INPUTS = ("hello", 'call bash__exec {"command":"id -u; ls /"}', 'callN 3 bash__exec {"command":"echo 가"}')
+Read = Callable[[Any, str], dict[str, Any]]
+
+
+def read_anthropic(client: anthropic.Anthropic, text: str) -> dict[str, Any]:
+    with client.messages.stream(model="m", max_tokens=9, messages=[{"role": "user", "content": text}]) as stream:
+        message = stream.get_final_message()
+    calls = [[block.name, block.input] for block in message.content if block.type == "tool_use"]
+    said = "".join(block.text for block in message.content if block.type == "text")
+    usage = [message.usage.input_tokens, message.usage.output_tokens]
+    return {"text": said, "calls": calls, "finishReason": message.stop_reason, "usage": usage}
+
+
+def read_openai(client: openai.OpenAI, text: str) -> dict[str, Any]:
+    with client.chat.completions.stream(model="m", messages=[{"role": "user", "content": text}]) as stream:
+        choice = stream.get_final_completion().choices[0]
+    calls = [[call.function.name, json.loads(call.function.arguments)] for call in choice.message.tool_calls or []]
+    return {"text": choice.message.content or "", "calls": calls, "finishReason": choice.finish_reason, "usage": None}
+
+
+def read_responses(client: openai.OpenAI, text: str) -> dict[str, Any]:
+    with client.responses.stream(model="m", input=text) as stream:
+        response = stream.get_final_response()
+    calls = [[item.name, json.loads(item.arguments)] for item in response.output if item.type == "function_call"]
+    assert response.usage is not None
+    usage = [response.usage.input_tokens, response.usage.output_tokens]
+    return {"text": response.output_text, "calls": calls, "finishReason": response.status, "usage": usage}
+
+
 # --- recording
 
 #: Answers that the packages accept, by the end of the path.
@@ -276,7 +311,7 @@ def server(seen: list[Any]) -> Iterator[str]:
         listening.shutdown()
 
 
-def record(name: str, package: str, client: Callable[[str], Any], cases: dict[str, Ask], kind: Any) -> None:
+def record(name: str, package: str, client: Callable[[str], Any], cases: dict[str, Ask], kind: Any, read: Read) -> None:
     """One format's file."""
     adapter, recorded = pydantic.TypeAdapter(kind), {}
     for case, ask in cases.items():
@@ -287,8 +322,15 @@ def record(name: str, package: str, client: Callable[[str], Any], cases: dict[st
         known = adapter.validate_python(request["body"])
         assert set(known) == set(request["body"]), "a field that the package's types do not have"
         recorded[case] = request
-    document = {"package": package, "cases": recorded}
-    (HERE / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    command = [sys.executable, HERE.parent.parent / "servers" / "fake_llm.py"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        asked = client(process.stdout.readline().strip())
+        answers = [{"input": text, **read(asked, text)} for text in INPUTS]
+        process.kill()
+    document = {"package": package, "cases": recorded, "answers": answers}
+    text = json.dumps(document, indent=1, ensure_ascii=False)
+    (HERE / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -300,10 +342,11 @@ def main() -> None:
 
     chat, answers = CompletionCreateParamsStreaming, ResponseCreateParamsStreaming
     version = f"openai {openai.__version__}"
-    record("openai", version, of_openai, openai_cases(), chat)
-    record("responses", version, of_openai, responses_cases(), answers)
+    record("openai", version, of_openai, openai_cases(), chat, read_openai)
+    record("responses", version, of_openai, responses_cases(), answers, read_responses)
     kind = MessageCreateParamsStreaming
-    record("anthropic", f"anthropic {anthropic.__version__}", of_anthropic, anthropic_cases(), kind)
+    version = f"anthropic {anthropic.__version__}"
+    record("anthropic", version, of_anthropic, anthropic_cases(), kind, read_anthropic)
 
 
 if __name__ == "__main__":
