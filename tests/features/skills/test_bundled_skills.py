@@ -101,28 +101,6 @@ def found_in(*places: Path) -> skills.Found:
 # --- what is found ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("SKILL-01", "SKILL-02", "SKILL-04", "SKILL-05", "SKILL-07", "SKILL-09", "SKILL-17", "SKILL-18")
-async def test_the_skills_of_the_workdir_are_listed_and_shown(make: Make, workdir: Path) -> None:
-    _, _, model = await run(make, workdir, ("skills__list", {}))
-    described = {
-        "deploy": "Deploy to Production",
-        "pdf": "Fill in forms of PDF files. Use when somebody has a form.",
-    }
-    (listed,) = results(model)
-    assert listed == {
-        "items": [
-            {"name": name, "description": text, "path": f"{workdir}/.claude/skills/{name}/SKILL.md"}
-            for name, text in described.items()
-        ],
-        "total": 2,
-    }
-    items = [{"name": name, "description": text} for name, text in described.items()]
-    assert model.requests[0].blocks == [{"type": "skills.catalog", "items": items}]
-    assert sorted(item.name for item in model.requests[0].tools) == [
-        "skills__close", "skills__list", "skills__open", "skills__run",
-    ]  # fmt: skip
-
-
 @pytest.mark.requirement("SKILL-04", "SKILL-07")
 async def test_without_skills_nothing_is_shown(make: Make, tmp_path: Path) -> None:
     _, _, model = await run(make, tmp_path, ("skills__list", {}))
@@ -181,7 +159,7 @@ async def test_each_scan_can_be_turned_off(make: Make, workdir: Path) -> None:
     assert model.requests[-1].blocks == []
 
 
-@pytest.mark.requirement("SKILL-06")
+@pytest.mark.requirement("SKILL-06", "SKILL-17")
 async def test_the_repository_that_the_event_names_counts(make: Make, workdir: Path, tmp_path: Path) -> None:
     write(tmp_path / "other/.claude/skills/there", "# There")
     link, model = FakeLink(), FakeModel(says("one"), says("two"), says("three"))
@@ -211,26 +189,6 @@ async def test_without_config_it_only_warns(make: Make, workdir: Path, caplog: p
 
 
 # --- its tools --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.requirement("SKILL-08", "SKILL-10", "SKILL-12")
-async def test_an_opened_skill_is_shown_until_it_is_closed(make: Make, workdir: Path) -> None:
-    name = {"name": "deploy"}
-    calls = [("skills__open", name), ("skills.list", {}), ("skills__close", name), ("skills.close", name)]
-    _, _, model = await run(make, workdir, *calls)
-    opened, _, closed, again = results(model)
-    folder = f"{workdir}/.claude/skills/deploy"
-    assert opened == {
-        "name": "deploy",
-        "path": f"{folder}/SKILL.md",
-        "dir": folder,
-        "content": DEPLOY,
-        "hint": "Use skills.run to execute scripts in the skill directory",
-    }
-    assert (closed, again) == ({"closed": True, "name": "deploy"}, {"closed": False, "name": "deploy"})
-    block = {"type": "skills.open", "name": "deploy", "content": DEPLOY}
-    shown = [[block for block in request.blocks if block["type"] == "skills.open"] for request in model.requests]
-    assert shown == [[], [block], [block], [], []]
 
 
 @pytest.mark.requirement("SKILL-08")
@@ -372,6 +330,7 @@ async def test_a_skill_that_went_or_was_exchanged_is_said(make: Make, workdir: P
     assert code_of(ToolResult(status="error", error=exchanged)) == "E_TOOL"
 
 
+@pytest.mark.requirement("SKILL-02")
 def test_the_defaults_are_those_of_the_specification() -> None:
     assert skills.REPO_SKILL_DIRS == (".claude/skills",)
 
