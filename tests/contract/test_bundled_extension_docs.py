@@ -10,13 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from goondan.agentproc.conversation.store import ConversationStore
-from goondan.agentproc.turn.instance import Instance
-from goondan.agentproc.turn.runner import TurnRunner
 from goondan.kernel.bundle.documents import BaseExtensions
 from goondan.kernel.bundle.loader import open_bundle
-from goondan.schemas.bundle.address import instance_dir
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
+from tests.unit.agentproc.turns import runner_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "bundled-extensions.md").read_text(encoding="utf-8")
 BUNDLE = """\
@@ -89,8 +86,7 @@ async def run_turn(tmp_path: Path, text: str, names: list[str]) -> None:
     assert [extension.name for extension in spec.extensions] == names
     model = FakeModel(wants(("a", "bash__exec", {"command": "ls"})), says("done"))
     link: Any = FakeLink()
-    store = ConversationStore(instance_dir(state, "helper", "k"), durability="process")
-    runner = TurnRunner(Instance(spec, "k", link, store, provider=model))
+    runner = runner_of(spec, link, model)
     try:
         await runner.load_extensions()
         await runner.run(event_frame("e1", "go"))

@@ -15,18 +15,15 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.machine.messages import encode_message
-from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.runner import TurnRunner
 from goondan.kernel.bundle.loader import open_bundle
-from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.frames import AgentEvent
 from tests.unit.agentproc.extensions.test_asking import answer
 from tests.unit.agentproc.fakes import BASH, NOTE, FakeLink, FakeModel, event_frame, make_spec, says, wants
-from tests.unit.agentproc.turns import until
+from tests.unit.agentproc.turns import runner_of, until
 
 DOCS = Path(__file__).parents[2] / "docs"
 LANGUAGES = ("", ".ko")
@@ -125,10 +122,9 @@ async def running(
     resource = {"metadata": {"name": "guard"}, "spec": {"config": config or {}}}
     extension = ExtensionSpec(name="guard", entry=str(module), resource=resource, config=config or {})
     spec = make_spec(str(tmp_path / "state"), extensions=[extension], registry=[BASH, NOTE])
-    store = ConversationStore(instance_dir(spec.state_dir, spec.name, "k"), durability="process")
     link: Any = FakeLink()
     model = FakeModel(*script, *[says("done")] * 4)
-    runner = TurnRunner(Instance(spec, "k", link, store, provider=model))
+    runner = runner_of(spec, link, model)
     try:
         await runner.load_extensions()
         yield Running(runner, link, model)

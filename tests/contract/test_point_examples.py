@@ -13,16 +13,14 @@ from typing import Any
 import pytest
 from msgspec import Struct
 
-from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.extensions.points.pipeline import POINTS
 from goondan.agentproc.machine.messages import encode_message
 from goondan.agentproc.providers.base import ModelRequest
-from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.runner import TurnRunner
-from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec
 from goondan.schemas.wire.errors import fail
 from tests.unit.agentproc.fakes import BASH, NOTE, FakeLink, FakeModel, event_frame, make_spec, says, wants
+from tests.unit.agentproc.turns import runner_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 #: The sections of docs/extension-points.md, by the points of the old spelling that stand at the same place.
@@ -137,8 +135,7 @@ async def test_the_example_does_what_the_page_says_and_nothing_else(
     catalog = ["bash__exec", "notes__add", "files__write"]
     spec = make_spec(str(tmp_path / "state"), extensions=extensions, registry=[BASH, NOTE, write], catalog=catalog)
     link: Any = FakeLink()
-    store = ConversationStore(instance_dir(spec.state_dir, spec.name, "k"), durability="process")
-    runner = TurnRunner(Instance(spec, "k", link, store, provider=model))
+    runner = runner_of(spec, link, model)
     try:
         await runner.load_extensions()
         await runner.run(event_frame("e1", "go", workdir=str(repository)))

@@ -15,19 +15,17 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.machine.messages import ToolData, UserData
 from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
-from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.runner import TurnRunner
 from goondan.kernel.bundle.loader import open_bundle
-from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, ToolCallPayload, ToolResult
 from tests.contract.twists.notes import NOTES
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, says, wants
+from tests.unit.agentproc.turns import runner_of
 
 #: Deliveries of the broker, each higher than those before it.
 EPOCHS = count(1)
@@ -275,8 +273,7 @@ class Stage:
         spec = plan.agents["main"]
         link = FakeLink(handler) if handler is not None else FakeLink()
         model = Model()
-        store = ConversationStore(instance_dir(spec.state_dir, spec.name, key), durability="process")
-        runner = TurnRunner(Instance(spec, key, link, store, provider=model))
+        runner = runner_of(spec, link, model, key)
         await runner.load_extensions()
         self.actors.append(Actor(runner, link, model))
         return self.actors[-1]

@@ -11,19 +11,16 @@ from typing import Any
 
 import msgspec
 
-from goondan.agentproc.conversation.store import ConversationStore
-from goondan.agentproc.turn.instance import Instance
-from goondan.agentproc.turn.runner import TurnRunner
 from goondan.features.live_config.broker import LiveConfigs
 from goondan.kernel.broker.state.entities import CLIENTS, Connection
 from goondan.kernel.bundle.loader import open_bundle
-from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.wire.codec import encode, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import ErrorPayload, Frame
 from tests.contract.twists.notes import NOTES
 from tests.contract.twists.stage import Actor, Model, Stage, Written, calls, new
 from tests.unit.agentproc.fakes import FakeLink
+from tests.unit.agentproc.turns import runner_of
 from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.test_acting import tell
 from tests.unit.kernel.broker.world import World, part_of, run
@@ -98,8 +95,7 @@ class Patching:
         run(self.world)
         spec = self.plan.agents["main"]
         link, model = Joined(self, key), Model()
-        store = ConversationStore(instance_dir(spec.state_dir, spec.name, key), durability="process")
-        runner = TurnRunner(Instance(spec, key, link, store, provider=model))
+        runner = runner_of(spec, link, model, key)
         changes = part_of(self.world.router, LiveConfigs).changes("main", key)
         if changes is not None:
             runner.instance.config.take(to_raw(changes))

@@ -3,40 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.machine.messages import Message, UserData, is_presentable
-from goondan.agentproc.turn.instance import Instance
-from goondan.agentproc.turn.runner import TurnRunner
-from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError, tool_error
 from goondan.schemas.wire.frames import TOOL_COMPLETED, AgentEvent, Completion, Frame, Source, ToolResult
-from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, ok, says, wants
-from tests.unit.agentproc.turns import until
+from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
+from tests.unit.agentproc.turns import Make, until
 
-Make = Callable[..., TurnRunner]
 HOST = Source("tool", "tool:1")
-
-
-@pytest.fixture
-async def make(tmp_path: Path) -> AsyncIterator[Make]:
-    runners: list[TurnRunner] = []
-
-    def build(link: FakeLink, script: FakeModel | None = None) -> TurnRunner:
-        spec = make_spec(str(tmp_path))
-        store = ConversationStore(instance_dir(str(tmp_path), spec.name, "k"), durability=spec.durability)
-        runners.append(TurnRunner(Instance(spec, "k", link, store, provider=script)))
-        return runners[-1]
-
-    yield build
-    for runner in runners:
-        await runner.close()
 
 
 def completion(call: str = "t1/a", *, kind: str = "event", source: Source | None = HOST, result: Any = None) -> Frame:

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.machine.turn import AskModel, End
 from goondan.agentproc.providers.base import ModelAnswer, TextDelta
 from goondan.agentproc.turn import live as live_module
-from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.live import BATCH_S, MAX_BATCH, MAX_PIECE, MAX_RUNS, MAX_WAITING, LiveFeed
-from goondan.agentproc.turn.runner import TurnRunner
-from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.wire.codec import MAX_FRAME_BYTES, encode, from_raw, to_raw
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import OPERATOR, Frame
 from goondan.schemas.wire.runtime_events import RuntimeEvent
-from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, says, wants
-from tests.unit.agentproc.turns import until
+from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
+from tests.unit.agentproc.turns import Make, until
 
 
 class Timer:
@@ -228,12 +223,6 @@ def test_who_hears_everything_has_the_whole_text(pieces: list[tuple[str, bool, b
 # --- in a turn
 
 
-async def runner_of(tmp_path: Path, link: FakeLink, model: Any) -> TurnRunner:
-    spec = make_spec(str(tmp_path))
-    store = ConversationStore(instance_dir(str(tmp_path), spec.name, "k"), durability=spec.durability)
-    return TurnRunner(Instance(spec, "k", link, store, provider=model))
-
-
 def told(link: FakeLink) -> list[RuntimeEvent]:
     return [from_raw(frame.payload, RuntimeEvent) for frame in link.sent if frame.type == "runtime.event"]
 
@@ -249,17 +238,17 @@ class Streaming(FakeModel):
         return ModelAnswer(text=answer.text.rpartition("!")[2].replace("|", ""), calls=answer.calls)
 
 
-async def test_an_operator_gets_a_short_line_of_each_calls_arguments(tmp_path: Path) -> None:
+async def test_an_operator_gets_a_short_line_of_each_calls_arguments(make: Make) -> None:
     link = FakeLink()
     model = Streaming(wants(("a", "bash__exec", {"command": "echo hi"})), says("done"))
-    runner = await runner_of(tmp_path, link, model)
+    runner = make(link, model)
     frame = event_frame("e1", "go", live=True)
     frame.source = OPERATOR
     await runner.run(frame)
     assert [e.arguments for e in told(link) if e.kind == "tool.called"] == ['command="echo hi"']
 
 
-async def test_a_turn_tells_steps_tools_and_text_but_no_arguments(tmp_path: Path) -> None:
+async def test_a_turn_tells_steps_tools_and_text_but_no_arguments(make: Make) -> None:
     def handler(tool: str, args: Any) -> Any:
         return fail("E_TOOL_TIMEOUT", "too late") if tool == "notes__add" else FakeLink().handler(tool, args)
 
@@ -268,7 +257,7 @@ async def test_a_turn_tells_steps_tools_and_text_but_no_arguments(tmp_path: Path
         wants(("a", "bash__exec", {"command": "echo SECRET"}), ("b", "notes__add", {}), ("c", "no__tool", {})),
         says("half|!the |whole"),
     )
-    runner = await runner_of(tmp_path, link, model)
+    runner = make(link, model)
     await runner.run(event_frame("e1", "go", live=True))
     events = told(link)
     assert [(e.kind, e.step, e.tool_call_id) for e in events if e.kind != "text"] == [
@@ -287,12 +276,11 @@ async def test_a_turn_tells_steps_tools_and_text_but_no_arguments(tmp_path: Path
     assert ends["c"] == ("tool.failed", "E_TOOL_NOT_IN_CATALOG")
     assert read(events) == "the whole" == link.answers()[0].response
     assert not any(b"SECRET" in bytes(frame.payload) for frame in link.sent)
-    await runner.close()
 
 
-async def test_progress_of_a_call_is_passed_on(tmp_path: Path) -> None:
+async def test_progress_of_a_call_is_passed_on(make: Make) -> None:
     link = FakeLink(lambda tool, args: None)
-    runner = await runner_of(tmp_path, link, FakeModel(wants(("a", "bash__exec", {"command": "x"})), says("done")))
+    runner = make(link, FakeModel(wants(("a", "bash__exec", {"command": "x"})), says("done")))
     turn = asyncio.ensure_future(runner.run(event_frame("e1", "go", live=True)))
     await until(link.open_calls)
     (call_id,) = link.open_calls()
@@ -304,16 +292,14 @@ async def test_progress_of_a_call_is_passed_on(tmp_path: Path) -> None:
     link.finish(call_id, FakeLink().handler("t", {}))  # type: ignore[arg-type]
     await turn
     runner.progress(Frame("tool.progress", call_id=call_id, payload=payload))
-    await runner.close()
 
 
 @pytest.mark.parametrize("wish", [False, True])
-async def test_a_link_that_takes_nothing_costs_the_turn_nothing(tmp_path: Path, wish: bool) -> None:
+async def test_a_link_that_takes_nothing_costs_the_turn_nothing(make: Make, wish: bool) -> None:
     link = FakeLink()
     link.connected = False
     model = FakeModel(wants(("a", "bash__exec", {"command": "x"})), says("done"))
-    runner = await runner_of(tmp_path, link, model)
+    runner = make(link, model)
     await runner.run(event_frame("e1", "go", live=wish))
     assert link.answers()[0].response == "done"
     assert max(len(bytes(frame.payload)) for frame in link.posted) < MAX_FRAME_BYTES
-    await runner.close()

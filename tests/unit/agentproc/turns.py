@@ -16,11 +16,23 @@ from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.parts import AgentFeature
 from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.address import instance_dir
-from goondan.schemas.bundle.launch import ExtensionSpec
+from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec
 from goondan.schemas.wire.frames import Answer, ErrorPayload, ToolError, ToolResult
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, make_spec
 
 Make = Callable[..., TurnRunner]
+
+
+def runner_of(
+    spec: AgentSpec,
+    link: FakeLink,
+    model: FakeModel | None,
+    key: str = "k",
+    features: Sequence[type[AgentFeature]] | None = None,
+) -> TurnRunner:
+    """A process of the instance `key` of an agent, over this link, with this model and these features (None: all)."""
+    store = ConversationStore(instance_dir(spec.state_dir, spec.name, key), durability="process")
+    return TurnRunner(Instance(spec, key, link, store, provider=model), features)
 
 
 class Runners:
@@ -40,9 +52,7 @@ class Runners:
         """A runner over this link with this model and these features (None: all). `changes` are of its
         specification.
         """
-        spec = make_spec(self._state_dir, **changes)
-        store = ConversationStore(instance_dir(self._state_dir, spec.name, "k"), durability=spec.durability)
-        self._made.append(TurnRunner(Instance(spec, "k", link, store, provider=script), features))
+        self._made.append(runner_of(make_spec(self._state_dir, **changes), link, script, features=features))
         return self._made[-1]
 
     async def close(self) -> None:
