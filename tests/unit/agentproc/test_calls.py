@@ -14,7 +14,7 @@ from goondan.agentproc.machine.catalog import Catalog, StepCatalog
 from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire.blobs import MAX_ARGS_BYTES
 from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.errors import GoondanError, fail, tool_error
+from goondan.schemas.wire.errors import fail, tool_error
 from goondan.schemas.wire.frames import Frame, ToolCallPayload, ToolResult
 from tests.unit.agentproc.fakes import BASH, FakeLink, make_spec, ok
 from tests.unit.agentproc.turns import failed
@@ -192,13 +192,6 @@ async def test_a_call_that_the_bus_refuses_has_an_error_result() -> None:
     result = await caller(link).call(catalog(), "notes__add", {}, call_id="t1/c1", context=CONTEXT)
     assert result.error is not None
     assert (result.error.code, result.error.name) == ("E_FORBIDDEN", "BusError")
-
-
-async def test_a_lost_lease_is_no_result() -> None:
-    link = FakeLink(lambda *_: fail("E_LEASE_LOST", "epoch 8"))
-    with pytest.raises(GoondanError) as caught:
-        await caller(link).call(catalog(), "notes__add", {}, call_id="t1/c1", context=CONTEXT)
-    assert caught.value.info.code == "E_LEASE_LOST"
 
 
 @pytest.mark.parametrize("payload", [{"status": "great"}, "text", {"status": "ok", "error": 5}, None])

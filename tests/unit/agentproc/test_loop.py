@@ -106,21 +106,6 @@ async def test_a_receipt_is_noted_for_traces_and_shown_to_no_model(make: Make, t
     assert [note.get("receipt", {}).get("jail", {}).get("denied") for note in kept] == [["evil.test:443"], None]
 
 
-async def test_every_call_has_a_result_whatever_is_wrong_with_it(make: Make, link: FakeLink) -> None:
-    model = FakeModel(
-        wants(
-            ("same", "notes__add", {}), ("same", "no__such", {}), ("", "bash__exec", {"wrong": 1}), ("", "", {}),
-            ("x", "bash__exec", [1]),
-        ),
-        says("done"),
-    )  # fmt: skip
-    await make(link, model).run(event_frame("e1", "go"))
-    assert last_results(model.requests[-1].messages) == [
-        ("same", "ok"), ("same_2", "error"), ("call_1_3", "error"), ("call_1_4", "error"), ("x", "error")
-    ]  # fmt: skip
-    assert len(link.calls) == 1
-
-
 async def test_an_operator_call_answers_with_the_result_and_calls_no_model(make: Make) -> None:
     link, model = FakeLink(), FakeModel()
     runner = make(link, model, name="_operator")
@@ -129,19 +114,6 @@ async def test_an_operator_call_answers_with_the_result_and_calls_no_model(make:
     assert (answer.status, answer.steps, model.requests) == ("completed", 0, [])
     result = from_raw(answer.output or b"", ToolResult)
     assert (result.status, from_raw(result.output or b"", dict)["tool"]) == ("ok", "bash__exec")
-
-
-async def test_an_operator_call_that_is_refused_is_completed_with_the_refusal(make: Make, link: FakeLink) -> None:
-    runner = make(link, name="_operator")
-    await runner.run(event_frame("e1", {"tool": "no__such", "args": {}}, kind="operator.call"))
-    await runner.run(event_frame("e2", {"tool": "bash__exec", "args": [1]}, kind="operator.call"))
-    codes = []
-    for answer in link.answers():
-        result = from_raw(answer.output or b"", ToolResult)
-        assert result.error is not None
-        codes.append((answer.status, result.error.code))
-    assert codes == [("completed", "E_TOOL_NOT_IN_CATALOG"), ("completed", "E_TOOL_INVALID_ARGS")]
-    assert link.calls == []
 
 
 async def test_an_output_that_fits_no_answer_is_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,16 +287,6 @@ async def test_what_a_model_call_took_is_noted_and_what_the_vendor_wants_back_is
     ]
 
 
-async def test_too_many_steps_fail_with_a_valid_history(make: Make, link: FakeLink) -> None:
-    model = FakeModel(*(wants(("a", "notes__add", {})) for _ in range(3)), says("fresh"))
-    runner = make(link, model, max_steps_per_turn=3)
-    await runner.run(event_frame("e1", "go"))
-    assert (code_of(the_answer(link)), the_answer(link).steps) == ("E_MAX_STEPS", 3)
-    await runner.run(event_frame("e2", "on"))
-    assert is_presentable(model.requests[-1].messages)
-    assert len(last_results(model.requests[-1].messages)) == 3
-
-
 # --- time -------------------------------------------------------------------------------------------------------------
 
 
@@ -484,20 +446,6 @@ async def test_a_crash_before_the_model_answered_asks_it_again(make: Make, tmp_p
     assert len(model.requests[0].messages) == 1, "what it had said is not used"
     story = ["step.started", "turn.resumed", "model.answered"]
     assert noted(tmp_path, *story) == story
-
-
-async def test_an_operator_call_goes_on_under_its_callid(make: Make) -> None:
-    event = {"tool": "notes__add", "args": {"n": 1}}
-    before = FakeLink(lambda *_: None)
-    runner = make(before, name="_operator")
-    task = asyncio.create_task(runner.run(event_frame("e1", event, kind="operator.call")))
-    await until(lambda: before.calls)
-    runner.abandon()
-    await task
-    after = FakeLink()
-    await make(after, name="_operator").run(event_frame("e1", event, kind="operator.call", epoch=2))
-    assert [f.call_id for f in after.calls] == [f.call_id for f in before.calls]
-    assert from_raw(the_answer(after).output or b"", ToolResult).status == "ok"
 
 
 async def test_an_event_taken_away_for_good_leaves_a_valid_history(make: Make) -> None:

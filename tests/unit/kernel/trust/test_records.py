@@ -89,23 +89,3 @@ def test_a_link_in_place_of_the_folder_or_of_a_file_is_not_followed(tmp_path: Pa
     (file,) = (other / "trust").iterdir()
     (root / "trust" / file.name).symlink_to(file)
     assert records.read(str(root), bundle) is None
-
-
-@pytest.mark.parametrize("text", ["", "{}", "[" * 100_000, '{"bundle":"/x","powers":[{"type":"unknown"}]}', "\0\xff"])
-def test_rubbish_is_no_record(tmp_path: Path, bundle: str, text: str) -> None:
-    root = str(tmp_path / "state")
-    records.write(root, bundle, NET, how="command")
-    (file,) = (tmp_path / "state" / "trust").iterdir()
-    file.write_text(text)
-    assert records.read(root, bundle) is None
-    records.write(root, bundle, NET, how="command")
-    assert records.read(root, bundle) is not None
-
-
-def test_a_record_of_another_place_is_none(tmp_path: Path, bundle: str) -> None:
-    """File names are short digests: two places could meet there."""
-    root = str(tmp_path / "state")
-    records.write(root, bundle, NET, how="command")
-    (file,) = (tmp_path / "state" / "trust").iterdir()
-    file.write_text(file.read_text().replace("/work", "/elsewhere"))
-    assert records.read(root, bundle) is None

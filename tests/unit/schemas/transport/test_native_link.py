@@ -210,20 +210,6 @@ async def test_what_is_left_at_the_end_leaves_with_drain(listen: Listen, open_ow
     assert [data.count(letter) for letter in (b"x", b"y", b"z")] == [300_000] * 3
 
 
-async def test_a_paused_one_reads_nothing(listen: Listen, open_owner: Open) -> None:
-    listener = listen()
-    owner = open_owner()
-    connection = await listener.accept()
-    await handshake(connection)
-    owner.transport.pause()
-    await asyncio.get_running_loop().sock_sendall(connection, head(3) + b"one")
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    assert owner.got == []
-    owner.transport.resume()
-    await owner.until(lambda: owner.got == [b"one"])
-
-
 @pytest.mark.parametrize(
     "said",
     [
@@ -241,15 +227,6 @@ async def test_who_speaks_otherwise_is_left_and_tried_again(listen: Listen, open
     good = await listener.accept()
     await handshake(good)
     assert owner.got == []
-
-
-async def test_a_heartbeat_is_answered(listen: Listen, open_owner: Open) -> None:
-    listener = listen()
-    open_owner()
-    connection = await listener.accept()
-    await handshake(connection)
-    await asyncio.get_running_loop().sock_sendall(connection, b"\4\x0a\4PING\0\0abc")
-    assert await read(connection, 10) == b"\4\x08\4PONGabc"
 
 
 def test_another_transport_is_refused() -> None:

@@ -94,17 +94,6 @@ def is_closed(client: socket.socket) -> bool:
     return True
 
 
-def test_frames_come_and_go_under_the_routing_id_of_the_peer(broker: Broker) -> None:
-    client = broker.peer()
-    ident = broker.newest
-    client.sendall(head(3) + b"one" + head(0) + head(300) + bytes(300))
-    broker.turn()
-    assert broker.got == [(ident, b"one"), (ident, b""), (ident, bytes(300))]
-    assert broker.sockets.put(CLS, ident, b"two") and broker.sockets.put(CLS, ident, b"x" * 256)
-    assert broker.sockets.flush() == []
-    assert client.recv(1000) == head(3) + b"two" + head(256) + b"x" * 256
-
-
 def test_who_is_gone_is_told_of_at_the_next_frame_and_its_last_words_are_heard(broker: Broker) -> None:
     client = broker.peer()
     client.sendall(head(3) + b"bye")
@@ -285,13 +274,6 @@ def test_pings_are_answered_and_their_answers_are_bounded_too(broker: Broker, mo
         pass
     broker.turn()
     assert not broker.sockets.put(CLS, FIRST, b"more"), "who pings and reads nothing is closed"
-
-
-def test_messages_of_several_parts_are_counted_and_the_connection_stays(broker: Broker) -> None:
-    client = broker.peer()
-    client.sendall(b"\1\1a\0\1b" + head(1) + b"c")
-    broker.turn()
-    assert broker.got == [(FIRST, b"c")] and broker.counters["frames_multipart"] == 1
 
 
 def test_at_the_end_what_waits_may_leave(broker: Broker) -> None:
