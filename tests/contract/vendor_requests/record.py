@@ -322,7 +322,7 @@ def record(name: str, package: str, client: Callable[[str], Any], cases: dict[st
         known = adapter.validate_python(request["body"])
         assert set(known) == set(request["body"]), "a field that the package's types do not have"
         recorded[case] = request
-    command = [sys.executable, HERE.parent.parent / "servers" / "fake_llm.py"]
+    command = [sys.executable, str(HERE.parent.parent / "servers" / "fake_llm.py")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         asked = client(process.stdout.readline().strip())
