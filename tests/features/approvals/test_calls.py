@@ -322,6 +322,7 @@ def test_a_deleted_instance_takes_its_items_with_it() -> None:
     assert not [row for row in bench.journal.rows() if row.subject.startswith("approval:")]
 
 
+@pytest.mark.feature("live_config")
 def test_a_live_change_does_not_change_the_rules() -> None:
     """Not even an operator's, that takes the extension out of the configuration."""
     bench = Bench()
