@@ -110,8 +110,6 @@ def test_what_was_asked_before_everything_died_is_answered_after_and_runs_once(k
     message = "/bash__exec command='echo ran >> runs; cat runs'"
     kernel.popen("send", "leaf", message, "--instance", "dies", "--event-id", "dies")
     (item,) = asked(kernel)
-    why = kernel.gdn("ps", "--why").out
-    assert f"leaf/dies waits for a person to approve 1 call of bash__exec (gdn approve: {item['code']})" in why
     for row in kernel.ps():  # the supervisor first, and nothing that it could do about the others
         if row["pid"]:
             with suppress(ProcessLookupError):  # it has died with the supervisor
@@ -138,6 +136,15 @@ def test_what_was_asked_before_everything_died_is_answered_after_and_runs_once(k
     (kept,) = [one for one in answered if one["id"] == item["id"]]
     assert (kept["how"], kept["uid"]) == ("approved", os.getuid())
     assert f"approved by uid {os.getuid()}" in kernel.gdn("approve", "list", "--answered").out
+
+
+@pytest.mark.feature("waits")
+def test_who_waits_for_a_person_is_shown_with_the_code_to_answer(kernel: Sandbox) -> None:
+    kernel.popen("send", "leaf", "/bash__exec command='echo shown'", "--instance", "shown", "--event-id", "shown")
+    (item,) = asked(kernel)
+    why = kernel.gdn("ps", "--why").out
+    assert f"leaf/shown waits for a person to approve 1 call of bash__exec (gdn approve: {item['code']})" in why
+    assert kernel.gdn("cancel", "shown").status == 0
 
 
 def test_nine_agents_ask_at_once_through_two_levels_and_none_is_lost(kernel: Sandbox) -> None:

@@ -172,6 +172,7 @@ def test_agents_of_one_instance_key_share_a_server_and_those_of_another_have_ano
     assert "conversation.db" not in files, folder
 
 
+@pytest.mark.feature("approvals")
 def test_a_person_answers_a_server_and_the_answer_has_to_fit(kernel: Sandbox, model: ScriptedModel) -> None:
     model.scripts["eat"] = [[("p1", "own__pizza", {})], "done"]
     sending = kernel.popen("send", "own", "eat", "--instance", "eating", "--json")
@@ -217,6 +218,7 @@ def test_a_server_is_started_in_the_workdir_of_the_turn_and_says_why_it_does_not
     assert any(line.split()[0] == "unnamed" and "no agent names it" in line for line in listed.splitlines())
 
 
+@pytest.mark.feature("try_out")
 def test_extensions_that_are_mcp_servers_are_tested_with_their_servers(kernel: Sandbox) -> None:
     def trial(name: str) -> dict[str, Any]:
         (told,) = kernel.gdn("extension", "test", name, "--json", timeout=60).json["trials"]

@@ -35,18 +35,6 @@ spec:
     - {name: waits}
     - {name: later}
 ---
-apiVersion: goondan.ai/v1
-kind: Agent
-metadata: {name: careful}
-spec:
-  modelConfig: {modelRef: Model/console}
-  tools: [Tool/bash]
-  extensions:
-    - ref: Extension/approval
-      config: {rules: [{tools: ["bash__exec"], action: ask}, {tools: ["bash__script"], action: deny}]}
-    - ref: Extension/budget
-      config: {limits: {toolCalls: 1}}
----
 """
 BUNDLE = """\
 apiVersion: goondan.ai/v1
@@ -64,7 +52,31 @@ spec:
 apiVersion: goondan.ai/v1
 kind: Swarm
 metadata: {name: swarm}
-spec: {entryAgent: Agent/main, agents: [{ref: Agent/main}, {ref: Agent/careful}]}
+spec: {entryAgent: Agent/main, agents: [{ref: Agent/main}]}
+"""
+#: An agent with rules for approvals and a budget.
+CAREFUL = """\
+apiVersion: goondan.ai/v1
+kind: Model
+metadata: {name: console}
+spec: {provider: embedded}
+---
+apiVersion: goondan.ai/v1
+kind: Agent
+metadata: {name: careful}
+spec:
+  modelConfig: {modelRef: Model/console}
+  tools: [Tool/bash]
+  extensions:
+    - ref: Extension/approval
+      config: {rules: [{tools: ["bash__exec"], action: ask}, {tools: ["bash__script"], action: deny}]}
+    - ref: Extension/budget
+      config: {limits: {toolCalls: 1}}
+---
+apiVersion: goondan.ai/v1
+kind: Swarm
+metadata: {name: swarm}
+spec: {entryAgent: Agent/careful, agents: [{ref: Agent/careful}]}
 """
 CODE = """\
 import asyncio, os
@@ -232,19 +244,22 @@ async def test_the_end_of_a_client_ends_its_calls(kernel: Sandbox) -> None:
         stream.close()
 
 
-async def test_the_agents_approvals_and_budget_hold(kernel: Sandbox) -> None:
-    async with on_stdio(kernel, "--tools", "*", agent="careful") as client:
-        denied = await client.call_tool("bash__script", {"path": "x"})
-        assert denied.is_error
-        assert denied.meta is not None
-        assert denied.meta["goondan.ai/error"]["code"] == "E_APPROVAL_DENIED"
-        asking = asyncio.ensure_future(client.call_tool("bash__exec", {"command": "echo yes"}))
-        while not (items := (await asyncio.to_thread(kernel.gdn, "approve", "list", "--json")).json["items"]):
-            assert not asking.done()
-        await asyncio.to_thread(kernel.gdn, "approve", "yes", items[0]["code"])
-        done = await asking
-        assert done.structured_content["stdout"] == "yes\n"
-    assert "careful" in kernel.gdn("budget", "--json").out
+@pytest.mark.feature("approvals", "budgets")
+async def test_the_agents_approvals_and_budget_hold() -> None:
+    with sandbox(CAREFUL) as kernel:
+        kernel.detach()
+        async with on_stdio(kernel, "--tools", "*", agent="careful") as client:
+            denied = await client.call_tool("bash__script", {"path": "x"})
+            assert denied.is_error
+            assert denied.meta is not None
+            assert denied.meta["goondan.ai/error"]["code"] == "E_APPROVAL_DENIED"
+            asking = asyncio.ensure_future(client.call_tool("bash__exec", {"command": "echo yes"}))
+            while not (items := (await asyncio.to_thread(kernel.gdn, "approve", "list", "--json")).json["items"]):
+                assert not asking.done()
+            await asyncio.to_thread(kernel.gdn, "approve", "yes", items[0]["code"])
+            done = await asking
+            assert done.structured_content["stdout"] == "yes\n"
+        assert "careful" in kernel.gdn("budget", "--json").out
 
 
 def test_what_cannot_be_served_is_one_error(

@@ -107,7 +107,7 @@ def _recording(path: Path, calls: list[tuple[str, dict[str, Any]]]) -> None:
     path.write_text("\n".join(map(json.dumps, lines)))
 
 
-@pytest.mark.feature("changesets")
+@pytest.mark.feature("changesets", "oauth", "restart")
 def test_a_recording_of_a_stranger_acts_on_nothing() -> None:
     from tests.features.changesets.process.changeset_bundles import FILES, Checkout
 
@@ -155,10 +155,9 @@ INNER = {
 }
 #: Those that depend on whom or what they name.
 JUDGED = {"event", "agents.spawn", "config.propose"}
-REFUSED = {
-    *("restart", "changeset.open", "changeset.commit", "oauth.token", "approval.ask"),
-    *("mcp.attach", "mcp.list", "tool.call"),
-}
+REFUSED = {"approval.ask", "tool.call"}
+#: Those of other features.
+OF_OTHERS = {"restart", "changeset.open", "changeset.commit", "oauth.token", "mcp.attach", "mcp.list"}
 
 
 def _replaying(*, own_state: bool = False) -> World:
@@ -177,27 +176,45 @@ def _say(world: World, frame: Frame) -> list[Frame]:
     return tell(world, frame, conn)
 
 
+@pytest.mark.feature("budgets", "changesets", "gates", "live_config", "mcp", "oauth", "restart")
 def test_each_frame_of_an_agent_is_decided_upon() -> None:
     world = World()
-    assert set(world.router._handlers[AGENTS]) == INNER | JUDGED | REFUSED
-    assert set(world.router._handlers[CONFINED]) == INNER | JUDGED | REFUSED
+    decided = INNER | JUDGED | REFUSED | OF_OTHERS
+    assert set(world.router._handlers[AGENTS]) == decided
+    assert set(world.router._handlers[CONFINED]) == decided
 
 
-@pytest.mark.parametrize("kind", sorted(REFUSED))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *sorted(REFUSED),
+        pytest.param("restart", marks=pytest.mark.feature("restart")),
+        pytest.param("changeset.open", marks=pytest.mark.feature("changesets")),
+        pytest.param("changeset.commit", marks=pytest.mark.feature("changesets")),
+        pytest.param("oauth.token", marks=pytest.mark.feature("oauth")),
+        pytest.param("mcp.attach", marks=pytest.mark.feature("mcp")),
+        pytest.param("mcp.list", marks=pytest.mark.feature("mcp")),
+    ],
+)
 def test_the_broker_does_nothing_outside_for_a_recording(kind: str) -> None:
     world = _replaying()
     assert code(_say(world, Frame(kind, id="f", call_id="t/c", tool="bash__exec"))) == "E_FORBIDDEN"
 
 
 @pytest.mark.parametrize("own_state", [False, True])
-def test_only_agents_of_the_recording_are_asked_and_only_an_own_state_is_patched(own_state: bool) -> None:
+def test_only_agents_of_the_recording_are_asked(own_state: bool) -> None:
     world = _replaying(own_state=own_state)
     assert code(_say(world, request(call_id=None))) == "E_FORBIDDEN"
     assert code(_say(world, Frame("agents.spawn", id="s", to="reviewer", instance_key="n"))) == "E_FORBIDDEN"
     assert ("reviewer", "k") not in world.router.bus.mailbox.instances
     (ack,) = _say(world, request("r2", to="coder", key="other", call_id=None))
     assert (ack.type, ack.stage) == ("ack", "accepted")
-    asked = _say(world, Frame("config.propose", id="p"))
+
+
+@pytest.mark.feature("live_config")
+@pytest.mark.parametrize("own_state", [False, True])
+def test_only_an_own_state_is_patched(own_state: bool) -> None:
+    asked = _say(_replaying(own_state=own_state), Frame("config.propose", id="p"))
     assert code(asked) == ("E_FRAME_INVALID" if own_state else "E_FORBIDDEN")
 
 
