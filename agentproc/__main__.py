@@ -6,8 +6,7 @@ import argparse
 import sys
 
 from goondan.agentproc.start.app import main, new_loop
-from goondan.schemas.system.secrecy import close_memory
-from goondan.schemas.system.startup import close_to_others, die_with_parent, read_token, set_process_name
+from goondan.schemas.system import secrecy, startup
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError
 
@@ -24,13 +23,13 @@ def run(argv: list[str] | None = None) -> int:
     parser.add_argument("--ready-fd", type=int, help="descriptor that gets one newline when the broker has welcomed us")
     parser.add_argument("--parent-pid", type=int, help="end when this process, our parent, ends")
     parser.add_argument("--broker-uid", type=int, help="user of the broker (default: ours); no other one is obeyed")
-    close_memory()
+    secrecy.close_memory()
     options = parser.parse_args(argv)
-    close_to_others()
-    die_with_parent(options.parent_pid)
-    set_process_name("gdn-agent")
+    startup.close_to_others()
+    startup.die_with_parent(options.parent_pid)
+    startup.set_process_name("gdn-agent")
     try:
-        token = read_token(options.token_fd, options.token_file)
+        token = startup.read_token(options.token_fd, options.token_file)
     except GoondanError as error:
         print(visible_line(f"agentproc: {error}"), file=sys.stderr)
         return 2

@@ -25,8 +25,7 @@ from goondan.kernel.import_path import folders
 from goondan.schemas import transport
 from goondan.schemas.system.users import VARIABLE
 from goondan.schemas.text.visible import visible_line
-from goondan.schemas.wire.errors import GoondanError, error_payload, fail
-from goondan.schemas.wire.frames import ErrorPayload
+from goondan.schemas.wire import errors, frames
 
 #: What a child of ours may inherit from our environment, besides LC_*. PYTHON* is not among it, and would not be
 #: heeded: a child runs what is installed here. No name of it holds a secret; secrets pass by descriptor.
@@ -122,7 +121,7 @@ def read_environment(fd: int) -> None:
         with open(fd, "rb") as source:
             pairs = [entry.partition(b"=") for entry in source.read().split(b"\0")]
     except OSError as error:
-        raise fail("E_USAGE", f"the environment cannot be read: {error}") from None
+        raise errors.fail("E_USAGE", f"the environment cannot be read: {error}") from None
     os.environ.clear()
     os.environb.update({name: value for name, _, value in pairs if name})  # a name can be empty only in what was given
 
@@ -148,10 +147,10 @@ def close_unknown_descriptors(keep: Iterable[int]) -> None:
 
 class _Report(msgspec.Struct):
     #: Why the start failed.
-    error: ErrorPayload
+    error: frames.ErrorPayload
 
 
-def parse_report(data: bytes) -> ErrorPayload | None:
+def parse_report(data: bytes) -> frames.ErrorPayload | None:
     """The error of a `{"error": {…}}` line; None for anything else."""
     try:
         return msgspec.json.decode(data, type=_Report).error
@@ -159,7 +158,7 @@ def parse_report(data: bytes) -> ErrorPayload | None:
         return None
 
 
-def report_start_failure(fd: int | None, error: GoondanError) -> None:
+def report_start_failure(fd: int | None, error: errors.GoondanError) -> None:
     """Say why a kernel does not start, with every problem of its bundle, on the ready descriptor, or to the person."""
     if fd is None:
         print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
@@ -173,10 +172,10 @@ def report_start_failure(fd: int | None, error: GoondanError) -> None:
         out.write(msgspec.json.encode(report) + b"\n")
 
 
-def start_failure(role: str, cause: str, log_path: str) -> ErrorPayload:
+def start_failure(role: str, cause: str, log_path: str) -> frames.ErrorPayload:
     """The error for a program that ended before it was ready and did not say why."""
     tail = last_line(log_path)
-    return error_payload(
+    return errors.error_payload(
         "E_INTERNAL", f"{role} could not be started: {cause}" + (f"; its log ends: {tail}" if tail else "")
     )
 

@@ -23,15 +23,7 @@ from typing import Final, NamedTuple, NoReturn
 from msgspec import Struct
 
 from goondan.kernel import paths
-from goondan.schemas.system.directories import (
-    Directory,
-    DirectoryRefused,
-    has_list,
-    is_group_of,
-    open_directory,
-    quoted,
-)
-from goondan.schemas.system.users import TOOLHOST_UID
+from goondan.schemas.system import directories, users
 from goondan.schemas.wire.errors import GoondanError, fail
 
 #: Its presence in the root says that others could write there. Its text says how.
@@ -105,7 +97,7 @@ def open_state_root(root: str, *, workspace: str | None = None, make: bool = Fal
             why = judge(top.path, project=project_above(top.path), marked=_read_mark(top))
     except FileNotFoundError:
         why = doubt(root)
-    except DirectoryRefused as refused:
+    except directories.DirectoryRefused as refused:
         _refuse(root, refused)
     except OSError as error:
         raise fail("E_STATE", f"{error.filename or root}: {error.strerror}") from None
@@ -115,11 +107,11 @@ def open_state_root(root: str, *, workspace: str | None = None, make: bool = Fal
 def doubt(root: str) -> str | None:
     """Why nothing is believed from this root, in one sentence; None when it is. Changes nothing."""
     try:
-        with open_directory(root) as top:
+        with directories.open_directory(root) as top:
             return judge(top.path, project=project_above(top.path), marked=_read_mark(top))
     except FileNotFoundError:
         return judge(root, project_above(root))
-    except DirectoryRefused as refused:
+    except directories.DirectoryRefused as refused:
         return f"{refused.path} {refused.problem}"
     except OSError as error:
         return f"{error.filename or root}: {error.strerror}"
@@ -132,11 +124,11 @@ def confirm(root: str) -> None:
     """
     open_state_root(root)
     try:
-        with open_directory(root, private_from=root) as top, suppress(FileNotFoundError):
+        with directories.open_directory(root, private_from=root) as top, suppress(FileNotFoundError):
             os.unlink(MARK, dir_fd=top.fd)
     except FileNotFoundError:
         return
-    except (DirectoryRefused, OSError) as error:
+    except (directories.DirectoryRefused, OSError) as error:
         raise fail("E_STATE", str(error)) from None
 
 
@@ -202,8 +194,8 @@ def look(root: str, workspace: str | None = None) -> Iterator[Level]:
 def why_refused(root: str) -> GoondanError | None:
     """Why a command would refuse the root, without changing anything; None when it would use it, perhaps mended."""
     try:
-        open_directory(root).close()
-    except DirectoryRefused as refused:
+        directories.open_directory(root).close()
+    except directories.DirectoryRefused as refused:
         with suppress(OSError):
             state = os.lstat(refused.path)
             mendable = stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
@@ -219,7 +211,10 @@ def elsewhere(refused: str) -> str:
     """A state root that this user can have instead of one that was refused."""
     places = [os.path.join(_home(), ".goondan")] if _home() else []
     for place in (*places, *paths.homeless_roots()):
-        with suppress(DirectoryRefused, OSError), open_directory(os.path.dirname(place)) as above:
+        with (
+            suppress(directories.DirectoryRefused, OSError),
+            directories.open_directory(os.path.dirname(place)) as above,
+        ):
             usable = os.access(above.path, os.W_OK | os.X_OK, effective_ids=True) or os.path.lexists(place)
             if usable and place != refused and not place.startswith(f"{refused}/") and doubt(place) is None:
                 return place
@@ -238,15 +233,17 @@ class _Mending:
         self.mended: list[str] = []
         self.exposed: list[str] = []
 
-    def open(self, path: str, *, make: bool) -> Directory:
+    def open(self, path: str, *, make: bool) -> directories.Directory:
         """A level, closed by now. Raises DirectoryRefused, OSError."""
-        return open_directory(path, make=make, private_from=self.root, mend=self.note, owners=owners(path, self.root))
+        return directories.open_directory(
+            path, make=make, private_from=self.root, mend=self.note, owners=owners(path, self.root)
+        )
 
     def look(self, path: str, *, make: bool = False) -> None:
         """A level that need not be there, or is made."""
         with suppress(FileNotFoundError):
             if os.path.basename(path) in _SHARED and os.path.islink(path):
-                open_directory(path).close()
+                directories.open_directory(path).close()
             else:
                 self.open(path, make=make).close()
 
@@ -258,10 +255,10 @@ class _Mending:
 
     def is_ours(self, path: str, gid: int) -> bool:
         """Whether what the group may do with `path` is for nobody but this user: a list can name others."""
-        if has_list(path):
+        if directories.has_list(path):
             return False
         if gid not in self._groups:
-            self._groups[gid] = is_group_of(gid, (0, os.geteuid()))
+            self._groups[gid] = directories.is_group_of(gid, (0, os.geteuid()))
         return self._groups[gid]
 
 
@@ -274,10 +271,12 @@ def owners(path: str, root: str) -> tuple[int, ...]:
     """The users that may own a level of `root`: we; and under root, for the levels of tool hosts, their user."""
     user = os.geteuid()
     handed = not _TOOLHOSTS.isdisjoint(os.path.relpath(path, root).split("/"))
-    return (user, TOOLHOST_UID) if user == 0 and handed else (user,)
+    return (user, users.TOOLHOST_UID) if user == 0 and handed else (user,)
 
 
-def _look_through(top: Directory, root: str, workspace: str | None, mending: _Mending, *, make: bool) -> None:
+def _look_through(
+    top: directories.Directory, root: str, workspace: str | None, mending: _Mending, *, make: bool
+) -> None:
     """Everything below a root that is closed by now. Raises DirectoryRefused, OSError."""
     if _has(top, UNCHECKED):  # also when an earlier look at it has met what it refused
         _close_below(top, mending)
@@ -293,7 +292,7 @@ def _look_through(top: Directory, root: str, workspace: str | None, mending: _Me
         _mend_file(top, name, mending)
 
 
-def _close_below(top: Directory, mending: _Mending) -> None:
+def _close_below(top: directories.Directory, mending: _Mending) -> None:
     """Close all that is in a root that was open. Raises DirectoryRefused for what somebody else has put there."""
     for folder, folders, files, fd in os.fwalk(".", dir_fd=top.fd, follow_symlinks=False):
         parts = [] if folder == "." else folder.split("/")[1:]
@@ -313,7 +312,9 @@ def _close(folder: int, name: str, path: str, root: str, mending: _Mending, *, k
         state = os.fstat(fd)
         if state.st_uid not in owners(path, root):
             problem = f"belongs to uid {state.st_uid}: somebody else has put it there"
-            raise DirectoryRefused(path, problem, f"Look at it, then remove it: rm -r {quoted(path)}")
+            raise directories.DirectoryRefused(
+                path, problem, f"Look at it, then remove it: rm -r {directories.quoted(path)}"
+            )
         mode = stat.S_IMODE(state.st_mode)
         if stat.S_ISLNK(state.st_mode) or not mode & 0o777 & ~keep or _has_other_names(state):
             return
@@ -329,7 +330,7 @@ def _has_other_names(state: os.stat_result) -> bool:
     return stat.S_ISREG(state.st_mode) and state.st_nlink > 1
 
 
-def _mend_file(top: Directory, name: str, mending: _Mending) -> None:
+def _mend_file(top: directories.Directory, name: str, mending: _Mending) -> None:
     """A file that decides: nobody else may write to it. A link is judged by whoever follows it."""
     try:
         fd = os.open(name, _LOOK, dir_fd=top.fd)
@@ -340,7 +341,9 @@ def _mend_file(top: Directory, name: str, mending: _Mending) -> None:
         state = os.fstat(fd)
         mode = stat.S_IMODE(state.st_mode)
         if state.st_uid not in (0, os.geteuid()):
-            raise DirectoryRefused(path, f"belongs to uid {state.st_uid}", f"Look at it, then: rm {quoted(path)}")
+            raise directories.DirectoryRefused(
+                path, f"belongs to uid {state.st_uid}", f"Look at it, then: rm {directories.quoted(path)}"
+            )
         if stat.S_ISREG(state.st_mode) and mode & 0o022 and state.st_uid == os.geteuid():
             os.chmod(f"/proc/self/fd/{fd}", mode & ~0o022)
             mending.note(path, mode, state.st_gid)
@@ -348,7 +351,7 @@ def _mend_file(top: Directory, name: str, mending: _Mending) -> None:
         os.close(fd)
 
 
-def _has(top: Directory, name: str) -> bool:
+def _has(top: directories.Directory, name: str) -> bool:
     try:
         os.stat(name, dir_fd=top.fd, follow_symlinks=False)
     except FileNotFoundError:
@@ -356,7 +359,7 @@ def _has(top: Directory, name: str) -> bool:
     return True
 
 
-def _note(top: Directory, name: str, text: str) -> None:
+def _note(top: directories.Directory, name: str, text: str) -> None:
     """Keep a note in the root; an earlier one stays."""
     with suppress(FileExistsError):
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=top.fd)
@@ -364,7 +367,7 @@ def _note(top: Directory, name: str, text: str) -> None:
             out.write(text)
 
 
-def _read_mark(top: Directory) -> str | None:
+def _read_mark(top: directories.Directory) -> str | None:
     """What the mark says; None without one. One that cannot be read counts."""
     try:
         fd = os.open(MARK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=top.fd)
@@ -389,12 +392,12 @@ def _judged(path: str, root: str, state: os.stat_result) -> Level:
     return Level(path, state.st_uid, mode)
 
 
-def _refuse(root: str, refused: DirectoryRefused) -> NoReturn:
+def _refuse(root: str, refused: directories.DirectoryRefused) -> NoReturn:
     """Raise E_STATE with the line that helps."""
     raise GoondanError(refusal(root, refused, elsewhere(root)).info) from None
 
 
-def refusal(root: str, refused: DirectoryRefused, instead: str) -> GoondanError:
+def refusal(root: str, refused: directories.DirectoryRefused, instead: str) -> GoondanError:
     """The error for a root that cannot be used; `instead` is one that can."""
     inside = refused.path == root or refused.path.startswith(f"{root}/")
     problem = refused.problem
@@ -404,7 +407,7 @@ def refusal(root: str, refused: DirectoryRefused, instead: str) -> GoondanError:
     return fail(
         "E_STATE",
         f"{what}{refused.path} {problem}",
-        suggestion=f"Use another one: export GOONDAN_STATE_ROOT={quoted(instead)}"
+        suggestion=f"Use another one: export GOONDAN_STATE_ROOT={directories.quoted(instead)}"
         + ("" if inside and "belongs" not in problem else f"  # or: {refused.fix}"),
     )
 

@@ -39,8 +39,6 @@ from typing import Any, Final
 import msgspec
 
 from goondan.kernel import lock, paths, rundir
-from goondan.kernel.lock import KernelRecord
-from goondan.kernel.rundir import SUPERVISOR_SOCKET
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import ErrorPayload
 from goondan.schemas.worker.tool_host_reports import WorkerNews
@@ -219,7 +217,7 @@ class SupervisorClient:
 OTHERS_ANSWER_S: Final = 1.0
 
 
-def kernels() -> list[KernelRecord]:
+def kernels() -> list[lock.KernelRecord]:
     """Their records, in the order of their bundles. One that does not answer, or whose state others can change, is
     left out.
     """
@@ -230,7 +228,7 @@ def kernels() -> list[KernelRecord]:
     with suppress(OSError), open("/proc/net/unix", encoding="utf-8", errors="surrogateescape") as table:
         for line in table:
             folder, _, name = line.rstrip("\n").rpartition("/")
-            if name == SUPERVISOR_SOCKET and "/" in folder:
+            if name == rundir.SUPERVISOR_SOCKET and "/" in folder:
                 with suppress(GoondanError, OSError):
                     states.update(_state_in(folder[folder.index("/") :]))
     found = []

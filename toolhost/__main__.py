@@ -9,14 +9,7 @@ import sys
 import msgspec
 import uvloop
 
-from goondan.schemas.system.secrecy import close_memory
-from goondan.schemas.system.startup import (
-    close_to_others,
-    die_with_parent,
-    keep_memory_steady,
-    read_token,
-    set_process_name,
-)
+from goondan.schemas.system import secrecy, startup
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.toolhost.app import App, Settings
@@ -25,14 +18,14 @@ from goondan.toolhost.drop_privileges import Unprivileged, drop_privileges
 
 def main(argv: list[str] | None = None) -> int:
     """Run until told to stop. 0: told to; 1: refused or broken, with one line on standard error; 2: usage."""
-    close_memory()
+    secrecy.close_memory()
     arguments = _parser().parse_args(argv)
-    inherited = close_to_others()
-    die_with_parent(arguments.parent_pid)
-    keep_memory_steady()
-    set_process_name("gdn-toolhost")
+    inherited = startup.close_to_others()
+    startup.die_with_parent(arguments.parent_pid)
+    startup.keep_memory_steady()
+    startup.set_process_name("gdn-toolhost")
     try:
-        token = read_token(arguments.token_fd, arguments.token_file)
+        token = startup.read_token(arguments.token_fd, arguments.token_file)
         settings = Settings(
             endpoint=arguments.endpoint,
             token=token,
@@ -44,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
         )
         umask = inherited if arguments.umask is None else arguments.umask
         unprivileged = drop_privileges(arguments.endpoint, settings.broker_uid, umask=umask)
-        die_with_parent(arguments.parent_pid)  # a change of user has undone it
+        startup.die_with_parent(arguments.parent_pid)  # a change of user has undone it
         uvloop.run(_run(settings, unprivileged))
     except GoondanError as error:
         message = f"toolhost: {error.info.message} [{error.info.code}]; {error.info.suggestion}"

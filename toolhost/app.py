@@ -34,10 +34,8 @@ import msgspec
 from msgspec import Struct
 
 from goondan.features import parts
-from goondan.schemas.bundle.address import path_segment
-from goondan.schemas.bundle.launch import ToolHostSpec
-from goondan.schemas.system.directories import read_list, remove_tree, replace_file
-from goondan.schemas.system.startup import report_ready
+from goondan.schemas.bundle import address, launch
+from goondan.schemas.system import directories, startup
 from goondan.schemas.traces.log_admission import Admission, suppressed_lines
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.codec import from_raw
@@ -47,8 +45,7 @@ from goondan.schemas.worker.tool_host_reports import EXPOSURES, LOCK, TOOLHOSTS,
 from goondan.toolhost.calls.results import Promise
 from goondan.toolhost.host import Host
 from goondan.toolhost.jails.write_exposures import WriteExposures
-from goondan.toolhost.lookup.folders import FolderCopies
-from goondan.toolhost.lookup.hiding import hidden_folders, with_hidden
+from goondan.toolhost.lookup import folders, hiding
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.survey import ALONE, Survey, survey, why_calls_are_not_forked
@@ -74,7 +71,7 @@ class StateFolder:
     @classmethod
     async def claim(cls, state_dir: str, principal: str, powers: Powers, *, patience_s: float = PATIENCE_S) -> Self:
         """The folder of the tool host `principal`. Raises GoondanError E_PRINCIPAL_BUSY when another one has it."""
-        path = os.path.join(state_dir, TOOLHOSTS, path_segment(principal.removeprefix("toolhost/")))
+        path = os.path.join(state_dir, TOOLHOSTS, address.path_segment(principal.removeprefix("toolhost/")))
         loop = asyncio.get_running_loop()
         until = loop.time() + patience_s
         try:
@@ -127,14 +124,14 @@ def _lock(folder: str) -> int | None:
 
 def read_promises(path: str | None) -> list[Promise]:
     """The promises in such a file; none when there is none, or nothing can be kept (None)."""
-    return [] if path is None else read_list(path, Promise, _MAX_BYTES)
+    return [] if path is None else directories.read_list(path, Promise, _MAX_BYTES)
 
 
 def write_promises(path: str | None, promises: list[Promise]) -> None:
     """Replace the promises in it by these."""
     with suppress(OSError):
         if path is not None and promises:
-            replace_file(path, msgspec.json.encode(promises))
+            directories.replace_file(path, msgspec.json.encode(promises))
         elif path is not None:
             os.unlink(path)
 
@@ -241,7 +238,7 @@ class App:
             remember=partial(write_promises, promises),
             speaker=self._link,
             exposures=exposures,
-            copies=FolderCopies(state.file(_COPIES)),
+            copies=folders.FolderCopies(state.file(_COPIES)),
             server_asks={op: make for part in parts("host") for op, make in part.ASKS.items()},
         )
         host.answers.give_up(read_promises(promises))
@@ -250,7 +247,7 @@ class App:
             host.answers.give_up(read_promises(left))  # from here on they stand in our file
             write_promises(left, [])
             exposures.take_over(orphan.file(EXPOSURES))
-            remove_tree(orphan.file(_COPIES) or "")
+            directories.remove_tree(orphan.file(_COPIES) or "")
             orphan.release()
         for frame in self._early:
             self._on_frame(frame)
@@ -262,13 +259,13 @@ class App:
                 _say("error", f"{found.error.info.message}. {found.error.info.suggestion}", code=found.error.info.code)
                 host.sessions.open(None, found.error)
             else:
-                hidden = hidden_folders(spec, self._settings.endpoint, found.facts.home, powers.operator)
-                host.sessions.open(with_hidden(found.facts, hidden))
+                hidden = hiding.hidden_folders(spec, self._settings.endpoint, found.facts.home, powers.operator)
+                host.sessions.open(hiding.with_hidden(found.facts, hidden))
             # What is here now stays; calls come and go without cycles, so young collections only cost time.
             gc.freeze()
             gc.set_threshold(*GC_THRESHOLDS)
             gc.enable()  # kernel/start.py turned it off
-            report_ready(self._settings.ready_fd)
+            startup.report_ready(self._settings.ready_fd)
             self._facts = found.facts
             self._fork_calls()
             await self._serve()
@@ -396,9 +393,9 @@ class App:
                 os.write(fd, msgspec.json.encode(event) + b"\n")
 
 
-def _spec(welcome: Welcome) -> ToolHostSpec:
+def _spec(welcome: Welcome) -> launch.ToolHostSpec:
     try:
-        return from_raw(welcome.spec, ToolHostSpec)
+        return from_raw(welcome.spec, launch.ToolHostSpec)
     except GoondanError as error:
         raise fail(
             "E_INTERNAL", f"the broker's welcome holds no tool host specification: {error.info.message}"

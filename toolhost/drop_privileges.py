@@ -26,17 +26,12 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from goondan.schemas.system import users
-from goondan.schemas.system.broker_identity import BrokerIdentity
-from goondan.schemas.system.startup import admit_toolhost, close_to_others
-from goondan.schemas.system.users import TOOLHOST_UID, VARIABLE
+from goondan.schemas.system import broker_identity, startup, users
 from goondan.schemas.wire.errors import GoondanError
-from goondan.toolhost.launcher import syscalls
-from goondan.toolhost.launcher.allow_list import AllowList, Enclosed
+from goondan.toolhost.launcher import allow_list, syscalls
 from goondan.toolhost.lookup.hiding import runtime_folders
 from goondan.toolhost.lookup.this_host import STAGES, code_folders, gather, home
-from goondan.toolhost.policy.plan import enclosure_of, isolation, start_of
-from goondan.toolhost.policy.seccomp import own_program, program
+from goondan.toolhost.policy import plan, seccomp
 from goondan.toolhost.policy.subject import ARGS_FD, FILTER_FD, GUARDED_NAMES, JAIL_CODE, SYSTEM, TOP, HostFacts
 from goondan.toolhost.privileges.launcher_link import spawn
 from goondan.toolhost.privileges.powers import Ordinary, Powers, Rooted, Uids, beside, find_tree, hand_over
@@ -79,7 +74,7 @@ def drop_privileges(endpoint: str = "", broker_uid: int | None = None, *, umask:
     `endpoint` is that of the broker, whose socket must let us in afterwards. `broker_uid` is the broker's user (None:
     ours). A launcher that cannot be started is reported by the probe.
     """
-    inherited = close_to_others()
+    inherited = startup.close_to_others()
     umask = inherited if umask is None else umask
     if os.geteuid() != 0:
         ordinary = Ordinary(umask)
@@ -92,14 +87,14 @@ def drop_privileges(endpoint: str = "", broker_uid: int | None = None, *, umask:
     _choose_numbers(user, powers.uids)
     os.environ.setdefault("HOME", home())  # what `~` means in a grant
     facts = gather(powers)
-    filter_ = None if isinstance(facts, GoondanError) else own_program("host", facts.machine)
+    filter_ = None if isinstance(facts, GoondanError) else seccomp.own_program("host", facts.machine)
     if user:
         if powers.tree is not None:
             hand_over(powers.tree, user)
         # A socket that another user may have put there is not touched. The link says why it is not used.
         with suppress(GoondanError):
-            if endpoint.startswith("ipc://") and BrokerIdentity(endpoint, broker_uid).is_there():
-                admit_toolhost(endpoint.removeprefix("ipc://"))
+            if endpoint.startswith("ipc://") and broker_identity.BrokerIdentity(endpoint, broker_uid).is_there():
+                startup.admit_toolhost(endpoint.removeprefix("ipc://"))
     with suppress(OSError):
         powers.start(*spawn(umask, "helper"), _allowed(user, endpoint, powers, facts))
         powers.launcher.start()
@@ -113,26 +108,26 @@ def _choose_numbers(user: int, uids: Uids) -> None:
         raise OSError(errno.EINVAL, wrong)
     name = account_of(user) if user else None
     if name is not None and not name.startswith(_OUR_ACCOUNT):
-        text = f"user {user}, which the tool host would be, is {name}: set {VARIABLE}=FIRST-LAST to a free range"
+        text = f"user {user}, which the tool host would be, is {name}: set {users.VARIABLE}=FIRST-LAST to a free range"
         raise OSError(errno.EBUSY, text)
     if not uids.pass_over(Accounts().taken):
-        text = f"the user numbers for jails are somebody's: set {VARIABLE}=FIRST-LAST to a free range"
+        text = f"the user numbers for jails are somebody's: set {users.VARIABLE}=FIRST-LAST to a free range"
         raise OSError(errno.EBUSY, text)
 
 
-def _enclosed(facts: HostFacts | GoondanError) -> list[Enclosed]:
+def _enclosed(facts: HostFacts | GoondanError) -> list[allow_list.Enclosed]:
     """The command lines that start bubblewrap without user namespaces: with and without power over networks."""
     if isinstance(facts, GoondanError) or not facts.bwrap:
         return []  # bubblewrap could not be started anyway
-    ways: list[Enclosed] = []
+    ways: list[allow_list.Enclosed] = []
     for net_admin in (True, False):
         host = msgspec.structs.replace(facts, user_namespaces=False, net_admin=net_admin)
-        if (enclosure := enclosure_of(host)) is not None:
+        if (enclosure := plan.enclosure_of(host)) is not None:
             ways.append(
                 {
                     "enclosure": enclosure,
-                    "argv": start_of(host.bwrap, host.boot(JAIL_CODE)),
-                    "walls": isolation(host),
+                    "argv": plan.start_of(host.bwrap, host.boot(JAIL_CODE)),
+                    "walls": plan.isolation(host),
                     "options": ARGS_FD,
                     "filter": FILTER_FD,
                 }
@@ -140,7 +135,7 @@ def _enclosed(facts: HostFacts | GoondanError) -> list[Enclosed]:
     return ways
 
 
-def _allowed(user: int, endpoint: str, powers: Powers, facts: HostFacts | GoondanError) -> AllowList:
+def _allowed(user: int, endpoint: str, powers: Powers, facts: HostFacts | GoondanError) -> allow_list.AllowList:
     tree = powers.tree
     machine = None if isinstance(facts, GoondanError) else facts.machine
     return {
@@ -155,7 +150,9 @@ def _allowed(user: int, endpoint: str, powers: Powers, facts: HostFacts | Goonda
         "beside": None if tree is None else beside(tree),
         "guarded": list(GUARDED_NAMES),
         "enclosed": _enclosed(facts),
-        "filters": [program(machine, sockets=sockets, drops=True).hex() for sockets in (False, True) if machine],
+        "filters": [
+            seccomp.program(machine, sockets=sockets, drops=True).hex() for sockets in (False, True) if machine
+        ],
     }
 
 
@@ -239,14 +236,14 @@ def future_user() -> int:
     """The user that this process, which is root, will become: TOOLHOST_UID, or 0 where that is not possible."""
     held = syscalls.permitted_capabilities()
     able = all(held >> number & 1 for number in _NEEDED.values())
-    return TOOLHOST_UID if able and _is_mapped("uid_map") and _is_mapped("gid_map") else 0
+    return users.TOOLHOST_UID if able and _is_mapped("uid_map") and _is_mapped("gid_map") else 0
 
 
 def _is_mapped(name: str) -> bool:
     with suppress(OSError, ValueError), open(f"/proc/self/{name}", encoding="ascii") as source:
         for line in source:
             first, _, count = map(int, line.split())
-            if first <= TOOLHOST_UID < first + count:
+            if first <= users.TOOLHOST_UID < first + count:
                 return True
     return False
 

@@ -26,28 +26,23 @@ from goondan.schemas.wire.blobs import MAX_ARGS_BYTES, too_large
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import ErrorPayload, Frame, InstanceEnd, InstanceEnded, ToolCallPayload, ToolError
-from goondan.schemas.worker import servers
-from goondan.schemas.worker.grantable import within
+from goondan.schemas.worker import grantable, servers, tool_host_reports
 from goondan.schemas.worker.servers import CONNECT_S, NamedServer
-from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
-from goondan.toolhost.calls.asks import MakeServerAsk
-from goondan.toolhost.calls.call_inputs import Exports, MessageCache, arguments
+from goondan.toolhost.calls import asks, call_inputs
 from goondan.toolhost.calls.call_registry import Call, Listing, StoredResult, listing_for
 from goondan.toolhost.calls.results import Promise, error_result, refusal
-from goondan.toolhost.jails.server_jail import FORK_S
-from goondan.toolhost.jails.write_exposures import WriteExposures
+from goondan.toolhost.jails import server_jail, write_exposures
 from goondan.toolhost.lookup.folders import FolderCopies, folder_of_call
 from goondan.toolhost.policy.subject import CallFolder
 from goondan.toolhost.privileges.powers import Powers
+from goondan.toolhost.serving import sessions, starting
 from goondan.toolhost.serving.answers import Announce, Answers, Asking, Speaker, is_polling
-from goondan.toolhost.serving.sessions import Sessions
-from goondan.toolhost.serving.starting import JailStarter, why_not
 
 #: Seconds between two looks at idle jails, orphans and kept results.
 TICK_S: Final = 1.0
 #: How long an answer to `mcp.attach` or `mcp.list` may take (seconds): the start of a server and of the template, and a
 #: little more, so that what kept them is what is told.
-LISTING_S: Final = CONNECT_S + FORK_S + 5.0
+LISTING_S: Final = CONNECT_S + server_jail.FORK_S + 5.0
 #: Calls and handles that an answer names when an instance cannot be deleted: a person reads the first of them.
 MAX_NAMED: Final = 16
 
@@ -61,15 +56,15 @@ class Host:
         powers: Powers,
         *,
         send: Callable[[Frame], bool],
-        on_log: Callable[[LogLine], None] = lambda line: None,
-        on_worker: Callable[[WorkerNews], None] = lambda event: None,
+        on_log: Callable[[tool_host_reports.LogLine], None] = lambda line: None,
+        on_worker: Callable[[tool_host_reports.WorkerNews], None] = lambda event: None,
         announce: Announce = lambda event, told: None,
         remember: Callable[[list[Promise]], None] = lambda promises: None,
         environment: Mapping[str, str] | None = None,
         speaker: Speaker | None = None,
-        exposures: WriteExposures | None = None,
+        exposures: write_exposures.WriteExposures | None = None,
         copies: FolderCopies | None = None,
-        server_asks: Mapping[str, MakeServerAsk] | None = None,
+        server_asks: Mapping[str, asks.MakeServerAsk] | None = None,
     ) -> None:
         """Calls wait until `sessions.open`.
 
@@ -78,16 +73,16 @@ class Host:
         `server_asks`: what workers of servers may ask of features (`ASKS` of their `host.py`).
         """
         self._loop = asyncio.get_running_loop()
-        self._messages = MessageCache()
+        self._messages = call_inputs.MessageCache()
         self.asking = Asking(self._loop, speaker, on_log, {} if server_asks is None else server_asks)
         self.answers = Answers(self._loop, send, self.asking, announce, remember)
         granted = os.environ if environment is None else environment
-        self.sessions = Sessions(
+        self.sessions = sessions.Sessions(
             self._loop,
             self.answers,
             self._messages,
             self.asking,
-            JailStarter(self._loop, spec, powers, granted, exposures),
+            starting.JailStarter(self._loop, spec, powers, granted, exposures),
             spec.max_jails,
             send=send,
             on_log=on_log,
@@ -119,7 +114,7 @@ class Host:
         for name, tool in self._tools.items():
             if before.get(name) != tool:
                 self._generations[name] = str(self._generation)
-        self._exports = Exports(spec, self._generations)
+        self._exports = call_inputs.Exports(spec, self._generations)
         self.sessions.configure(spec, {name for name, tool in before.items() if self._tools.get(name) != tool})
 
     @property
@@ -253,7 +248,7 @@ class Host:
         size = len(memoryview(payload.args))
         if size > MAX_ARGS_BYTES:
             raise too_large(size, MAX_ARGS_BYTES)
-        args = arguments(entry, str(frame.tool), payload.args)
+        args = call_inputs.arguments(entry, str(frame.tool), payload.args)
         if isinstance(args, ToolError):
             self._refuse(frame, args)
             return
@@ -306,7 +301,7 @@ class Host:
             found = await self._powers.offload.looked_up(lambda: self._folder_of(call))
         except (GoondanError, OSError) as error:
             if call.state != "done" and not self._closing:
-                self.answers.fail(call, refusal(why_not(error)))
+                self.answers.fail(call, refusal(starting.why_not(error)))
             return
         if call.state == "done" or self._closing:  # cancelled, or out of time
             return
@@ -402,5 +397,5 @@ def _check_workdir(frame: Frame) -> None:
     if any(given is not None and not is_path(given) for given in (path, base)):
         message = f"a workdir is an absolute path of at most {MAX_PATH_BYTES} bytes, none of them zero"
         raise GoondanError(error_payload("E_FRAME_INVALID", message))
-    if base is not None and not (path is not None and within(os.path.normpath(path), os.path.normpath(base))):
+    if base is not None and not (path is not None and grantable.within(os.path.normpath(path), os.path.normpath(base))):
         raise GoondanError(error_payload("E_FRAME_INVALID", "the workdir lies outside of its base"))

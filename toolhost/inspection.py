@@ -31,8 +31,7 @@ from goondan.schemas.worker.worker_frames import LoadFailed, Ready, WorkerFrame
 from goondan.toolhost.drop_privileges import drop_privileges
 from goondan.toolhost.jails.jail import Jail, Visit
 from goondan.toolhost.lookup.hiding import hidden_folders, with_hidden
-from goondan.toolhost.policy.launch_plan import is_javascript
-from goondan.toolhost.policy.subject import JAIL_CODE, HostFacts
+from goondan.toolhost.policy import launch_plan, subject
 from goondan.toolhost.privileges.powers import Powers
 
 # --- the source of a module -------------------------------------------------------------------------------------------
@@ -55,7 +54,7 @@ def read_source(tool: ToolSpec) -> ModuleReport:
 
     Nobody reads JavaScript here, and a program has none.
     """
-    if is_javascript(tool):
+    if launch_plan.is_javascript(tool):
         lacks = Refusal("runtime", tool.lack, tool.lack_fix or None) if tool.javascript is None else None
         return ModuleReport(name=tool.name, method="source", error=lacks)
     if entry_kind(tool.entry) == "executable":
@@ -149,10 +148,12 @@ MAX_JAILS: Final = 8
 #: whatever the module is.
 _NO_JAIL: Final = ("bwrap: ", "launcher: ", "boot: ")
 #: A line of a traceback in our own code. The author of the module has no use for it.
-_OURS: Final = re.compile(rf" at (?:<frozen |{JAIL_CODE})")
+_OURS: Final = re.compile(rf" at (?:<frozen |{subject.JAIL_CODE})")
 
 
-async def inspect(request: InspectionRequest, powers: Powers, facts: HostFacts | GoondanError) -> list[ModuleReport]:
+async def inspect(
+    request: InspectionRequest, powers: Powers, facts: subject.HostFacts | GoondanError
+) -> list[ModuleReport]:
     """Inspect all tools, several at once."""
     if isinstance(facts, GoondanError) or not facts.bwrap:
         return [read_source(tool) for tool in request.tools]
@@ -184,7 +185,7 @@ class _Visit(Visit[Ready | LoadFailed]):
 
 
 async def load_in_jail(
-    tool: ToolSpec, spec: ToolHostSpec, host: HostFacts, powers: Powers, request: InspectionRequest
+    tool: ToolSpec, spec: ToolHostSpec, host: subject.HostFacts, powers: Powers, request: InspectionRequest
 ) -> ModuleReport | None:
     """The report of a worker that has loaded the module. None when no jail can be made on this machine."""
     granted = {name: request.values[name] for name in tool.sandbox.env if name in request.values}

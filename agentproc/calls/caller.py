@@ -16,13 +16,11 @@ import msgspec
 from msgspec import Raw, Struct
 
 from goondan.agentproc.machine.catalog import Allowed, StepCatalog
-from goondan.schemas.bundle.arguments import invalid_arguments
-from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, CatalogItem
-from goondan.schemas.wire.blobs import MAX_ARGS_BYTES, too_large
+from goondan.schemas.bundle import arguments, launch
+from goondan.schemas.wire import blobs, spans
 from goondan.schemas.wire.codec import check_depth, check_json, encode_value, from_raw
 from goondan.schemas.wire.errors import GoondanError, cut_message, row_of, tool_error
 from goondan.schemas.wire.frames import Frame, ToolCallPayload, ToolError, ToolResult
-from goondan.schemas.wire.spans import call_span
 from goondan.schemas.worker import servers
 
 #: The time of a tool call when nothing else limits it: the wall clock limit of a jail (seconds).
@@ -69,7 +67,7 @@ class OpenCall(Struct, eq=False):
     """A call that was sent and has no result yet."""
 
     #: The tool.
-    item: CatalogItem
+    item: launch.CatalogItem
     #: The frame that was sent last.
     frame: Frame
     #: The turn that it belongs to.
@@ -189,7 +187,7 @@ class ToolCaller:
             return failed_result(tool_error(error.info.code, text, name="FrameError"), item.error_message_limit)
         except (ValueError, TypeError, RecursionError, OverflowError, msgspec.MsgspecError) as error:
             issue = f"args: {_describe(error)}"
-            return failed_result(invalid_arguments(name, [issue], item.parameters), item.error_message_limit)
+            return failed_result(arguments.invalid_arguments(name, [issue], item.parameters), item.error_message_limit)
         left = call_time_left(context, self._loop.time(), item.call_s)
         if left <= 0:
             text = f"Tool '{name}' was not started: the turn has no time left."
@@ -202,7 +200,7 @@ class ToolCaller:
             epoch=context.epoch,
             deadline_ms=int(left * 1000) or 1,
             first_sent_ms=first_sent_ms,
-            span_id=call_span(call_id),
+            span_id=spans.call_span(call_id),
             parent_span_id=parent_span_id,
             payload=Raw(payload),
             within=within,
@@ -345,7 +343,7 @@ def call_time_left(context: CallContext, now: float, most_s: float | None = None
     return min(most_s, max(left - TURN_MARGIN_S, left / 2))
 
 
-def read_result(frame: Frame, item: CatalogItem) -> ToolResult:
+def read_result(frame: Frame, item: launch.CatalogItem) -> ToolResult:
     """The ToolResult of a `tool.result` frame, with its error message within the tool's limit. Any other payload is an
     error.
     """
@@ -371,9 +369,9 @@ def _payload(
 ) -> bytes:
     encoded = encode_value(args)
     check_depth(encoded)
-    if len(encoded) > MAX_ARGS_BYTES:
-        raise too_large(len(encoded), MAX_ARGS_BYTES)
-    if message is not None and len(message) > MAX_ARGS_BYTES:
+    if len(encoded) > blobs.MAX_ARGS_BYTES:
+        raise blobs.too_large(len(encoded), blobs.MAX_ARGS_BYTES)
+    if message is not None and len(message) > blobs.MAX_ARGS_BYTES:
         message = message_id = None  # the arguments come first; the handler's ctx.message is then absent
     return encode_value(
         ToolCallPayload(
@@ -417,7 +415,7 @@ def _nth(call_id: str, repeats: int) -> str:
     return call_id if repeats == 0 else f"{call_id}~{repeats + 1}"
 
 
-def _refused(error: GoondanError, item: CatalogItem) -> ToolResult:
+def _refused(error: GoondanError, item: launch.CatalogItem) -> ToolResult:
     """The result of a call that the bus did not carry."""
     name = "TimeoutError" if error.info.code == "E_TOOL_TIMEOUT" else "BusError"
     refusal = tool_error(error.info.code, error.info.message, name=name, suggestion=error.info.suggestion)
@@ -432,7 +430,7 @@ def failed_result(error: ToolError, limit: int) -> ToolResult:
 
 
 def _limit(catalog: StepCatalog, name: str) -> int:
-    return next((item.error_message_limit for item in catalog.items if item.name == name), DEFAULT_ERROR_LIMIT)
+    return next((item.error_message_limit for item in catalog.items if item.name == name), launch.DEFAULT_ERROR_LIMIT)
 
 
 #: How late the tool host may hear that results are stored (seconds); it keeps them until then.

@@ -23,30 +23,25 @@ from goondan.agentproc.base.handoff import handoff
 from goondan.agentproc.calls.asks import ToolAsks
 from goondan.agentproc.calls.caller import CallContext, OpenCalls, failed_result
 from goondan.agentproc.calls.swarm import Handler, Swarm
-from goondan.agentproc.extensions.api import Asking
-from goondan.agentproc.extensions.local_calls import LocalCalls
+from goondan.agentproc.extensions import api, local_calls
 from goondan.agentproc.extensions.points.results import output_of, tool_error_of
+from goondan.agentproc.machine import catalog, questions
 from goondan.agentproc.machine import context_shape as shape
-from goondan.agentproc.machine.catalog import Allowed, StepCatalog
 from goondan.agentproc.machine.messages import REASONING, Message, encode_message, error_result
-from goondan.agentproc.machine.questions import Asker
 from goondan.agentproc.machine.turn import Pause, RunTool, Turn
 from goondan.agentproc.model.context import TurnContext
 from goondan.agentproc.providers.history import KEPT
 from goondan.agentproc.turn.parts import Done, TurnCore, TurnParts
 from goondan.features import parts as files_of_features
-from goondan.schemas.bundle.address import build_tool_name
-from goondan.schemas.bundle.arguments import invalid_arguments
-from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.wire.frames import ToolResult
+from goondan.schemas.bundle import address, arguments
+from goondan.schemas.wire import errors, frames, spans
 from goondan.schemas.wire.questions import HANDOFF_PREFIX
-from goondan.schemas.wire.spans import call_span, step_span
 
 #: The tool that asks for the end of pending work. The tool host answers it for every handle but those of handoffs.
 GET_RESULT: Final = "tool-result__get"
 #: The handlers of bundled tools by their full names. A feature has `HANDLERS` in its `base`.
 HANDLERS: Final[dict[str, Handler]] = {
-    build_tool_name(tool, export): handler
+    address.build_tool_name(tool, export): handler
     for tool, handlers in (
         ("agents", agents.handlers),
         ("handoff", handoff.handlers),
@@ -74,7 +69,7 @@ class CallHandlers:
         context: CallContext,
         shown: TurnContext,
         parts: TurnParts,
-        end_of: Callable[[str], ToolResult],
+        end_of: Callable[[str], frames.ToolResult],
     ) -> None:
         self._turn = turn
         self._instance = instance = turn.instance
@@ -85,7 +80,7 @@ class CallHandlers:
         #: The turn that the calls belong to, with its deadline.
         self.context = context
         #: The tools of the step.
-        self.catalog: StepCatalog = instance.catalog.for_step()
+        self.catalog: catalog.StepCatalog = instance.catalog.for_step()
         #: When the messages of an earlier incarnation were stored (CLOCK_BOOTTIME, milliseconds), by their ids.
         self.first_sent: dict[str, int] = {}
         #: What calls of this turn ask of it.
@@ -99,7 +94,7 @@ class CallHandlers:
         part, tools = action.part, self._instance.tools
         name = part.tool_name
         if action.broken is not None and args == part.args:
-            error = invalid_arguments(name, [f"args: {action.broken}"], self.catalog.parameters(name))
+            error = arguments.invalid_arguments(name, [f"args: {action.broken}"], self.catalog.parameters(name))
             then(error_result(error))
         elif name == shape.NAME and name not in self.catalog:
             then(self._shown.read(args))
@@ -140,8 +135,8 @@ class CallHandlers:
         if message.id != self._shown_message:
             encoded, self._shown_message = encode_message(_for_tools(message)), message.id
 
-        def done(result: ToolResult | GoondanError, answered_id: str | None) -> None:
-            if isinstance(result, GoondanError):
+        def done(result: frames.ToolResult | errors.GoondanError, answered_id: str | None) -> None:
+            if isinstance(result, errors.GoondanError):
                 log.warning("turn %s: %s", turn_id, result)
                 self._turn.abandon()
                 return
@@ -164,7 +159,7 @@ class CallHandlers:
             message_id=message.id,
             message=encoded,
             first_sent_ms=self.first_sent.get(message.id) if action.again else None,
-            parent_span_id=step_span(turn_id, step) if within is None else call_span(within),
+            parent_span_id=spans.step_span(turn_id, step) if within is None else spans.call_span(within),
             waits=lambda call_id: self._parts.wait(part.tool_call_id, within, partial(instance.caller.go_on, call_id)),
             within=within,
             step=step,
@@ -177,23 +172,23 @@ class CallHandlers:
     # --- in this process
 
     @cached_property
-    def asking(self) -> Asking:
+    def asking(self) -> api.Asking:
         """Through it the turn's extensions ask other agents."""
-        return Asking(self._swarm)
+        return api.Asking(self._swarm)
 
     @cached_property
     def _swarm(self) -> Swarm:
         instance = self._instance
-        asker = Asker(instance.spec.name, instance.instance_key, self.context.turn_id)
+        asker = questions.Asker(instance.spec.name, instance.instance_key, self.context.turn_id)
         swarm = Swarm(instance.link, asker, self.context.deadline, instance.clock, instance.events)
         swarm.patience_ms, swarm.end_of = instance.spec.request_timeout_ms, self._end_of
         return swarm
 
     @cached_property
-    def _local(self) -> LocalCalls:
+    def _local(self) -> local_calls.LocalCalls:
         instance = self._instance
         place = instance.spec.name, instance.instance_key, self._turn.workdir, instance.store
-        return LocalCalls(*place, self.asking.in_call, self._turn.abandon)
+        return local_calls.LocalCalls(*place, self.asking.in_call, self._turn.abandon)
 
     @cached_property
     def _bundled(self) -> OpenCalls:
@@ -202,7 +197,7 @@ class CallHandlers:
     def _run_bundled(self, name: str, tool_call_id: str, args: Any, then: Done) -> None:
         """Check the call of a bundled tool and make it. `then` gets its result, never from inside this function."""
         allowed = self.catalog.check(name, args)
-        if not isinstance(allowed, Allowed):
+        if not isinstance(allowed, catalog.Allowed):
             self._instance.loop.call_soon(then, failed_result(allowed, self.catalog.error_limit(name)))
             return
         limit, given = allowed.item.error_message_limit, allowed.args
@@ -210,8 +205,12 @@ class CallHandlers:
         async def run() -> None:
             try:
                 value = await HANDLERS[name](self._swarm, tool_call_id, given)
-                result = value if isinstance(value, ToolResult) else ToolResult(status="ok", output=output_of(value))
-            except GoondanError as error:
+                result = (
+                    value
+                    if isinstance(value, frames.ToolResult)
+                    else frames.ToolResult(status="ok", output=output_of(value))
+                )
+            except errors.GoondanError as error:
                 result = error_result(tool_error_of(error, "E_AGENT_FAILED"))
             except Exception as error:
                 log.exception("bundled tool %s", name)

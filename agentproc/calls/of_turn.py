@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from goondan.agentproc.calls.caller import CallContext
-from goondan.agentproc.calls.handlers import CallHandlers
+from goondan.agentproc.calls import caller, handlers
 from goondan.agentproc.extensions.stages import Stages
 from goondan.agentproc.machine.messages import ToolCallPart, ToolResultPart
 from goondan.agentproc.machine.turn import DropCalls, Listed, ListTools, RunTool, ToolFinished, Turn
@@ -27,14 +26,14 @@ from goondan.schemas.worker import servers
 from goondan.schemas.worker.servers import CONNECT_S
 
 
-class TurnCalls(CallHandlers):
+class TurnCalls(handlers.CallHandlers):
     """The calls of one turn. `noted` is called when notes wait to be stored."""
 
     def __init__(
         self,
         turn: TurnCore,
         machine: Turn,
-        context: CallContext,
+        context: caller.CallContext,
         shown: TurnContext,
         parts: TurnParts,
         *,

@@ -12,8 +12,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from goondan.agentproc.calls.caller import AgentLink
-from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire import codec, errors
 from goondan.schemas.wire.frames import Frame
 from goondan.schemas.worker.servers import ATTACH, DETACH, NOT_CONNECTED, Listed, NamedServer, ServerListing, ServerNews
 
@@ -76,17 +75,17 @@ class Servers:
         return await (ask() if self.around is None else self.around.listing(server, ask))
 
     async def _ask_broker(self, kind: Listed, server: str, timeout_s: float) -> ServerListing:
-        frame = Frame(kind, payload=to_raw(NamedServer(server)), deadline_ms=int(timeout_s * 1000))
+        frame = Frame(kind, payload=codec.to_raw(NamedServer(server)), deadline_ms=int(timeout_s * 1000))
         reply = await self._post(frame, timeout_s + MARGIN_S)
-        return from_raw(reply.payload, ServerListing)
+        return codec.from_raw(reply.payload, ServerListing)
 
     async def detach(self, server: str) -> None:
         """Leave a server. That nobody answers is only logged: the broker sees the end of this process."""
         if self.around is not None and self.around.answers_alone:
             return  # it was never attached to
         try:
-            await self._post(Frame(DETACH, payload=to_raw(NamedServer(server))), DETACH_S)
-        except GoondanError as error:
+            await self._post(Frame(DETACH, payload=codec.to_raw(NamedServer(server))), DETACH_S)
+        except errors.GoondanError as error:
             log.warning("MCP server %s: %s", server, error.info.message)
 
     def listen(self, server: str, listener: Callable[[ServerNews], None]) -> None:
@@ -95,7 +94,7 @@ class Servers:
 
     def news(self, frame: Frame) -> None:
         """Handle `mcp.news`. Raises GoondanError E_FRAME_INVALID."""
-        news = from_raw(frame.payload, ServerNews)
+        news = codec.from_raw(frame.payload, ServerNews)
         begun = self._begun.pop(news.server, None) if news.kind == "gone" else None
         if begun is not None:  # it ended before its extension was registered, which attaches anew
             begun.cancel()
@@ -109,7 +108,7 @@ class Servers:
             async with asyncio.timeout(timeout_s):
                 return await waiting
         except TimeoutError:
-            raise fail(NOT_CONNECTED, f"no answer within {timeout_s:g} s") from None
+            raise errors.fail(NOT_CONNECTED, f"no answer within {timeout_s:g} s") from None
         finally:
             if not waiting.done() or waiting.cancelled():
                 self._link.forget(frame.id)

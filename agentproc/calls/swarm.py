@@ -18,8 +18,7 @@ import msgspec
 from goondan.agentproc.calls.caller import TURN_MARGIN_S, AgentLink
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.machine import questions
-from goondan.schemas.wire.codec import from_raw
-from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire import codec, errors
 from goondan.schemas.wire.frames import OPERATOR_AGENT, Frame, RestartAnswer, ToolResult
 from goondan.schemas.wire.questions import TIMEOUT_MS, answered, correlation
 
@@ -75,7 +74,7 @@ class Swarm:
         try:
             asked = self._link.ask(frame, None if waits_ms is None else waits_ms / 1000)
             answer = await self._until_done(frame, asked)
-        except GoondanError as error:
+        except errors.GoondanError as error:
             # The link gave up waiting. Errors inside an agent's answer come from `response_of`.
             raise questions.late(frame) if error.info.code == "E_AGENT_TIMEOUT" else error from None
         if answer.type == "ack":
@@ -112,7 +111,7 @@ class Swarm:
         """
         if not self.hears_later:
             message = "a call from outside has no conversation that an answer could come to later"
-            raise fail("E_USAGE", message, suggestion="Use agents__request without async, or agents__send.")
+            raise errors.fail("E_USAGE", message, suggestion="Use agents__request without async, or agents__send.")
         frame = questions.event_frame(self._asker, question, None, self._clock())
         self._tell(question)
         await self._until_done(frame, self._link.post(frame))
@@ -141,7 +140,7 @@ class Swarm:
         """
         frame = questions.restart_frame(self._asker, name, reason)
         reply = await self._until_done(frame, self._link.post(frame))
-        self.restarts = self.restarts or from_raw(reply.payload, RestartAnswer).comes
+        self.restarts = self.restarts or codec.from_raw(reply.payload, RestartAnswer).comes
 
     async def list(self, include_all: bool) -> Any:
         """The instances that the asker has spawned, or all instances."""
@@ -163,7 +162,7 @@ class Swarm:
         self._notices.emit(DELEGATE, told, emitter="the kernel")
 
     async def _look_up(self, frame: Frame) -> Any:
-        return from_raw((await self._until_done(frame, self._link.post(frame))).payload, object)
+        return codec.from_raw((await self._until_done(frame, self._link.post(frame))).payload, object)
 
     async def _until_done(self, frame: Frame, future: asyncio.Future[Frame]) -> Frame:
         try:
@@ -179,5 +178,5 @@ class Swarm:
         left = self.deadline - self._loop.time()
         left = max(left - TURN_MARGIN_S, left / 2)
         if left <= 0:
-            raise fail("E_AGENT_TIMEOUT", "the turn has no time left to ask another agent")
+            raise errors.fail("E_AGENT_TIMEOUT", "the turn has no time left to ask another agent")
         return max(1, int(left * 1000))

@@ -18,9 +18,8 @@ from goondan.agentproc.conversation.store import ConversationStore, StoredEvent
 from goondan.agentproc.extensions.points.pipeline import MiddlewareError
 from goondan.agentproc.machine.messages import Append, Message, MessageEvent, fold
 from goondan.agentproc.machine.turn import BeginCall, Resume
+from goondan.schemas.wire import errors, questions
 from goondan.schemas.wire.codec import DECODE_ERRORS, check_depth, check_json, describe_decode_error, encode_value
-from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.wire.questions import ANSWER_SUFFIX
 
 
 class Transcript:
@@ -133,7 +132,7 @@ def read_event(event: Any, *, message_id: str, source: str, at: str) -> MessageE
         check_json(msgspec.to_builtins(read), "it")
     except DECODE_ERRORS as error:
         raise MiddlewareError(f"no message event: {describe_decode_error(error)}") from None
-    except GoondanError as error:
+    except errors.GoondanError as error:
         raise MiddlewareError(f"no message event: {error.info.message}") from None
     except TypeError as error:
         raise MiddlewareError(f"no message event: {error}") from None
@@ -157,6 +156,8 @@ def _filled_in(event: dict[str, Any], message_id: str, source: str, at: str) -> 
 def resumption(stored: Sequence[StoredEvent], operator: bool, asked: BeginCall | None = None) -> Resume:
     """The turn machine's input that restores the events of an earlier incarnation. `asked`: the operator's call."""
     own = [(s.position, s.event.message) for s in stored if isinstance(s.event, Append) and s.origin is None]
-    told = max((s.position for s in stored if s.origin is not None and s.origin.endswith(ANSWER_SUFFIX)), default=-1)
+    told = max(
+        (s.position for s in stored if s.origin is not None and s.origin.endswith(questions.ANSWER_SUFFIX)), default=-1
+    )
     behind = bool(own) and told > own[-1][0]
     return Resume(own, operator, asked, max((s.position + 1 for s in stored), default=0), behind)

@@ -30,15 +30,12 @@ from goondan.agentproc.calls.swarm import Swarm
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools, Folder, Handler, ServedTool
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.extensions.events import Handler as EventHandler
-from goondan.agentproc.extensions.points.contexts import Resource
+from goondan.agentproc.extensions.points import contexts, results
 from goondan.agentproc.extensions.points.pipeline import Middleware, MiddlewareError, Pipeline
-from goondan.agentproc.extensions.points.results import MAX_MESSAGE
 from goondan.agentproc.extensions.state import ExtState, InstanceApi, StoredState
-from goondan.agentproc.machine.catalog import refused_by
-from goondan.agentproc.machine.questions import Question, call_place
+from goondan.agentproc.machine import catalog, questions
 from goondan.schemas.bundle.launch import ExtensionSpec
-from goondan.schemas.wire.codec import encode_value
-from goondan.schemas.wire.errors import cut_message, fail
+from goondan.schemas.wire import codec, errors
 from goondan.schemas.wire.questions import TIMEOUT_MS
 from goondan.schemas.worker import servers
 from goondan.schemas.worker.servers import ServerListing, ServerNews
@@ -250,7 +247,7 @@ class ExtensionApi:
         bring, by their names. `servers` is None when there are no MCP servers.
         """
         self._name = spec.name
-        self.extension = Resource(spec.resource)
+        self.extension = contexts.Resource(spec.resource)
         self.pipeline = PipelineApi(pipeline, spec.name)
         self.pipelines = PipelinesApi(pipeline, spec.name)
         self.tools = ToolsApi(tools, spec.name, spec.exposes_tools)
@@ -272,7 +269,7 @@ class ExtensionApi:
         the call of its tool. The model, or whoever sent the message, is told the reason. Raises GoondanError
         E_EXTENSION_DENIED.
         """
-        raise refused_by(self._name, cut_message(str(reason), MAX_MESSAGE))
+        raise catalog.refused_by(self._name, errors.cut_message(str(reason), results.MAX_MESSAGE))
 
     def ext_state(self) -> ExtState:
         """This extension's own object in memory, the same at every call. It is empty again in another process."""
@@ -294,7 +291,7 @@ class ExtensionApi:
         """The server of a bundled extension that has one. Raises GoondanError E_USAGE in any other."""
         if self._server is None:
             hint = "Name an Extension with the entry @goondan/base/mcp in spec.extensions."
-            raise fail("E_USAGE", "only the bundled extension mcp has a server", suggestion=hint)
+            raise errors.fail("E_USAGE", "only the bundled extension mcp has a server", suggestion=hint)
         return self._server
 
 
@@ -376,7 +373,7 @@ class Asking:
 
     def in_call(self, tool_call_id: str) -> Agents:
         """The `ctx.runtime` of the handler of one tool call. Its time is the time of the call."""
-        return Agents(partial(self._ask, call_place(tool_call_id), nullcontext))
+        return Agents(partial(self._ask, questions.call_place(tool_call_id), nullcontext))
 
     async def _ask(
         self,
@@ -387,14 +384,14 @@ class Asking:
     ) -> dict[str, Any]:
         if self._over:
             raise MiddlewareError("the turn has ended, and nothing can be asked any more")
-        question = Question(op=op, name=self._name(layer, op, fields), **fields)
+        question = questions.Question(op=op, name=self._name(layer, op, fields), **fields)
         task = asyncio.get_running_loop().create_task(self._put(question))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
         with standing():
             return await task
 
-    def _put(self, question: Question) -> Coroutine[Any, Any, dict[str, Any]]:
+    def _put(self, question: questions.Question) -> Coroutine[Any, Any, dict[str, Any]]:
         if question.op == "send":
             return self._swarm.send(question)
         return self._swarm.start(question) if question.asynchronous else self._swarm.request(question)
@@ -402,7 +399,7 @@ class Asking:
     def _name(self, layer: str, op: str, fields: dict[str, Any]) -> str:
         """The question's name within its turn."""
         try:
-            same = layer, encode_value((op, fields))
+            same = layer, codec.encode_value((op, fields))
         except Exception:  # It is no JSON value, and is refused for that reason.
             return layer
         self._same[same] += 1

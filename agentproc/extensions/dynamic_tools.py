@@ -33,9 +33,8 @@ from goondan.agentproc.machine.turn import AskedCall
 from goondan.schemas.bundle.address import SEPARATOR, is_shown_name, parse_tool_name, shown_tool_name
 from goondan.schemas.bundle.arguments import compile_arguments
 from goondan.schemas.bundle.launch import CatalogItem, ToolSource
-from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire import codec, frames
 from goondan.schemas.wire.errors import fail, tool_error
-from goondan.schemas.wire.frames import ToolError
 from goondan.schemas.worker import servers
 
 Handler = Callable[[Any, Any], Any]
@@ -181,7 +180,7 @@ class DynamicTools:
         else:
             self._gone[extension] = why
 
-    def refusal(self, name: str) -> ToolError | None:
+    def refusal(self, name: str) -> frames.ToolError | None:
         """Why a call of this tool of a server need not be made; None when it is to be made."""
         extension, _ = self._served.get(name, ("", None))
         why = self._gone.get(extension)
@@ -247,7 +246,7 @@ class DynamicTools:
             )
         self._brought[shown] = BroughtTool(extension, exposed, name if "." in name else "", folder)
 
-    def folder_of(self, name: str, args: dict[str, Any]) -> str | ToolError | None:
+    def folder_of(self, name: str, args: dict[str, Any]) -> str | frames.ToolError | None:
         """The folder that a call of a brought tool works in, or why there is none. None: its calls name no folder."""
         brought = self._brought.get(name)
         if brought is None or brought.folder is None:
@@ -320,7 +319,7 @@ def _item(fields: Mapping[str, Any], shown: str, extension: str) -> CatalogItem:
     }
     try:
         # A copy: the item goes to vendors as JSON, and the extension may change its own object later.
-        own = from_raw(output_of({key: value for key, value in given.items() if value is not None}), dict)
+        own = codec.from_raw(output_of({key: value for key, value in given.items() if value is not None}), dict)
         item = msgspec.convert(own, CatalogItem)
     except (msgspec.ValidationError, ValueError) as error:
         raise fail("E_USAGE", f"extension {extension}: tool {shown}: {error}") from None

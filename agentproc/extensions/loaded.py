@@ -32,16 +32,14 @@ from typing import Any, Final
 from msgspec import Struct, structs
 
 from goondan.agentproc.calls.servers import Servers
+from goondan.agentproc.extensions import dynamic_tools, engine
 from goondan.agentproc.extensions.api import ExtensionApi
-from goondan.agentproc.extensions.dynamic_tools import DynamicTools
-from goondan.agentproc.extensions.engine import is_ending
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.extensions.points.pipeline import Pipeline
 from goondan.agentproc.extensions.points.results import trace_of
 from goondan.agentproc.extensions.state import ExtState, StoredState
 from goondan.agentproc.turn.configuration import Configuration
-from goondan.schemas.bundle.address import path_segment
-from goondan.schemas.bundle.extensions import check_config, with_defaults
+from goondan.schemas.bundle import address, extensions
 from goondan.schemas.bundle.launch import ExtensionSpec
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.servers import holds_server
@@ -80,7 +78,7 @@ class Extensions:
     def __init__(
         self,
         pipeline: Pipeline,
-        tools: DynamicTools,
+        tools: dynamic_tools.DynamicTools,
         events: EventBus,
         place: InstancePaths,
         config: Configuration,
@@ -205,7 +203,7 @@ class Extensions:
             raise fail("E_EXTENSION_FAILED", message, suggestion=error.info.suggestion) from None
         except BaseException as error:
             self._forget(spec.name)
-            if isinstance(error, asyncio.CancelledError | GeneratorExit) and is_ending():
+            if isinstance(error, asyncio.CancelledError | GeneratorExit) and engine.is_ending():
                 raise
             log.error("extension %s (%s) could not be loaded\n%s", spec.name, spec.entry, trace_of(error))
             message = f"extension {spec.name} could not be loaded: {type(error).__name__}: {error}"
@@ -230,7 +228,7 @@ def give_state(specs: Sequence[ExtensionSpec], state_dir: str) -> None:
     os.environ["GOONDAN_STATE_ROOT"] = state_dir
     for spec in specs:
         try:
-            os.makedirs(f"{state_dir}/extensions/{path_segment(spec.name)}", 0o700, exist_ok=True)
+            os.makedirs(f"{state_dir}/extensions/{address.path_segment(spec.name)}", 0o700, exist_ok=True)
         except OSError as error:
             log.warning("extension %s has no folder for its state: %s", spec.name, error)
 
@@ -241,10 +239,10 @@ def _differs(one: ExtensionSpec, other: ExtensionSpec) -> bool:
 
 
 async def _call(register: Any, api: ExtensionApi, spec: ExtensionSpec) -> None:
-    issues = check_config(spec.config_schema, spec.config)  # a handler of step.config may have given it
+    issues = extensions.check_config(spec.config_schema, spec.config)  # a handler of step.config may have given it
     if issues:
         raise fail("E_EXTENSION_FAILED", f"extension {spec.name}: its config does not fit: {'; '.join(issues[:5])}")
-    given = (api, with_defaults(spec.config_schema, spec.config)) if _takes_config(register) else (api,)
+    given = (api, extensions.with_defaults(spec.config_schema, spec.config)) if _takes_config(register) else (api,)
     limit = asyncio.timeout(REGISTER_S)
     try:
         async with limit:

@@ -27,9 +27,7 @@ from msgspec import Struct
 
 from goondan.agentproc.calls.caller import CallContext, OpenCalls, call_time_left, failed_result
 from goondan.agentproc.conversation.store import ConversationStore
-from goondan.agentproc.extensions.api import Agents, ConsoleLogger
-from goondan.agentproc.extensions.dynamic_tools import DynamicTool, Handler
-from goondan.agentproc.extensions.engine import is_ending
+from goondan.agentproc.extensions import api, dynamic_tools, engine
 from goondan.agentproc.extensions.points.results import bad_output, output_of, tool_error_of, trace_of
 from goondan.agentproc.machine.catalog import REFUSED, Allowed, StepCatalog
 from goondan.agentproc.machine.messages import Message, error_result
@@ -79,7 +77,7 @@ class LocalCalls(OpenCalls):
         instance_key: str,
         workdir: str,
         store: ConversationStore,
-        ask: Callable[[str], Agents],
+        ask: Callable[[str], api.Agents],
         lost: Callable[[], None],
     ) -> None:
         self._agent = agent
@@ -92,7 +90,7 @@ class LocalCalls(OpenCalls):
 
     def start(
         self,
-        tool: DynamicTool,
+        tool: dynamic_tools.DynamicTool,
         catalog: StepCatalog,
         args: Any,
         *,
@@ -129,7 +127,7 @@ class LocalCalls(OpenCalls):
             message=message,
             workdir=self._workdir,
             runtime=self._ask(tool_call_id) if iscoroutinefunction(tool.handler) else None,  # a thread cannot await
-            logger=ConsoleLogger(f"{tool.extension} {tool.item.name} {tool_call_id}"),
+            logger=api.ConsoleLogger(f"{tool.extension} {tool.item.name} {tool_call_id}"),
         )
         timeout_s = max(0.0, call_time_left(context, self._loop.time()))
 
@@ -155,7 +153,7 @@ class LocalCalls(OpenCalls):
 
 
 async def run_handler(
-    tool: DynamicTool, args: dict[str, Any], context: LocalContext, timeout_s: float | None
+    tool: dynamic_tools.DynamicTool, args: dict[str, Any], context: LocalContext, timeout_s: float | None
 ) -> ToolResult:
     """Run one call of a registered tool. Raises only cancellation."""
     limit = asyncio.timeout(timeout_s)
@@ -173,7 +171,7 @@ async def run_handler(
         if isinstance(error, TimeoutError) and limit.expired():
             text = f"Tool '{tool.item.name}' did not finish within {timeout_s or 0:.3g} s."
             return error_result(tool_error("E_TOOL_TIMEOUT", text, name="TimeoutError"))
-        if isinstance(error, asyncio.CancelledError | GeneratorExit) and is_ending():
+        if isinstance(error, asyncio.CancelledError | GeneratorExit) and engine.is_ending():
             raise
         return _failed(tool, error)
     try:
@@ -194,7 +192,7 @@ class _Raised(Struct):
     error: BaseException
 
 
-def _in_thread(handler: Handler, context: LocalContext, args: dict[str, Any]) -> Any:
+def _in_thread(handler: dynamic_tools.Handler, context: LocalContext, args: dict[str, Any]) -> Any:
     """The handler's value, or a _Raised: a future cannot carry a StopIteration, so the exception would be lost."""
     try:
         return handler(context, args)
@@ -202,7 +200,7 @@ def _in_thread(handler: Handler, context: LocalContext, args: dict[str, Any]) ->
         return _Raised(error)
 
 
-def _failed(tool: DynamicTool, error: BaseException) -> ToolResult:
+def _failed(tool: dynamic_tools.DynamicTool, error: BaseException) -> ToolResult:
     if isinstance(error, GoondanError) and error.code == REFUSED:
         return error_result(tool_error_of(error, REFUSED))
     log.warning("tool %s of extension %s failed\n%s", tool.item.name, tool.extension, trace_of(error))

@@ -18,9 +18,8 @@ from functools import partial
 from typing import Any, Final, TypeVar
 
 from goondan.agentproc.conversation.transcript import Transcript, read_event
-from goondan.agentproc.extensions.api import Asking
+from goondan.agentproc.extensions import api, loaded
 from goondan.agentproc.extensions.engine import LayerFailed, Watch, run
-from goondan.agentproc.extensions.loaded import Extensions
 from goondan.agentproc.extensions.points import contexts, results
 from goondan.agentproc.extensions.points.pipeline import Kind, Layer, MiddlewareError
 from goondan.agentproc.machine.catalog import REFUSED, Catalog, StepCatalog
@@ -58,14 +57,14 @@ class Stages:
 
     def __init__(
         self,
-        extensions: Extensions,
+        extensions: loaded.Extensions,
         watch: Watch,
         in_force: InForce,
         catalog: Catalog,
         transcript: Transcript,
         execution: contexts.Execution,
         input_event: AgentEvent,
-        asking: Asking,
+        asking: api.Asking,
         *,
         push: Callable[[Input], None],
         use: Callable[[StepCatalog], None],

@@ -27,12 +27,10 @@ import msgspec
 from msgspec.structs import replace
 
 from goondan.agentproc.http.connection import Client, Patience, Response
-from goondan.agentproc.providers import base, faults
-from goondan.agentproc.providers.history import Seeing
+from goondan.agentproc.providers import base, faults, history
 from goondan.agentproc.providers.reader import MAX_NAME, AnswerReader, EventTooLarge, SseDecoder
 from goondan.agentproc.providers.vendor import Vendor, WireRequest, answered, first_model, with_files
-from goondan.schemas.models.origins import key_may_go, origin_of
-from goondan.schemas.models.server_answers import in_answer, in_listing, server_root
+from goondan.schemas.models import origins, server_answers
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.wire.errors import GoondanError, fail
 
@@ -154,7 +152,7 @@ class HttpProvider:
         self._chance = chance
         self._now = now
         self._client = client or Client()
-        self._seeing = Seeing(_is_there)
+        self._seeing = history.Seeing(_is_there)
         #: The model that was taken from the server's list.
         self._listed = ""
 
@@ -187,12 +185,12 @@ class HttpProvider:
         model, found = request.model.model or self._listed, None
         with suppress(faults.Fault, TimeoutError):
             async with asyncio.timeout(WINDOW_S):
-                listed = in_listing(await self._get(request, wire), model)
+                listed = server_answers.in_listing(await self._get(request, wire), model)
                 found = listed.window
                 if listed.ask is not None:
-                    url = server_root(wire.url.removesuffix("/models")) + listed.ask
+                    url = server_answers.server_root(wire.url.removesuffix("/models")) + listed.ask
                     asked = await self._get(request, msgspec.structs.replace(wire, url=url))
-                    found = in_answer(listed.ask, asked, model) or found
+                    found = server_answers.in_answer(listed.ask, asked, model) or found
         return found
 
     async def close(self) -> None:
@@ -271,8 +269,12 @@ class HttpProvider:
         """Raises Fault when the key and the Model's headers belong to another server than the one in the request."""
         model = request.model
         secret = model.api_key or model.headers
-        if secret and origin_of(wire.url) and not key_may_go(wire.url, model.key_origin, self._vendor.server):
-            meant = model.key_origin or origin_of(self._vendor.server)
+        if (
+            secret
+            and origins.origin_of(wire.url)
+            and not origins.key_may_go(wire.url, model.key_origin, self._vendor.server)
+        ):
+            meant = model.key_origin or origins.origin_of(self._vendor.server)
             raise faults.Fault("final", f"the key was not sent: it is meant for {meant}")
 
     async def _name_model(self, request: base.ModelRequest, wire: WireRequest) -> base.ModelRequest:

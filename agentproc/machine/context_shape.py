@@ -23,9 +23,7 @@ from goondan.agentproc.machine.messages import Message, MessageSource, ToolData,
 from goondan.agentproc.providers.history import result_text
 from goondan.schemas.bundle.arguments import compile_arguments, invalid_arguments
 from goondan.schemas.bundle.launch import CatalogItem
-from goondan.schemas.wire.codec import to_raw
-from goondan.schemas.wire.errors import tool_error
-from goondan.schemas.wire.frames import ToolResult
+from goondan.schemas.wire import codec, errors, frames
 
 #: A result is never shown with less (bytes): its beginning, its end and how the rest is read.
 LEAST_RESULT: Final = 240
@@ -226,7 +224,7 @@ def _shortened_part(message_id: str, part: ToolResultPart, most: int) -> ToolRes
         f"\n[… {left} of {len(text)} characters are left out here. "
         f'tool-result__read {{"id": "{message_id}", "from": {len(head)}}} reads them. …]\n'
     )
-    return structs.replace(part, result=structs.replace(part.result, output=to_raw(head + mark + tail)))
+    return structs.replace(part, result=structs.replace(part.result, output=codec.to_raw(head + mark + tail)))
 
 
 def within(text: str, size: int, *, from_end: bool = False) -> str:
@@ -294,17 +292,17 @@ USUAL_BYTES: Final = 16_000
 HEAD_LINE: Final = 80
 
 
-def read(messages: Iterable[Message], args: Any, most: int) -> ToolResult:
+def read(messages: Iterable[Message], args: Any, most: int) -> frames.ToolResult:
     """The characters that `args` name, of a result in `messages`: as many as fit into `most` bytes."""
     checked, issues = compile_arguments(ITEM.parameters, {}).apply(args)
     if issues:
         return error_result(invalid_arguments(NAME, issues, ITEM.parameters))
     found = next((m for m in messages if m.id == checked["id"] and isinstance(m.data, ToolData)), None)
     if found is None or not isinstance(found.data, ToolData):
-        error = tool_error("E_TOOL_INVALID_ARGS", "no result of this conversation has this id", name="NotFound")
+        error = errors.tool_error("E_TOOL_INVALID_ARGS", "no result of this conversation has this id", name="NotFound")
         return error_result(error)
     text = "\n".join([result_text(part.result) for part in found.data.content])
     begin = min(checked.get("from", 0), len(text))
     piece = within(text[begin : begin + checked.get("length", len(text))], max(1, most - HEAD_LINE))
     line = f"[characters {begin} to {begin + len(piece)} of {len(text)}]\n"
-    return ToolResult(status="ok", output=to_raw(line + piece))
+    return frames.ToolResult(status="ok", output=codec.to_raw(line + piece))

@@ -22,8 +22,7 @@ from msgspec import Struct
 from goondan.agentproc.machine.messages import REASONING, AssistantData, Message, TextPart, ToolData, files_of
 from goondan.agentproc.providers.history import KEPT
 from goondan.schemas.bundle.launch import CatalogItem
-from goondan.schemas.wire.codec import encode_value
-from goondan.schemas.wire.frames import FilePart, ToolResult
+from goondan.schemas.wire import codec, frames
 
 #: Tokens of a byte, before a vendor has counted any. English has a quarter; other languages, code and numbers have
 #: more.
@@ -150,13 +149,13 @@ def message_size(message: Message) -> int:
         if isinstance(part, TextPart):
             size += text_size(part.text)
         else:
-            size += AROUND + len(part.tool_name) + len(encode_value(part.args))
+            size += AROUND + len(part.tool_name) + len(codec.encode_value(part.args))
     kept = message.metadata.get(KEPT)
     if kept is None:
         return size
     reasoning = message.metadata.get(REASONING)  # of chat completions, whose vendor gets it back under the kept name
     goes_back = isinstance(kept, dict) and "reasoning" in kept and isinstance(reasoning, str)
-    return size + len(encode_value(kept)) + (text_size(reasoning) if goes_back else 0)
+    return size + len(codec.encode_value(kept)) + (text_size(reasoning) if goes_back else 0)
 
 
 def files_size(message: Message) -> int:
@@ -164,15 +163,15 @@ def files_size(message: Message) -> int:
     return sum(map(_file_size, files_of(message)))
 
 
-def _file_size(file: FilePart) -> int:
+def _file_size(file: frames.FilePart) -> int:
     return max(PICTURE, file.blob.size // PDF_PART) if file.media_type == "application/pdf" else PICTURE
 
 
-def result_size(result: ToolResult) -> int:
+def result_size(result: frames.ToolResult) -> int:
     """The bytes of a result."""
     if result.status == "ok":
         return 0 if result.output is None else len(memoryview(result.output))
-    return len(encode_value([result.handle, result.error]))
+    return len(codec.encode_value([result.handle, result.error]))
 
 
 def blocks_size(blocks: Sequence[dict[str, Any]]) -> int:

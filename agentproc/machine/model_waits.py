@@ -16,8 +16,7 @@ from typing import Final
 
 from goondan.agentproc.providers.base import FailedTry, ModelNews
 from goondan.schemas.traces.turn_notes import MAX_NOTED_MESSAGE, MAX_TRIES, TryDetail
-from goondan.schemas.wire.errors import cut_message, error_payload
-from goondan.schemas.wire.frames import ErrorPayload
+from goondan.schemas.wire import errors, frames
 
 #: A person is told when a model has sent nothing for so long (seconds), and again after so long: shorter waits nobody
 #: notices, and what was told may be lost.
@@ -86,12 +85,12 @@ class StallClock:
         return self._last if self.due is not None and self.due <= now else None
 
 
-def stalled(model: str, step: int, silence_s: float, limit_s: float, at: str) -> ErrorPayload:
+def stalled(model: str, step: int, silence_s: float, limit_s: float, at: str) -> frames.ErrorPayload:
     """The error of a turn that has stalled. `at` is the time now (RFC 3339 in UTC). `silence_s` is the time since the
     model last sent something, or since it was asked.
     """
     since = datetime.fromisoformat(at) - timedelta(seconds=silence_s)
-    return error_payload(
+    return errors.error_payload(
         "E_TURN_STALLED",
         f"the turn made no progress for {limit_s:g} s: step {step} waited for the model {model}, which has sent no "
         f"content since {since.strftime('%Y-%m-%dT%H:%M:%SZ')}",
@@ -118,7 +117,9 @@ class ModelAttempts:
         """Count the provider's news at `now` (seconds)."""
         if isinstance(news, FailedTry):
             if len(self.tries) < MAX_TRIES:
-                self.tries.append(TryDetail(cut_message(news.error, MAX_NOTED_MESSAGE), round(news.wait_s * 1000)))
+                self.tries.append(
+                    TryDetail(errors.cut_message(news.error, MAX_NOTED_MESSAGE), round(news.wait_s * 1000))
+                )
             return
         if news == "held":
             self._news = news

@@ -27,21 +27,9 @@ from msgspec import Struct
 
 from goondan.agentproc.machine.messages import Message, MessageSource, ToolData, UserData
 from goondan.schemas.bundle.address import is_instance_key
-from goondan.schemas.wire.blobs import MAX_ARGS_BYTES, too_large
+from goondan.schemas.wire import blobs, frames, spans
 from goondan.schemas.wire.codec import check_depth, check_json, encode_value, from_raw, replace_surrogates, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail, for_model
-from goondan.schemas.wire.frames import (
-    TOOL_COMPLETED,
-    AgentEvent,
-    AgentsList,
-    AgentsSpawn,
-    Completion,
-    ErrorPayload,
-    Frame,
-    ReplyTo,
-    RestartRequest,
-    ToolResult,
-)
 from goondan.schemas.wire.questions import (
     ANSWER_SUFFIX,
     EVENT_TYPES,
@@ -55,7 +43,6 @@ from goondan.schemas.wire.questions import (
     is_event_type,
     with_object,
 )
-from goondan.schemas.wire.spans import call_span, step_span
 
 #: Longer names of calls are shortened in ids. An id may have 256 characters.
 _MAX_NAME: Final = 170
@@ -109,7 +96,7 @@ class Question(Struct, frozen=True, kw_only=True):
     goes_on: bool = False
 
 
-def event_frame(asker: Asker, question: Question, left_ms: int | None, created_at: str) -> Frame:
+def event_frame(asker: Asker, question: Question, left_ms: int | None, created_at: str) -> frames.Frame:
     """The `event` frame for a question. `left_ms` is the time that the asker's turn has left, None for no end.
     `created_at` is RFC 3339.
 
@@ -126,8 +113,8 @@ def event_frame(asker: Asker, question: Question, left_ms: int | None, created_a
     digest = hashlib.sha256(_encoded([question.target, key, kind, question.input, question.metadata])).hexdigest()
     event_id = f"{_named(asker.turn_id, question.name)}~{digest[:_ID_DIGITS]}"
     named = handoff_correlation if question.op == "handoff" else correlation
-    reply_to = None if question.op == "send" else ReplyTo(asker.agent, named(event_id))
-    event = AgentEvent(
+    reply_to = None if question.op == "send" else frames.ReplyTo(asker.agent, named(event_id))
+    event = frames.AgentEvent(
         id=event_id,
         type=kind,
         created_at=created_at,
@@ -136,7 +123,9 @@ def event_frame(asker: Asker, question: Question, left_ms: int | None, created_a
         metadata=question.metadata,
         reply_to=reply_to,
     )
-    frame = Frame("event", to=question.target, instance_key=key, event_id=event_id, reply_to=reply_to, digest=digest)
+    frame = frames.Frame(
+        "event", to=question.target, instance_key=key, event_id=event_id, reply_to=reply_to, digest=digest
+    )
     frame.parent_span_id = asking_span(asker.turn_id, question.name)
     if question.asynchronous:
         frame.asynchronous, frame.deadline_ms = True, question.timeout_ms
@@ -150,10 +139,10 @@ def asking_span(turn_id: str, name: str) -> str:
     """The span that asks the question of this name: a tool call, or the turn or step whose middleware asks."""
     place = _PLACE.match(name)
     if place is None:
-        return call_span(f"{turn_id}/{name}")
+        return spans.call_span(f"{turn_id}/{name}")
     if place["length"] is not None:
-        return call_span(f"{turn_id}/{name[place.end() : place.end() + int(place['length'])]}")
-    return step_span(turn_id, int(place["step"] or 0))
+        return spans.call_span(f"{turn_id}/{name[place.end() : place.end() + int(place['length'])]}")
+    return spans.step_span(turn_id, int(place["step"] or 0))
 
 
 def call_place(tool_call_id: str) -> str:
@@ -163,46 +152,48 @@ def call_place(tool_call_id: str) -> str:
 
 def spawn_frame(
     asker: Asker, name: str, target: str, instance_key: str | None, cwd: str | None, left_ms: int | None
-) -> Frame:
+) -> frames.Frame:
     """`agents.spawn`. Raises GoondanError E_TOOL_INVALID_ARGS, E_AGENT_CYCLE."""
     key = _checked_key(asker, target, instance_key)
     digest = hashlib.sha256(_encoded([target, key, cwd])).hexdigest()
-    frame = Frame("agents.spawn", id=f"{_named(asker.turn_id, name)}~{digest[:_ID_DIGITS]}", to=target)
-    frame.instance_key, frame.payload = key, to_raw(AgentsSpawn(cwd))
+    frame = frames.Frame("agents.spawn", id=f"{_named(asker.turn_id, name)}~{digest[:_ID_DIGITS]}", to=target)
+    frame.instance_key, frame.payload = key, to_raw(frames.AgentsSpawn(cwd))
     frame.deadline_ms = _shorter(TIMEOUT_MS, left_ms)
     return frame
 
 
-def list_frame(include_all: bool, left_ms: int | None) -> Frame:
+def list_frame(include_all: bool, left_ms: int | None) -> frames.Frame:
     """`agents.list`."""
     deadline_ms = _shorter(LOOK_UP_MS, left_ms)
-    return Frame("agents.list", deadline_ms=deadline_ms, payload=to_raw(AgentsList(include_all=include_all)))
+    return frames.Frame(
+        "agents.list", deadline_ms=deadline_ms, payload=to_raw(frames.AgentsList(include_all=include_all))
+    )
 
 
-def catalog_frame(left_ms: int | None) -> Frame:
+def catalog_frame(left_ms: int | None) -> frames.Frame:
     """`agents.catalog`."""
-    return Frame("agents.catalog", deadline_ms=_shorter(LOOK_UP_MS, left_ms))
+    return frames.Frame("agents.catalog", deadline_ms=_shorter(LOOK_UP_MS, left_ms))
 
 
-def restart_frame(asker: Asker, name: str, reason: str) -> Frame:
+def restart_frame(asker: Asker, name: str, reason: str) -> frames.Frame:
     """The `restart` frame of this tool call."""
-    request = RestartRequest(replace_surrogates(reason[:_MAX_REASON]))
-    return Frame("restart", call_id=f"{asker.turn_id}/{name}", payload=to_raw(request))
+    request = frames.RestartRequest(replace_surrogates(reason[:_MAX_REASON]))
+    return frames.Frame("restart", call_id=f"{asker.turn_id}/{name}", payload=to_raw(request))
 
 
-def response_of(asked: Frame, answer: Frame) -> dict[str, Any]:
+def response_of(asked: frames.Frame, answer: frames.Frame) -> dict[str, Any]:
     """The response to a request (AGENTS-13). Raises GoondanError E_AGENT_*, and E_TOOL_LIMIT for an answer that is too
     large.
     """
     target, event_id = asked.to or "", asked.event_id or ""
     response = answered(target, event_id, correlation(event_id), text_of(target, answer))
-    ended = from_raw(answer.payload, AgentEvent).answer
+    ended = from_raw(answer.payload, frames.AgentEvent).answer
     return response if ended is None else with_object(response, ended)
 
 
-def text_of(target: str, answer: Frame) -> str | None:
+def text_of(target: str, answer: frames.Frame) -> str | None:
     """The text of an answering event. Raises GoondanError as `response_of`."""
-    ended = from_raw(answer.payload, AgentEvent).answer
+    ended = from_raw(answer.payload, frames.AgentEvent).answer
     if (error := answer_error(target, ended)) is not None:
         raise GoondanError(error)
     response = None if ended is None else ended.response
@@ -213,7 +204,7 @@ def text_of(target: str, answer: Frame) -> str | None:
     return response
 
 
-def late(asked: Frame, waited_ms: int | None = None) -> GoondanError:
+def late(asked: frames.Frame, waited_ms: int | None = None) -> GoondanError:
     """The error when no answer came in time. `waited_ms`: how long its asker has waited, and waits no more."""
     message = f"agent {asked.to!r} ({asked.instance_key}) did not answer within {waited_ms or asked.deadline_ms} ms"
     if waited_ms is None:
@@ -250,8 +241,8 @@ def _encoded(value: Any) -> bytes:
         raise _invalid(error.info.message) from None
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise _invalid(f"it is no JSON value: {str(error)[:200]}") from None
-    if len(data) > MAX_ARGS_BYTES:
-        raise too_large(len(data), MAX_ARGS_BYTES)
+    if len(data) > blobs.MAX_ARGS_BYTES:
+        raise blobs.too_large(len(data), blobs.MAX_ARGS_BYTES)
     return data
 
 
@@ -291,14 +282,14 @@ class Ended(Struct, frozen=True):
     turn_id: str | None = None
 
 
-def read_completion(frame: Frame, event: AgentEvent) -> Ended:
+def read_completion(frame: frames.Frame, event: frames.AgentEvent) -> Ended:
     """Read a `tool.completed` event or frame. Raises GoondanError E_FORBIDDEN when the sender is no tool host,
     E_FRAME_INVALID.
     """
     if frame.source is None or frame.source.kind != "tool":
-        raise fail("E_FORBIDDEN", f"only tool hosts send {TOOL_COMPLETED} events")
-    told = from_raw(msgspec.msgpack.encode(event.input), Completion)
-    result = from_raw(told.result, ToolResult)
+        raise fail("E_FORBIDDEN", f"only tool hosts send {frames.TOOL_COMPLETED} events")
+    told = from_raw(msgspec.msgpack.encode(event.input), frames.Completion)
+    result = from_raw(told.result, frames.ToolResult)
     shown: dict[str, object] = {"status": result.status}
     if result.output is not None:
         shown["output"] = from_raw(result.output, object)
@@ -319,14 +310,14 @@ HANDOFF: Final = MessageSource("tool", "handoff__request")
 INTER_AGENT: Final = "__goondanInterAgentResponse"
 
 
-def read_answer(frame: Frame) -> Ended:
+def read_answer(frame: frames.Frame) -> Ended:
     """Read the answer to a question that was asked without waiting: by `agents__request`, or by `handoff__request`,
     whose handle is the correlation id. Raises GoondanError E_FRAME_INVALID.
     """
     target, correlation_id = frame.from_ or "", frame.in_reply_to or ""
     event_id = (frame.event_id or "").removesuffix(ANSWER_SUFFIX)
     shown: dict[str, Any] = {"target": target, "eventId": event_id, "correlationId": correlation_id}
-    error: ErrorPayload | None = None
+    error: frames.ErrorPayload | None = None
     response: str | None = None
     try:
         response = text_of(target, frame)
@@ -343,7 +334,7 @@ def read_answer(frame: Frame) -> Ended:
     if error is None:
         text = f"The answer of agent {target} to your request {event_id} is here:\n{response or ''}"
         shown |= {"status": "ok", "response": response}
-        answer_here = from_raw(frame.payload, AgentEvent).answer
+        answer_here = from_raw(frame.payload, frames.AgentEvent).answer
         shown = shown if answer_here is None else with_object(shown, answer_here)
     else:
         text = f"Agent {target} did not answer your request {event_id}: {error.message} [{error.code}]"
@@ -355,7 +346,7 @@ def _head(handle: str) -> str:
     return f"The pending result {handle} of handoff__request"
 
 
-def end_of(handle: str, news: Iterable[Ended], messages: Iterable[Message]) -> ToolResult:
+def end_of(handle: str, news: Iterable[Ended], messages: Iterable[Message]) -> frames.ToolResult:
     """What the work behind the handle of a handoff came to, by the `news` that no model has read yet and the messages
     of the conversation; `pending` if it goes on. Raises GoondanError: its error, or E_TOOL_OUTCOME_UNKNOWN for a handle
     that is not in the conversation.
@@ -370,21 +361,21 @@ def end_of(handle: str, news: Iterable[Ended], messages: Iterable[Message]) -> T
     if text is not None:
         ended = msgspec.json.decode(text.partition("\n")[2])
         if "error" in ended:
-            raise GoondanError(msgspec.convert(ended["error"], ErrorPayload))
-        return ToolResult(status="ok", output=to_raw(ended["output"]))
+            raise GoondanError(msgspec.convert(ended["error"], frames.ErrorPayload))
+        return frames.ToolResult(status="ok", output=to_raw(ended["output"]))
     if begun:
-        return ToolResult(status="pending", handle=handle)
+        return frames.ToolResult(status="pending", handle=handle)
     message_text = f"no work {handle[:200]!r} was handed over in this conversation, as far as it is kept"
     raise fail("E_TOOL_OUTCOME_UNKNOWN", message_text, suggestion="Give the handle as it stands in the pending result.")
 
 
-def describe_late(frame: Frame) -> str:
+def describe_late(frame: frames.Frame) -> str:
     """The log line for an answer that came too late: its asker was already told that there was no answer."""
     event_id = (frame.event_id or "").removesuffix(ANSWER_SUFFIX)
     how = ""
     if frame.blob is None:
         with suppress(GoondanError):
-            answer = from_raw(frame.payload, AgentEvent).answer
+            answer = from_raw(frame.payload, frames.AgentEvent).answer
             how = "" if answer is None else f" ({answer.status}, turn {answer.turn_id})"
     return (
         f"the answer of agent {frame.from_} to the request {event_id} came after its time{how}; "

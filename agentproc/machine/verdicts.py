@@ -10,8 +10,7 @@ from typing import Final
 
 from msgspec import Raw, Struct
 
-from goondan.schemas.wire.errors import error_payload
-from goondan.schemas.wire.frames import ErrorPayload
+from goondan.schemas.wire import errors, frames
 
 #: The key in the metadata of the message that asks for the answer again.
 REPAIR: Final = "repair"
@@ -36,9 +35,11 @@ class Verdict(Struct, frozen=True):
         )
 
     @property
-    def error(self) -> ErrorPayload:
+    def error(self) -> frames.ErrorPayload:
         """The error of a turn whose answer does not fit."""
-        return error_payload("E_OUTPUT_INVALID", f"the model's answer does not fit: {'; '.join(self.violations)}")
+        return errors.error_payload(
+            "E_OUTPUT_INVALID", f"the model's answer does not fit: {'; '.join(self.violations)}"
+        )
 
 
 #: Judges the text of an answer.

@@ -26,9 +26,8 @@ from goondan.agentproc.model.context import TurnContext
 from goondan.agentproc.providers import base
 from goondan.agentproc.turn.parts import Ask, TurnCore, TurnParts
 from goondan.schemas.text.secret_values import in_texts
+from goondan.schemas.wire import frames, runtime_events
 from goondan.schemas.wire.errors import GoondanError, cut_message, error_payload, fail
-from goondan.schemas.wire.frames import ErrorPayload
-from goondan.schemas.wire.runtime_events import RuntimeEvent, Wait
 
 #: The longest error message of a model (characters).
 MODEL_ERROR_CHARS: Final = 1000
@@ -268,12 +267,12 @@ class ModelCalls:
             if self._told and news == "queued":  # the broker knows itself what it waits for now
                 self._end_wait()
 
-    def _without_secrets(self, info: ErrorPayload) -> ErrorPayload:
+    def _without_secrets(self, info: frames.ErrorPayload) -> frames.ErrorPayload:
         """A model's error in a form that may be stored and shown: without the key, and of limited length."""
         redact = self._instance.redact
         message = cut_message(redact(info.message), MODEL_ERROR_CHARS)
         suggestion = None if info.suggestion is None else redact(info.suggestion)
-        return ErrorPayload(info.code, message, suggestion, info.help_url, info.retry_after_ms, info.name)
+        return frames.ErrorPayload(info.code, message, suggestion, info.help_url, info.retry_after_ms, info.name)
 
     # --- a model that says nothing
 
@@ -292,13 +291,15 @@ class ModelCalls:
         named = f"{model.provider}/{model.model}".rstrip("/")
         if model.endpoint is not None:
             named += f" at {shown_server(model.endpoint)}"
-        wait = Wait(
+        wait = runtime_events.Wait(
             waited_ms=round((self._loop.time() - since) * 1000),
             model=self._instance.redact(named),
             attempt=max(1, self._attempts.count),
             wait_ms=wait_ms,
         )
-        self._turn.live.begin_wait(RuntimeEvent(kind="model.waits", step=request.step, message=message, wait=wait))
+        self._turn.live.begin_wait(
+            runtime_events.RuntimeEvent(kind="model.waits", step=request.step, message=message, wait=wait)
+        )
 
     def _end_wait(self) -> None:
         self._told = False

@@ -25,28 +25,13 @@ from msgspec import Struct, structs
 
 from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.conversation.transcript import Transcript
+from goondan.agentproc.machine import context_shape, estimate
 from goondan.agentproc.machine import context_shape as shape
-from goondan.agentproc.machine import estimate
-from goondan.agentproc.machine.context_shape import (
-    LEAST_RESULT,
-    Shape,
-    View,
-    begin_of,
-    find_cut,
-    index_of,
-    long_results,
-    note_of,
-    shown_sizes,
-    squeezed,
-    within,
-)
 from goondan.agentproc.machine.messages import Message, UserData
 from goondan.agentproc.providers.base import ContextOverflow, ModelAnswer, ModelRequest, Provider, Usage, output_limit
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.models.server_answers import LEAST_WINDOW, known_window
-from goondan.schemas.wire.codec import encode_value
-from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import ToolResult
+from goondan.schemas.wire import codec, errors, frames
 
 #: The name under which the file keeps it.
 NAME: Final = "context"
@@ -66,7 +51,7 @@ class Kept(Struct, frozen=True, omit_defaults=True):
     #: What was known of the window before that refusal (tokens).
     known: int | None = None
     #: What is left out of the conversation.
-    shape: Shape = Shape()
+    shape: context_shape.Shape = context_shape.Shape()
     #: The last request in this shape that a vendor has counted.
     counted: estimate.Counted | None = None
 
@@ -134,7 +119,7 @@ class ContextMemory:
             self._write(self._kept)
 
     def _write(self, kept: Kept) -> None:
-        self._store.remember(NAME, encode_value(kept))
+        self._store.remember(NAME, codec.encode_value(kept))
         self._stored = kept
 
 
@@ -191,12 +176,12 @@ class TurnContext:
         self._transcript = transcript
         self._opening: str | None = None
         self._asked = False  # for the window
-        self._view = View()
+        self._view = context_shape.View()
         self._sizes = estimate.MessageSizes()
         self._tools = shape.Offered()
         self._result_size = shape.USUAL_BYTES
 
-    def read(self, args: Any) -> ToolResult:
+    def read(self, args: Any) -> frames.ToolResult:
         """The result of a call of the tool that reads a part of a result."""
         return shape.read(self._transcript.next_messages, args, self._result_size)
 
@@ -274,7 +259,7 @@ class TurnContext:
 
     def _unwished(self, parts: _Parts, kept: Kept, tokens: int) -> bool:
         """Whether extensions wish that a request of so many tokens is cut."""
-        shown = len(parts.messages) - begin_of(parts.messages, kept.shape)
+        shown = len(parts.messages) - context_shape.begin_of(parts.messages, kept.shape)
         return parts.wishes.too_much(shown, tokens - estimate.tokens_of(parts.fixed, kept.ratio))
 
     def _fitted(
@@ -286,21 +271,27 @@ class TurnContext:
             parts.request,
             messages=self._view.of(parts.messages, kept.shape, self._opening),
             max_tokens=answer,
-            left_out=kept.shape.left_out if kept.shape.through and begin_of(parts.messages, kept.shape) else 0,
+            left_out=kept.shape.left_out
+            if kept.shape.through and context_shape.begin_of(parts.messages, kept.shape)
+            else 0,
             shortened=len(kept.shape.shortened),
         )
         return _Fitted(request, size)
 
-    def _size(self, parts: _Parts, shape: Shape) -> int:
+    def _size(self, parts: _Parts, shape: context_shape.Shape) -> int:
         """The bytes of a request that shows the conversation in this shape."""
-        begin = begin_of(parts.messages, shape)
-        shown = shown_sizes(parts.messages, parts.sizes, shape)
+        begin = context_shape.begin_of(parts.messages, shape)
+        shown = context_shape.shown_sizes(parts.messages, parts.sizes, shape)
         size = parts.fixed + sum(shown[begin:] if begin else shown)
-        return size + estimate.text_size(note_of(shape)) + self._opening_size(parts, begin) if begin else size
+        return (
+            size + estimate.text_size(context_shape.note_of(shape)) + self._opening_size(parts, begin)
+            if begin
+            else size
+        )
 
     def _opening_size(self, parts: _Parts, begin: int) -> int:
         """The bytes of the message that began the turn, if it stands before `begin`."""
-        opening = index_of(parts.messages, self._opening)
+        opening = context_shape.index_of(parts.messages, self._opening)
         return parts.sizes[opening] if 0 <= opening < begin else 0
 
     def _tokens(self, kept: Kept, size: int) -> int:
@@ -339,10 +330,10 @@ class TurnContext:
         if window is None:
             return kept
         share = estimate.size_of(int(window.tokens * parts.wishes.result_share), max(kept.ratio, estimate.FIRST_GUESS))
-        self._result_size = max(share, LEAST_RESULT)
+        self._result_size = max(share, context_shape.LEAST_RESULT)
         if max(parts.sizes, default=0) <= self._result_size + estimate.AROUND:
             return kept
-        new = long_results(parts.messages, parts.sizes, kept.shape, self._result_size)
+        new = context_shape.long_results(parts.messages, parts.sizes, kept.shape, self._result_size)
         if not new:
             return kept
         counted = kept.counted
@@ -362,30 +353,30 @@ class TurnContext:
         it is. Raises GoondanError as the store does.
         """
         messages, old = parts.messages, kept.shape
-        begin, sizes = begin_of(messages, old), shown_sizes(messages, parts.sizes, old)
+        begin, sizes = context_shape.begin_of(messages, old), context_shape.shown_sizes(messages, parts.sizes, old)
         summarised = parts.wishes.summarise is not None
         summary_size = max(0, low - parts.fixed) // SUMMARY_PART if summarised else 0
-        room = low - parts.fixed - max(estimate.text_size(note_of(old)), summary_size)
-        cut = find_cut(messages, sizes, begin, room, parts.wishes.kept_messages)
+        room = low - parts.fixed - max(estimate.text_size(context_shape.note_of(old)), summary_size)
+        cut = context_shape.find_cut(messages, sizes, begin, room, parts.wishes.kept_messages)
         if opening := self._opening_size(parts, cut):
-            cut = find_cut(messages, sizes, begin, room - opening, parts.wishes.kept_messages)
+            cut = context_shape.find_cut(messages, sizes, begin, room - opening, parts.wishes.kept_messages)
         shape = old
         if cut > begin:
             summary = await self._summary(parts, kept, messages[begin:cut], summary_size) if summarised else ""
             if summarised and not summary and not forced:
                 return kept
             rest = {message.id for message in messages[cut:]}
-            shape = Shape(
+            shape = context_shape.Shape(
                 through=messages[cut - 1].id,
-                left_out=cut - (0 <= index_of(messages, self._opening) < cut),
+                left_out=cut - (0 <= context_shape.index_of(messages, self._opening) < cut),
                 summary=summary or old.summary,
                 shortened={name: most for name, most in old.shortened.items() if name in rest},
             )
         over = self._size(parts, shape) - low
         if forced and over > 0:
-            sizes = shown_sizes(messages, parts.sizes, shape)
-            begin = begin_of(messages, shape)
-            shorter = squeezed(messages[begin:], sizes[begin:], over)
+            sizes = context_shape.shown_sizes(messages, parts.sizes, shape)
+            begin = context_shape.begin_of(messages, shape)
+            shorter = context_shape.squeezed(messages[begin:], sizes[begin:], over)
             shape = structs.replace(shape, shortened={**shape.shortened, **shorter})
         return kept if shape == old else self._memory.store(structs.replace(kept, shape=shape, counted=None))
 
@@ -399,14 +390,17 @@ class TurnContext:
         window = self._window(parts.request, kept)
         lows = (parts.wishes.max_tokens, None if window is None else window.low)
         tokens = [most for most in lows if most is not None]
-        most = max(estimate.size_of(min(tokens, default=UNKNOWN), max(kept.ratio, estimate.FIRST_GUESS)), LEAST_RESULT)
+        most = max(
+            estimate.size_of(min(tokens, default=UNKNOWN), max(kept.ratio, estimate.FIRST_GUESS)),
+            context_shape.LEAST_RESULT,
+        )
         for _ in range(MOST_PIECES):
             try:
-                return within(await summarise(parts.aside, kept.shape.summary, messages, most), size)
+                return context_shape.within(await summarise(parts.aside, kept.shape.summary, messages, most), size)
             except ContextOverflow as refusal:
                 most //= 2
                 log.warning("the conversation could not be summarised: %s", refusal.info.message)
-            except GoondanError as error:
+            except errors.GoondanError as error:
                 if error.info.code == "E_LEASE_LOST":
                     raise
                 log.warning("the conversation could not be summarised: %s", error.info.message)
@@ -455,7 +449,7 @@ class TurnContext:
         size = self._size(parts, kept.shape)
         return self._fitted(parts, kept, size, self._window(parts.request, kept)) if size < fitted.size else None
 
-    def _too_long(self, parts: _Parts, fitted: _Fitted, words: str) -> GoondanError:
+    def _too_long(self, parts: _Parts, fitted: _Fitted, words: str) -> errors.GoondanError:
         """The error of a step whose request does not fit although nothing more can be left out."""
         request = fitted.request
         kept = self._memory.of(request.model)
@@ -475,4 +469,4 @@ class TurnContext:
             "what extensions add": "Let the agent's extensions add less",
             "the messages that cannot be left out": "Send a shorter message",
         }.get(largest, "Give the agent fewer tools")
-        return fail("E_CONTEXT_OVERFLOW", message, suggestion=f"{advice}, or use a model with a larger context.")
+        return errors.fail("E_CONTEXT_OVERFLOW", message, suggestion=f"{advice}, or use a model with a larger context.")

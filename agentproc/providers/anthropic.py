@@ -19,9 +19,8 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from goondan.agentproc.providers import history, reader
+from goondan.agentproc.providers import faults, history, reader
 from goondan.agentproc.providers.base import ModelRequest, Usage, encode_json
-from goondan.agentproc.providers.faults import Fault, error_words, stream_fault
 from goondan.agentproc.providers.vendor import Vendor, WireRequest, headers_of, is_closed, put_last
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ModelSpec, ToolChoice
 from goondan.schemas.models.model_providers import BY_NAME, DEFAULT_MAX_TOKENS
@@ -415,9 +414,9 @@ class Reader(reader.AnswerReader):
         )
 
 
-def _stream_error(error: Any) -> Fault:
+def _stream_error(error: Any) -> faults.Fault:
     name = reader.text_of(error.get("type")) if isinstance(error, dict) else ""
-    return stream_fault(error, [name], error_words(error) or name[:80] or "no reason")
+    return faults.stream_fault(error, [name], faults.error_words(error) or name[:80] or "no reason")
 
 
 #: The part that each provider's module has (agentproc/http/__init__.py). The streams are as the vendor writes them.

@@ -20,8 +20,7 @@ from goondan.agentproc.machine.turn import AskedCall
 from goondan.schemas.bundle.launch import CatalogItem, ModelSpec, OutputSpec, ToolChoice
 from goondan.schemas.models.model_providers import DEFAULT_MAX_TOKENS, LIMIT_PARAMS, limit_param
 from goondan.schemas.text.redaction import Redactor
-from goondan.schemas.wire.codec import replace_surrogates
-from goondan.schemas.wire.errors import GoondanError, error_payload
+from goondan.schemas.wire import codec, errors
 
 #: The shortest value of a header that is taken for a secret (characters). Shorter ones, such as `true`, are words of
 #: any text.
@@ -214,24 +213,24 @@ class Overflow(Struct, frozen=True):
     window: int | None = None
 
 
-class ContextOverflow(GoondanError):
+class ContextOverflow(errors.GoondanError):
     """E_CONTEXT_OVERFLOW: a server has refused a request because it is longer than the model's context. `overflow` has
     the numbers that it gave, `model` is the one that was asked; None: the one that the step has.
     """
 
     def __init__(self, message: str, overflow: Overflow, model: ModelSpec | None = None) -> None:
-        super().__init__(error_payload("E_CONTEXT_OVERFLOW", message))
+        super().__init__(errors.error_payload("E_CONTEXT_OVERFLOW", message))
         self.overflow = overflow
         self.model = model
 
 
-class ModelFailure(GoondanError):
+class ModelFailure(errors.GoondanError):
     """E_MODEL_FAILED: a model call has no answer. `usage` are the tokens of what came in its place, if a server said
     them.
     """
 
     def __init__(self, message: str, *, suggestion: str | None = None, usage: Usage | None = None) -> None:
-        super().__init__(error_payload("E_MODEL_FAILED", message, suggestion=suggestion))
+        super().__init__(errors.error_payload("E_MODEL_FAILED", message, suggestion=suggestion))
         self.usage = usage
 
 
@@ -261,10 +260,10 @@ def asked_call(call_id: str, name: str, arguments: str | dict[str, Any]) -> Aske
     Arguments as JSON text are read strictly; a blank text means {}. A call with unreadable arguments is not sent, it is
     answered with an error. Lone surrogates become U+FFFD, integers beyond 64 bits become doubles.
     """
-    name, call_id = replace_surrogates(name), replace_surrogates(call_id)
+    name, call_id = codec.replace_surrogates(name), codec.replace_surrogates(call_id)
     try:
         value = read_json(arguments.strip() or "{}") if isinstance(arguments, str) else arguments
-        args = storable(replace_surrogates(value))
+        args = storable(codec.replace_surrogates(value))
     except ValueError as error:
         return AskedCall(call_id, name, {}, f"they are no JSON: {str(error)[:200]}")
     except RecursionError:

@@ -23,8 +23,7 @@ from goondan.agentproc.machine.messages import Message, ToolData, ToolResultPart
 from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers import base
 from goondan.schemas.bundle.launch import CatalogItem
-from goondan.schemas.wire.errors import help_url
-from goondan.schemas.wire.frames import ToolResult
+from goondan.schemas.wire import errors, frames
 
 #: The longest text of one result (characters). A console is no place for more, and an answer must fit into a frame.
 MAX_SHOWN: Final = 16_384
@@ -250,7 +249,7 @@ def show_result(part: ToolResultPart) -> str:
     return _cut(json.dumps(output, ensure_ascii=False, indent=2, default=str))
 
 
-def _show_error(name: str, result: ToolResult) -> str:
+def _show_error(name: str, result: frames.ToolResult) -> str:
     error = result.error
     if error is None:
         return f"{name} failed."
@@ -258,7 +257,7 @@ def _show_error(name: str, result: ToolResult) -> str:
     if error.suggestion:
         lines.append(f"Suggestion: {error.suggestion}")
     if error.help_url:
-        ours = error.code and error.help_url == help_url(error.code)
+        ours = error.code and error.help_url == errors.help_url(error.code)
         lines.append(f"Help: {f'gdn explain {error.code}' if ours else error.help_url}")
     return _cut("\n".join(lines))
 

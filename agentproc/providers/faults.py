@@ -20,8 +20,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from goondan.agentproc.providers.base import Overflow, Usage, encode_json
-from goondan.schemas.models.model_providers import ModelRetry
-from goondan.schemas.models.server_answers import MAX_NAMED, RateLimits
+from goondan.schemas.models import model_providers, server_answers
 
 #: How much of a vendor's own text is shown (characters).
 MAX_WORDS: Final = 500
@@ -317,7 +316,7 @@ JITTER: Final = 0.5
 class Retries:
     """The tries of one model call. `retry` is the patience with the model."""
 
-    def __init__(self, retry: ModelRetry) -> None:
+    def __init__(self, retry: model_providers.ModelRetry) -> None:
         self._retry = retry
         self._faults: Counter[FaultKind] = Counter()
         self._waited_s = 0.0
@@ -391,12 +390,14 @@ _PARTS = re.compile(r"(\d+(?:\.\d+)?)(ms|us|µs|s|m|h|d)")
 _UNITS_MS = {"us": 0.001, "µs": 0.001, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6, "d": 8.64e7}
 
 
-def rate_limits(headers: Mapping[str, str], now: float) -> RateLimits | None:
+def rate_limits(headers: Mapping[str, str], now: float) -> server_answers.RateLimits | None:
     """What the headers say; None when they say nothing. `now` is Unix time, for servers that send a date."""
     requests, tokens = _left(headers, "requests"), _left(headers, "tokens")
     if requests is None and tokens is None:
         return None
-    return RateLimits(requests, _reset_ms(headers, "requests", now), tokens, _reset_ms(headers, "tokens", now))
+    return server_answers.RateLimits(
+        requests, _reset_ms(headers, "requests", now), tokens, _reset_ms(headers, "tokens", now)
+    )
 
 
 def exhausted_wait(headers: Mapping[str, str], now: float) -> float | None:
@@ -431,7 +432,7 @@ def _number(text: str | None) -> int | None:
         value = float(text or "")
     except ValueError:
         return None
-    return min(int(value), MAX_NAMED) if math.isfinite(value) and value >= 0 else None
+    return min(int(value), server_answers.MAX_NAMED) if math.isfinite(value) and value >= 0 else None
 
 
 def _reset_ms(headers: Mapping[str, str], what: str, now: float) -> int | None:
@@ -448,4 +449,4 @@ def _reset_ms(headers: Mapping[str, str], what: str, now: float) -> int | None:
                 total = (datetime.fromisoformat(text).timestamp() - now) * 1000
             except (ValueError, OverflowError, OSError):
                 return None
-    return min(max(0, math.ceil(total)), MAX_NAMED) if math.isfinite(total) else None
+    return min(max(0, math.ceil(total)), server_answers.MAX_NAMED) if math.isfinite(total) else None

@@ -40,9 +40,7 @@ from goondan.agentproc.machine.messages import (
     presentable,
 )
 from goondan.agentproc.providers.base import FilesPlace, ModelRequest, encode_json, storable
-from goondan.schemas.wire import blobs
-from goondan.schemas.wire.codec import check_depth, encode_value
-from goondan.schemas.wire.errors import GoondanError, fail, for_model
+from goondan.schemas.wire import blobs, codec, errors
 from goondan.schemas.wire.frames import FilePart, ToolResult
 
 #: The key in an assistant message's metadata for data that only its vendor understands and wants back (see `kept_by`).
@@ -143,7 +141,7 @@ def kept_by(provider: str, model: str, **values: Any) -> dict[str, Any] | None:
     """
     try:
         kept = {KEPT: {"provider": provider, "model": model, **storable(values)}}
-        check_depth(encode_value(kept), MAX_KEPT_DEPTH)
+        codec.check_depth(codec.encode_value(kept), MAX_KEPT_DEPTH)
     except (ValueError, OverflowError, RecursionError):
         return None
     return kept
@@ -308,7 +306,11 @@ def result_text(result: ToolResult) -> str:
     its fields.
     """
     if result.status != "ok":
-        fields = {"status": result.status, "handle": result.handle, "error": result.error and for_model(result.error)}
+        fields = {
+            "status": result.status,
+            "handle": result.handle,
+            "error": result.error and errors.for_model(result.error),
+        }
         return _json({name: value for name, value in fields.items() if value is not None})
     output = msgspec.msgpack.decode(result.output) if result.output is not None else None
     return output if isinstance(output, str) else _json(output)
@@ -356,7 +358,7 @@ def sent_file(file: FilePart, mark: str) -> SentFile:
     """The file as a vendor's module writes it. Raises GoondanError E_FILE_INVALID."""
     blob = file.blob
     if not blobs.is_reference(blob) or blob.size > blobs.MAX_FILE_BYTES:
-        raise fail("E_FILE_INVALID", "a message refers to a file in a way that is none")
+        raise errors.fail("E_FILE_INVALID", "a message refers to a file in a way that is none")
     return SentFile(file.media_type, file.name, f"{mark}{blob.file}{blob.size}{mark}")
 
 
@@ -427,11 +429,13 @@ class Seeing:
         return not self._is_there(f"{folder}/{file.blob.file}", file.blob.size)
 
 
-def cannot_see(request: ModelRequest, file: FilePart) -> GoondanError:
+def cannot_see(request: ModelRequest, file: FilePart) -> errors.GoondanError:
     """The error of a turn whose message has a file that the model cannot see."""
     what = "PDFs" if file.media_type == blobs.PDF else "pictures"
     model = f"{request.model.provider}/{request.model.model}".rstrip("/")
-    return fail("E_MODEL_CANNOT_SEE", f"the model {model} cannot see {what}; the message has {file.name or 'one'}")
+    return errors.fail(
+        "E_MODEL_CANNOT_SEE", f"the model {model} cannot see {what}; the message has {file.name or 'one'}"
+    )
 
 
 def _model(request: ModelRequest) -> tuple[str | None, str]:

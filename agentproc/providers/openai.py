@@ -18,9 +18,8 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from goondan.agentproc.providers import reader
+from goondan.agentproc.providers import faults, reader
 from goondan.agentproc.providers.base import ModelRequest, Usage, encode_json
-from goondan.agentproc.providers.faults import Fault, error_words, stream_fault
 from goondan.agentproc.providers.history import EMPTY, HistoryEntry, Said, SentFile, blocks_text
 from goondan.agentproc.providers.vendor import ANSWER_TOOL, Vendor, WireRequest, headers_of, is_closed, put_last
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ToolChoice
@@ -304,7 +303,7 @@ class Reader(reader.AnswerReader):
         if name != call.name:  # some servers repeat it with every piece
             call.name += self._sized(name)
             if len(call.name) > MAX_NAME_CHARS:
-                raise Fault("final", f"a tool call whose name has more than {MAX_NAME_CHARS} characters")
+                raise faults.Fault("final", f"a tool call whose name has more than {MAX_NAME_CHARS} characters")
         if isinstance(arguments, str):
             call.pieces.append(self._sized(arguments))
         elif isinstance(arguments, dict):
@@ -355,10 +354,10 @@ def _content(content: Any) -> str:
     return reader.text_of(content)
 
 
-def _stream_error(chunk: _Chunk) -> Fault:
+def _stream_error(chunk: _Chunk) -> faults.Fault:
     error = chunk.error if chunk.error is not None else {"message": chunk.message, "code": chunk.code}
     names = [error.get("type"), error.get("code")] if isinstance(error, dict) else []
-    return stream_fault(error, names, error_words(error) or "no reason")
+    return faults.stream_fault(error, names, faults.error_words(error) or "no reason")
 
 
 #: The part that each provider's module has (agentproc/http/__init__.py). The streams are as the vendor writes them.

@@ -19,9 +19,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import Raw, Struct
 
-from goondan.agentproc.providers import reader
+from goondan.agentproc.providers import faults, reader
 from goondan.agentproc.providers.base import ModelRequest, encode_json
-from goondan.agentproc.providers.faults import Fault, error_words, stream_fault
 from goondan.agentproc.providers.history import EMPTY, HistoryEntry, Said, SentFile, blocks_text, in_kept_order
 from goondan.agentproc.providers.vendor import ANSWER_TOOL, Vendor, WireRequest, headers_of, is_closed, put_last
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ToolChoice
@@ -379,9 +378,9 @@ def _reasoning_text(item: Mapping[str, Any]) -> str:
     return "\n\n".join([reader.text_of(part.get("text")) for part in parts if isinstance(part, dict)])
 
 
-def _failure(error: Any, status: str) -> Fault:
+def _failure(error: Any, status: str) -> faults.Fault:
     names = [error.get("code"), error.get("type")] if isinstance(error, dict) else []
-    return stream_fault(error, names, error_words(error) or f"it has {status[:80]}")
+    return faults.stream_fault(error, names, faults.error_words(error) or f"it has {status[:80]}")
 
 
 #: What takes each kind of event.

@@ -24,9 +24,8 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from goondan.agentproc.providers import faults, history
 from goondan.agentproc.providers.base import FilesPlace, ModelAnswer, ModelRequest, encode_json
-from goondan.agentproc.providers.faults import Fault
-from goondan.agentproc.providers.history import W, Written
 from goondan.agentproc.providers.reader import AnswerReader, decode_json
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ModelSpec, OutputSpec, ToolChoice, key_headers
 from goondan.schemas.models.model_providers import BY_NAME
@@ -61,7 +60,7 @@ class WireRequest(Struct, frozen=True):
     body: bytes
 
 
-class Vendor(Generic[W]):
+class Vendor(Generic[history.W]):
     """One vendor's interface. Each module of a provider has a class of this kind.
 
     `writer` makes what writes a conversation, `offer` gives a tool in the vendor's form, and `has_own` tells whether
@@ -72,13 +71,13 @@ class Vendor(Generic[W]):
 
     def __init__(
         self,
-        writer: Callable[[], W],
+        writer: Callable[[], history.W],
         offer: Callable[[CatalogItem], object],
         has_own: Callable[[dict[str, Any]], bool] = lambda schema: True,
     ) -> None:
         #: Base URL when the model names none.
         self.server = BY_NAME[self.name].server
-        self._written = Written(self.name, writer)
+        self._written = history.Written(self.name, writer)
         self._tools = OfferedTools(offer)
         self._output = OutputWay(has_own)
 
@@ -130,7 +129,7 @@ def first_model(body: bytes) -> str:
     listed = decode_json(_decode_listing, body).data
     name = next((model.id for model in listed or [] if model.id.strip()), None)
     if name is None:
-        raise Fault("final", "a list without a model")
+        raise faults.Fault("final", "a list without a model")
     return name
 
 

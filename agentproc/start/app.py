@@ -25,12 +25,10 @@ from goondan.agentproc.machine.questions import describe_late
 from goondan.agentproc.start.log import KnownSecrets, configure_log
 from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.runner import TurnRunner
-from goondan.schemas.bundle.address import instance_dir
-from goondan.schemas.bundle.launch import AgentSpec
+from goondan.schemas.bundle import address, launch
 from goondan.schemas.system.startup import report_failure, report_ready
 from goondan.schemas.transport.link import Link
-from goondan.schemas.wire.codec import from_raw
-from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire import codec, errors
 from goondan.schemas.wire.frames import OPERATOR_AGENT, ORCHESTRATOR, ErrorPayload, Frame, Lease, Shutdown, Welcome
 
 #: How long after SIGTERM everything must be released (seconds). The supervisor kills agents 3 s into a stop: by then
@@ -87,7 +85,7 @@ class AgentApp:
         loop.add_signal_handler(signal.SIGTERM, self._terminate)
         loop.add_signal_handler(signal.SIGINT, self._terminate)
         welcome = await self.link.start()
-        spec = from_raw(welcome.spec, AgentSpec)
+        spec = codec.from_raw(welcome.spec, launch.AgentSpec)
         runner = self._runner = self._make_runner(spec, welcome)
         await runner.load_extensions()
         if ready is not None:
@@ -196,14 +194,14 @@ class AgentApp:
             if frame.type == "event":
                 self._on_event(frame)
             elif frame.type == "shutdown":
-                grace_ms = from_raw(frame.payload, Shutdown).grace_period_ms
+                grace_ms = codec.from_raw(frame.payload, Shutdown).grace_period_ms
                 self._shutdown = frame
                 self._begin_leaving(None if grace_ms is None else grace_ms / 1000)
             elif frame.type == "error":
-                log.warning("the broker says: %s", GoondanError(from_raw(frame.payload, ErrorPayload)))
+                log.warning("the broker says: %s", errors.GoondanError(codec.from_raw(frame.payload, ErrorPayload)))
             elif self._runner is not None:
                 self._runner.take(frame)
-        except GoondanError as error:
+        except errors.GoondanError as error:
             log.warning("a %s frame was ignored: %s", frame.type, error)
 
     def _on_welcome(self, welcome: Welcome) -> None:
@@ -212,7 +210,7 @@ class AgentApp:
             self._runner.instance.caller.welcomed()
             self._runner.instance.config.take(welcome.config, welcome.spec)
 
-    def _on_unsent(self, frame: Frame, error: GoondanError) -> None:
+    def _on_unsent(self, frame: Frame, error: errors.GoondanError) -> None:
         """The payload of a large frame could not be written."""
         if frame.type == "tool.answer":
             self.link.send(unsent_answer(frame, error))
@@ -260,10 +258,10 @@ class AgentApp:
         leases, calls = runner.leases() + waiting, runner.instance.caller.open_call_ids
         return {"leases": leases, "calls": calls, **runner.features.held()}
 
-    def _make_runner(self, spec: AgentSpec, welcome: Welcome) -> TurnRunner:
+    def _make_runner(self, spec: launch.AgentSpec, welcome: Welcome) -> TurnRunner:
         instance_key = welcome.instance_key or "default"
         store = ConversationStore(
-            instance_dir(spec.state_dir, spec.name, instance_key),
+            address.instance_dir(spec.state_dir, spec.name, instance_key),
             durability=spec.durability,
             kept_messages=OPERATOR_MESSAGES if spec.name == OPERATOR_AGENT else None,
             max_bytes=spec.conversation_mb << 20,
@@ -314,7 +312,7 @@ def main(
 
     try:
         return loop.run_until_complete(life())
-    except GoondanError as error:
+    except errors.GoondanError as error:
         log.error("%s", error)
         report_failure(waiting, error.info)
         return 1

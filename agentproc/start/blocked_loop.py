@@ -22,8 +22,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from goondan.schemas.bundle.launch import ExtensionSpec
-from goondan.schemas.wire.errors import error_payload
-from goondan.schemas.wire.frames import ErrorPayload
+from goondan.schemas.wire import errors, frames
 
 #: A stack is written when the loop was blocked for so long (seconds). A running loop renews its lease every 10 s
 #: (RENEW_S), and a process that is silent for 30 s is ended (LEASE_S); this value lies between the two.
@@ -72,7 +71,7 @@ def read_story(text: str) -> Blocked | None:
     return Blocked(event_id, stack) if stack else None
 
 
-def blocked_error(blocked: Blocked, extensions: Iterable[ExtensionSpec]) -> ErrorPayload:
+def blocked_error(blocked: Blocked, extensions: Iterable[ExtensionSpec]) -> frames.ErrorPayload:
     """The error of the turn. It names the extension whose code is innermost on the stack, if there is one."""
     owners: dict[str, str] = {}
     for extension in extensions:
@@ -87,10 +86,10 @@ def blocked_error(blocked: Blocked, extensions: Iterable[ExtensionSpec]) -> Erro
             where = f"{os.path.basename(place.file)}, line {place.line}, in {place.function}"
             message = f"extension {name} blocked its agent, which was ended: {where}"
             hint = f"Let extension {name} await what takes long, or run it with asyncio.to_thread."
-            return error_payload("E_MIDDLEWARE", message, suggestion=hint)
+            return errors.error_payload("E_MIDDLEWARE", message, suggestion=hint)
     innermost = blocked.stack[0]
     message = f"something blocked the agent, which was ended: {innermost.function} in {innermost.file}"
-    return error_payload("E_AGENT_FAILED", message)
+    return errors.error_payload("E_AGENT_FAILED", message)
 
 
 class LoopWatch:

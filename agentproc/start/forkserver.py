@@ -42,17 +42,9 @@ from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
+from goondan.agentproc.start import app, warmup
 from goondan.agentproc.start.app import main as run_agent
-from goondan.agentproc.start.app import new_loop
-from goondan.agentproc.start.warmup import fill_pools, rehearse_start, warm_up
-from goondan.schemas.system.secrecy import close_memory, forbid_core_dumps
-from goondan.schemas.system.startup import (
-    close_to_others,
-    die_with_parent,
-    keep_memory_steady,
-    report_ready,
-    set_process_name,
-)
+from goondan.schemas.system import secrecy, startup
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.forkserver import MAX_PACKET, WARM, ForkReply, decode_request, encode_packet
 
@@ -336,23 +328,23 @@ def _agent(channel: socket.socket, keep: Collection[int]) -> NoReturn:
     status = EXIT_FAILED
     try:
         os.setsid()  # a signal to the fork server's group is not meant for agents
-        set_process_name("gdn-spare")
+        startup.set_process_name("gdn-spare")
         _close_inherited({channel.fileno(), *keep})
         atexit._clear()  # what the fork server's modules have registered is the fork server's
         gc.enable()
-        loop = new_loop()
-        rehearse_start(loop)
+        loop = app.new_loop()
+        warmup.rehearse_start(loop)
         with channel:
             packet, descriptors, _, _ = socket.recv_fds(channel, MAX_PACKET, 1, socket.MSG_CMSG_CLOEXEC)
-        close_memory()  # from here on it has a token, and soon a key
+        secrecy.close_memory()  # from here on it has a token, and soon a key
         if not packet:
             os._exit(0)  # the fork server is gone, and with it whoever could want this agent
         request = decode_request(packet)
         ready_fd = descriptors[0] if descriptors else None
-        set_process_name("gdn-agent")
+        startup.set_process_name("gdn-agent")
         _redirect(request.log_path)
         _await_parent(request.parent_pid)
-        die_with_parent(request.parent_pid)
+        startup.die_with_parent(request.parent_pid)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         name = f"{request.agent}/{request.instance_key}"
         status = run_agent(
@@ -405,12 +397,12 @@ def _close_inherited(keep: Collection[int]) -> None:
 
 def _warming(providers: Collection[str], scratch: str | None) -> Iterator[None]:
     """The steps of the warm-up. Then garbage is collected and holes are filled."""
-    yield from warm_up(providers, scratch)
+    yield from warmup.warm_up(providers, scratch)
     gc.unfreeze()
     gc.collect()
     gc.freeze()
     yield
-    fill_pools()
+    warmup.fill_pools()
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -424,12 +416,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--keep-fd", type=int, action="append", default=[], help="descriptor that agents keep open")
     parser.add_argument("--provider", action="append", default=[], help="model provider that agents will use")
     parser.add_argument("--scratch", help="folder to make for the files of the warm-up; the kernel clears its place")
-    forbid_core_dumps()  # and no more: the supervisor knows a waiting agent by its descriptors
+    secrecy.forbid_core_dumps()  # and no more: the supervisor knows a waiting agent by its descriptors
     options = parser.parse_args(argv)
-    close_to_others()
-    keep_memory_steady()  # an agent's threads for files would have a heap of their own each
-    die_with_parent(options.parent_pid)
-    set_process_name("gdn-forksrv")
+    startup.close_to_others()
+    startup.keep_memory_steady()  # an agent's threads for files would have a heap of their own each
+    startup.die_with_parent(options.parent_pid)
+    startup.set_process_name("gdn-forksrv")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the supervisor's business
     os.set_inheritable(options.socket_fd, False)
     with socket.socket(fileno=options.socket_fd) as server:
@@ -438,7 +430,7 @@ def main(argv: list[str] | None = None) -> int:
         next(warming)
         gc.freeze()
         fork_server = ForkServer(server, options.keep_fd)
-        report_ready(options.ready_fd)
+        startup.report_ready(options.ready_fd)
         try:
             return fork_server.serve(warming)
         finally:

@@ -31,16 +31,14 @@ from msgspec import Raw
 
 from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.providers.base import Provider
-from goondan.agentproc.start.app import AgentApp
-from goondan.agentproc.start.log import configure_log
+from goondan.agentproc.start import app, log
 from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
 from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.transport.link import Done, transport_class
-from goondan.schemas.wire import frames
+from goondan.schemas.wire import errors, frames
 from goondan.schemas.wire.codec import FrameError, decode, encode, from_raw, to_raw
-from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.peer import Deliver, Kind, Peer, Settled, Welcomed
 
 #: How many turns are played. Code is specialised after eight runs, and its caches are filled within a few more.
@@ -89,7 +87,7 @@ def warm_up(providers: Collection[str] = (), scratch: str | None = None) -> Iter
         with suppress(FrameError):
             from_raw(frames.NO_PAYLOAD, kind)
     for _ in range(ROUNDS):
-        configure_log("warm-up")
+        log.configure_log("warm-up")
     _play(scratch, 1, ModelSpec(provider="embedded"))
     yield
     for _ in range(ROUNDS // STEP_ROUNDS):
@@ -109,13 +107,13 @@ def warm_up(providers: Collection[str] = (), scratch: str | None = None) -> Iter
 def rehearse_start(loop: asyncio.AbstractEventLoop) -> None:
     """Start and close a link without a broker on the agent's own loop."""
     give_back_untouched(loop)
-    configure_log("warm-up")
-    with suppress(GoondanError):
+    log.configure_log("warm-up")
+    with suppress(errors.GoondanError):
         loop.run_until_complete(_link_to_nobody())
 
 
 async def _link_to_nobody() -> None:
-    await AgentApp(NOBODY, "").link.start(timeout_s=0)
+    await app.AgentApp(NOBODY, "").link.start(timeout_s=0)
 
 
 def give_back_untouched(loop: asyncio.AbstractEventLoop) -> None:
@@ -241,7 +239,9 @@ class _Nowhere:
 
     def connect(self, spec: AgentSpec) -> AgentSpec:
         """Hello and welcome; the specification as an agent reads it."""
-        self._peer.receive(_carried(frames.Frame("error", payload=to_raw(error_payload("E_HELLO_REQUIRED", "")))), 0.0)
+        self._peer.receive(
+            _carried(frames.Frame("error", payload=to_raw(errors.error_payload("E_HELLO_REQUIRED", "")))), 0.0
+        )
         hello = decode(self._peer.hello(0.0))
         body = frames.Welcome(version=1, principal="agent", broker="b", credit=64, max_frame=1, spec=to_raw(spec))
         outcome = self._peer.receive(_carried(frames.Frame("welcome", in_reply_to=hello.id, payload=to_raw(body))), 0.0)

@@ -30,8 +30,7 @@ from goondan.agentproc.extensions.points.results import with_config
 from goondan.agentproc.machine.catalog import Catalog
 from goondan.schemas.bundle import effective_config
 from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec, ModelSpec
-from goondan.schemas.wire.codec import from_raw
-from goondan.schemas.wire.frames import NO_PAYLOAD
+from goondan.schemas.wire import codec, frames
 
 #: The names under which the conversation's file has the last step's beginning: the changes, and the bundle's part.
 _STEP_CONFIG: Final = "step_config"
@@ -127,16 +126,18 @@ class Configuration:
         #: The step that runs (`turn id/number`), and what it runs with. None: no step runs.
         self.step: tuple[str, InForce] | None = None
 
-    def take(self, payload: Raw, spec: Raw = NO_PAYLOAD) -> None:
+    def take(self, payload: Raw, spec: Raw = frames.NO_PAYLOAD) -> None:
         """Take the configuration that the broker sends: LiveChanges, with the bundle's part in them or beside them.
         Raises GoondanError E_FRAME_INVALID.
         """
         told = (
-            effective_config.LiveChanges() if payload == NO_PAYLOAD else from_raw(payload, effective_config.LiveChanges)
+            effective_config.LiveChanges()
+            if payload == frames.NO_PAYLOAD
+            else codec.from_raw(payload, effective_config.LiveChanges)
         )
         now = self.current
-        given = told.spec if spec == NO_PAYLOAD else spec
-        new = now.spec if given == NO_PAYLOAD else from_raw(given, AgentSpec)
+        given = told.spec if spec == frames.NO_PAYLOAD else spec
+        new = now.spec if given == frames.NO_PAYLOAD else codec.from_raw(given, AgentSpec)
         if new != now.spec:
             if not effective_config.can_follow(now.spec, new):
                 return

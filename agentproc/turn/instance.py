@@ -20,20 +20,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Raw
 
-from goondan.agentproc.calls.caller import AgentLink, ResultAcks, ToolCaller
-from goondan.agentproc.calls.servers import Servers
-from goondan.agentproc.calls.swarm import DELEGATION_RESULT
+from goondan.agentproc.calls import caller, servers, swarm
 from goondan.agentproc.conversation.files import InstanceFiles
 from goondan.agentproc.conversation.store import ConversationStore
-from goondan.agentproc.extensions.dynamic_tools import DynamicTools
-from goondan.agentproc.extensions.engine import Watch
-from goondan.agentproc.extensions.events import EventBus
-from goondan.agentproc.extensions.loaded import Extensions, InstancePaths
+from goondan.agentproc.extensions import dynamic_tools, engine, events, loaded, workspaces
 from goondan.agentproc.extensions.points.pipeline import Pipeline
-from goondan.agentproc.extensions.workspaces import Workspaces
 from goondan.agentproc.http import make_provider
-from goondan.agentproc.machine.catalog import Catalog
-from goondan.agentproc.machine.questions import Ended
+from goondan.agentproc.machine import catalog, questions
 from goondan.agentproc.machine.verdicts import Judge, Verdict
 from goondan.agentproc.model.context import ContextMemory
 from goondan.agentproc.providers.base import SHORTEST_SAID, Provider, read_json, redactor_of, storable
@@ -43,8 +36,7 @@ from goondan.agentproc.turn.configuration import Configuration
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.bundle.launch import AgentSpec, ModelSpec, OutputSpec
 from goondan.schemas.system.trace_index import IndexRow, TraceIndex
-from goondan.schemas.text.redaction import Redactor
-from goondan.schemas.text.times import rfc3339
+from goondan.schemas.text import redaction, times
 from goondan.schemas.wire.codec import check_depth, encode_value
 
 if TYPE_CHECKING:
@@ -97,7 +89,7 @@ log = logging.getLogger("agentproc")
 
 def now_rfc3339() -> str:
     """The time, RFC 3339 in UTC with milliseconds."""
-    return rfc3339(time.time())
+    return times.rfc3339(time.time())
 
 
 class Instance:
@@ -107,7 +99,7 @@ class Instance:
         self,
         spec: AgentSpec,
         instance_key: str,
-        link: AgentLink,
+        link: caller.AgentLink,
         store: ConversationStore,
         *,
         provider: Provider | None = None,
@@ -127,23 +119,23 @@ class Instance:
         #: The middleware that extensions have registered.
         self.pipeline = Pipeline()
         #: The tools that extensions have registered.
-        self.tools = DynamicTools()
-        self.catalog = Catalog.of(spec, self.tools)
-        self.events = EventBus()
+        self.tools = dynamic_tools.DynamicTools()
+        self.catalog = catalog.Catalog.of(spec, self.tools)
+        self.events = events.EventBus()
         files = instance_dir(spec.state_dir, spec.name, instance_key)
         #: The pictures and PDFs of the conversation.
         self.files = InstanceFiles(files, durable=spec.durability == "power", max_bytes=spec.conversation_mb << 20)
-        self.place = InstancePaths(spec.name, instance_key, files, spec.state_dir)
+        self.place = loaded.InstancePaths(spec.name, instance_key, files, spec.state_dir)
         self.secrets = secrets or KnownSecrets()
         #: What is asked of MCP servers outside of calls.
-        self.servers = Servers(link)
+        self.servers = servers.Servers(link)
         self.config = Configuration(spec)
         #: Ends layers of middleware that take too long.
-        self.watch = Watch()
+        self.watch = engine.Watch()
         #: Finds out which code blocks the event loop.
         self.loop_watch = LoopWatch(files)
-        self.workspaces = Workspaces(self.pipeline, self.events, self.watch)
-        self.extensions = Extensions(
+        self.workspaces = workspaces.Workspaces(self.pipeline, self.events, self.watch)
+        self.extensions = loaded.Extensions(
             self.pipeline,
             self.tools,
             self.events,
@@ -155,16 +147,16 @@ class Instance:
         #: What is known of the model's context, and what is left out of the conversation.
         self.context = ContextMemory(store)
         #: Who may ask the model servers, and when.
-        self.caller = ToolCaller(link, loop, self.tools.folder_of)
-        self.acks = ResultAcks(link, loop)
+        self.caller = caller.ToolCaller(link, loop, self.tools.folder_of)
+        self.acks = caller.ResultAcks(link, loop)
         self._index = TraceIndex(spec.state_dir)
         self._given = provider
         self._provider: Provider | None = None
         #: What makes the providers that features bring, by their names in `ModelSpec.provider`.
         self.providers: dict[str, Callable[[ModelSpec], Provider]] = {}
         self._others: dict[str, Provider] = {}  # of the models in `fallback`, by their documents
-        self._redactor: Redactor | None = None
-        self._said_redactor: Redactor | None = None
+        self._redactor: redaction.Redactor | None = None
+        self._said_redactor: redaction.Redactor | None = None
         self._rule: tuple[OutputSpec, Judge] | None = None
 
     @property
@@ -223,10 +215,10 @@ class Instance:
             return make(model)
         return make_provider(model) if self._given is None or in_place else self._given
 
-    def notice(self, ended: Ended) -> None:
+    def notice(self, ended: questions.Ended) -> None:
         """Tell extensions about the answer to a question that was asked without waiting (EVENTS-11)."""
         if ended.answer is not None:
-            self.events.emit(DELEGATION_RESULT, ended.answer, emitter="the kernel")
+            self.events.emit(swarm.DELEGATION_RESULT, ended.answer, emitter="the kernel")
 
     async def close(self) -> None:
         """Let the extensions clean up, stop timers, and close the file and the model's connections."""

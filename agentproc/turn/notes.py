@@ -20,17 +20,14 @@ from typing import Any, Literal
 from msgspec import Raw, Struct, structs
 
 from goondan.agentproc.conversation.store import ConversationStore
-from goondan.agentproc.machine.answers import TurnUsage, money_of, used_by
+from goondan.agentproc.machine import answers, messages, model_waits
 from goondan.agentproc.machine.catalog import StepCatalog, refusal, unreachable
-from goondan.agentproc.machine.messages import ToolCallPart, ToolResultPart
-from goondan.agentproc.machine.model_waits import ModelAttempts
 from goondan.agentproc.machine.turn import Action, AskModel, End, EnterStep, LeaveStep, LeaveTurn, RunTool, Yield
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.traces import turn_notes
-from goondan.schemas.wire.codec import from_raw
-from goondan.schemas.wire.errors import GoondanError, cut_message, for_people
+from goondan.schemas.wire import codec, errors
 from goondan.schemas.wire.frames import ErrorPayload, ToolResult
 from goondan.schemas.wire.spans import call_span, model_span, step_span, turn_span
 from goondan.schemas.wire.usage import Used
@@ -92,7 +89,7 @@ class TurnNotes:
         self._endings: list[Ending] = []
         self._live = live
         #: What the turn's model calls have used.
-        self.usage = TurnUsage()
+        self.usage = answers.TurnUsage()
 
     # --- the turn
 
@@ -152,14 +149,14 @@ class TurnNotes:
             elif isinstance(action, Yield):
                 self._end_step(at, None)
 
-    def results(self, parts: Sequence[ToolResultPart], at: str) -> None:
+    def results(self, parts: Sequence[messages.ToolResultPart], at: str) -> None:
         """Note results."""
         for part in parts:
             kept = self._output(part.result, turn_notes.WHOLE_CHARS) if self._whole else None
             args = self._called.get(part.tool_call_id)
             self._result(part.tool_name, part.tool_call_id, args, part.result, at, self._step_span, kept)
 
-    def inner_began(self, script: str, part: ToolCallPart, at: str, catalog: StepCatalog) -> None:
+    def inner_began(self, script: str, part: messages.ToolCallPart, at: str, catalog: StepCatalog) -> None:
         """Note a call that a script makes. It stands below the script."""
         kept = self._kept(part.args, turn_notes.WHOLE_CHARS if self._whole else turn_notes.SHORT_CHARS)
         called = turn_notes.CallDetail(
@@ -167,7 +164,7 @@ class TurnNotes:
         )
         self._note_call("tool.called", at, part.tool_call_id, turn_notes.encode_detail(called), self._span_of(script))
 
-    def inner_ended(self, script: str, part: ToolCallPart, result: ToolResult, at: str) -> None:
+    def inner_ended(self, script: str, part: messages.ToolCallPart, result: ToolResult, at: str) -> None:
         """Note the result of a call that a script has made."""
         kept = self._output(result, turn_notes.WHOLE_CHARS if self._whole else turn_notes.SHORT_CHARS)
         self._result(part.tool_name, part.tool_call_id, part.args, result, at, self._span_of(script), kept)
@@ -183,7 +180,7 @@ class TurnNotes:
             result.status,
             None if error is None else error.code,
             None if receipt is None else turn_notes.encode_receipt(receipt),
-            None if error is None else self._bounded(for_people(error)),
+            None if error is None else self._bounded(errors.for_people(error)),
             kept,
         )
         self._note_call(kind, at, tool_call_id, turn_notes.encode_detail(detail), parent)
@@ -208,7 +205,7 @@ class TurnNotes:
         return turn_notes.in_short(value, most, self._redact)
 
     def _output(self, result: ToolResult, most: int) -> str | None:
-        return None if result.output is None else self._kept(from_raw(result.output, object), most)
+        return None if result.output is None else self._kept(codec.from_raw(result.output, object), most)
 
     def _span_of(self, tool_call_id: str) -> str:
         return call_span(f"{self._turn_id}/{tool_call_id}")
@@ -226,7 +223,7 @@ class TurnNotes:
     def model_ended(
         self,
         request: ModelRequest,
-        attempts: ModelAttempts,
+        attempts: model_waits.ModelAttempts,
         *,
         code: str | None = None,
         answer: ModelAnswer | None = None,
@@ -237,7 +234,7 @@ class TurnNotes:
         answer = answer or ModelAnswer()
         model, usage = request.model, answer.usage
         answered = answer.model or model.model
-        used = Used() if usage is None else used_by(usage)
+        used = Used() if usage is None else answers.used_by(usage)
         ended = turn_notes.ModelDetail(
             step=request.step,
             model=f"{model.provider}/{answered}".rstrip("/"),
@@ -253,7 +250,7 @@ class TurnNotes:
             cache_write_tokens=used.cache_write_tokens,
             reasoning_tokens=used.reasoning_tokens,
             asked=model.model if model.model and model.model != answered else None,
-            money=None if usage is None else money_of(model, used),
+            money=None if usage is None else answers.money_of(model, used),
             currency=None if model.pricing is None else model.pricing.currency,
             cut_off=answer.cut_off,
             left_out=request.left_out,
@@ -333,13 +330,13 @@ class TurnNotes:
         self._store.note(self._turn_id, kind, at, detail, self._span_of(tool_call_id), parent or self._step_span)
 
     def _bounded(self, message: str) -> str:
-        return cut_message(self._redact(message), turn_notes.MAX_NOTED_MESSAGE)
+        return errors.cut_message(self._redact(message), turn_notes.MAX_NOTED_MESSAGE)
 
     def _receipt(self, tool_call_id: str) -> Receipt | None:
         data = self._receipts.pop(tool_call_id, None)
         try:
-            return None if data is None else kept(from_raw(data, Receipt))
-        except GoondanError as error:
+            return None if data is None else kept(codec.from_raw(data, Receipt))
+        except errors.GoondanError as error:
             log.warning("call %s: its receipt cannot be read: %s", tool_call_id, error.info.message)
             return None
 

@@ -23,12 +23,10 @@ from typing import Any, Final
 import msgspec
 from msgspec import structs
 
-from goondan.agentproc.calls.caller import CallContext
-from goondan.agentproc.calls.of_turn import TurnCalls
+from goondan.agentproc.calls import caller, of_turn
 from goondan.agentproc.conversation.store import ConversationStore, TurnRow
 from goondan.agentproc.conversation.transcript import Transcript, resumption
-from goondan.agentproc.extensions.points.contexts import Execution
-from goondan.agentproc.extensions.points.pipeline import Layer
+from goondan.agentproc.extensions.points import contexts, pipeline
 from goondan.agentproc.extensions.stages import Stages
 from goondan.agentproc.machine import turn as machine
 from goondan.agentproc.machine.answers import TurnUsage, answer_payload, done_frame, failed, told_event, turn_id
@@ -38,13 +36,9 @@ from goondan.agentproc.machine.questions import Ended, end_of
 from goondan.agentproc.model.calls import ModelCalls
 from goondan.agentproc.model.context import TurnContext
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
-from goondan.agentproc.turn.configuration import InForce, TurnConfig
+from goondan.agentproc.turn import configuration, live, notes, parts
 from goondan.agentproc.turn.instance import Instance
-from goondan.agentproc.turn.live import LiveFeed
-from goondan.agentproc.turn.notes import TurnNotes
-from goondan.agentproc.turn.parts import Features, TurnParts
-from goondan.schemas.bundle.address import instance_workdir
-from goondan.schemas.bundle.launch import AgentSpec, ModelSpec, ToolChoice
+from goondan.schemas.bundle import address, launch
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import OPERATOR_AGENT, ErrorPayload, Frame, ToolResult
 from goondan.schemas.wire.spans import is_trace_id, trace_id_of
@@ -79,7 +73,7 @@ class TurnRun:
         frame: Frame,
         first: machine.First,
         row: TurnRow | None,
-        features: Features,
+        features: parts.Features,
     ) -> None:
         #: TurnCore (parts.py) says what these are.
         self.instance = instance
@@ -105,20 +99,26 @@ class TurnRun:
         self._transcript = Transcript(instance.store, name, self.turn.take_position, instance.clock)
         self._presented = Presented()
         texts = instance.redact, lambda: instance.spec
-        self.notes = TurnNotes(instance.store, name, self._trace_id, frame.parent_span_id, *texts, live=frame.live)
-        workdir = frame.workdir or instance_workdir(instance.spec.state_dir, instance.spec.name, instance.instance_key)
+        self.notes = notes.TurnNotes(
+            instance.store, name, self._trace_id, frame.parent_span_id, *texts, live=frame.live
+        )
+        workdir = frame.workdir or address.instance_workdir(
+            instance.spec.state_dir, instance.spec.name, instance.instance_key
+        )
         self.workdir = workdir
         deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
         self._epoch = frame.epoch or 0
-        self.live = LiveFeed(instance.link, self._loop, frame, name, again=row is not None, redact=instance.redact_said)
+        self.live = live.LiveFeed(
+            instance.link, self._loop, frame, name, again=row is not None, redact=instance.redact_said
+        )
         shown = TurnContext(instance.context, self._transcript)
-        self.parts = TurnParts(features, self)
-        context = CallContext(name, self._event_id, frame.epoch, deadline)
+        self.parts = parts.TurnParts(features, self)
+        context = caller.CallContext(name, self._event_id, frame.epoch, deadline)
         #: The calls of the turn.
-        self.calls = calls = TurnCalls(
+        self.calls = calls = of_turn.TurnCalls(
             self, self.turn, context, shown, self.parts, end_of=self._end_of, noted=self._noted
         )
-        self._config = TurnConfig(instance.config, instance.catalog, instance.store, name)
+        self._config = configuration.TurnConfig(instance.config, instance.catalog, instance.store, name)
         self._models = ModelCalls(self, shown, self.parts)
         instance.watch.told = self._layer_told
         #: The function that performs each action, after the messages of the actions were stored.
@@ -129,7 +129,7 @@ class TurnRun:
             machine.DropCalls: calls.drop,
         }
         self._stages: Stages | None = None
-        self._followed: InForce | None = None  # the configuration that features were asked about last
+        self._followed: configuration.InForce | None = None  # the configuration that features were asked about last
         if self._wraps_steps or not instance.pipeline.empty:
             stages = self._stages = calls.stages = Stages(
                 instance.extensions,
@@ -137,7 +137,7 @@ class TurnRun:
                 self._config.in_force,
                 instance.catalog,
                 self._transcript,
-                Execution(instance.spec.name, instance.instance_key, name, self._trace_id),
+                contexts.Execution(instance.spec.name, instance.instance_key, name, self._trace_id),
                 told_event(frame),
                 calls.asking,
                 push=self.push,
@@ -183,12 +183,12 @@ class TurnRun:
         return max(1, self.turn.steps)
 
     @property
-    def model(self) -> ModelSpec:
+    def model(self) -> launch.ModelSpec:
         """The model of that step."""
         return self._config.in_force.model
 
     @property
-    def spec(self) -> AgentSpec:
+    def spec(self) -> launch.AgentSpec:
         """The agent's specification, as the step that runs has it."""
         return self._config.in_force.spec
 
@@ -327,7 +327,7 @@ class TurnRun:
         self._follow(self._config.in_force)
         return [action for action in actions if not isinstance(action, machine.Store)]
 
-    def _follow(self, in_force: InForce) -> None:
+    def _follow(self, in_force: configuration.InForce) -> None:
         """Begin the parts of the features that apply now. Raises GoondanError: the turn fails."""
         self._followed = in_force
         self.parts.follow(in_force.spec)
@@ -455,7 +455,7 @@ class TurnRun:
         """The tools of the step that begins."""
         self.calls.catalog = catalog
 
-    def _layer_told(self, layer: Layer, hangs_s: float | None) -> None:
+    def _layer_told(self, layer: pipeline.Layer, hangs_s: float | None) -> None:
         """A layer of an extension hangs; None: it does not any more."""
         place = layer.point or layer.kind
         self.live.hangs(layer.extension, place, hangs_s)
@@ -549,7 +549,7 @@ class TurnRun:
         )
         self._models.start(request, self._stages)
 
-    def _tool_choice(self, step: int) -> ToolChoice | None:
+    def _tool_choice(self, step: int) -> launch.ToolChoice | None:
         """Which tools the model has to call in a step: the word of the step's middleware, else the agent's. The agent's
         word that one is called holds for the first step, or the turn would not end.
         """

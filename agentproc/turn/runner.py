@@ -19,16 +19,14 @@ from typing import Final
 from msgspec import structs
 
 from goondan.agentproc.conversation.store import TurnRow
-from goondan.agentproc.machine import answers
-from goondan.agentproc.machine.questions import read_answer, read_completion
+from goondan.agentproc.machine import answers, questions
 from goondan.agentproc.machine.turn import Begin, BeginCall, BeginList, End, First, Pause
 from goondan.agentproc.start.blocked_loop import blocked_error
 from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.parts import AgentFeature, Features, TakeFrame, kinds
 from goondan.agentproc.turn.run import TurnRun, operators_work
 from goondan.schemas.bundle.address import MAX_TOOL_NAME, blobs_dir, instance_workdir
-from goondan.schemas.wire import frames
-from goondan.schemas.wire.codec import check_json, from_raw
+from goondan.schemas.wire import codec, frames
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker import servers
 
@@ -153,14 +151,14 @@ class TurnRunner:
     def completed(self, frame: frames.Frame) -> None:
         """Give a `tool.completed` frame to the running turn. Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN."""
         if self._run is not None:
-            self._run.completed(read_completion(frame, from_raw(frame.payload, frames.AgentEvent)))
+            self._run.completed(questions.read_completion(frame, codec.from_raw(frame.payload, frames.AgentEvent)))
 
     def answered(self, frame: frames.Frame) -> None:
         """Give an answer to a question that was asked without waiting to the running turn. Raises GoondanError
         E_FRAME_INVALID.
         """
         if self._run is not None and frame.blob is None:
-            self._run.answered(read_answer(frame))
+            self._run.answered(questions.read_answer(frame))
 
     async def close(self) -> None:
         """Close the instance."""
@@ -273,17 +271,17 @@ class TurnRunner:
         Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN, E_USAGE, or the reason why its large payload is not available.
         """
         if frame.blob is not None:
-            raise GoondanError(from_raw(frame.payload, frames.ErrorPayload))
+            raise GoondanError(codec.from_raw(frame.payload, frames.ErrorPayload))
         if frame.asynchronous:
-            ended = read_answer(frame)
+            ended = questions.read_answer(frame)
             self.instance.notice(ended)
             return Begin(ended.text, ended.source, ended.metadata)
         event = answers.told_event(frame)
         for name, part in (("input", event.input), ("auth", event.auth), ("metadata", event.metadata)):
-            check_json(part, name)
+            codec.check_json(part, name)
         is_operator = self.instance.spec.name == frames.OPERATOR_AGENT
         if event.type == frames.TOOL_COMPLETED:
-            ended = read_completion(frame, event)
+            ended = questions.read_completion(frame, event)
             return Begin(ended.text, ended.source, work_of=ended.turn_id)
         if event.type not in frames.OPERATOR_TYPES:
             if is_operator:

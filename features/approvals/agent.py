@@ -29,8 +29,7 @@ from typing import Final
 
 from msgspec import Raw, structs
 
-from goondan.agentproc.calls.asks import Asked
-from goondan.agentproc.calls.caller import failed_result
+from goondan.agentproc.calls import asks, caller
 from goondan.agentproc.machine.catalog import Allowed
 from goondan.agentproc.turn.parts import CALL_WAITS, AgentFeature, Call, Done, Start, TurnCore, TurnPart
 from goondan.features.approvals import wire
@@ -143,7 +142,7 @@ class WaitingCalls(TurnPart):
         limit = allowed.item.error_message_limit
 
         def refused(error: GoondanError) -> None:
-            done(failed_result(tool_error(error.info.code, error.info.message, name="BusError"), limit))
+            done(caller.failed_result(tool_error(error.info.code, error.info.message, name="BusError"), limit))
 
         def answered(future: asyncio.Future[Frame]) -> None:
             if self._asked.pop(call.id, None) is None or future.cancelled():
@@ -159,7 +158,7 @@ class WaitingCalls(TurnPart):
                 self.waits(call.id, frame.within, again)
             else:
                 text = f"{call.tool}: the call was not approved: {state.reason or 'a person said no'}"
-                done(failed_result(tool_error(wire.DENIED, text, name="ApprovalError"), limit))
+                done(caller.failed_result(tool_error(wire.DENIED, text, name="ApprovalError"), limit))
 
         try:
             frame.payload = to_raw(wire.ApprovalAsk(args=Raw(encode_value(allowed.args))))
@@ -208,9 +207,9 @@ class Questions:
     def __init__(self, turn: TurnCore) -> None:
         self._turn = turn
         #: The id of the item -> the question, and what was asked for it.
-        self._open: dict[str, tuple[Asked, ApprovalAsk, str]] = {}
+        self._open: dict[str, tuple[asks.Asked, ApprovalAsk, str]] = {}
 
-    def take(self, asked: Asked) -> None:
+    def take(self, asked: asks.Asked) -> None:
         """A server asks. Raises GoondanError E_FRAME_INVALID, E_FORBIDDEN."""
         question: ServerQuestion = asked.read(ServerQuestion)
         tool = self._turn.instance.caller.tool_of(asked.call_id)
@@ -256,7 +255,7 @@ class Questions:
         frame.payload = to_raw(ask)
         return self._turn.instance.link.post(frame)
 
-    def _answered(self, name: str, asked: Asked, future: asyncio.Future[Frame]) -> None:
+    def _answered(self, name: str, asked: asks.Asked, future: asyncio.Future[Frame]) -> None:
         known = self._open.get(name)
         if known is None or known[0] is not asked or future.cancelled():
             return

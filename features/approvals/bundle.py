@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from goondan.features.approvals.wire import FEATURE, Policy, read_policy
-from goondan.kernel.bundle.rules.checked import CheckedAgent
-from goondan.kernel.bundle.rules.problems import Report
+from goondan.kernel.bundle.rules import checked, problems
 from goondan.schemas.bundle.launch import ExtensionSpec, is_bundled
 
 
@@ -29,7 +28,7 @@ class ApprovalExtension:
             for fault in read_policy("", config)[1]
         ]
 
-    def check(self, agents: Sequence[CheckedAgent], report: Report) -> None:
+    def check(self, agents: Sequence[checked.CheckedAgent], report: problems.Report) -> None:
         """Nothing can be wrong between agents."""
 
     def part(self, extensions: Sequence[ExtensionSpec]) -> list[Policy] | None:

@@ -32,15 +32,11 @@ import msgspec
 from msgspec import Raw
 
 from goondan.features.approvals.wire import MAX_ANSWER_BYTES
-from goondan.kernel.cli import options
+from goondan.kernel.cli import options, output
 from goondan.kernel.cli.operator_question import Document, Op, ask_broker, operator_group
-from goondan.kernel.cli.output import columns_of, emit
-from goondan.kernel.cli.rules.batch import parse_json
-from goondan.kernel.cli.rules.plain import broken
-from goondan.schemas.text.times import rfc3339_seconds
-from goondan.schemas.text.visible import visible_names
-from goondan.schemas.wire.codec import to_raw
-from goondan.schemas.wire.errors import fail
+from goondan.kernel.cli.rules import batch, plain
+from goondan.schemas.text import times, visible
+from goondan.schemas.wire import codec, errors
 
 # --- items as text ----------------------------------------------------------------------------------------------------
 
@@ -144,7 +140,7 @@ def answered_lines(decisions: list[dict[str, Any]], more: int, columns: int = CO
 
 def _cut(text: str, columns: int) -> str:
     """As much of a line as fits into one row."""
-    first, *rest = broken(visible_names(text), max(_MIN_COLUMNS, columns) - _FREE)
+    first, *rest = plain.broken(visible.visible_names(text), max(_MIN_COLUMNS, columns) - _FREE)
     return first + "…" if rest else first
 
 
@@ -202,7 +198,7 @@ def _rows(parts: list[tuple[str, str, bool]], columns: int) -> Iterator[str]:
         before = label
         edge = OUTSIDE if outside else ""
         width = columns - len(MARK) - (_LABEL + 1 if label else 0) - len(edge) - _FREE
-        for piece in broken(visible_names(text), width):
+        for piece in plain.broken(visible.visible_names(text), width):
             yield f"{MARK}{shown:<{_LABEL}} {edge}{piece}" if label else MARK + edge + piece
             shown = ""
 
@@ -216,7 +212,7 @@ def _decided(item: dict[str, Any]) -> str:
 
 def _when(ms: int) -> str:
     try:
-        return rfc3339_seconds(ms / 1000)
+        return times.rfc3339_seconds(ms / 1000)
     except (OverflowError, ValueError, OSError):
         return f"{ms} ms"
 
@@ -251,7 +247,7 @@ _reason = click.option("--reason", default=None, help="Why; a model is told the 
 
 
 def _list_lines(answer: Document, question: Document) -> list[str]:
-    columns = columns_of(sys.stdout, COLUMNS)
+    columns = output.columns_of(sys.stdout, COLUMNS)
     if question["answered"]:
         return answered_lines(answer["answered"], answer["more"], columns)
     return list_lines(answer["items"], answer["more"], columns)
@@ -280,7 +276,7 @@ def show(id: str, bundle: str | None) -> None:
     """Show one item with all of its arguments. ID is a callId or a code."""
     answer = ask_broker(bundle, {"op": "approve.show", "id": id})
     document = {**answer, "whole": whole_digest(answer)} if is_long(answer) else answer
-    emit(document, item_lines(with_files(answer), columns_of(sys.stdout, COLUMNS), whole=True))
+    output.emit(document, item_lines(with_files(answer), output.columns_of(sys.stdout, COLUMNS), whole=True))
 
 
 @approve.command()
@@ -314,12 +310,14 @@ def no(id: str, reason: str | None, bundle: str | None) -> None:
 def answer(id: str, json: str | None, whole: str, bundle: str | None) -> None:
     """Answer a question with a JSON value; without one it is read from standard input. ID is a callId or a code."""
     text: str | bytes = json if json is not None else sys.stdin.buffer.read(MAX_ANSWER_BYTES * 6 + 1)
-    value = parse_json(text)
+    value = batch.parse_json(text)
     item = ask_broker(bundle, {"op": "approve.show", "id": id})
     check_read(item, whole)
     issues = answer_issues(item.get("schema"), value)
     if issues:
-        raise fail("E_USAGE", f"the answer does not fit: {'; '.join(issues)}", suggestion=f"See gdn approve show {id}.")
+        raise errors.fail(
+            "E_USAGE", f"the answer does not fit: {'; '.join(issues)}", suggestion=f"See gdn approve show {id}."
+        )
     _decide(bundle, {"id": id, "decision": "answer", "answer": encoded_answer(value)})
 
 
@@ -328,7 +326,7 @@ def check_read(item: dict[str, Any], whole: str) -> None:
     given = whole.removeprefix("sha256:")
     if is_long(item) and (len(given) < WHOLE_DIGITS or not whole_digest(item).startswith(given)):
         hint = f"Read `gdn approve show {item['code']}`. Its last line has the digest for --whole."
-        raise fail("E_USAGE", "this item is longer than what was shown of it at first", suggestion=hint)
+        raise errors.fail("E_USAGE", "this item is longer than what was shown of it at first", suggestion=hint)
 
 
 def answer_issues(schema: Any, value: Any) -> list[str]:
@@ -345,15 +343,15 @@ def answer_issues(schema: Any, value: Any) -> list[str]:
 
 def encoded_answer(value: Any) -> Raw:
     """An answer in the form that goes to the broker. Raises GoondanError E_USAGE."""
-    raw = to_raw(value)
+    raw = codec.to_raw(value)
     if len(memoryview(raw)) > MAX_ANSWER_BYTES:
-        raise fail("E_USAGE", f"an answer has at most {MAX_ANSWER_BYTES} bytes")
+        raise errors.fail("E_USAGE", f"an answer has at most {MAX_ANSWER_BYTES} bytes")
     return raw
 
 
 def _decide(bundle: str | None, decision: dict[str, Any]) -> None:
     told = ask_broker(bundle, {"op": "approve.answer", **decision})
-    emit(told, [f"{told['code']} is {told['state']}"])
+    output.emit(told, [f"{told['code']} is {told['state']}"])
 
 
 COMMANDS: Final[Mapping[str, click.Command]] = {"approve": approve}

@@ -24,9 +24,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from goondan.schemas.bundle.json_values import same_json
-from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire import codec, frames
 from goondan.schemas.wire.errors import ASK, ErrorCode, add_codes
-from goondan.schemas.wire.frames import NO_PAYLOAD, OptionalRaw
 
 #: The name of the feature, and of its part of an agent's specification: the policies of the agent.
 FEATURE: Final = "approvals"
@@ -140,7 +139,7 @@ _RUN: Final = Decision("allow")
 def policies_of(parts: Mapping[str, Raw]) -> list[Policy]:
     """The policies among the parts of an agent's specification; [] without any. Raises GoondanError E_FRAME_INVALID."""
     found = parts.get(FEATURE)
-    return [] if found is None else from_raw(found, list[Policy])
+    return [] if found is None else codec.from_raw(found, list[Policy])
 
 
 # --- deciding -------------------------------------------------------------------------------------------------------
@@ -373,11 +372,11 @@ class ApprovalAsk(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     #: A call that waits for approval, or a question.
     kind: Kind = "approval"
     #: The arguments of the call: a JSON object.
-    args: Raw = NO_PAYLOAD
+    args: Raw = frames.NO_PAYLOAD
     #: Of a question: its text.
     message: str | None = None
     #: Of a question: the JSON Schema of its answer.
-    schema: OptionalRaw = None
+    schema: frames.OptionalRaw = None
     #: Of a question: how long it waits (seconds). None: as long as an approval waits.
     expires_s: float | None = None
     #: Of a question: nobody wants the answer any more, and the item is withdrawn.
@@ -395,7 +394,7 @@ class ApprovalState(Struct, frozen=True, rename="camel", omit_defaults=True, kw_
     #: With `denied`: why.
     reason: str | None = None
     #: With `answered`: the answer.
-    answer: OptionalRaw = None
+    answer: frames.OptionalRaw = None
     #: With `denied`: no person has decided, because the time was over.
     expired: bool = False
 
@@ -498,7 +497,7 @@ class ApprovalDecision(Struct, frozen=True, rename="camel", omit_defaults=True, 
     #: What the person says about it.
     reason: str | None = None
     #: With `answer`: a JSON value.
-    answer: OptionalRaw = None
+    answer: frames.OptionalRaw = None
 
 
 def code_of(agent: str, instance_key: str, call_id: str) -> str:

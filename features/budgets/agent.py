@@ -23,9 +23,7 @@ import msgspec
 
 from goondan.agentproc.calls.caller import OpenCalls
 from goondan.agentproc.extensions.points.results import tool_error_of
-from goondan.agentproc.machine.catalog import Allowed
-from goondan.agentproc.machine.estimate import FIRST_SURELY
-from goondan.agentproc.machine.messages import error_result
+from goondan.agentproc.machine import catalog, estimate, messages
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, limited_output, output_limit
 from goondan.agentproc.turn.parts import AgentFeature, Ask, Call, Done, OnNews, Start, TurnCore, TurnPart
 from goondan.features.budgets.wire import FEATURE as NAME
@@ -126,7 +124,7 @@ class TurnBudget(OpenCalls, TurnPart):
         """Count a call that runs in this process, before it starts. A call that was counted under this id before is
         the same call and is not counted twice. The broker counts those that go to a tool host.
         """
-        if not call.here or not isinstance(self._turn.calls.catalog.check(call.tool, call.args), Allowed):
+        if not call.here or not isinstance(self._turn.calls.catalog.check(call.tool, call.args), catalog.Allowed):
             start(call, done)
             return
         tool_call_id, call_id = call.id, f"{self._turn.turn_id}/{call.id}"
@@ -137,7 +135,7 @@ class TurnBudget(OpenCalls, TurnPart):
             except GoondanError as error:
                 self.open.pop(tool_call_id, None)
                 if error.info.code != "E_LEASE_LOST":  # else it is somebody else's call now
-                    done(error_result(tool_error_of(error, "E_BUDGET_SPENT")))
+                    done(messages.error_result(tool_error_of(error, "E_BUDGET_SPENT")))
             else:
                 self.open.pop(tool_call_id, None)
                 start(call, done)
@@ -183,8 +181,8 @@ def _came_to(name: str, request: ModelRequest, answer: ModelAnswer, size: int) -
     wrote = encode_value([answer.text, answer.reasoning, [(call.name, call.args) for call in answer.calls]])
     return BudgetSettle(
         name,
-        input_tokens=_count(max(usage.input_tokens, int(size * FIRST_SURELY))),
-        output_tokens=_count(max(usage.output_tokens, int(len(wrote) * FIRST_SURELY))),
+        input_tokens=_count(max(usage.input_tokens, int(size * estimate.FIRST_SURELY))),
+        output_tokens=_count(max(usage.output_tokens, int(len(wrote) * estimate.FIRST_SURELY))),
         cached_tokens=_count(usage.cached_tokens),
         cache_write_tokens=_count(usage.cache_write_tokens),
         model=request.model.document,

@@ -11,9 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from goondan.features.budgets.wire import FEATURE, BudgetLimits
-from goondan.kernel.bundle.rules.checked import CheckedAgent
-from goondan.kernel.bundle.rules.problems import Report
-from goondan.kernel.bundle.rules.shape import Document
+from goondan.kernel.bundle.rules import checked, problems, shape
 from goondan.schemas.bundle.launch import ExtensionSpec, ModelSpec, is_bundled
 
 
@@ -27,7 +25,7 @@ class BudgetExtension:
         """None: the schema has all that there is to one config."""
         return []
 
-    def check(self, agents: Sequence[CheckedAgent], report: Report) -> None:
+    def check(self, agents: Sequence[checked.CheckedAgent], report: problems.Report) -> None:
         """Report what cannot be counted."""
         check_budgets(agents, report)
 
@@ -55,7 +53,7 @@ def limits_in(extensions: Sequence[ExtensionSpec]) -> BudgetLimits | None:
     return None
 
 
-def check_budgets(agents: Sequence[CheckedAgent], report: Report) -> None:
+def check_budgets(agents: Sequence[checked.CheckedAgent], report: problems.Report) -> None:
     """Report an agent with two budgets, and models whose price nobody knows where money is limited: what one agent asks
     of another is charged to both, so that is every model of the swarm.
     """
@@ -87,7 +85,7 @@ def check_budgets(agents: Sequence[CheckedAgent], report: Report) -> None:
                 told.add(document.resource)
 
 
-def _models(agent: CheckedAgent) -> Iterator[tuple[ModelSpec, Document]]:
+def _models(agent: checked.CheckedAgent) -> Iterator[tuple[ModelSpec, shape.Document]]:
     """Every model that an agent may ask, with its document."""
     if agent.model is not None and agent.model_document is not None:
         yield agent.model, agent.model_document

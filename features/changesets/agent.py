@@ -19,9 +19,8 @@ from goondan.agentproc.calls.caller import AgentLink
 from goondan.agentproc.extensions.local_calls import current_call
 from goondan.agentproc.turn.parts import AgentFeature
 from goondan.features.changesets import wire
+from goondan.schemas.wire import errors, frames
 from goondan.schemas.wire.codec import from_raw, replace_surrogates, to_raw
-from goondan.schemas.wire.errors import fail
-from goondan.schemas.wire.frames import Frame
 
 #: How long to wait for an answer (milliseconds). Changesets are handled one after another. Each takes a part of a
 #: second, or some seconds in a large repository.
@@ -61,7 +60,7 @@ class BundleChanges:
     async def open(self, reason: str) -> dict[str, Any]:
         """Make a new worktree. Raises GoondanError E_CHANGESET_IO, E_LEASE_LOST, E_FORBIDDEN."""
         payload = to_raw(wire.OpenChangeset(replace_surrogates(reason[: wire.MAX_REASON])))
-        reply = await self._ask(Frame("changeset.open", payload=payload))
+        reply = await self._ask(frames.Frame("changeset.open", payload=payload))
         opened = from_raw(reply.payload, wire.OpenedChangeset)
         await self._mounted(opened.workdir, {"changesetId": opened.changeset_id})
         return _plain(opened)
@@ -71,10 +70,10 @@ class BundleChanges:
         asked = wire.CommitChangeset(
             replace_surrogates(changeset_id[:_MAX_ID]), replace_surrogates(message[: wire.MAX_MESSAGE])
         )
-        reply = await self._ask(Frame("changeset.commit", payload=to_raw(asked)))
+        reply = await self._ask(frames.Frame("changeset.commit", payload=to_raw(asked)))
         return _plain(from_raw(reply.payload, wire.CommittedChangeset))
 
-    async def _ask(self, frame: Frame) -> Frame:
+    async def _ask(self, frame: frames.Frame) -> frames.Frame:
         call = current_call.get()
         if call:
             self._asked[call] += 1
@@ -111,7 +110,7 @@ class SwarmBundleApi:
         fields = _fields(input)
         changeset_id = _text(fields, "changesetId")
         if not changeset_id:
-            raise fail("E_USAGE", "commit_changeset needs the changesetId that open_changeset gave")
+            raise errors.fail("E_USAGE", "commit_changeset needs the changesetId that open_changeset gave")
         return await self._changes.commit(changeset_id, _text(fields, "message"))
 
 
@@ -119,7 +118,7 @@ def _fields(given: Any) -> Mapping[str, Any]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise fail("E_USAGE", f"a changeset is asked for with an object, not {type(given).__name__}")
+        raise errors.fail("E_USAGE", f"a changeset is asked for with an object, not {type(given).__name__}")
     return given
 
 
@@ -128,7 +127,7 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise fail("E_USAGE", f"{name} of a changeset is a text, not {type(value).__name__}")
+        raise errors.fail("E_USAGE", f"{name} of a changeset is a text, not {type(value).__name__}")
     return value
 
 

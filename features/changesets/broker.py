@@ -24,8 +24,7 @@ from goondan.kernel.broker.state.bus import RETURN_S, Bus, Core, overloaded
 from goondan.kernel.broker.state.entities import AGENTS, Connection
 from goondan.kernel.broker.state.parts import LISTS_BYTES, Part, Take
 from goondan.schemas.bundle.address import is_name
-from goondan.schemas.wire.codec import DECODE_ERRORS, from_raw, to_raw
-from goondan.schemas.wire.control import ForFeature
+from goondan.schemas.wire import codec, control
 from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import OPERATOR_AGENT, Frame, Hello
 
@@ -82,8 +81,8 @@ class Changesets(Part):
             agent=instance.agent,
             instance_key=instance.key,
             event_id=instance.leased.id,
-            open=from_raw(frame.payload, wire.OpenChangeset) if opens else None,
-            commit=None if opens else from_raw(frame.payload, wire.CommitChangeset),
+            open=codec.from_raw(frame.payload, wire.OpenChangeset) if opens else None,
+            commit=None if opens else codec.from_raw(frame.payload, wire.CommitChangeset),
         )
         known = self._waiting.get(wish.request)
         if known is not None:
@@ -103,11 +102,11 @@ class Changesets(Part):
 
     # --- the supervisor's word
 
-    def heard(self, message: ForFeature, now: float) -> None:
+    def heard(self, message: control.ForFeature, now: float) -> None:
         """A message of the supervisor's half."""
         try:
             told = wire.decode_to_broker(message.payload)
-        except DECODE_ERRORS as error:
+        except codec.DECODE_ERRORS as error:
             raise fail("E_FRAME_INVALID", f"no message about changesets: {error}") from None
         if isinstance(told, wire.ChangesetsHeld):
             self._held = {one.changeset_id: one.event_id for one in told.held}
@@ -155,7 +154,7 @@ class Changesets(Part):
             self._tell(wire.ChangesetsOver(over))
 
     def _tell(self, message: wire.ToSupervisor) -> None:
-        self._bus.tell_supervisor(ForFeature(wire.FEATURE, to_raw(message)))
+        self._bus.tell_supervisor(control.ForFeature(wire.FEATURE, codec.to_raw(message)))
 
 
 def _join(known: Question, connection: Connection, frame: Frame) -> None:

@@ -14,8 +14,7 @@ import msgspec
 from goondan.features.changesets.bundle.recovery import Record, locked
 from goondan.features.changesets.process.engine import Engine, not_committed
 from goondan.features.changesets.wire import FEATURE, CommittedChangeset
-from goondan.kernel.cli import options
-from goondan.kernel.cli.output import emit, printable
+from goondan.kernel.cli import options, output
 from goondan.kernel.cli.rules.plain import one_line
 from goondan.kernel.cli.state import locate
 from goondan.kernel.supervisor.options import Options
@@ -38,7 +37,7 @@ def list_(bundle: str | None) -> None:
     """List the open changesets and those that were committed, the latest first."""
     records = _engine(bundle).records.all()
     document = {"changesets": [_plain(record) for record in records]}
-    emit(document, [_line(record) for record in records] or ["there are no changesets"])
+    output.emit(document, [_line(record) for record in records] or ["there are no changesets"])
 
 
 @changeset.command()
@@ -51,7 +50,7 @@ def diff(changeset_id: str, bundle: str | None) -> None:
     patch = engine.difference(changeset_id).decode("utf-8", "replace")
     record = engine.records.get(changeset_id)
     document = {**({} if record is None else _plain(record)), "diff": patch}
-    emit(document, [printable(line) for line in patch.splitlines()] or [""])
+    output.emit(document, [output.printable(line) for line in patch.splitlines()] or [""])
 
 
 @changeset.command()
@@ -64,7 +63,7 @@ def revert(changeset_id: str, bundle: str | None) -> None:
     if done.error is not None:
         raise fail(done.error.code, done.error.message)
     text = f"took changeset {changeset_id} back: {(done.new_ref or '').removeprefix('git:')[:12]}"
-    emit(msgspec.to_builtins(done), [text])
+    output.emit(msgspec.to_builtins(done), [text])
 
 
 def _revert(bundle: str | None, changeset_id: str) -> CommittedChangeset:

@@ -9,8 +9,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
-from goondan.schemas.wire.errors import ErrorCode, add_codes
-from goondan.schemas.wire.frames import OptionalRaw
+from goondan.schemas.wire import errors, frames
 
 #: The bundled extension, and the full name of the tool that it brings.
 EXTENSION: Final = "code-mode"
@@ -37,7 +36,7 @@ class InnerResult(Struct, frozen=True, omit_defaults=True):
     #: `pending`: the work goes on after this result.
     status: Literal["ok", "pending"]
     #: With `ok`: the tool's output.
-    output: OptionalRaw = None
+    output: frames.OptionalRaw = None
     #: With `pending`: the name of the work that goes on.
     handle: str | None = None
 
@@ -73,10 +72,10 @@ class FoundTools(Struct, frozen=True):
     total: int
 
 
-ERRORS: Final = add_codes(
+ERRORS: Final = errors.add_codes(
     {
-        "E_SCRIPT_FAILED": ErrorCode("Mend the script; mind what it has done.", of_tools=True),
-        "E_SCRIPT_LANGUAGE": ErrorCode("Write the script in Python.", of_tools=True),
+        "E_SCRIPT_FAILED": errors.ErrorCode("Mend the script; mind what it has done.", of_tools=True),
+        "E_SCRIPT_LANGUAGE": errors.ErrorCode("Write the script in Python.", of_tools=True),
     }
 )
 

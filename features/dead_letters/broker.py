@@ -21,10 +21,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from goondan.kernel.broker.state import records
+from goondan.kernel.broker.state import ledger, records
 from goondan.kernel.broker.state.bus import MAX_ID, REQUEUED_SUFFIX, Bus, Core, overloaded
 from goondan.kernel.broker.state.entities import Connection, Event
-from goondan.kernel.broker.state.ledger import content_of
 from goondan.kernel.broker.state.parts import Op, Part, fitting
 from goondan.kernel.broker.state.records import Accepted, Finished, Item
 from goondan.schemas.wire.errors import error_payload, fail
@@ -109,7 +108,7 @@ class DeadLetters(Part):
             new_id(event.id),
             self._bus.instance(event.instance.agent, event.instance.key, self._bus.now),
             sender=event.sender,
-            content_here=msgspec.structs.replace(content_of(accepted), reply_to=None, chain=None),
+            content_here=msgspec.structs.replace(ledger.content_of(accepted), reply_to=None, chain=None),
             source=accepted.source,
             blob=accepted.blob,
             files=accepted.files,

@@ -21,8 +21,7 @@ from goondan.agentproc.machine.turn import End
 from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.parts import AgentFeature, AnswerEvent
 from goondan.features.edits.wire import UNDO_REFUSED
-from goondan.schemas.wire import frames
-from goondan.schemas.wire.codec import to_raw
+from goondan.schemas.wire import codec, frames
 from goondan.schemas.wire.errors import GoondanError, cut_message, fail
 
 #: The longest text of a removed message that the answer repeats (characters).
@@ -93,7 +92,7 @@ def perform(instance: Instance, frame: frames.Frame, edit: Edit) -> frames.Frame
                 status="completed",
                 steps=0,
                 finish_reason="stop",
-                output=frames.ToolResult(status="ok", output=to_raw(done)),
+                output=frames.ToolResult(status="ok", output=codec.to_raw(done)),
             )
         for position, event in enumerate(events):
             store.append(name, position, event)

@@ -14,8 +14,7 @@ from typing import Final
 import click
 import msgspec
 
-from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import attach_or_start
+from goondan.kernel.cli import attach, options
 from goondan.kernel.cli.commands.instances import begun, delete_instance
 from goondan.kernel.cli.console.conversation import Conversation, messages_text
 from goondan.kernel.cli.output import can_ask, confirmed, emit
@@ -99,5 +98,5 @@ def _perform(
 ) -> ConversationEdited:
     """Have the agent change its conversation. Raises GoondanError E_INSTANCE_NOT_FOUND for one that nobody began."""
     place, _ = begun(agent, key, bundle)
-    with attach_or_start(place, ()) as kernel:
+    with attach.attach_or_start(place, ()) as kernel:
         return over_session(kernel, lambda session: change(Conversation(session, place.state_dir, agent, key)))

@@ -17,17 +17,14 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest
-from goondan.agentproc.providers.faults import Fault, is_low, rate_limits
+from goondan.agentproc.providers import base, faults
 from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.parts import AgentFeature, Ask, OnNews, TakeFrame, TurnCore, TurnPart
 from goondan.features.gates import wire
 from goondan.features.gates.wire import FEATURE as FEATURE_NAME
 from goondan.schemas.bundle.launch import AgentSpec, ModelSpec
-from goondan.schemas.models.model_providers import BY_NAME
-from goondan.schemas.models.server_answers import MAX_NAMED
-from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.models import model_providers, server_answers
+from goondan.schemas.wire import codec, errors
 from goondan.schemas.wire.frames import Frame, Welcome
 
 #: Bytes of a request for one token that the model reads, about.
@@ -64,7 +61,7 @@ class ModelGates(AgentFeature):
 
     def applies(self, spec: AgentSpec, event: Frame) -> bool:
         """Whether the agent asks a server: a provider without one needs no gate."""
-        return any(model.provider in BY_NAME for model in spec.models)
+        return any(model.provider in model_providers.BY_NAME for model in spec.models)
 
     def begin(self, turn: TurnCore) -> TurnPart:
         """See AgentFeature."""
@@ -80,7 +77,7 @@ class ModelGates(AgentFeature):
 
     def changed(self, frame: Frame) -> None:
         """`model.gate`. Raises GoondanError E_FRAME_INVALID."""
-        said = from_raw(frame.payload, wire.GateChanged)
+        said = codec.from_raw(frame.payload, wire.GateChanged)
         if not said.limited:
             self.opened(said.model)
             return
@@ -91,7 +88,7 @@ class ModelGates(AgentFeature):
 
     def placed(self, frame: Frame) -> None:
         """`model.line`. Raises GoondanError E_FRAME_INVALID."""
-        said = from_raw(frame.payload, wire.PlaceInLine)
+        said = codec.from_raw(frame.payload, wire.PlaceInLine)
         request = self.waiting.get(said.id)
         if request is not None:
             request.on_place(said.before, said.held_ms)
@@ -114,9 +111,9 @@ class TurnGates(TurnPart):
         self._epoch = epoch
         self._on_place = on_place
 
-    async def model(self, request: ModelRequest, on_news: OnNews, ask: Ask) -> ModelAnswer:
+    async def model(self, request: base.ModelRequest, on_news: OnNews, ask: Ask) -> base.ModelAnswer:
         """Give each request its way out."""
-        if request.model.provider in BY_NAME:
+        if request.model.provider in model_providers.BY_NAME:
             request = structs.replace(request, permit=self.request(request.model))
         return await ask(request, on_news)
 
@@ -142,7 +139,7 @@ class GatedRequest:
         #: Whether the broker knows that it is out.
         self.known = False
         self._gates = gates
-        self._patience_ms = min(round(model.retry.busy_s * 1000), MAX_NAMED)
+        self._patience_ms = min(round(model.retry.busy_s * 1000), server_answers.MAX_NAMED)
         self._event_id = event_id
         self._epoch = epoch
         self._id = os.urandom(8).hex()
@@ -150,7 +147,7 @@ class GatedRequest:
         self._asked_at: float | None = None
         self._out_at = 0.0
 
-    async def enter(self, size: int, on_news: Callable[[ModelNews], None]) -> None:
+    async def enter(self, size: int, on_news: Callable[[base.ModelNews], None]) -> None:
         """Wait until the request may go out. `size` is that of its body (bytes). Raises Fault when the server has
         refused everybody for too long, and GoondanError for any other refusal of the broker.
         """
@@ -160,7 +157,7 @@ class GatedRequest:
         self._out_at = gates.clock()
         gates.out[self._id] = self
 
-    async def _ask(self, size: int, on_news: Callable[[ModelNews], None]) -> None:
+    async def _ask(self, size: int, on_news: Callable[[base.ModelNews], None]) -> None:
         gates = self._gates
         on_news("queued")
         now = gates.clock()
@@ -168,7 +165,7 @@ class GatedRequest:
         ask = wire.PermitAsk(
             self._id,
             self.model,
-            min(size // BYTES_PER_TOKEN, MAX_NAMED),
+            min(size // BYTES_PER_TOKEN, server_answers.MAX_NAMED),
             round(self._asked_at * 1000),
             self._patience_ms,
             self._refused,
@@ -177,10 +174,10 @@ class GatedRequest:
         gates.waiting[self._id] = self
         future = gates.instance.link.post(frame)
         try:
-            granted = from_raw((await future).payload, wire.PermitGranted)
-        except GoondanError as error:
+            granted = codec.from_raw((await future).payload, wire.PermitGranted)
+        except errors.GoondanError as error:
             if error.info.code == "E_MODEL_FAILED":
-                raise Fault("final", error.info.message) from None
+                raise faults.Fault("final", error.info.message) from None
             raise
         except asyncio.CancelledError:
             gates.instance.link.forget(frame.id)
@@ -200,20 +197,20 @@ class GatedRequest:
     def refused(self, wait_s: float | None) -> None:
         """The server has refused the request because too much is asked of it. `wait_s` is the wait that it asks for."""
         self._gates.out.pop(self._id, None)
-        self._refused = wire.Refused(None if wait_s is None else min(round(wait_s * 1000), MAX_NAMED))
+        self._refused = wire.Refused(None if wait_s is None else min(round(wait_s * 1000), server_answers.MAX_NAMED))
 
     def over(self, headers: dict[str, str] | None, *, accepted: bool, tokens: int | None = None) -> None:
         """The request is over. `headers` are those of its last answer. `accepted`: the server has answered it."""
         if self._gates.out.pop(self._id, None) is None:
             return
-        limits = None if headers is None else rate_limits(headers, time.time())
-        if self.known or (limits is not None and headers is not None and is_low(headers)):
+        limits = None if headers is None else faults.rate_limits(headers, time.time())
+        if self.known or (limits is not None and headers is not None and faults.is_low(headers)):
             self._tell_over(wire.PermitOver(self._id, self.model, accepted, tokens, limits))
 
     def held(self) -> wire.HeldPermit:
         """The request, for the broker."""
         out_ms = round((self._gates.clock() - self._out_at) * 1000)
-        return wire.HeldPermit(self._id, self.model, max(0, min(out_ms, MAX_NAMED)))
+        return wire.HeldPermit(self._id, self.model, max(0, min(out_ms, server_answers.MAX_NAMED)))
 
     def tell_out(self) -> None:
         """Tell the broker that the request is out."""
@@ -223,7 +220,7 @@ class GatedRequest:
         self._gates.instance.link.send(self._frame("model.over", said or wire.PermitOver(self._id, self.model)))
 
     def _frame(self, kind: str, payload: wire.PermitAsk | wire.PermitOver | wire.HeldPermit) -> Frame:
-        return Frame(kind, event_id=self._event_id, epoch=self._epoch, payload=to_raw(payload))
+        return Frame(kind, event_id=self._event_id, epoch=self._epoch, payload=codec.to_raw(payload))
 
 
 FEATURE: Final = ModelGates

@@ -18,13 +18,11 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.agentproc.turn.configuration import InForce
+from goondan.agentproc.turn import configuration, parts
 from goondan.agentproc.turn.instance import Instance
-from goondan.agentproc.turn.parts import AgentFeature
 from goondan.features.live_config.wire import LIMIT, MAX_PROPOSAL_BYTES, ConfigOutcome, ConfigProposal
-from goondan.schemas.wire.codec import from_raw, to_raw
+from goondan.schemas.wire import codec, frames
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
-from goondan.schemas.wire.frames import ErrorPayload, Frame
 
 #: When an accepted patch takes effect, as the proposer is told.
 EFFECTIVE_FROM: Final = "next-step"
@@ -35,14 +33,14 @@ _KEYS: Final = frozenset(("patches", "reason", "scope", "revision"))
 _MAX_REGISTERED: Final = 64
 
 
-class LiveConfig(AgentFeature):
+class LiveConfig(parts.AgentFeature):
     """`api.live_config` in the process of an agent instance. No turn has a part of it."""
 
     name = "live_config"
 
     def __init__(self, instance: Instance) -> None:
         super().__init__(instance)
-        self._step: tuple[str, InForce] | None = None
+        self._step: tuple[str, configuration.InForce] | None = None
         self._proposed: Counter[str] = Counter()  # in this step, by extensions
 
     @property
@@ -108,17 +106,17 @@ class LiveConfigApi:
                 message = "a patch may not hold a token"
                 return _rejected(patch_id, error_payload("E_CONFIG_INVALID_VALUE", message, suggestion=_NO_SECRETS))
             mentioned = [name for name in instance.tools.names if name in named]
-            payload = to_raw(msgspec.structs.replace(made, registered=mentioned[:_MAX_REGISTERED]))
+            payload = codec.to_raw(msgspec.structs.replace(made, registered=mentioned[:_MAX_REGISTERED]))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:  # with what msgspec finds wrong
             patch_id = patch_id or self._feature.new_id(extension, b"")
             return _rejected(patch_id, error_payload("E_CONFIG_INVALID_VALUE", f"no patch: {error}"))
         if len(memoryview(payload)) > MAX_PROPOSAL_BYTES:
             message = f"a proposal of {len(memoryview(payload))} bytes, limit {MAX_PROPOSAL_BYTES}"
             return _rejected(patch_id, error_payload(LIMIT, message))
-        frame = Frame("config.propose", payload=payload)
+        frame = frames.Frame("config.propose", payload=payload)
         future = instance.link.post(frame)
         try:
-            outcome = from_raw((await future).payload, ConfigOutcome)
+            outcome = codec.from_raw((await future).payload, ConfigOutcome)
         except GoondanError as error:
             if error.info.code == "E_LINK_CLOSED":
                 raise
@@ -136,6 +134,6 @@ _OUTCOME: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 
-def _rejected(patch_id: str, error: ErrorPayload) -> dict[str, Any]:
+def _rejected(patch_id: str, error: frames.ErrorPayload) -> dict[str, Any]:
     told = {"code": error.code, "message": error.message, "suggestion": error.suggestion}
     return {**_OUTCOME, "status": "rejected", "patchId": patch_id, "error": told}

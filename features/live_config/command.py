@@ -18,8 +18,7 @@ from goondan.kernel.cli.operator_question import ask_broker
 from goondan.kernel.cli.output import emit, error_lines, pretty_lines, wants_json, write
 from goondan.kernel.cli.rules.plain import one_line
 from goondan.schemas.text.times import rfc3339_seconds
-from goondan.schemas.wire.errors import fail
-from goondan.schemas.wire.frames import ErrorPayload
+from goondan.schemas.wire import errors, frames
 
 #: The most of a name, a reason or a value that is shown (characters). All are text from outside.
 _MAX_SHOWN: Final = 160
@@ -98,7 +97,7 @@ def propose(
     if accepted or wants_json():
         emit(answer, [f"{answer['patchId']} is in force from the next step on (revision {answer['revision']})"])
     else:
-        write(*error_lines(msgspec.convert(answer["error"], ErrorPayload)), stream=sys.stderr)
+        write(*error_lines(msgspec.convert(answer["error"], frames.ErrorPayload)), stream=sys.stderr)
     return 0 if accepted else 1
 
 
@@ -147,9 +146,9 @@ def _read(text: str) -> Any:
     try:
         patch = msgspec.json.decode(text.encode())
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
-        raise fail("E_USAGE", f"the patch is no JSON: {error}") from None
+        raise errors.fail("E_USAGE", f"the patch is no JSON: {error}") from None
     if not isinstance(patch, list):
-        raise fail("E_USAGE", "a patch is a JSON list of {op, path, value}")
+        raise errors.fail("E_USAGE", "a patch is a JSON list of {op, path, value}")
     return patch
 
 

@@ -18,11 +18,9 @@ from msgspec import Struct
 
 from goondan.agentproc.calls.asks import Asked
 from goondan.agentproc.turn.parts import AgentFeature, TurnCore, TurnPart
-from goondan.schemas.bundle.address import SEPARATOR
-from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec
+from goondan.schemas.bundle import address, launch
+from goondan.schemas.wire import frames, questions
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
-from goondan.schemas.wire.frames import Frame
-from goondan.schemas.wire.questions import SAMPLE
 
 #: What `grants` has to name.
 _GRANT: Final = "sampling"
@@ -50,12 +48,12 @@ class Sampling(TurnPart):
     def __init__(self, turn: TurnCore) -> None:
         self._turn = turn
         self._open: set[asyncio.Task[None]] = set()
-        self.asks = {SAMPLE: self.take}
+        self.asks = {questions.SAMPLE: self.take}
 
     def take(self, asked: Asked) -> None:
         """A server asks. Raises GoondanError E_FORBIDDEN, E_FRAME_INVALID, E_MCP_INPUT."""
         instance = self._turn.instance
-        server = (instance.caller.tool_of(asked.call_id) or "").partition(SEPARATOR)[0]
+        server = (instance.caller.tool_of(asked.call_id) or "").partition(address.SEPARATOR)[0]
         if not is_granted(server, instance.spec.extensions):
             raise fail("E_FORBIDDEN", f"the MCP server {server!r} was not granted {_GRANT!r}")
         request: SamplingRequest = asked.read(SamplingRequest)
@@ -88,7 +86,7 @@ class Sampling(TurnPart):
             )
 
 
-def is_granted(server: str, extensions: Iterable[ExtensionSpec]) -> bool:
+def is_granted(server: str, extensions: Iterable[launch.ExtensionSpec]) -> bool:
     """Whether the config of the server's extension grants it to ask the model."""
     return any(one.server == server and _GRANT in one.config.get("grants", ()) for one in extensions if one.server)
 
@@ -119,7 +117,7 @@ class OfServers(AgentFeature):
 
     name = "mcp"
 
-    def applies(self, spec: AgentSpec, event: Frame) -> bool:
+    def applies(self, spec: launch.AgentSpec, event: frames.Frame) -> bool:
         """Whether the agent has servers."""
         return bool(spec.servers)
 

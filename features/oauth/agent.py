@@ -19,9 +19,7 @@ from goondan.agentproc.start.log import KnownSecrets
 from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.parts import AgentFeature, TakeFrame
 from goondan.features.oauth.wire import GRANTED_EVENT, REF_PREFIX, Granted, TokenReady, TokenRequest
-from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import Frame
+from goondan.schemas.wire import codec, errors, frames
 
 #: How long the kernel may take to answer (seconds). It is longer than the kernel's own limit, so the kernel's error
 #: comes first.
@@ -63,24 +61,24 @@ class AccessTokens:
 
     async def get(self, request: TokenRequest) -> dict[str, Any]:
         """The answer in the form of the specification. Raises GoondanError."""
-        frame = Frame("oauth.token", payload=to_raw(request))
+        frame = frames.Frame("oauth.token", payload=codec.to_raw(request))
         waiting = self._link.post(frame)
         try:
             async with asyncio.timeout(ANSWER_S):
                 reply = await waiting
         except TimeoutError:
-            raise fail("E_OAUTH_UNAVAILABLE", f"no answer within {ANSWER_S:g} s") from None
+            raise errors.fail("E_OAUTH_UNAVAILABLE", f"no answer within {ANSWER_S:g} s") from None
         finally:
             if not waiting.done() or waiting.cancelled():
                 self._link.forget(frame.id)
-        answer = from_raw(reply.payload, dict)
+        answer = codec.from_raw(reply.payload, dict)
         if answer.get("status") == "ready":
-            self._secrets.add(from_raw(reply.payload, TokenReady).access_token)
+            self._secrets.add(codec.from_raw(reply.payload, TokenReady).access_token)
         return answer
 
-    def granted(self, frame: Frame) -> None:
+    def granted(self, frame: frames.Frame) -> None:
         """Handle `oauth.granted`: a person has agreed. Raises GoondanError E_FRAME_INVALID."""
-        news = from_raw(frame.payload, Granted)
+        news = codec.from_raw(frame.payload, Granted)
         told = {"oauthAppRef": news.oauth_app_ref, "subject": news.subject, "scopes": news.scopes}
         self._events.emit(GRANTED_EVENT, told, emitter="the kernel")
 
@@ -136,5 +134,5 @@ def _app_of(ref: Any) -> str:
     return name
 
 
-def _wrong(what: str) -> GoondanError:
-    return fail("E_USAGE", f"api.oauth.get_access_token {what}", suggestion="See docs/oauth.md.")
+def _wrong(what: str) -> errors.GoondanError:
+    return errors.fail("E_USAGE", f"api.oauth.get_access_token {what}", suggestion="See docs/oauth.md.")

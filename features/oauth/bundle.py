@@ -13,9 +13,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta
 
 from goondan.features.oauth.wire import OAuthAppSpec, is_scope
-from goondan.kernel.bundle.rules.problems import Path, Report
-from goondan.kernel.bundle.rules.shape import Document
-from goondan.kernel.bundle.rules.variables import check_value, variables_of
+from goondan.kernel.bundle.rules import problems, shape, variables
 from goondan.kernel.grants.powers import Power, TokenServer
 from goondan.schemas.bundle.resources import API_V1ALPHA1, Metadata, Strict, Text, ValueLike, ValueSource
 from goondan.schemas.models.origins import is_open, origin_of
@@ -82,10 +80,10 @@ class OAuthAppKind:
         ("spec", "clientSecret"): "client",
     }
 
-    def check(self, document: Document, body: OAuthAppBody, report: Report, *, whole: bool) -> None:
+    def check(self, document: shape.Document, body: OAuthAppBody, report: problems.Report, *, whole: bool) -> None:
         """Report what is wrong with a document."""
-        check_value(document, body.client_id, ("spec", "clientId"), report)
-        check_value(document, body.client_secret, ("spec", "clientSecret"), report)
+        variables.check_value(document, body.client_id, ("spec", "clientId"), report)
+        variables.check_value(document, body.client_secret, ("spec", "clientSecret"), report)
         if whole:
             check_oauth_app(document, body, report)
 
@@ -93,9 +91,9 @@ class OAuthAppKind:
         """The client, with its secret."""
         return resolve_oauth_app(name, body, env)
 
-    def powers(self, document: Document, body: OAuthAppBody) -> Iterable[Power]:
+    def powers(self, document: shape.Document, body: OAuthAppBody) -> Iterable[Power]:
         """Who asks people to sign in, and gets the client's secret."""
-        named = variables_of(document.node, self.name, "")
+        named = variables.variables_of(document.node, self.name, "")
         keys = sorted({name for name, use in named if use == "client"}) or [""]
         urls = (
             body.issuer,
@@ -112,7 +110,7 @@ class OAuthAppKind:
 KIND: Final = OAuthAppKind()
 
 
-def check_oauth_app(document: Document, body: OAuthAppBody, report: Report) -> None:
+def check_oauth_app(document: shape.Document, body: OAuthAppBody, report: problems.Report) -> None:
     """Report what is wrong with an OAuthApp."""
     for field, name in _URLS.items():
         url = getattr(body, name)
@@ -135,7 +133,7 @@ def check_oauth_app(document: Document, body: OAuthAppBody, report: Report) -> N
         )
     for index, scope in enumerate(body.scopes):
         if scope and not is_scope(scope):
-            at: Path = ("spec", "scopes", index)
+            at: problems.Path = ("spec", "scopes", index)
             message = (
                 f"{document.text(*at)} is no scope: it has blanks, quotes, backslashes or other letters than ASCII"
             )

@@ -15,9 +15,7 @@ from typing import Any, Final
 
 import click
 
-from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import attach_or_start
-from goondan.kernel.cli.output import emit, write
+from goondan.kernel.cli import attach, options, output
 from goondan.kernel.cli.session import Interrupts, Session, over_session
 from goondan.kernel.cli.state import locate
 from goondan.schemas.wire.errors import fail
@@ -60,7 +58,7 @@ def login(
 
     async def ask(session: Session) -> dict[str, Any]:
         asked = await session.admin({"op": "auth.login", **question, "scopes": list(scopes) or None}, _PATIENCE_S)
-        write(*instructions(asked), stream=sys.stderr)
+        output.write(*instructions(asked), stream=sys.stderr)
         return await session.admin({"op": "auth.wait", **question, "subject": asked["subject"]}, _PERSON_S) | {
             "app": question["app"],
             "subject": asked["subject"],
@@ -68,7 +66,7 @@ def login(
 
     done = _with_kernel(ask, bundle, policy, trust)
     text = f"{done['subject']} has agreed to {done['app']}: {' '.join(done['scopes']) or 'no scopes'}"
-    emit(done, [text])
+    output.emit(done, [text])
 
 
 @auth.command(name="list")
@@ -79,7 +77,7 @@ def login(
 def list_(bundle: str | None, policy: str | None, trust: bool) -> None:
     """List what was agreed to, and who is being asked. No token is shown."""
     found = _with_kernel(lambda session: session.admin({"op": "auth.list"}, _PATIENCE_S), bundle, policy, trust)
-    emit(found, render(found))
+    output.emit(found, render(found))
 
 
 @auth.command()
@@ -100,7 +98,7 @@ def revoke(app: str, subject: str | None, bundle: str | None, policy: str | None
     )
     if not done["revoked"]:
         raise fail("E_OAUTH_APP", f"no token of {name} is held for this subject", suggestion="See `gdn auth list`.")
-    emit({"app": name, **done}, [f"forgotten here; the server: {done['server']}"])
+    output.emit({"app": name, **done}, [f"forgotten here; the server: {done['server']}"])
     return 1 if str(done["server"]).startswith("failed") else 0
 
 
@@ -156,7 +154,7 @@ def _with_kernel(
                     raise SystemExit(interrupts.status) from None
                 raise
 
-    with attach_or_start(locate(bundle, policy, trust=trust), ()) as kernel:
+    with attach.attach_or_start(locate(bundle, policy, trust=trust), ()) as kernel:
         return over_session(kernel, until_signal)
 
 

@@ -11,14 +11,15 @@ from typing import Final
 from msgspec import Raw
 from msgspec.structs import replace
 
-from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.frames import Frame
+from goondan.schemas.wire import codec, frames
 from goondan.schemas.worker.logins import ServerWish
 
 
-def about_login(server: str, agent: str | None, asked: Raw) -> Frame:
+def about_login(server: str, agent: str | None, asked: Raw) -> frames.Frame:
     """See toolhost/calls/asks.py, MakeServerAsk. The names in `asked` do not count."""
-    return Frame("oauth.server", payload=to_raw(replace(from_raw(asked, ServerWish), server=server, agent=agent)))
+    return frames.Frame(
+        "oauth.server", payload=codec.to_raw(replace(codec.from_raw(asked, ServerWish), server=server, agent=agent))
+    )
 
 
-ASKS: Final[Mapping[str, Callable[[str, str | None, Raw], Frame]]] = {"login": about_login}
+ASKS: Final[Mapping[str, Callable[[str, str | None, Raw], frames.Frame]]] = {"login": about_login}

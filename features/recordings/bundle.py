@@ -19,15 +19,10 @@ from msgspec.structs import replace
 from goondan.features.recordings import NAME
 from goondan.features.recordings import PROVIDER as REPLAY
 from goondan.kernel.bundle.files import read_file
-from goondan.kernel.bundle.rules.checked import CheckedAgent
-from goondan.kernel.bundle.rules.lookup import MAX_PROMPT_BYTES, Files, Unreadable
-from goondan.kernel.bundle.rules.problems import Report
-from goondan.kernel.bundle.rules.shape import Document
+from goondan.kernel.bundle.rules import checked, lookup, problems, shape
 from goondan.schemas.bundle.launch import AgentSpec, KernelPlan, ModelSpec
 from goondan.schemas.bundle.resources import ModelBody
-from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import OPERATOR_AGENT
+from goondan.schemas.wire import codec, errors, frames
 
 if TYPE_CHECKING:
     from goondan.features.recordings.wire import ReplaySpec
@@ -78,7 +73,9 @@ class Replay:
     name: Final = REPLAY
     text: Final = "a recorded run"
 
-    def find_file(self, document: Document, body: ModelBody, files: Files, report: Report) -> str | None:
+    def find_file(
+        self, document: shape.Document, body: ModelBody, files: lookup.Files, report: problems.Report
+    ) -> str | None:
         """The recording that a Model names: an absolute path. None after an error."""
         if not body.recording:
             hint = "Write one with gdn record FILE MESSAGE, and add recording: FILE."
@@ -94,7 +91,7 @@ class Replay:
             return None
         try:
             read_recording(found.path, lambda part: False)
-        except GoondanError as error:
+        except errors.GoondanError as error:
             hint = "Record the run again: gdn record FILE MESSAGE."
             report.error("E_CONFIG_INVALID_VALUE", error.info.message, place, hint)
             return None
@@ -116,7 +113,7 @@ class Replay:
 PROVIDER: Final = Replay()
 
 
-def agent_spec(spec: AgentSpec, agent: CheckedAgent) -> AgentSpec:
+def agent_spec(spec: AgentSpec, agent: checked.CheckedAgent) -> AgentSpec:
     """The specification of an agent. One whose Model is a recording is confined, and no person is asked about calls
     that are not made.
     """
@@ -136,7 +133,8 @@ def replan(plan: KernelPlan, env: Mapping[str, str]) -> KernelPlan:
     if repeat is None and not run:
         return plan
     agents = {
-        name: spec if name == OPERATOR_AGENT else _repeating(spec, repeat, run) for name, spec in plan.agents.items()
+        name: spec if name == frames.OPERATOR_AGENT else _repeating(spec, repeat, run)
+        for name, spec in plan.agents.items()
     }
     if repeat is not None and repeat.prompt and plan.entry_agent:
         agents[plan.entry_agent] = replace(agents[plan.entry_agent], system=_prompt(repeat.prompt))
@@ -147,7 +145,7 @@ def _repeating(spec: AgentSpec, repeat: Repeated | None, run: str) -> AgentSpec:
     from goondan.features.recordings.wire import RecordingsPart, ReplaySpec
 
     raw = spec.parts.get(NAME)
-    before = None if raw is None else from_raw(raw, RecordingsPart).replay
+    before = None if raw is None else codec.from_raw(raw, RecordingsPart).replay
     if repeat is None:
         return _with_part(spec, replay=before, record=run)
     replay = ReplaySpec(recording=repeat.recording, only_calls=repeat.only_calls)
@@ -157,12 +155,12 @@ def _repeating(spec: AgentSpec, repeat: Repeated | None, run: str) -> AgentSpec:
 def _with_part(spec: AgentSpec, *, replay: ReplaySpec | None, record: str = "") -> AgentSpec:
     from goondan.features.recordings.wire import RecordingsPart
 
-    parts = {**spec.parts, NAME: to_raw(RecordingsPart(record=record, replay=replay))}
+    parts = {**spec.parts, NAME: codec.to_raw(RecordingsPart(record=record, replay=replay))}
     return replace(spec, parts=parts, confined=replay is not None)
 
 
 def _prompt(path: str) -> str:
     try:
-        return read_file(os.path.abspath(path), MAX_PROMPT_BYTES).decode("utf-8")
-    except (Unreadable, UnicodeDecodeError) as error:
-        raise fail("E_USAGE", f"the prompt {path} cannot be read: {error}") from None
+        return read_file(os.path.abspath(path), lookup.MAX_PROMPT_BYTES).decode("utf-8")
+    except (lookup.Unreadable, UnicodeDecodeError) as error:
+        raise errors.fail("E_USAGE", f"the prompt {path} cannot be read: {error}") from None

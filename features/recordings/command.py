@@ -49,18 +49,16 @@ from goondan.features.recordings.wire.texts import (
     shortened,
     without_places,
 )
+from goondan.kernel import paths, spawn
 from goondan.kernel.bundle.files import read_file
 from goondan.kernel.bundle.loader import PACKAGES, Asking, inspect_bundle, open_bundle
-from goondan.kernel.bundle.rules.lookup import Unreadable
-from goondan.kernel.bundle.rules.variables import EnvironmentRedactor, wanted_variables
+from goondan.kernel.bundle.rules import lookup, variables
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import Kernel, start
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, read_all
 from goondan.kernel.cli.output import emit, error_lines, wants_json, write, write_json, write_text
 from goondan.kernel.cli.session import Message, OpenFile, Session, opened_files, over_session
 from goondan.kernel.cli.state import BundleTarget, locate
-from goondan.kernel.paths import root_of
-from goondan.kernel.spawn import memory_file
 from goondan.kernel.traces.conversations import BUSY_S, conversation_files, instances
 from goondan.kernel.trust.policy import POLICY_FILE
 from goondan.schemas.bundle.address import instance_workdir
@@ -203,8 +201,8 @@ def _redactor(place: BundleTarget) -> Callable[[str], str]:
     inspected = inspect_bundle(place.bundle, state_dir=place.state_dir, handlers=False, policy=place.policy)
     granted = {name for tool in inspected.checked.runs_in_jails for name in (tool.granted or tool.sandbox).env}
     loaded = inspected.loaded
-    named = granted.union(wanted_variables(loaded.documents))
-    return EnvironmentRedactor(os.environ, named, [source.data for source in loaded.sources])
+    named = granted.union(variables.wanted_variables(loaded.documents))
+    return variables.EnvironmentRedactor(os.environ, named, [source.data for source in loaded.sources])
 
 
 def _write(file: str, data: bytes) -> None:
@@ -230,7 +228,7 @@ def collect(state_dir: str, run: str) -> list[list[wire.Noted]]:
         path = os.path.join(instance.folder, wire.noted_file(run))
         try:
             data = read_file(path, 2 * wire.MAX_FILE_BYTES)
-        except Unreadable:
+        except lookup.Unreadable:
             continue
         found.append(wire.read_noted(data))
         with suppress(OSError):
@@ -444,7 +442,7 @@ def _replayed(course: Course, bundle: str | None, trust: bool, *, asks_models: b
 def _sent(turn: RecordedTurn) -> Sent:
     """The message of a recorded turn."""
     files = [
-        OpenFile(memory_file("attached", file.data), len(file.data), file.media_type, file.name or "")
+        OpenFile(spawn.memory_file("attached", file.data), len(file.data), file.media_type, file.name or "")
         for file in turn.files
     ]
     return Sent(turn.agent, turn.instance, turn.input, files)
@@ -484,7 +482,7 @@ def _trusted(place: BundleTarget, trust: bool) -> None:
 
 def _copy_grants(place: BundleTarget, root: str) -> None:
     """Take over what the person has granted and installed: a bundle that needs it could not start without."""
-    usual = root_of(place.state_dir)
+    usual = paths.root_of(place.state_dir)
     os.mkdir(root, 0o700)
     if os.path.isfile(os.path.join(usual, POLICY_FILE)):
         shutil.copy(os.path.join(usual, POLICY_FILE), root)
@@ -553,7 +551,7 @@ def found(state_dir: str) -> list[FoundDifference]:
     """The differences that agent instances have met."""
     differences = []
     for place in conversation_files(state_dir, None, None):
-        with suppress(Unreadable, msgspec.DecodeError):
+        with suppress(lookup.Unreadable, msgspec.DecodeError):
             data = read_file(str(Path(place.path).with_name(DIFFERENCE_FILE)), _MAX_DIFFERENCE)
             differences.append(_decode(data))
     return differences

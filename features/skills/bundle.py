@@ -15,10 +15,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from goondan.kernel.bundle.rules.kinds import NamedFolders
-from goondan.kernel.bundle.rules.lookup import Files
-from goondan.kernel.bundle.rules.problems import Path, Report
-from goondan.kernel.bundle.rules.shape import Document
+from goondan.kernel.bundle.rules import kinds, lookup, problems, shape
 from goondan.schemas.bundle.launch import ExtensionSpec
 
 
@@ -27,11 +24,13 @@ class SkillFolders:
 
     extension: Final = "skills"
 
-    def check(self, config: Mapping[str, Any], document: Document, at: Path, report: Report) -> None:
+    def check(
+        self, config: Mapping[str, Any], document: shape.Document, at: problems.Path, report: problems.Report
+    ) -> None:
         """Report directories that lead out of the repository."""
         check_skill_dirs(config, document, at, report)
 
-    def resolve(self, spec: ExtensionSpec, files: Files) -> NamedFolders:
+    def resolve(self, spec: ExtensionSpec, files: lookup.Files) -> kinds.NamedFolders:
         """The directories that a config names, and whether it names none."""
         return skill_dirs(spec, files)
 
@@ -40,19 +39,19 @@ FOLDERS: Final = SkillFolders()
 _NAME_THEM: Final = "Name where they are: config: {discovery: {skillDirs: [./skills]}}."
 
 
-def skill_dirs(spec: ExtensionSpec, files: Files) -> NamedFolders:
+def skill_dirs(spec: ExtensionSpec, files: lookup.Files) -> kinds.NamedFolders:
     """The directories that a config names, which fits the extension's schema."""
     said = unseen_skills(spec)
     warning = None if said is None else ("W_CONFIG_SKILLS", said, _NAME_THEM)
     discovery = _discovery(spec.config)
     named = [path for path in discovery.get("skillDirs") or [] if isinstance(path, str)]
     if not named:
-        return NamedFolders(spec, [], warning)
+        return kinds.NamedFolders(spec, [], warning)
     places = [files.resolve(path) for path in named]
     config = {**spec.config, "discovery": {**discovery, "skillDirs": places}}
     resource = {**spec.resource, "spec": {**spec.resource["spec"], "config": config}}
     granted = [place for place in places if files.is_folder(place)]
-    return NamedFolders(replace(spec, config=config, resource=resource), granted, warning)
+    return kinds.NamedFolders(replace(spec, config=config, resource=resource), granted, warning)
 
 
 def unseen_skills(spec: ExtensionSpec) -> str | None:
@@ -63,7 +62,9 @@ def unseen_skills(spec: ExtensionSpec) -> str | None:
     return f"Extension/{spec.name} names no directory of skills: it finds only those {where}"
 
 
-def check_skill_dirs(config: Mapping[str, Any], document: Document, at: Path, report: Report) -> None:
+def check_skill_dirs(
+    config: Mapping[str, Any], document: shape.Document, at: problems.Path, report: problems.Report
+) -> None:
     """Report directories that lead out of the repository. `at` is the place of the config in the document."""
     for index, path in enumerate(_discovery(config).get("repoSkillDirs") or []):
         if not isinstance(path, str) or not (path.startswith(("/", "~")) or ".." in path.split("/")):

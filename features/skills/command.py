@@ -12,10 +12,8 @@ import click
 
 from goondan.features.skills.api import SKILL_FILE, SkillText, read_skill_text
 from goondan.kernel.bundle.files import BundleFiles, read_file
-from goondan.kernel.bundle.rules.checked import Checked
+from goondan.kernel.bundle.rules import checked, problems, variables
 from goondan.kernel.bundle.rules.lookup import MAX_FILE_BYTES, Unreadable
-from goondan.kernel.bundle.rules.problems import BundleError, Report
-from goondan.kernel.bundle.rules.variables import VARIABLE_NAME
 from goondan.kernel.cli import options
 from goondan.kernel.cli.output import emit, printable
 from goondan.kernel.grants.granting import PinnedFolder, Policy, dangers, requested, resolve_part, widen
@@ -100,10 +98,10 @@ def _read(path: str) -> SkillText:
 
 def _decisions() -> tuple[str, list[Any], list[PinnedFolder]]:
     """The path of the operator's policy, and what `gdn grant` has written there. Raises BundleError."""
-    path, report = os.path.join(state_root(), POLICY_FILE), Report()
+    path, report = os.path.join(state_root(), POLICY_FILE), problems.Report()
     found = read_policies([path], report)
     if report.errors:
-        raise BundleError(report.errors, report.dropped)
+        raise problems.BundleError(report.errors, report.dropped)
     policy = next((policy for _, policy in found), Policy())
     return path, policy.accepted, policy.pinned
 
@@ -126,9 +124,11 @@ def _check(pinned: PinnedFolder) -> None:
         except BadHost as error:
             raise fail("E_USAGE", f"{host[:200]!r} is no host:port: {error}") from None
     for name in sandbox.env or []:
-        if not VARIABLE_NAME.match(name):
+        if not variables.VARIABLE_NAME.match(name):
             raise fail("E_USAGE", f"{name[:200]!r} is no name of an environment variable")
-    context = gather("/", Checked(agents={}, tools={}, policy=SwarmPolicy()), [], [], state_root(), Report())
+    context = gather(
+        "/", checked.Checked(agents={}, tools={}, policy=SwarmPolicy()), [], [], state_root(), problems.Report()
+    )
     part = resolve_part(sandbox, BundleFiles("/"))
     for fault in dangers(widen(SandboxSpec(), part), context):
         raise fail("E_CONFIG_DANGEROUS", f"{fault.path} cannot be granted: {fault.reason}")

@@ -24,15 +24,13 @@ from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
 from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.runner import TurnRunner
-from goondan.schemas.bundle.address import instance_dir
-from goondan.schemas.bundle.launch import AgentSpec, CatalogItem
+from goondan.schemas.bundle import address, launch
 from goondan.schemas.system.secrecy import close_memory
-from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire import codec, errors
 from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, ToolResult
 
 #: The tool that the turn calls: it is answered in this process.
-TRIAL: Final = CatalogItem(name="trial__ping", description="Answers pong.")
+TRIAL: Final = launch.CatalogItem(name="trial__ping", description="Answers pong.")
 ANSWER: Final = "This is the end of the trial."
 #: How long the turn may take (seconds). It is longer than a layer's limit, so a slow layer is named in the error.
 TURN_S: Final = 70.0
@@ -45,11 +43,13 @@ class NoBus:
         self.answers: list[Answer] = []
         self._counter = 0
 
-    def start_call(self, frame: Frame, done: Callable[[Frame | None, GoondanError | None], None]) -> None:
+    def start_call(self, frame: Frame, done: Callable[[Frame | None, errors.GoondanError | None], None]) -> None:
         """Answer every call."""
         self._name(frame)
         result = Frame(
-            "tool.result", call_id=frame.call_id, payload=to_raw(ToolResult(status="ok", output=to_raw("pong")))
+            "tool.result",
+            call_id=frame.call_id,
+            payload=codec.to_raw(ToolResult(status="ok", output=codec.to_raw("pong"))),
         )
         asyncio.get_running_loop().call_soon(done, result, None)
 
@@ -62,7 +62,7 @@ class NoBus:
         """Accept every frame, and keep the turn's answer."""
         self._name(frame)
         if frame.stage in ("done", "failed"):
-            answer = from_raw(frame.payload, AgentEvent).answer
+            answer = codec.from_raw(frame.payload, AgentEvent).answer
             if answer is not None:
                 self.answers.append(answer)
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
@@ -73,7 +73,7 @@ class NoBus:
         """Refuse: there is no kernel to answer."""
         future: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         message = f"{frame.type}: there is no kernel in a trial"
-        future.set_exception(fail("E_CONFIG_UNSUPPORTED", message, suggestion="Try it in a running swarm."))
+        future.set_exception(errors.fail("E_CONFIG_UNSUPPORTED", message, suggestion="Try it in a running swarm."))
         return future
 
     def forget(self, frame_id: str) -> None:
@@ -111,19 +111,19 @@ class Script:
         """Nothing is open."""
 
 
-async def trial(spec: AgentSpec) -> dict[str, Any]:
+async def trial(spec: launch.AgentSpec) -> dict[str, Any]:
     """Load the agent's extensions and run one turn through them. Raises GoondanError when an extension cannot be
     loaded.
     """
     link = NoBus()
-    store = ConversationStore(instance_dir(spec.state_dir, spec.name, "trial"), durability="process")
+    store = ConversationStore(address.instance_dir(spec.state_dir, spec.name, "trial"), durability="process")
     instance = Instance(spec, "trial", link, store, provider=Script())
     runner = TurnRunner(instance)
     try:
         await runner.load_extensions()
         found = registered(instance)
         event = AgentEvent(id="trial", type="client.message", created_at=instance.clock(), input="hello")
-        frame = Frame("event", id="e", event_id="trial", epoch=1, payload=to_raw(event))
+        frame = Frame("event", id="e", event_id="trial", epoch=1, payload=codec.to_raw(event))
         async with asyncio.timeout(TURN_S):
             await runner.run(frame)
     finally:
@@ -159,13 +159,13 @@ def run() -> int:
     parser.add_argument("--spec-fd", type=int, required=True, help="descriptor to read the agent's specification from")
     close_memory()
     with open(parser.parse_args().spec_fd, "rb") as source:
-        spec = msgspec.msgpack.decode(source.read(), type=AgentSpec)
+        spec = msgspec.msgpack.decode(source.read(), type=launch.AgentSpec)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     out, sys.stdout = sys.stdout, sys.stderr  # what an extension prints is not part of the result
     began = time.monotonic()
     try:
         result = asyncio.run(trial(spec))
-    except GoondanError as error:
+    except errors.GoondanError as error:
         info = error.info
         result = {"status": "failed", "code": info.code, "message": info.message, "suggestion": info.suggestion}
     except TimeoutError:

@@ -20,16 +20,13 @@ import click
 import msgspec
 from msgspec import Struct, to_builtins
 
-from goondan.kernel.cli import options
-from goondan.kernel.cli.operator_question import learned
+from goondan.kernel.cli import operator_question, options, state
 from goondan.kernel.cli.output import emit, filled, money, width_of
 from goondan.kernel.cli.rules.plain import one_line
-from goondan.kernel.cli.state import state_of
 from goondan.kernel.paths import find_bundle
 from goondan.kernel.traces.conversations import conversation_files, read_file
 from goondan.schemas.traces.turn_notes import used_by_note
-from goondan.schemas.wire.codec import DECODE_ERRORS
-from goondan.schemas.wire.errors import GoondanError, fail
+from goondan.schemas.wire import codec, errors
 from goondan.schemas.wire.usage import ROWS, Part, Usage, Used, part_of, read_used, total_of, used_of
 
 # --- the sums ---------------------------------------------------------------------------------------------------------
@@ -89,7 +86,7 @@ def day_of(text: str, today: datetime.date) -> str:
         return datetime.date.fromisoformat(text).isoformat()
     except (ValueError, OverflowError):
         message = f"{text[:40]!r} is no day"
-        raise fail("E_USAGE", message, suggestion="Write for example 2026-11-23, 7d or today.") from None
+        raise errors.fail("E_USAGE", message, suggestion="Write for example 2026-11-23, 7d or today.") from None
 
 
 def report(found: Found, by: By, since: str | None) -> dict[str, Any]:
@@ -180,9 +177,9 @@ _NOTES: Final = "SELECT at, detail FROM runtime_events WHERE seq >= ? AND turn_i
 def usage(by: str, since: str | None, bundle: str | None) -> None:
     """Show how many tokens models have read and written, and what they cost where the Model has prices."""
     day = None if since is None else day_of(since, datetime.datetime.now(datetime.UTC).date())
-    found = look(state_of(find_bundle(bundle)), turns=by == "tree")
+    found = look(state.state_of(find_bundle(bundle)), turns=by == "tree")
     document = report(found, cast(By, by), day)
-    limits, lines = learned(bundle)
+    limits, lines = operator_question.learned(bundle)
     if limits:
         document["learnedLimits"] = limits
     emit(document, [*render(document), *lines])
@@ -254,7 +251,7 @@ def look(state_dir: str, *, turns: bool) -> Found:
     for place in sorted(conversation_files(state_dir, None, None), key=lambda place: place.path):
         try:
             read = read_file(place, _Reader(place.agent, turns).read)
-        except GoondanError as error:
+        except errors.GoondanError as error:
             found.unread.append(error.info.message)
             continue
         if read is not None:
@@ -306,7 +303,7 @@ def _noted(db: sqlite3.Connection, turn_id: object, first_note: object) -> Itera
 def _answered(answer: object) -> list[tuple[Part, Used]]:
     try:
         said = _decode(answer).answer if isinstance(answer, bytes) else None
-    except DECODE_ERRORS:
+    except codec.DECODE_ERRORS:
         return []
     if said is None or said.usage is None:
         return []

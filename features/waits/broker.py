@@ -29,10 +29,7 @@ from goondan.kernel.broker.state.bus import Core
 from goondan.kernel.broker.state.entities import Call, Connection, Event, Instance
 from goondan.kernel.broker.state.mailbox import LEASE_S
 from goondan.kernel.broker.state.parts import LIST_BYTES, Op, Part, fitting
-from goondan.schemas.wire.codec import from_raw
-from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.wire.frames import Frame
-from goondan.schemas.wire.runtime_events import RuntimeEvent, Wait
+from goondan.schemas.wire import codec, errors, frames, runtime_events
 
 #: Waits of one answer: it has to fit a frame.
 MAX_LISTED: Final = 1000
@@ -57,7 +54,7 @@ class Waits(Part):
         self._bus = core.bus
         self.ops = (Op("why", self.tell),)
 
-    def tell(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
+    def tell(self, connection: Connection, frame: frames.Frame, asked: dict[str, Any], now: float) -> None:
         """`{op: "why", eventId?}`: `{waits, more, cycles, stuck}`; times are milliseconds that something has lasted.
 
         With an event: only of its turn, and of the requests that its turn waits for, and so on. A turn of them that
@@ -213,10 +210,10 @@ def _below(event: Event | None) -> list[Event]:
 def _told(at: float, payload: Raw, instance: Instance, now: float) -> dict[str, Any] | None:
     """What a turn has said that it waits for. None when it cannot be read."""
     try:
-        told = from_raw(payload, RuntimeEvent)
-    except GoondanError:
+        told = codec.from_raw(payload, runtime_events.RuntimeEvent)
+    except errors.GoondanError:
         return None
-    wait = told.wait or Wait()
+    wait = told.wait or runtime_events.Wait()
     row = _row("extension", instance, at - wait.waited_ms / 1000, now)
     row["step"] = told.step
     if told.kind == "extension.waits":

@@ -32,9 +32,7 @@ from goondan.kernel.broker.state.mailbox import Epochs
 from goondan.kernel.broker.state.records import EPOCHS, DiskFull, JournalFailed
 from goondan.schemas.bundle.address import blobs_dir
 from goondan.schemas.bundle.launch import KernelPlan
-from goondan.schemas.system import startup
-from goondan.schemas.system.blob_files import BlobFolder, make_folder
-from goondan.schemas.system.secrecy import close_memory
+from goondan.schemas.system import blob_files, secrecy, startup
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.tokens import SECRET_BYTES
@@ -164,7 +162,7 @@ _WANTED_DESCRIPTORS = 65536
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the broker until it is told to stop. 0, or 1 when it could not start, or 2 for bad usage."""
-    close_memory()
+    secrecy.close_memory()
     options = _parse(arguments)
     startup.close_to_others()
     try:
@@ -178,14 +176,14 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             plan, secret, run_dir = _from_descriptors(options)
         blobs = blobs_dir(plan.state_dir)
-        make_folder(blobs)
+        blob_files.make_folder(blobs)
         startup.admit_toolhost(blobs)
         store = open_store(plan.state_dir, plan.durability, accept_loss=options.accept_loss)
         for loss in store.losses:
             print(f"E_JOURNAL_CORRUPT accepted: {loss}", file=sys.stderr)
         router = _assemble(plan, secret, store, blobs, new_kernel=options.new_kernel or options.bundle is not None)
         if options.new_kernel:  # nobody is left who could ask for what the journal does not name
-            BlobFolder(blobs).sweep(router.bus.mailbox.blobs.referenced() | store.files(), 0)
+            blob_files.BlobFolder(blobs).sweep(router.bus.mailbox.blobs.referenced() | store.files(), 0)
         loop = BrokerLoop(router, start(store, plan.state_dir), run_dir)
         loop.bind()
     except GoondanError as error:

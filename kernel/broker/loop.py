@@ -29,8 +29,7 @@ from goondan.kernel.broker.state.bus import Staged
 from goondan.kernel.broker.state.entities import AGENTS, CLASSES, CLIENTS, CONTROL, TOOLS
 from goondan.kernel.broker.state.records import Journal
 from goondan.kernel.broker.transport import Transport
-from goondan.schemas.system.blob_files import BlobFolder
-from goondan.schemas.system.startup import admit_toolhost
+from goondan.schemas.system import blob_files, startup
 from goondan.schemas.system.users import TOOLHOST_UID
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.transport import chosen
@@ -80,7 +79,7 @@ class BrokerLoop:
         self._run_dir = run_dir
         self._epoll = select.epoll()
         self._transport = _transport(chosen(), self._epoll, self._bus.counters, self._known)
-        self._blobs = None if self._bus.blobs is None else BlobFolder(self._bus.blobs)
+        self._blobs = None if self._bus.blobs is None else blob_files.BlobFolder(self._bus.blobs)
         self._deletes = WorkerThread("blobs")
         self._next_sweep = clock()  # the first one finds what an earlier kernel left
         self._next_report = 0.0
@@ -96,7 +95,7 @@ class BrokerLoop:
             path = f"{self._run_dir}/{SOCKETS[name]}"
             self._transport.listen(path, users_of(name), HIGH_WATER[cls])
             if name == "toolhost":
-                admit_toolhost(path)
+                startup.admit_toolhost(path)
 
     def run(self) -> None:
         """Serve until SIGTERM or SIGINT."""
@@ -199,7 +198,7 @@ class BrokerLoop:
                 self._router.settle(self._unsettled.popleft(), now, refused)
             self._flush(now)
 
-    def _tidy(self, folder: BlobFolder, now: float) -> None:
+    def _tidy(self, folder: blob_files.BlobFolder, now: float) -> None:
         """Remove large payloads that nobody needs any more. Now and then, look for files that their owners left."""
         blobs = self._bus.mailbox.blobs
         if now >= self._next_sweep:

@@ -25,13 +25,11 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from goondan.kernel import paths, spawn
 from goondan.kernel.bundle.files import read_file, tree_digest
 from goondan.kernel.bundle.rules.lookup import Unreadable
 from goondan.kernel.bundle.rules.problems import Path, Report, did_you_mean, shown
-from goondan.kernel.paths import root_of, state_root
-from goondan.kernel.spawn import command, environment
-from goondan.schemas.bundle.address import build_tool_name
-from goondan.schemas.bundle.launch import SandboxSpec, ToolSpec, entry_kind
+from goondan.schemas.bundle import address, launch
 from goondan.schemas.worker.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
 
 if TYPE_CHECKING:
@@ -75,7 +73,9 @@ class Inspector:
             except OSError:
                 self._process = None  # ask() tries again, and the caller says when nothing was checked
 
-    def ask(self, tools: Sequence[ToolSpec], documents: Sequence[str], values: Mapping[str, str]) -> list[ModuleReport]:
+    def ask(
+        self, tools: Sequence[launch.ToolSpec], documents: Sequence[str], values: Mapping[str, str]
+    ) -> list[ModuleReport]:
         """Inspect the modules of `tools`. `documents` are the bundle's files, which no module sees.
 
         `values` are variables of the environment. A module gets those that its sandbox.env names.
@@ -84,7 +84,7 @@ class Inspector:
         """
         request = InspectionRequest(
             tools=[*tools],
-            state_dir=self.state_dir or state_root(),
+            state_dir=self.state_dir or paths.state_root(),
             protected=[*documents],
             timeout_s=LOAD_TIMEOUT_S,
             values={**values},
@@ -104,8 +104,8 @@ class Inspector:
         # A session of its own, so that Ctrl-C reaches only this process. Processes that it starts end with it.
         # It talks to jails, so its environment has only values that a module gets.
         self._process = subprocess.Popen(
-            command("goondan.toolhost.inspection", []),
-            env=environment(os.environ),
+            spawn.command("goondan.toolhost.inspection", []),
+            env=spawn.environment(os.environ),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -191,7 +191,7 @@ def judge(tool: CheckedTool, finding: ModuleReport, check: Check, report: Report
             continue
         text = tool.document.text("spec", "exports", index, "name")
         hint = did_you_mean(export.name, finding.exports)
-        if build_tool_name(tool.name, export.name) in finding.exports:
+        if address.build_tool_name(tool.name, export.name) in finding.exports:
             hint = "The keys of `handlers` are the export names alone, without the tool's name."
         listed = ", ".join(shown(name) for name in finding.exports[:_LISTED]) or "none"
         where = tool.document.place("spec", "exports", index, "name")
@@ -199,14 +199,14 @@ def judge(tool: CheckedTool, finding: ModuleReport, check: Check, report: Report
         report.error("E_CONFIG_ENTRY", message, where, hint or f"The module has: {listed}.")
 
 
-def spec_for(tool: CheckedTool, check: Check) -> ToolSpec:
+def spec_for(tool: CheckedTool, check: Check) -> launch.ToolSpec:
     """The tool with the grants for the inspection of its module."""
     from goondan.kernel.bundle.rules.plan import tool_spec
 
     spec = tool_spec(tool)
     if check.reviewed or tool.bundled or tool.package:
         return spec
-    return replace(spec, sandbox=SandboxSpec(), narrowed={})
+    return replace(spec, sandbox=launch.SandboxSpec(), narrowed={})
 
 
 def inspect(tools: Sequence[CheckedTool], check: Check) -> dict[str, ModuleReport]:
@@ -246,7 +246,7 @@ def _is_settled(finding: ModuleReport) -> bool:
 def _key(tool: CheckedTool) -> str | None:
     """A digest of the content that a finding depends on. None when it depends on more than the tool's own files."""
     sandbox = tool.body.sandbox
-    if entry_kind(tool.entry) == "executable":
+    if launch.entry_kind(tool.entry) == "executable":
         return None  # what runs it is of the system
     if sandbox.python.venv is not None or sandbox.env or sandbox.filesystem.read or sandbox.filesystem.write:
         return None
@@ -273,7 +273,10 @@ def _remember(path: str | None, settled: dict[str, ModuleReport]) -> None:
     from goondan.schemas.system.directories import DirectoryRefused, open_directory, replace_in
 
     folder = os.path.dirname(path)
-    with suppress(OSError, DirectoryRefused), open_directory(folder, make=True, private_from=root_of(folder)) as kept:
+    with (
+        suppress(OSError, DirectoryRefused),
+        open_directory(folder, make=True, private_from=paths.root_of(folder)) as kept,
+    ):
         replace_in(kept.fd, os.path.basename(path), msgspec.json.encode(settled))
 
 

@@ -31,9 +31,8 @@ from goondan.kernel.supervisor.options import Options, command_line
 from goondan.kernel.supervisor_client import ANSWER_S, PEER, Reply, SupervisorClient
 from goondan.kernel.traces.logs import open_log
 from goondan.schemas.system.secrecy import close_memory
+from goondan.schemas.wire import frames, tokens
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import ErrorPayload
-from goondan.schemas.wire.tokens import SOCKETS
 
 if TYPE_CHECKING:
     from goondan.kernel.grants.powers import Power
@@ -57,7 +56,7 @@ class _Report(msgspec.Struct):
     """What the supervisor reports when its start fails."""
 
     #: The reason.
-    error: ErrorPayload
+    error: frames.ErrorPayload
     #: The problems of the bundle.
     problems: list[Problem] = []
     #: How many more problems there are.
@@ -331,7 +330,7 @@ def by_hand(place: BundleTarget) -> ByHand | None:
             socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe,
         ):
             probe.settimeout(ANSWER_S)
-            probe.connect(f"{directory.path}/{SOCKETS['client']}")
+            probe.connect(f"{directory.path}/{tokens.SOCKETS['client']}")
             pid, uid, _ = PEER.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size))
             if (pid, uid) != (record.pid, os.geteuid()):
                 return None

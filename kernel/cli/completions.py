@@ -24,12 +24,10 @@ from typing import Any, Final
 import click
 from click.shell_completion import CompletionItem
 
-from goondan.kernel import paths
+from goondan.kernel import paths, state_root
 from goondan.kernel.bundle.documents import IN_AGENTS, IN_JAILS, MANIFEST, load_documents, tool_folders
-from goondan.kernel.bundle.rules.positions import plain
-from goondan.kernel.bundle.rules.problems import Report
+from goondan.kernel.bundle.rules import positions, problems
 from goondan.kernel.bundle.rules.tools import BUNDLED_EXPORTS
-from goondan.kernel.state_root import why_refused
 from goondan.schemas.bundle.address import build_tool_name, is_export_name, is_resource_name, segment_key
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.frames import OPERATOR_AGENT
@@ -125,7 +123,7 @@ def roles(ctx: click.Context) -> Iterator[tuple[str, str]]:
 def _state(ctx: click.Context) -> str:
     """The state directory. Raises GoondanError E_STATE for a state root that commands refuse."""
     path = paths.state_dir(_bundle(ctx))
-    if (refusal := why_refused(paths.root_of(path))) is not None:
+    if (refusal := state_root.why_refused(paths.root_of(path))) is not None:
         raise refusal
     return path
 
@@ -136,7 +134,7 @@ def _bundle(ctx: click.Context) -> str:
 
 
 def _documents(path: str) -> list[Any]:
-    return [plain(document.node) for document in load_documents(path, Report()).documents]
+    return [positions.plain(document.node) for document in load_documents(path, problems.Report()).documents]
 
 
 def _exports(document: Any) -> Iterator[tuple[str, str]]:

@@ -16,8 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
-from goondan.kernel.bundle.rules.problems import BundleError
-from goondan.kernel.bundle.rules.variables import is_secret_by_name
+from goondan.kernel.bundle.rules import problems, variables
 from goondan.kernel.cli.output import Style, asked_at_terminal, columns_of, printable, style_of
 from goondan.kernel.cli.rules.plain import broken, fit
 from goondan.kernel.cli.state import BundleTarget
@@ -112,7 +111,7 @@ def _harmless(power: powers.Power) -> tuple[bool, ...]:
     """
     match power:
         case powers.Variable(name):
-            return (not is_secret_by_name(name),)
+            return (not variables.is_secret_by_name(name),)
         case powers.Folder(_, access, path):
             return (access != "write", "/." not in path and path.count("/") > 1)
         case powers.Reach(_, rule):
@@ -236,7 +235,7 @@ def look_again(place: BundleTarget) -> Inspected:
     # A variable that is not set keeps the bundle from running, but it can still be read.
     broken = [problem for problem in inspected.errors if problem.code != "E_CONFIG_MISSING_ENV"]
     if broken:
-        raise BundleError(broken, inspected.dropped)
+        raise problems.BundleError(broken, inspected.dropped)
     return inspected
 
 

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import click
 
 from goondan.features import parts
-from goondan.kernel.cli import options
-from goondan.kernel.cli.output import emit
+from goondan.kernel.cli import options, output
 from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ class Op(NamedTuple):
             fields = _as_fields(**values) if self.fields is None else self.fields(**values)
             question = {"op": self.op, **fields}
             answer = ask_broker(bundle, question)
-            emit(answer, self.render(answer, question))
+            output.emit(answer, self.render(answer, question))
 
         decorated: Callable[..., Any] = ask
         for param in reversed((*self.params, options.bundle, options.json)):

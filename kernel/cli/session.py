@@ -23,16 +23,13 @@ from typing import Any, Final, NamedTuple, Self, TypeVar
 
 from goondan.kernel import lock, rundir
 from goondan.kernel.cli.attach import Kernel
-from goondan.schemas.system.blob_files import BlobFolder
-from goondan.schemas.system.secrecy import close_memory
+from goondan.schemas.system import blob_files, secrecy
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.transport.link import Link
-from goondan.schemas.wire import blobs
+from goondan.schemas.wire import blobs, runtime_events, tokens
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import AgentEvent, Answer, ErrorPayload, FilePart, Frame, ReplyTo, Shutdown, Welcome
-from goondan.schemas.wire.runtime_events import RuntimeEvent
-from goondan.schemas.wire.tokens import SOCKETS
 
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -96,7 +93,7 @@ LINGER_S: Final = 0.2
 _T = TypeVar("_T")
 
 #: Gets the live events of a running turn from `Session.ask`. It must not raise.
-Listener = Callable[[RuntimeEvent], None]
+Listener = Callable[[runtime_events.RuntimeEvent], None]
 
 
 class Message(NamedTuple):
@@ -146,14 +143,14 @@ class Session:
         self.lost: asyncio.Future[None]
 
     async def __aenter__(self) -> Self:
-        close_memory()
+        secrecy.close_memory()
         loop = asyncio.get_running_loop()
         self.lost = loop.create_future()
         # The command that waits for the connection reports its end once. The loop must not report it a second time.
         loop.set_exception_handler(lambda loop, context: None)
         loop.add_reader(self._kernel.pidfd, self._gone)
         run_dir, token = self._read_token()
-        endpoint = f"ipc://{run_dir}/{SOCKETS['client']}"
+        endpoint = f"ipc://{run_dir}/{tokens.SOCKETS['client']}"
         self._link = Link(
             endpoint,
             token,
@@ -207,7 +204,7 @@ class Session:
         if listener is None:
             return
         with suppress(GoondanError):  # a kind of event that this version does not know
-            listener(from_raw(frame.payload, RuntimeEvent))
+            listener(from_raw(frame.payload, runtime_events.RuntimeEvent))
 
     def _gone(self) -> None:
         asyncio.get_running_loop().remove_reader(self._kernel.pidfd)
@@ -267,7 +264,7 @@ class Session:
             return []
         if welcome.blobs is None:
             raise fail("E_BLOB_UNAVAILABLE", "this process has no access to the folder of large payloads")
-        place, sync = BlobFolder(welcome.blobs), welcome.durability == "power"
+        place, sync = blob_files.BlobFolder(welcome.blobs), welcome.durability == "power"
         return [
             FilePart(place.copy(file.descriptor, file.size, sync=sync), file.media_type, file.name or None)
             for file in files

@@ -19,8 +19,7 @@ import time
 
 import msgspec
 
-from goondan.kernel import paths
-from goondan.kernel.state_root import StateRoot, open_state_root
+from goondan.kernel import paths, state_root
 from goondan.schemas.bundle.address import is_path
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.grantable import within, workspace_of
@@ -77,11 +76,11 @@ def checked_root() -> str:
     return root
 
 
-def prepare(root: str, workspace: str | None = None, *, make: bool = False) -> StateRoot:
+def prepare(root: str, workspace: str | None = None, *, make: bool = False) -> state_root.StateRoot:
     """Check a state root and mend it. Each mending is printed. Raises GoondanError E_STATE."""
     from goondan.kernel.cli.output import write
 
-    found = open_state_root(root, workspace=workspace, make=make)
+    found = state_root.open_state_root(root, workspace=workspace, make=make)
     for line in found.mended:
         write(f"gdn: {line}", stream=sys.stderr)
     if make and paths.is_homeless(root):

@@ -28,10 +28,8 @@ from goondan.kernel.bundle.rules.lookup import Files
 from goondan.kernel.bundle.rules.problems import Path, Report, did_you_mean, shown
 from goondan.kernel.bundle.rules.shape import Document
 from goondan.kernel.bundle.rules.tools import check_sandbox, resolve_network
-from goondan.schemas.bundle import resources
-from goondan.schemas.bundle.address import is_path
+from goondan.schemas.bundle import address, resources
 from goondan.schemas.bundle.launch import Filesystem, FolderGrants, Limits, PythonSpec, SandboxSpec
-from goondan.schemas.bundle.resources import BASE_PACKAGE
 from goondan.schemas.worker import hosts
 from goondan.schemas.worker.grantable import uncovered, unreadable, unwritable, within
 from goondan.schemas.worker.receipts import STRONGEST, Tier, is_weaker
@@ -135,12 +133,12 @@ class GrantContext(Struct, frozen=True, kw_only=True):
 
 def _names_of(tool: CheckedTool) -> tuple[str, ...]:
     """What a policy may call a tool."""
-    return (tool.id, f"{BASE_PACKAGE}/{tool.name}") if tool.bundled else (tool.id,)
+    return (tool.id, f"{resources.BASE_PACKAGE}/{tool.name}") if tool.bundled else (tool.id,)
 
 
 def status(tool: CheckedTool, context: GrantContext) -> Status:
     """The state of a tool's request."""
-    if tool.bundled or tool.package == BASE_PACKAGE:
+    if tool.bundled or tool.package == resources.BASE_PACKAGE:
         return "bundled"
     if not tool.package:
         return "own"
@@ -257,7 +255,7 @@ def _check_policy(
             report.warn("W_CONFIG_UNUSED", f"the bundle has no tool {shown(item.tool)}", place, hint)
     for number, path in enumerate(policy.spawn.workdirs):
         place = document.place("spawn", "workdirs", number)
-        if not is_path(path):
+        if not address.is_path(path):
             hint = "Write the folder's whole path, or one that begins with ~/."
             report.error("E_CONFIG_INVALID_VALUE", f"{shown(path)} is no absolute path", place, hint)
         elif (reason := unwritable(path, context.kept, context.home)) is not None:

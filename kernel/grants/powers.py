@@ -20,8 +20,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.worker import hosts
-from goondan.schemas.worker.grantable import within
+from goondan.schemas.worker import grantable, hosts
 
 
 class Module(Struct, frozen=True, rename="camel", tag="module"):
@@ -223,7 +222,7 @@ def _covered(power: Power, known: Sequence[Power]) -> bool:
             return any(
                 isinstance(k, Folder)
                 and k.tool == tool
-                and within(path, k.path)
+                and grantable.within(path, k.path)
                 and (access == "read" or k.access == "write")
                 for k in known
             )

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Final
 from goondan.kernel.ahead import Ahead, import_shared
 from goondan.kernel.spawn import close_unknown_descriptors, read_environment
 from goondan.kernel.supervisor.options import Options, load_bundle, parse, resuming
-from goondan.schemas.system.secrecy import close_memory
-from goondan.schemas.system.startup import become_subreaper, close_to_others, raise_descriptor_limit, set_process_name
+from goondan.schemas.system import secrecy, startup
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError
 
@@ -41,18 +40,18 @@ PROGRAMS: Final = ("goondan.toolhost", "goondan.agentproc.start.forkserver", "go
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a kernel. 0 after an ordered stop, 1 when it could not start, 2 for a bad bundle or bad usage."""
-    callers_umask = close_to_others()
-    raise_descriptor_limit(WANTED_DESCRIPTORS)
+    callers_umask = startup.close_to_others()
+    startup.raise_descriptor_limit(WANTED_DESCRIPTORS)
     ahead, resumed = Ahead(), None
     try:
         options = parse(arguments)
         if options.environment_fd is not None:  # else there may be secrets in the memory of this process already
             import_shared()
             ahead = Ahead(PROGRAMS)
-            close_memory()
+            secrecy.close_memory()
             read_environment(options.environment_fd)
             options.environment_fd = None
-        close_memory()
+        secrecy.close_memory()
         if options.resume_fd is not None:
             from goondan.kernel.supervisor.handover import read
 
@@ -64,8 +63,8 @@ def main(arguments: list[str] | None = None) -> int:
     known = [fd for fd in (options.ready_fd, options.parent_fd, options.agreed_fd) if fd is not None]
     known += ahead.descriptors
     close_unknown_descriptors(known if resumed is None else [*known, *resumed.descriptors])
-    set_process_name("gdn-supervisor")
-    become_subreaper()
+    startup.set_process_name("gdn-supervisor")
+    startup.become_subreaper()
     os.chdir("/")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal is the parent descriptor's news
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)

@@ -29,19 +29,15 @@ from goondan.kernel.bundle.loader import OpenedBundle
 from goondan.kernel.bundle.rules.plan import Difference, difference
 from goondan.kernel.grants.powers import Power
 from goondan.kernel.spawn import command, memory_file, start_failure, start_program
+from goondan.kernel.supervisor import lifecycle, processes, reaping
 from goondan.kernel.supervisor.agents import Agents
-from goondan.kernel.supervisor.lifecycle import LEAVE_LIMIT_S
 from goondan.kernel.supervisor.options import Options
-from goondan.kernel.supervisor.processes import RESTART_GRACE_S
 from goondan.kernel.supervisor.reader import Revision, RevisionRefused, Task, decode
-from goondan.kernel.supervisor.reaping import Child, Exit, Reaper
 from goondan.kernel.traces.logs import open_log
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.text.visible import visible_line
-from goondan.schemas.wire import control
-from goondan.schemas.wire.codec import DECODE_ERRORS
+from goondan.schemas.wire import codec, control, frames
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import OPERATOR_AGENT
 
 #: Entries that are looked at in all: a bundle with more is looked at as far as that.
 MAX_ENTRIES: Final = 20_000
@@ -203,14 +199,16 @@ class BundleReader:
     that reads.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, reaper: Reaper, options: Options, log_path: str) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, reaper: reaping.Reaper, options: Options, log_path: str
+    ) -> None:
         self.loop = loop
         self.reaper = reaper
         self.options = options
         self.log_path = log_path
         #: Held while the bundle is read, or changed by a changeset.
         self.turn = asyncio.Lock()
-        self._child: Child | None = None
+        self._child: reaping.Child | None = None
 
     async def look(self, running: list[Power]) -> Revision:
         """The bundle as it is now; `running` are the powers of what runs.
@@ -228,7 +226,7 @@ class BundleReader:
                 os.close(result)
         try:
             found = decode(data)
-        except DECODE_ERRORS:
+        except codec.DECODE_ERRORS:
             raise GoondanError(start_failure("the reader of the bundle", seen.cause, self.log_path)) from None
         if isinstance(found, RevisionRefused):
             raise GoondanError(found.error)
@@ -239,10 +237,10 @@ class BundleReader:
         if self._child is not None:
             self._child.kill()
 
-    async def _read(self, running: list[Power], result: int) -> Exit:
+    async def _read(self, running: list[Power], result: int) -> reaping.Exit:
         task = memory_file("task", msgspec.msgpack.encode(Task(self.options, running)))
         given = [task]
-        ended: asyncio.Future[Exit] = self.loop.create_future()
+        ended: asyncio.Future[reaping.Exit] = self.loop.create_future()
         try:
             log = open_log(self.log_path)
             given.append(log)
@@ -373,15 +371,15 @@ class Conductor:
         Raises GoondanError: E_AGENT_NOT_FOUND, E_RESTART_REFUSED, E_RESTART_FAILED, E_KERNEL_NOT_RUNNING.
         """
         self._may_restart()
-        agents = self._opened.plan.agents.keys() - {OPERATOR_AGENT}
+        agents = self._opened.plan.agents.keys() - {frames.OPERATOR_AGENT}
         if agent not in agents:
             raise fail("E_AGENT_NOT_FOUND", f"no agent {agent[:100]!r}; there are: {', '.join(sorted(agents))[:500]}")
         if fresh:
             await self._begin_anew(agent)
         before = self._agents.launches([agent])
-        self._kernel.answer(control.RestartAgents([agent], round(RESTART_GRACE_S * 1000)))
+        self._kernel.answer(control.RestartAgents([agent], round(processes.RESTART_GRACE_S * 1000)))
         loop = asyncio.get_running_loop()
-        until = loop.time() + RESTART_GRACE_S + LEAVE_LIMIT_S
+        until = loop.time() + processes.RESTART_GRACE_S + lifecycle.LEAVE_LIMIT_S
         while left := before & self._agents.launches([agent]):
             if loop.time() >= until:
                 raise fail("E_RESTART_FAILED", f"{len(left)} processes of {agent!r} do not end")

@@ -13,10 +13,7 @@ from typing import Final
 import msgspec
 
 from goondan.schemas.transport.link import Link
-from goondan.schemas.wire.codec import DECODE_ERRORS, to_raw
-from goondan.schemas.wire.control import Inventory, ToBroker, ToSupervisor
-from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.wire.frames import Frame, Welcome
+from goondan.schemas.wire import codec, control, errors, frames
 
 #: A link that the broker refused is made again after this time (seconds).
 RECONNECT_S: Final = 0.5
@@ -24,7 +21,7 @@ RECONNECT_S: Final = 0.5
 WELCOME_S: Final = 10.0
 
 _log = logging.getLogger("supervisor")
-_decode = msgspec.msgpack.Decoder(ToSupervisor).decode
+_decode = msgspec.msgpack.Decoder(control.ToSupervisor).decode
 
 
 class ControlLink:
@@ -37,8 +34,8 @@ class ControlLink:
         endpoint: str,
         token: str,
         *,
-        on_message: Callable[[ToSupervisor], None],
-        inventory: Callable[[], Inventory],
+        on_message: Callable[[control.ToSupervisor], None],
+        inventory: Callable[[], control.Inventory],
         on_welcome: Callable[[], None],
     ) -> None:
         self._endpoint = endpoint
@@ -62,7 +59,7 @@ class ControlLink:
                 await link.start(WELCOME_S)
                 await link.closed
                 return  # closed by us
-            except GoondanError as error:
+            except errors.GoondanError as error:
                 _log.error("the control link was refused: %s", error)
             await link.close(0)
             await asyncio.sleep(RECONNECT_S)
@@ -80,31 +77,31 @@ class ControlLink:
         """Whether a broker has welcomed us and is not known to be gone."""
         return self._link is not None and self._link.ready
 
-    def tell(self, message: ToBroker) -> None:
+    def tell(self, message: control.ToBroker) -> None:
         """Report to the broker, if there is one.
 
         Nothing is kept while there is no broker: the inventory for the next broker has the content of these reports.
         """
         if self._link is not None:
-            self._link.send(Frame("runtime.event", payload=to_raw(message)))
+            self._link.send(frames.Frame("runtime.event", payload=codec.to_raw(message)))
 
     def ping(self) -> float:
         """Ask the broker for a sign of life. Returns when the last one came, in the loop's time."""
         if self._link is None:
             return 0.0
-        self._link.send(Frame("ping"))
+        self._link.send(frames.Frame("ping"))
         return self._link.heard_at
 
-    def _welcomed(self, welcome: Welcome) -> None:
+    def _welcomed(self, welcome: frames.Welcome) -> None:
         self.tell(self._inventory())
         self._on_welcome()
 
-    def _frame(self, frame: Frame) -> None:
+    def _frame(self, frame: frames.Frame) -> None:
         if frame.type != "runtime.event":
             return
         try:
             message = _decode(frame.payload)
-        except DECODE_ERRORS as error:
+        except codec.DECODE_ERRORS as error:
             _log.error("the broker sent no control message: %s", error)
             return
         self._on_message(message)

@@ -18,14 +18,12 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
+from goondan.kernel import premises, spawn
 from goondan.kernel.bundle.loader import OpenedBundle
 from goondan.kernel.grants.powers import Power
-from goondan.kernel.premises import SIGNALS, Held
-from goondan.kernel.spawn import command, environment, environment_file, memory_file
 from goondan.kernel.supervisor.command_socket import Waiting
 from goondan.schemas.bundle.launch import KernelPlan
-from goondan.schemas.wire.errors import error_payload, fail
-from goondan.schemas.wire.frames import ErrorPayload
+from goondan.schemas.wire import errors, frames
 
 _log = logging.getLogger("supervisor")
 
@@ -34,7 +32,7 @@ class Handover(Struct, kw_only=True):
     """Everything that the new program needs."""
 
     #: The locks, the runtime directory and the record.
-    held: Held
+    held: premises.Held
     #: The socket that commands connect to.
     listener_fd: int
     #: The commands that are connected.
@@ -60,7 +58,7 @@ class Handover(Struct, kw_only=True):
     #: Of a kernel that ends with its last user: its starter is gone.
     parent_gone: bool = False
     #: Why there is no new program. Then the old one goes on with all this.
-    error: ErrorPayload | None = None
+    error: frames.ErrorPayload | None = None
 
     @property
     def descriptors(self) -> list[int]:
@@ -80,14 +78,14 @@ def read(fd: int) -> Handover:
         with open(fd, "rb") as source:
             return msgspec.msgpack.decode(source.read(), type=Handover)
     except (OSError, msgspec.DecodeError) as error:
-        raise fail("E_USAGE", f"what was handed over cannot be read: {error}") from None
+        raise errors.fail("E_USAGE", f"what was handed over cannot be read: {error}") from None
 
 
 def stay(handover: Handover, refused: OSError) -> Handover:
     """The system refused the next program: what a supervisor in this one goes on with, the revision that ran."""
     message = f"the kernel could not be replaced and goes on as it was: {refused.strerror}"
     _log.error("%s", message)
-    error = error_payload("E_RESTART_FAILED", message)
+    error = errors.error_payload("E_RESTART_FAILED", message)
     return msgspec.structs.replace(handover, plan=handover.plan_before, powers=handover.powers_before, error=error)
 
 
@@ -97,17 +95,17 @@ def execute(handover: Handover, arguments: Sequence[str], inherited: Sequence[in
     """
     passed = [*handover.descriptors, *inherited]
     files: list[int] = []
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, premises.SIGNALS)
     try:
-        files.append(memory_file("handover", msgspec.msgpack.encode(handover)))
-        files.append(environment_file())
+        files.append(spawn.memory_file("handover", msgspec.msgpack.encode(handover)))
+        files.append(spawn.environment_file())
         for fd in [*passed, *files]:
             os.set_inheritable(fd, True)
         by_fd = ["--environment-fd", str(files[1]), "--resume-fd", str(files[0])]
-        argv = command("goondan.kernel.supervisor", [*arguments, *by_fd])
+        argv = spawn.command("goondan.kernel.supervisor", [*arguments, *by_fd])
         sys.stdout.flush()
         sys.stderr.flush()
-        os.execve(argv[0], argv, environment(os.environ))
+        os.execve(argv[0], argv, spawn.environment(os.environ))
     except OSError as error:
         refused = error
     for fd in passed:

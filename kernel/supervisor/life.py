@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from goondan.kernel import lock, paths, rundir
+from goondan.kernel import lock, paths, rundir, spawn
 from goondan.kernel.ahead import Ahead
 from goondan.kernel.bundle.loader import OpenedBundle
 from goondan.kernel.premises import SIGNALS, Premises
-from goondan.kernel.spawn import report_start_failure
 from goondan.kernel.state_root import open_state_root
 from goondan.kernel.supervisor.command_socket import Command, SupervisorSocket
 from goondan.kernel.supervisor.options import Options, watched_besides
@@ -28,13 +27,10 @@ from goondan.kernel.supervisor_client import ProcessInfo, Reply, Request
 from goondan.kernel.traces.logs import bound_logs
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.system.startup import report_ready
-from goondan.schemas.text.times import rfc3339
-from goondan.schemas.text.visible import visible_line
-from goondan.schemas.wire.control import AboutBundle, ToBroker
+from goondan.schemas.text import times, visible
+from goondan.schemas.wire import control, tokens
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
-from goondan.schemas.wire.tokens import SECRET_BYTES, Claims
-from goondan.schemas.worker.grantable import COPIES
-from goondan.schemas.worker.tool_host_reports import WorkerNews
+from goondan.schemas.worker import grantable, tool_host_reports
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -133,7 +129,7 @@ class Supervisor:
         options = self._options
         state_root = paths.root_of(options.state_dir)
         for line in open_state_root(state_root, workspace=options.state_dir, make=True).mended:
-            _log.warning("%s", visible_line(line))
+            _log.warning("%s", visible.visible_line(line))
         return Premises.enter(options.bundle, options.state_dir, options.run_dir)
 
     def _failed(self, error: GoondanError) -> int:
@@ -159,7 +155,7 @@ class Supervisor:
             loop,
             options,
             premises,
-            os.urandom(SECRET_BYTES),
+            os.urandom(tokens.SECRET_BYTES),
             self._ending,
             self._ahead,
             about_bundle=self._about_bundle,
@@ -171,7 +167,7 @@ class Supervisor:
         plan = opened.plan
         if self._stop.done():
             return
-        if os.path.isdir(f"{options.state_dir}/{COPIES}"):
+        if os.path.isdir(f"{options.state_dir}/{grantable.COPIES}"):
             from goondan.kernel.trust.private_copy import sweep
 
             sweep(options.state_dir, keep=plan.private_copy)
@@ -256,7 +252,7 @@ class Supervisor:
             raise fail("E_RUN_DIR", f"{premises.run_dir}: {error.strerror}") from None
 
     def _write_client_token(self, premises: Premises, processes: Processes) -> None:
-        operator = Claims("client", operator=True, uid=os.geteuid())
+        operator = tokens.Claims("client", operator=True, uid=os.geteuid())
         premises.write(rundir.CLIENT_TOKEN, processes.launches.token(operator).encode())
 
     def _make_conductor(self, processes: Processes, opened: OpenedBundle) -> Conductor:
@@ -464,12 +460,12 @@ class Supervisor:
         self._ending.begun, self._next = True, revision
         self._stop.set_result(reason)
 
-    def answer(self, message: ToBroker) -> None:
+    def answer(self, message: control.ToBroker) -> None:
         """Send a message to the broker."""
         if self._processes is not None:
             self._processes.tell(message)
 
-    def _about_bundle(self, message: AboutBundle) -> None:
+    def _about_bundle(self, message: control.AboutBundle) -> None:
         """Handle a message of the broker about the bundle."""
         self.conducting.heard(message)
 
@@ -508,11 +504,11 @@ class Supervisor:
                 name="supervisor",
                 pid=os.getpid(),
                 status=phase,
-                since=rfc3339(self._started_at),
+                since=times.rfc3339(self._started_at),
                 restarts=self._restarts,
             )
         ]
-        servers: list[WorkerNews] = []
+        servers: list[tool_host_reports.WorkerNews] = []
         if self._processes is not None:
             rows += self._processes.infos(time.time() - self._loop.time())
             servers = self._processes.servers()
@@ -536,4 +532,4 @@ class Supervisor:
     def _report(self, error: GoondanError) -> None:
         """Tell all who wait for the start why it failed."""
         fd, self._options.ready_fd = self._options.ready_fd, None
-        report_start_failure(fd, error)
+        spawn.report_start_failure(fd, error)

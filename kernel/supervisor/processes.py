@@ -18,29 +18,16 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-from goondan.kernel import lock
+from goondan.kernel import lock, supervisor_client
 from goondan.kernel.ahead import Ahead
 from goondan.kernel.premises import Premises
+from goondan.kernel.supervisor import lifecycle, reaping
 from goondan.kernel.supervisor.agents import Agents
-from goondan.kernel.supervisor.lifecycle import (
-    HURRY_S,
-    KILL_WAIT_S,
-    MAX_START_FAILURES,
-    STOP_ORDER,
-    Finished,
-    KillGroup,
-    StopAction,
-    Stopping,
-    TerminateGroup,
-    step_stop,
-)
 from goondan.kernel.supervisor.options import Options
 from goondan.kernel.supervisor.programs import programs
-from goondan.kernel.supervisor.reaping import Reaper
 from goondan.kernel.supervisor.services import TOOLHOST_NAME, Launches, Services, Workers
-from goondan.kernel.supervisor_client import ProcessInfo
-from goondan.schemas.bundle.address import path_segment
-from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.bundle import address, launch
+from goondan.schemas.wire import errors, frames, tokens
 from goondan.schemas.wire.control import (
     AboutBundle,
     Drain,
@@ -54,9 +41,6 @@ from goondan.schemas.wire.control import (
     ToSupervisor,
     Wanted,
 )
-from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.wire.frames import ErrorPayload
-from goondan.schemas.wire.tokens import Claims
 from goondan.schemas.worker.tool_host_reports import WorkerNews
 
 if TYPE_CHECKING:
@@ -90,20 +74,20 @@ class Ending:
     async def run(self, services: Services, agents: Agents, control: ControlLink | None) -> tuple[str, ...]:
         """End all processes. Returns the groups that not even SIGKILL has ended in time."""
         loop = asyncio.get_running_loop()
-        state: Stopping | None = None
-        patience = None if self.for_good else RESTART_GRACE_S + KILL_WAIT_S
+        state: lifecycle.Stopping | None = None
+        patience = None if self.for_good else RESTART_GRACE_S + lifecycle.KILL_WAIT_S
         while True:
             self.changed.clear()
             alive = _alive(services, agents)
             if patience is not None and self.for_good:  # a restart that has become an end
                 patience = None
-                if state is not None and STOP_ORDER[state.index][0] == "agents":
-                    until = loop.time() + STOP_ORDER[state.index][1]
-                    state = Stopping(state.index, state.killed, min(state.until, until))
+                if state is not None and lifecycle.STOP_ORDER[state.index][0] == "agents":
+                    until = loop.time() + lifecycle.STOP_ORDER[state.index][1]
+                    state = lifecycle.Stopping(state.index, state.killed, min(state.until, until))
                     self._drain(services, control)
-            state, actions = step_stop(state, alive, loop.time(), hurry=self.hurry, agents_s=patience)
+            state, actions = lifecycle.step_stop(state, alive, loop.time(), hurry=self.hurry, agents_s=patience)
             for action in actions:
-                if isinstance(action, Finished):
+                if isinstance(action, lifecycle.Finished):
                     return action.left
                 self._perform(action, services, agents, control)
             if state is None:
@@ -113,17 +97,19 @@ class Ending:
                 async with asyncio.timeout_at(state.until):
                     await self.changed.wait()
 
-    def _perform(self, action: StopAction, services: Services, agents: Agents, control: ControlLink | None) -> None:
+    def _perform(
+        self, action: lifecycle.StopAction, services: Services, agents: Agents, control: ControlLink | None
+    ) -> None:
         match action:
-            case TerminateGroup("agents"):
+            case lifecycle.TerminateGroup("agents"):
                 agents.stop(told=self._drain(services, control))
-            case TerminateGroup(group):
+            case lifecycle.TerminateGroup(group):
                 for role in services.group(group):
                     services.terminate(role)
-            case KillGroup("agents"):
+            case lifecycle.KillGroup("agents"):
                 _log.warning("agents did not leave in time")
                 agents.kill_all()
-            case KillGroup(group):
+            case lifecycle.KillGroup(group):
                 _log.warning("%s did not leave in time", group)
                 for role in services.group(group):
                     services.kill(role)
@@ -135,14 +121,14 @@ class Ending:
         if control is None or not control.ready or services.state["broker"].phase != "ready":
             return False
         if self.for_good:
-            control.tell(Drain(round((HURRY_S if self.hurry else DRAIN_S) * 1000), "orchestrator_shutdown"))
+            control.tell(Drain(round((lifecycle.HURRY_S if self.hurry else DRAIN_S) * 1000), "orchestrator_shutdown"))
         else:
             control.tell(Drain(round(RESTART_GRACE_S * 1000), "restart"))
         return True
 
 
 def _alive(services: Services, agents: Agents) -> frozenset[str]:
-    alive = {group for group, _ in STOP_ORDER if any(services.alive(role) for role in services.group(group))}
+    alive = {group for group, _ in lifecycle.STOP_ORDER if any(services.alive(role) for role in services.group(group))}
     return frozenset(alive | ({"agents"} if agents.alive else set()))
 
 
@@ -184,7 +170,7 @@ class Processes:
         self._welcomed = False
         self._host_failures = 0  # starts of the tool host, one after another, that never became ready
         self._control: ControlLink | None = None
-        self.reaper = Reaper(loop, lambda pid: pid in ahead or self._is_waiting_agent(pid))
+        self.reaper = reaping.Reaper(loop, lambda pid: pid in ahead or self._is_waiting_agent(pid))
         self._workers = Workers(loop)
         self.launches = Launches(options, premises, secret, self._workers.listen)
         self.agents = Agents(
@@ -192,7 +178,7 @@ class Processes:
             self.reaper,
             endpoint=self.launches.endpoint("agent"),
             mint=self.launches.agent_token,
-            log_path=lambda principal: self._log_path(f"agent-{path_segment(principal.name)}"),
+            log_path=lambda principal: self._log_path(f"agent-{address.path_segment(principal.name)}"),
             tell=self.tell,
             on_change=ending.changed.set,
             on_hang=lambda: self._services.kill("forkserver"),
@@ -218,7 +204,7 @@ class Processes:
         self.reaper.start()
         self._services.want("toolhost")
 
-    def begin(self, plan: KernelPlan) -> None:
+    def begin(self, plan: launch.KernelPlan) -> None:
         """Start all processes that must always run, as the plan says."""
         self.launches.know(plan)
         self._services.begin()
@@ -227,7 +213,7 @@ class Processes:
 
         self._control = ControlLink(
             self.launches.endpoint("control"),
-            self.launches.token(Claims("control")),
+            self.launches.token(tokens.Claims("control")),
             on_message=self._broker_said,
             inventory=self.agents.roster.inventory,
             on_welcome=self._control_up,
@@ -274,7 +260,7 @@ class Processes:
         """How each session of an MCP server is."""
         return self._workers.servers()
 
-    def infos(self, offset: float) -> list[ProcessInfo]:
+    def infos(self, offset: float) -> list[supervisor_client.ProcessInfo]:
         """The processes, for `ps`. `offset` added to the loop's time gives the wall-clock time."""
         return self._services.processes(offset) + self.agents.processes(offset) + self._workers.processes()
 
@@ -311,7 +297,7 @@ class Processes:
             principal = Principal("toolhost", TOOLHOST_NAME)
             self.tell(Exited(principal, run, exit_cause, self._ending.begun))
             self._host_failures += self._services.state[role].phase == "starting"
-            if self._host_failures >= MAX_START_FAILURES:
+            if self._host_failures >= lifecycle.MAX_START_FAILURES:
                 # Its start is tried again and again. Work that waits for it must not wait as long.
                 self.tell(SpawnFailed(principal, self._host_failures, exit_cause))
         elif role == "broker":
@@ -323,10 +309,10 @@ class Processes:
                 channel.close()
             self.agents.fork_server_down()
 
-    def _service_failed(self, error: ErrorPayload) -> None:
+    def _service_failed(self, error: frames.ErrorPayload) -> None:
         """A service cannot be started at all."""
         if not self.ready.done():
-            self.ready.set_exception(GoondanError(error))
+            self.ready.set_exception(errors.GoondanError(error))
 
     def _control_up(self) -> None:
         self._welcomed = True

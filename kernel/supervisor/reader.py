@@ -16,10 +16,8 @@ from msgspec import Struct
 
 from goondan.kernel.grants.powers import Power
 from goondan.kernel.supervisor.options import Options, load_bundle
-from goondan.schemas.system.secrecy import close_memory
-from goondan.schemas.system.startup import close_to_others, die_with_parent, set_process_name
-from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.wire.frames import ErrorPayload
+from goondan.schemas.system import secrecy, startup
+from goondan.schemas.wire import errors, frames
 
 
 class Revision(Struct, frozen=True, tag="revision", kw_only=True):
@@ -41,7 +39,7 @@ class RevisionRefused(Struct, frozen=True, tag="refused", kw_only=True):
     """A bundle that may not run."""
 
     #: Why it may not run.
-    error: ErrorPayload
+    error: frames.ErrorPayload
 
 
 Found = Revision | RevisionRefused
@@ -67,7 +65,7 @@ def read(task: Task) -> Found:
     """The bundle as it is now. Raises nothing of its own."""
     try:
         opened = load_bundle(task.options, task.running)
-    except GoondanError as error:
+    except errors.GoondanError as error:
         return RevisionRefused(error=error.info)
     plan = opened.plan
     return Revision(
@@ -81,15 +79,15 @@ def read(task: Task) -> Found:
 
 def main(arguments: list[str] | None = None) -> int:
     """0 when the result was written, whatever it says."""
-    close_memory()
-    close_to_others()
+    secrecy.close_memory()
+    startup.close_to_others()
     parser = argparse.ArgumentParser(prog="python -m goondan.kernel.supervisor.reader")
     parser.add_argument("--task-fd", type=int, required=True, help="descriptor of the task (msgpack)")
     parser.add_argument("--result-fd", type=int, required=True, help="descriptor that the result is written to")
     parser.add_argument("--parent-pid", type=int, required=True, help="end when this process ends")
     given = parser.parse_args(arguments)
-    set_process_name("gdn-reader")
-    die_with_parent(given.parent_pid)
+    startup.set_process_name("gdn-reader")
+    startup.die_with_parent(given.parent_pid)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     with open(given.task_fd, "rb") as source:
         task = msgspec.msgpack.decode(source.read(), type=Task)

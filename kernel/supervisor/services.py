@@ -27,34 +27,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from goondan.kernel import rundir, spawn
 from goondan.kernel.ahead import Ahead
 from goondan.kernel.premises import Premises
-from goondan.kernel.rundir import WARMUP_FOLDER
-from goondan.kernel.spawn import (
-    AGENT_ENVIRONMENT,
-    AUTHORITIES,
-    environment,
-    fill,
-    memory_file,
-    start_failure,
-)
-from goondan.kernel.supervisor.lifecycle import (
-    LOOPS_AT,
-    PROGRAMS,
-    Begin,
-    Down,
-    End,
-    GiveUp,
-    KillProcess,
-    Later,
-    Service,
-    ServiceAction,
-    ServiceEvent,
-    StartProcess,
-    TerminateProcess,
-    Up,
-    step_service,
-)
+from goondan.kernel.supervisor import lifecycle
 from goondan.kernel.supervisor.options import Options
 from goondan.kernel.supervisor.programs import Program, programs
 from goondan.kernel.supervisor.reaping import Child, Exit, Readiness, Reaper
@@ -62,8 +38,7 @@ from goondan.kernel.supervisor_client import ProcessInfo
 from goondan.kernel.traces.logs import open_log
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.text.times import rfc3339
-from goondan.schemas.wire.control import Principal
-from goondan.schemas.wire.frames import ErrorPayload
+from goondan.schemas.wire import control, frames
 from goondan.schemas.wire.tokens import SOCKETS, Claims, mint
 from goondan.schemas.worker import servers
 from goondan.schemas.worker.tool_host_reports import WorkerNews
@@ -146,21 +121,21 @@ class Launches:
         """A token of this kernel, for the running revision."""
         return mint(self._secret, msgspec.structs.replace(claims, revision=self._known.revision))
 
-    def agent_token(self, principal: Principal, launch: int) -> str:
+    def agent_token(self, principal: control.Principal, launch: int) -> str:
         """The token of one launch of an agent."""
         return self.token(Claims("agent", principal.name, principal.instance_key, launch))
 
     # --- inside
 
     def _broker(self, run: int) -> Launch:
-        plan_fd = memory_file("plan", msgspec.msgpack.encode(self._known))
-        secret_fd = memory_file("secret", self._secret)
+        plan_fd = spawn.memory_file("plan", msgspec.msgpack.encode(self._known))
+        secret_fd = spawn.memory_file("secret", self._secret)
         arguments = ["--run-dir", self._premises.run_dir, "--plan-fd", str(plan_fd), "--secret-fd", str(secret_fd)]
         if run == 1:
             arguments.append("--new-kernel")
             if self._options.accept_loss:  # only for the first broker: nobody has agreed to a later loss
                 arguments.append("--accept-loss")
-        env = environment(os.environ)
+        env = spawn.environment(os.environ)
         return Launch(module="goondan.kernel.broker", arguments=arguments, env=env, pass_fds=[plan_fd, secret_fd])
 
     @property
@@ -180,7 +155,7 @@ class Launches:
         arguments = ["--endpoint", self.endpoint("toolhost"), "--token-fd", str(token_fd)]
         arguments += ["--status-fd", str(status_write), "--broker-uid", str(os.geteuid())]
         arguments += ["--umask", f"{self._options.umask:03o}", "--env-fd", str(values_fd)]
-        env = environment(os.environ, AUTHORITIES)
+        env = spawn.environment(os.environ, spawn.AUTHORITIES)
         return Launch(
             module="goondan.toolhost", arguments=arguments, env=env, pass_fds=[token_fd, status_write, values_fd]
         )
@@ -192,16 +167,16 @@ class Launches:
             return
         granted = {name for tool in plan.toolhost.tools for name in tool.variables}
         values = {name: os.environ[name] for name in sorted(granted) if name in os.environ}
-        fill(promise.values_fd, msgspec.msgpack.encode(values))
+        spawn.fill(promise.values_fd, msgspec.msgpack.encode(values))
         with suppress(BrokenPipeError):  # the tool host is gone
             os.write(promise.token_fd, self.token(Claims("toolhost", TOOLHOST_NAME, launch=promise.run)).encode())
         self.close()
 
     def _program(self, program: Program, run: int) -> Launch:
-        token_fd = memory_file("token", self.token(Claims("control", program.name, launch=run)).encode())
+        token_fd = spawn.memory_file("token", self.token(Claims("control", program.name, launch=run)).encode())
         arguments = ["--endpoint", self.endpoint("control"), "--token-fd", str(token_fd)]
         arguments += program.arguments(self._options.state_dir)
-        env = environment(os.environ, program.variables)
+        env = spawn.environment(os.environ, program.variables)
         return Launch(module=program.module, arguments=arguments, env=env, pass_fds=[token_fd])
 
     def _fork_server(self) -> Launch:
@@ -216,10 +191,10 @@ class Launches:
             arguments=[
                 *("--socket-fd", str(theirs.fileno())),
                 *("--keep-fd", str(self._premises.alive_fd)),
-                *("--scratch", os.path.join(self._premises.run_dir, WARMUP_FOLDER)),
+                *("--scratch", os.path.join(self._premises.run_dir, rundir.WARMUP_FOLDER)),
                 *(f"--provider={name}" for name in sorted(providers)),
             ],
-            env=environment(os.environ, AGENT_ENVIRONMENT),
+            env=spawn.environment(os.environ, spawn.AGENT_ENVIRONMENT),
             pass_fds=[theirs.detach()],
         )
 
@@ -243,7 +218,7 @@ class Services:
         *,
         on_up: Callable[[str], None],
         on_down: Callable[[str, int, str], None],
-        on_failed: Callable[[ErrorPayload], None],
+        on_failed: Callable[[frames.ErrorPayload], None],
         roles: tuple[str, ...],
         on_demand: tuple[str, ...] = (),
         log_path: Callable[[str], str],
@@ -251,7 +226,7 @@ class Services:
         ahead: Ahead,
     ) -> None:
         self._ahead = ahead
-        self.state = {role: Service(role) for role in (*roles, *on_demand)}
+        self.state = {role: lifecycle.Service(role) for role in (*roles, *on_demand)}
         self.since: dict[str, float] = dict.fromkeys(self.state, 0.0)
         self._on_demand = frozenset(on_demand)
         self._loop = loop
@@ -264,19 +239,19 @@ class Services:
         self._inherited_fds = inherited_fds
         self._children: dict[str, Child] = {}
         self._readiness: dict[str, Readiness] = {}
-        self._reports: dict[str, ErrorPayload] = {}
+        self._reports: dict[str, frames.ErrorPayload] = {}
         self._ending = False
 
     def begin(self) -> None:
         """Start everything that must always run."""
         for role in self.state:
             if role not in self._on_demand:
-                self._feed(role, Begin())
+                self._feed(role, lifecycle.Begin())
 
     def want(self, role: str) -> None:
         """Start this service, if it does not run. A service that could not be started is tried again."""
         if not self._ending:
-            self._feed(role, Begin())
+            self._feed(role, lifecycle.Begin())
 
     @property
     def proven(self) -> bool:
@@ -289,7 +264,7 @@ class Services:
 
     def terminate(self, role: str) -> None:
         """Ask a service to leave."""
-        self._feed(role, End())
+        self._feed(role, lifecycle.End())
 
     def kill(self, role: str) -> None:
         """Kill a service. It is started again, unless `end_restarts` was called."""
@@ -299,7 +274,7 @@ class Services:
 
     def group(self, name: str) -> Iterable[str]:
         """The services of a group of lifecycle.STOP_ORDER: all that start on demand, or the one with this name."""
-        return self._on_demand if name == PROGRAMS else self.state.keys() & {name}
+        return self._on_demand if name == lifecycle.PROGRAMS else self.state.keys() & {name}
 
     def alive(self, role: str) -> bool:
         """Whether its process lives."""
@@ -317,7 +292,7 @@ class Services:
                 role=role,
                 name=role,
                 pid=self.pid(role),
-                status="crash-loop" if service.deaths >= LOOPS_AT else _STATUS[service.phase],
+                status="crash-loop" if service.deaths >= lifecycle.LOOPS_AT else _STATUS[service.phase],
                 since=rfc3339(self.since[role] + offset),
                 restarts=service.restarts,
                 last_exit=service.last_exit,
@@ -328,28 +303,28 @@ class Services:
 
     # --- inside
 
-    def _feed(self, role: str, event: ServiceEvent) -> None:
+    def _feed(self, role: str, event: lifecycle.ServiceEvent) -> None:
         before = self.state[role]
-        self.state[role], actions = step_service(before, event)
+        self.state[role], actions = lifecycle.step_service(before, event)
         if self.state[role].phase != before.phase or self.state[role].run != before.run:
             self.since[role] = self._loop.time()
         for action in actions:
             self._perform(action)
 
-    def _perform(self, action: ServiceAction) -> None:
+    def _perform(self, action: lifecycle.ServiceAction) -> None:
         match action:
-            case StartProcess(role, run):
+            case lifecycle.StartProcess(role, run):
                 self._start(role, run)
-            case KillProcess(role):
+            case lifecycle.KillProcess(role):
                 self.kill(role)
-            case TerminateProcess(role):
+            case lifecycle.TerminateProcess(role):
                 child = self._children.get(role)
                 if child is not None:
                     child.terminate()
-            case Later(role, seconds, event):
+            case lifecycle.Later(role, seconds, event):
                 self._loop.call_later(seconds, self._feed, role, event)
-            case GiveUp(role, cause):
-                error = self._reports.get(role) or start_failure(role, cause, self._log_path(role))
+            case lifecycle.GiveUp(role, cause):
+                error = self._reports.get(role) or spawn.start_failure(role, cause, self._log_path(role))
                 if role in self._on_demand:
                     _log.error("%s could not be started: %s", role, error.message)
                 else:
@@ -376,7 +351,7 @@ class Services:
             readiness.close()
             _log.error("%s could not be started: %s", role, error.strerror)
             # Not inside of the step that has asked for it.
-            self._loop.call_soon(self._down, role, run, Down(run, f"could not be started: {error.strerror}"))
+            self._loop.call_soon(self._down, role, run, lifecycle.Down(run, f"could not be started: {error.strerror}"))
             return
         finally:
             for fd in given:
@@ -390,7 +365,7 @@ class Services:
 
     def _up(self, role: str, run: int) -> None:
         self._readiness.pop(role, None)
-        self._feed(role, Up(run))
+        self._feed(role, lifecycle.Up(run))
         self._on_up(role)
 
     def _exited(self, role: str, run: int, seen: Exit) -> None:
@@ -404,11 +379,11 @@ class Services:
         cause = f"{seen.cause}: {report.message}" if report is not None else seen.cause
         if not self._ending:
             _log.warning("%s ended: %s", role, cause)
-        self._down(role, run, Down(run, cause, final=report is not None))
+        self._down(role, run, lifecycle.Down(run, cause, final=report is not None))
 
-    def _down(self, role: str, run: int, event: Down) -> None:
+    def _down(self, role: str, run: int, event: lifecycle.Down) -> None:
         if self._ending:
-            self._feed(role, End())
+            self._feed(role, lifecycle.End())
         self._on_down(role, run, event.cause)
         self._feed(role, event)
 

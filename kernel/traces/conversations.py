@@ -22,9 +22,7 @@ from msgspec import Struct, structs
 from goondan.schemas.bundle.address import instance_dir, path_segment, segment_key
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.traces.turn_notes import CONVERSATION_FILE, CONVERSATION_FORMAT
-from goondan.schemas.wire.codec import DECODE_ERRORS
-from goondan.schemas.wire.errors import fail
-from goondan.schemas.wire.frames import OPERATOR_AGENT
+from goondan.schemas.wire import codec, errors, frames
 from goondan.schemas.wire.usage import ROWS, Usage, part_of, read_used, total_of
 
 _T = TypeVar("_T")
@@ -96,7 +94,7 @@ def read_file(place: ConversationFile, read: Callable[[sqlite3.Connection], _T])
     except sqlite3.Error as error:
         if not os.path.exists(place.path):
             return None  # the instance was deleted, or in this moment
-        raise fail("E_STATE", f"{place.path}: {error}") from None
+        raise errors.fail("E_STATE", f"{place.path}: {error}") from None
 
 
 def _untouched(path: str) -> tuple[int, int] | None:
@@ -116,7 +114,7 @@ def _query(place: ConversationFile, read: Callable[[sqlite3.Connection], _T], op
             return None  # it is being made
         if version != CONVERSATION_FORMAT:
             message = f"{place.path} has format {version}, this version reads {CONVERSATION_FORMAT}"
-            raise fail("E_STATE", message)
+            raise errors.fail("E_STATE", message)
         db.execute("BEGIN")  # one moment for all reads
         return read(db)
 
@@ -160,7 +158,7 @@ def instances(state_dir: str, agent: str | None = None, key: str | None = None) 
             written=place.written,
         )
         for place in conversation_files(state_dir, agent, key)
-        if agent is not None or place.agent != OPERATOR_AGENT
+        if agent is not None or place.agent != frames.OPERATOR_AGENT
     ]
     return sorted(found, key=lambda one: -one.written)
 
@@ -205,8 +203,8 @@ def messages(state_dir: str, agent: str, key: str, generation: int = 0, last: in
     rows = read_file(place, lambda db: list(_rows(db, generation, last))) or []
     try:
         return [msgspec.msgpack.decode(row) for row in rows]
-    except DECODE_ERRORS as error:
-        raise fail("E_STATE", f"{place.path}: a message cannot be read: {error}") from None
+    except codec.DECODE_ERRORS as error:
+        raise errors.fail("E_STATE", f"{place.path}: a message cannot be read: {error}") from None
 
 
 def _rows(db: sqlite3.Connection, generation: int, last: int | None) -> Iterator[bytes]:
@@ -244,7 +242,7 @@ def _made(db: sqlite3.Connection, seq: int) -> str | None:
     (data,) = db.execute("SELECT message FROM base WHERE seq = ?", (seq,)).fetchone()
     try:
         return msgspec.msgpack.decode(data, type=_Made).created_at
-    except DECODE_ERRORS:
+    except codec.DECODE_ERRORS:
         return None
 
 

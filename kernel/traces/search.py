@@ -18,18 +18,13 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from goondan.kernel import lock
-from goondan.kernel.paths import is_utf8
+from goondan.kernel import lock, paths
 from goondan.kernel.traces.conversations import ConversationFile, conversation_files, place_of, read_file
 from goondan.kernel.traces.rules.tree import TraceTree, find, grow, tree_of
 from goondan.kernel.traces.rules.turn import Note, Trace, moment, said_in, tell
 from goondan.schemas.system import trace_index
-from goondan.schemas.system.trace_index import IndexRow
-from goondan.schemas.wire.codec import DECODE_ERRORS
+from goondan.schemas.wire import codec, frames, questions, spans
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import OPERATOR_AGENT, AgentEvent, Answer
-from goondan.schemas.wire.questions import ANSWER_SUFFIX, correlation, handoff_correlation
-from goondan.schemas.wire.spans import is_trace_id
 
 #: The last turn is looked for in this many files, those that were written last. Turns overlap; not this many.
 RECENT_FILES: Final = 64
@@ -42,7 +37,7 @@ _LATEST: Final = 8
 #: Turns among which the last messages of people are looked for.
 _RECENT: Final = 2000
 #: The prefix of an event's id in the ids of its answer.
-_CORRELATIONS: Final = (correlation(""), handoff_correlation(""))
+_CORRELATIONS: Final = (questions.correlation(""), questions.handoff_correlation(""))
 
 
 class Search:
@@ -66,7 +61,7 @@ class Search:
 
     def turn(self, name: str, agent: str | None = None, instance: str | None = None) -> Trace:
         """The turn with this id, or of the event with this id or correlation id, with all that hangs on it."""
-        if not is_utf8(name):
+        if not paths.is_utf8(name):
             raise fail("E_USAGE", "the id is not UTF-8")
         for read in (self._indexed, self._in_files):
             for known in _names(name):
@@ -106,7 +101,7 @@ class Search:
             begun = sorted((turn.started_at for turn in found.values()), reverse=True)
             if len(begun) >= number and entry.at < begun[number - 1]:
                 break  # a message has a line of its own, so none of the rest is later
-            if entry.agent == OPERATOR_AGENT or entry.trace_id in seen:
+            if entry.agent == frames.OPERATOR_AGENT or entry.trace_id in seen:
                 continue
             seen.add(entry.trace_id)
             found |= {turn.turn_id: turn for turn in grow(self._turns_of(entry.trace_id)[0], self._now)}
@@ -125,7 +120,7 @@ class Search:
         """The turns of a trace, and how many more there are."""
         entries = trace_index.of_trace(self._state_dir, trace_id)
         turns = [turn for turn in self._read_entries(entries[:MAX_TURNS]) if turn.trace_id == trace_id]
-        if not turns and is_trace_id(trace_id) and (places := self._places(None, None)) is not None:
+        if not turns and spans.is_trace_id(trace_id) and (places := self._places(None, None)) is not None:
             turns = self._read_places(places, Which(trace=trace_id))[:MAX_TURNS]
         return turns, max(0, len(entries) - MAX_TURNS)
 
@@ -138,7 +133,7 @@ class Search:
         places = self._places(agent, instance)
         return [] if places is None else self._read_places(places, Which(name=name))
 
-    def _read_entries(self, entries: Iterable[IndexRow]) -> list[Trace]:
+    def _read_entries(self, entries: Iterable[trace_index.IndexRow]) -> list[Trace]:
         by_place: dict[tuple[str, str], list[str]] = {}
         for entry in entries:
             by_place.setdefault((entry.agent, entry.instance_key), []).append(entry.event_id)
@@ -178,8 +173,8 @@ class Search:
 def _names(name: str) -> list[str]:
     """What a name can mean: a turn or an event; the event of a correlation id; the event of an answer's id."""
     names = [name, *(name.removeprefix(prefix) for prefix in _CORRELATIONS if name.startswith(prefix))]
-    if name.endswith(ANSWER_SUFFIX):
-        names.append(names[-1].removesuffix(ANSWER_SUFFIX))
+    if name.endswith(questions.ANSWER_SUFFIX):
+        names.append(names[-1].removesuffix(questions.ANSWER_SUFFIX))
     return names
 
 
@@ -292,7 +287,7 @@ def _messages(db: sqlite3.Connection, turn_id: str) -> Iterator[Any]:
     """The messages of a turn that are still in the conversation, as they are stored; none of the largest."""
     of_turn = (f"{turn_id}.", f"{turn_id}.:", turn_id, MAX_MESSAGE_BYTES)
     for (data,) in db.execute(_MESSAGES, of_turn):
-        with suppress(*DECODE_ERRORS):
+        with suppress(*codec.DECODE_ERRORS):
             yield msgspec.msgpack.decode(data)
 
 
@@ -312,9 +307,9 @@ def _is_over(last_at: str, since: str | None) -> bool:
     return since is None or (heard is not None and began is not None and heard < began)
 
 
-def _answer(data: bytes | None) -> Answer | None:
+def _answer(data: bytes | None) -> frames.Answer | None:
     """How the turn ended, as its agent said; None when it says nothing that can be read."""
     try:
-        return None if data is None else msgspec.msgpack.decode(data, type=AgentEvent).answer
-    except DECODE_ERRORS:
+        return None if data is None else msgspec.msgpack.decode(data, type=frames.AgentEvent).answer
+    except codec.DECODE_ERRORS:
         return None

@@ -24,11 +24,9 @@ from functools import lru_cache
 from glob import escape, glob
 from typing import Final
 
-from goondan.kernel.bundle.documents import Loaded
-from goondan.kernel.bundle.files import read_file
-from goondan.kernel.bundle.rules.asked_powers import powers_of
+from goondan.kernel.bundle import documents, files
+from goondan.kernel.bundle.rules import asked_powers, lookup
 from goondan.kernel.bundle.rules.checked import Checked
-from goondan.kernel.bundle.rules.lookup import Unreadable
 from goondan.kernel.grants.granting import requested
 from goondan.kernel.grants.powers import Consent, Judgement, Owner, Power, Writers, everything_trusted, judge
 from goondan.kernel.paths import quickstart_folders
@@ -38,7 +36,7 @@ from goondan.schemas.system.directories import has_list, is_group_of
 
 def judgement_of(
     bundle: str,
-    loaded: Loaded,
+    loaded: documents.Loaded,
     checked: Checked,
     state_root: str | None,
     env: Mapping[str, str],
@@ -50,7 +48,7 @@ def judgement_of(
     """The judgement about the bundle at `bundle`. `state_root` None: there are no records. `env` is the user's.
     `trusted`, `agreed`, `running`: see Asking in kernel/bundle/loader.py.
     """
-    powers: list[Power] = powers_of(checked, loaded.documents, loaded.root, env, os.path.realpath)
+    powers: list[Power] = asked_powers.powers_of(checked, loaded.documents, loaded.root, env, os.path.realpath)
     powers += others_who_can_write(_files(loaded, checked))
     reason = "there is no state root" if state_root is None else records.why_not_believed(state_root, bundle)
     record = records.read(state_root, bundle) if state_root is not None and reason is None else None
@@ -69,7 +67,7 @@ def judgement_of(
     return judge(powers, consent, reason if record is None else None)
 
 
-def is_shipped(bundle: str, loaded: Loaded, checked: Checked) -> bool:
+def is_shipped(bundle: str, loaded: documents.Loaded, checked: Checked) -> bool:
     """Whether it is the quickstart of this installation, which nobody can change who cannot change the kernel too."""
     root = loaded.root
     if root not in {os.path.realpath(folder) for folder in quickstart_folders()} or not os.path.exists(bundle):
@@ -79,7 +77,7 @@ def is_shipped(bundle: str, loaded: Loaded, checked: Checked) -> bool:
     return who <= set(others_who_can_write([kernel, os.path.abspath(__file__)]))
 
 
-def _files(loaded: Loaded, checked: Checked) -> Iterable[str]:
+def _files(loaded: documents.Loaded, checked: Checked) -> Iterable[str]:
     """What is read or run of the bundle. For a tool: its entry and its folder. The rest of it runs in jails. For a tool
     that gets something there, for example a key: all of it. A user who can change one of its modules gets the same.
     """
@@ -223,18 +221,18 @@ def _has_remote(top: str) -> bool:
     folder = f"{top}/.git"
     try:
         if not os.path.isdir(folder):
-            text = read_file(folder, MAX_LINK)
+            text = files.read_file(folder, MAX_LINK)
             if not text.startswith(b"gitdir:"):
                 return True
             named = os.fsdecode(text.partition(b":")[2].strip())
             folder = os.path.join(top, named)
         if os.path.lexists(f"{folder}/commondir"):  # a worktree: the configuration is the main one's
-            folder = os.path.join(folder, os.fsdecode(read_file(f"{folder}/commondir", MAX_LINK).strip()))
+            folder = os.path.join(folder, os.fsdecode(files.read_file(f"{folder}/commondir", MAX_LINK).strip()))
         if not os.path.lexists(f"{folder}/config"):
             return True  # every repository has one, so this is something else
         for name in ("config", "config.worktree"):
-            if os.path.lexists(f"{folder}/{name}") and _REMOTE.search(read_file(f"{folder}/{name}", MAX_CONFIG)):
+            if os.path.lexists(f"{folder}/{name}") and _REMOTE.search(files.read_file(f"{folder}/{name}", MAX_CONFIG)):
                 return True
         return os.path.lexists(f"{folder}/remotes") and bool(os.listdir(f"{folder}/remotes"))
-    except (Unreadable, OSError, ValueError):
+    except (lookup.Unreadable, OSError, ValueError):
         return True

@@ -42,8 +42,7 @@ from goondan.kernel.bundle.rules.shape import Builder, Document, Environment
 from goondan.kernel.grants.granting import Accepted, GrantContext, PinnedFolder, Policy, SpawnPolicy, requested
 from goondan.kernel.paths import identity, is_shared, is_utf8, key_file
 from goondan.kernel.state_root import doubt, open_state_root
-from goondan.schemas.system.digests import NoDigest, folder_digest
-from goondan.schemas.system.directories import replace_file
+from goondan.schemas.system import digests, directories
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.grantable import KEYS, STATE_ROOT, runtime_bases
 
@@ -128,7 +127,7 @@ def write_decisions(path: str, accepted: list[Accepted], pinned: list[PinnedFold
     if why is not None:
         raise fail("E_STATE", f"what is accepted would not be read again: {why}")
     try:
-        replace_file(path, text.encode(), sync=True)
+        directories.replace_file(path, text.encode(), sync=True)
     except OSError as error:
         raise fail("E_STATE", f"{path}: {error.strerror}") from None
 
@@ -141,8 +140,8 @@ MAX_BYTES: Final = 1 << 30
 def pin(root: str, *, max_files: int = MAX_FILES, max_bytes: int = MAX_BYTES) -> str:
     """`sha256:` and the digest of everything below `root`. Raises Unreadable for what cannot be pinned."""
     try:
-        return folder_digest(root, max_files=max_files, max_bytes=max_bytes)
-    except NoDigest as error:
+        return digests.folder_digest(root, max_files=max_files, max_bytes=max_bytes)
+    except digests.NoDigest as error:
         raise Unreadable(str(error)) from None
 
 

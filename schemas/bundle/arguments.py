@@ -27,9 +27,8 @@ import jsonschema_rs
 
 from goondan.schemas.bundle.json_values import json_type, rename_aliases
 from goondan.schemas.bundle.schema_limits import Path, SchemaLimits, TooCostly
-from goondan.schemas.wire.codec import encode_value
+from goondan.schemas.wire import codec, frames
 from goondan.schemas.wire.errors import GoondanError, fail, tool_error
-from goondan.schemas.wire.frames import ToolError
 
 #: Issues named in one message; the rest is a count. More helps no model, and the message is cut anyway.
 MAX_ISSUES: Final = 5
@@ -194,7 +193,7 @@ def compile_arguments(parameters: dict[str, Any] | None, aliases: Mapping[str, s
     return ArgumentChecker(parameters, aliases)
 
 
-def invalid_arguments(tool: str, issues: list[str], parameters: dict[str, Any] | None) -> ToolError:
+def invalid_arguments(tool: str, issues: list[str], parameters: dict[str, Any] | None) -> frames.ToolError:
     """The error result of a call whose arguments have `issues` (at least one). The message is not cut to any limit."""
     listed = "; ".join(issues[:MAX_ISSUES])
     rest = f"; +{len(issues) - MAX_ISSUES} more issues" if len(issues) > MAX_ISSUES else ""
@@ -216,7 +215,7 @@ def invalid_arguments(tool: str, issues: list[str], parameters: dict[str, Any] |
 def _size(args: dict[str, Any]) -> int:
     """What arguments take as msgpack (bytes)."""
     try:
-        return len(encode_value(args))
+        return len(codec.encode_value(args))
     except OverflowError:  # an integer that the wire cannot carry; whoever sends it says so
         return sys.maxsize
 

@@ -30,8 +30,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from goondan.schemas.bundle.address import SEPARATOR, parse_tool_name
-from goondan.schemas.bundle.json_values import same_json
+from goondan.schemas.bundle import address, json_values
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExtensionSpec
 from goondan.schemas.wire.frames import NO_PAYLOAD
 
@@ -255,7 +254,7 @@ def overlap(one: Iterable[Touched], other: Iterable[Touched]) -> Touched | None:
 
 def tool_of(item: CatalogItem) -> str:
     """The Tool whose export it is."""
-    named = parse_tool_name(item.name)
+    named = address.parse_tool_name(item.name)
     return item.source.name or (item.name if named is None else named.resource_name)
 
 
@@ -291,7 +290,7 @@ def _differences(extension: str, path: list[str], before: Any, after: Any) -> It
                 yield ConfigChange(extension, [*path, key], value)
             else:
                 yield from _differences(extension, [*path, key], before[key], value)
-    elif not same_json(before, after):
+    elif not json_values.same_json(before, after):
         yield ConfigChange(extension, path, after)
 
 
@@ -332,7 +331,7 @@ def server_of(tool: str | None, servers: Container[str]) -> str | None:
 
     All tools of a server whose prefix AgentSpec.servers has may be called. Which those are, only the server knows.
     """
-    prefix, separator, export = (tool or "").partition(SEPARATOR)
+    prefix, separator, export = (tool or "").partition(address.SEPARATOR)
     return prefix if separator and export and prefix in servers else None
 
 

@@ -15,8 +15,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from msgspec import Meta, Raw, Struct, field, structs
 
 from goondan.schemas.models.model_providers import KeyHeader, ModelLimits, ModelRetry, ServingProvider
-from goondan.schemas.wire.questions import TIMEOUT_MS
-from goondan.schemas.wire.usage import Pricing
+from goondan.schemas.wire import questions, usage
 from goondan.schemas.worker.receipts import STRONGEST, Tier
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -103,7 +102,7 @@ class ModelSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     #: The only origin (`scheme://host:port`) that the key is sent to; None: the vendor's.
     key_origin: str | None = None
     #: What it costs; None: nothing.
-    pricing: Pricing | None = None
+    pricing: usage.Pricing | None = None
     #: How many tokens its context holds, as the bundle says; None: it does not say.
     context_tokens: int | None = None
     #: Headers of each request, besides the vendor's own; the names are in lower case. The values are secrets, and go
@@ -266,7 +265,7 @@ class AgentSpec(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only
     #: The file of one instance's conversation takes so much, with what lies beside it (MiB).
     conversation_mb: int = DEFAULT_CONVERSATION_MB
     #: `agents__request` waits so long for an answer unless it says otherwise (milliseconds).
-    request_timeout_ms: int = TIMEOUT_MS
+    request_timeout_ms: int = questions.TIMEOUT_MS
     #: Whether its traces keep arguments and results whole, within bounds, or what the conversation has, in short.
     traces: Literal["short", "whole"] = "short"
     #: The agent's document as written, for its extensions; empty when it has none.

@@ -21,8 +21,7 @@ from msgspec import Meta, Struct, defstruct, field
 from goondan.schemas.bundle import launch
 from goondan.schemas.models.model_providers import MAX_FALLBACKS, KeyHeader, ModelLimits, ModelRetry, NamedProvider
 from goondan.schemas.models.server_answers import LEAST_WINDOW, MOST_WINDOW
-from goondan.schemas.wire.questions import TIMEOUT_MS
-from goondan.schemas.wire.usage import Pricing
+from goondan.schemas.wire import questions, usage
 from goondan.schemas.worker.receipts import STRONGEST, Tier
 
 API_V1: Final = "goondan.ai/v1"
@@ -215,7 +214,9 @@ class ModelBody(Strict, frozen=True):
         None
     )
     params: Annotated[dict[str, Any], Meta(description="Parameters of every request, for example temperature.")] = {}
-    pricing: Annotated[Pricing | None, Meta(description="What it costs; [budgets](budgets.md) count with it.")] = None
+    pricing: Annotated[
+        usage.Pricing | None, Meta(description="What it costs; [budgets](budgets.md) count with it.")
+    ] = None
     context_tokens: Annotated[
         Annotated[int, Meta(ge=LEAST_WINDOW, lt=MOST_WINDOW)] | None,
         Meta(
@@ -351,7 +352,7 @@ class SwarmPolicy(Strict, frozen=True):
     ] = 65_536
     request_timeout_ms: Annotated[
         int, Meta(ge=1, le=86_400_000, description="How long `agents__request` waits if it does not say (ms).")
-    ] = TIMEOUT_MS
+    ] = questions.TIMEOUT_MS
 
 
 class ModelConfig(Strict, frozen=True):

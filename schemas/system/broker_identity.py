@@ -15,8 +15,7 @@ import stat
 import struct
 from typing import Final
 
-from goondan.schemas.system.directories import DirectoryRefused, open_directory
-from goondan.schemas.system.users import TOOLHOST_UID
+from goondan.schemas.system import directories, users
 from goondan.schemas.wire.errors import GoondanError, fail
 
 _IPC: Final = "ipc://"
@@ -40,18 +39,18 @@ class BrokerIdentity:
             return True
         folder, name = os.path.split(self._path)
         try:
-            with open_directory(folder, owners=(self.uid, os.geteuid())) as directory:
+            with directories.open_directory(folder, owners=(self.uid, os.geteuid())) as directory:
                 state = os.stat(name, dir_fd=directory.fd, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        except DirectoryRefused as refused:
+        except directories.DirectoryRefused as refused:
             raise fail("E_BROKER_UNTRUSTED", str(refused), suggestion=refused.fix) from None
         except OSError as error:
             raise fail("E_BROKER_UNTRUSTED", f"{error.filename or self._path}: {error.strerror}") from None
         if not stat.S_ISSOCK(state.st_mode):
             raise fail("E_BROKER_UNTRUSTED", f"{self._path} is no socket")
         # Root's broker gives the socket of tool hosts to the user that they become.
-        if state.st_uid not in (self.uid, os.geteuid(), TOOLHOST_UID):
+        if state.st_uid not in (self.uid, os.geteuid(), users.TOOLHOST_UID):
             raise self._foreign(f"{self._path} belongs to uid {state.st_uid}")
         return True
 

@@ -15,8 +15,7 @@ from typing import Final
 import msgspec
 
 from goondan.schemas.system.users import TOOLHOST_UID
-from goondan.schemas.wire.errors import fail
-from goondan.schemas.wire.frames import ErrorPayload
+from goondan.schemas.wire import errors, frames
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
@@ -123,7 +122,7 @@ def report_ready(ready_fd: int | None) -> None:
     _report(ready_fd, b"\n")
 
 
-def report_failure(ready_fd: int | None, error: ErrorPayload) -> None:
+def report_failure(ready_fd: int | None, error: frames.ErrorPayload) -> None:
     """Say why this process will never be ready: `{"error": {…}}` on `ready_fd`, then close it."""
     _report(ready_fd, msgspec.json.encode({"error": error}))
 
@@ -148,7 +147,7 @@ def read_token(token_fd: int | None, token_file: str | None) -> str:
     Raises GoondanError E_USAGE when neither is given or nothing can be read. The message never holds the token.
     """
     if token_fd is None and token_file is None:
-        raise fail("E_USAGE", "a token is needed: --token-fd or --token-file")
+        raise errors.fail("E_USAGE", "a token is needed: --token-fd or --token-file")
     try:
         with open(token_fd if token_fd is not None else str(token_file), "rb") as source:
             data = source.read(_MAX_TOKEN + 1)
@@ -158,7 +157,7 @@ def read_token(token_fd: int | None, token_file: str | None) -> str:
                 os.dup2(null, token_fd)
                 os.close(null)
     except OSError as error:
-        raise fail("E_USAGE", f"the token cannot be read: {error.strerror}") from None
+        raise errors.fail("E_USAGE", f"the token cannot be read: {error.strerror}") from None
     if not data.strip() or len(data) > _MAX_TOKEN or not data.isascii():
-        raise fail("E_USAGE", "what was given as token is none")
+        raise errors.fail("E_USAGE", "what was given as token is none")
     return data.decode("ascii").strip()

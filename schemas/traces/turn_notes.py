@@ -32,8 +32,7 @@ from typing import Final, Literal
 
 from msgspec import DecodeError, Raw, Struct, json
 
-from goondan.schemas.wire.errors import cut_message
-from goondan.schemas.wire.frames import ErrorPayload, OptionalRaw
+from goondan.schemas.wire import errors, frames
 from goondan.schemas.wire.usage import Part, Used
 from goondan.schemas.worker.receipts import Receipt
 
@@ -118,7 +117,7 @@ class FailureDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
     """The end of a turn or step that failed. `step` is the step that failed, None of a turn."""
 
     #: Why it failed.
-    error: ErrorPayload
+    error: frames.ErrorPayload
     #: The step that failed; None: the turn.
     step: int | None = None
 
@@ -202,7 +201,7 @@ class ResultDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
     code: str | None = None
     #: A Receipt (`worker.receipts.kept`), when a jail had the call. It is encoded by itself: a reader that
     #: does not understand the receipt of a later version loses the receipt only.
-    receipt: OptionalRaw = None
+    receipt: frames.OptionalRaw = None
     #: Of an error: its message.
     message: str | None = None
     #: What the call gave, as CallDetail has the arguments.
@@ -235,7 +234,7 @@ def in_short(value: object, most: int = SHORT_CHARS, redact: Callable[[str], str
     except (TypeError, ValueError, OverflowError, RecursionError):
         return ""
     # A secret that the cut goes through is hidden while it is still whole.
-    return cut_message(redact(text[: most + LONGEST_SECRET]), most)
+    return errors.cut_message(redact(text[: most + LONGEST_SECRET]), most)
 
 
 def used_by_note(at: str, detail: str | None) -> tuple[Part, Used] | None:

@@ -30,8 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from msgspec import Raw
 
-from goondan.schemas.system.blob_files import BlobFolder
-from goondan.schemas.system.broker_identity import BrokerIdentity
+from goondan.schemas.system import blob_files, broker_identity
 from goondan.schemas.transport import Transport, chosen, path_of
 from goondan.schemas.wire import peer
 from goondan.schemas.wire.blobs import INLINE_FRAME_BYTES, REFERENCES, check_reference, is_reference
@@ -107,7 +106,7 @@ class Link:
         held: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.endpoint = endpoint
-        self._broker = BrokerIdentity(endpoint, broker_uid)
+        self._broker = broker_identity.BrokerIdentity(endpoint, broker_uid)
         self._on_frame = on_frame
         self._held = held
         self._on_welcome = on_welcome
@@ -595,10 +594,10 @@ class BlobWork:
         loop.run_in_executor(self._pool, work).add_done_callback(finished)
 
 
-def _at(folder: str | None) -> BlobFolder:
+def _at(folder: str | None) -> blob_files.BlobFolder:
     if folder is None:
         raise fail("E_BLOB_UNAVAILABLE", "this process has no access to the folder of large payloads")
-    return BlobFolder(folder)
+    return blob_files.BlobFolder(folder)
 
 
 def _touch(folder: str | None, blob: Blob) -> None:

@@ -32,19 +32,10 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct, structs
 
+from goondan.schemas.wire import frames
 from goondan.schemas.wire.blobs import INLINE_FRAME_BYTES, MAX_BLOB_BYTES, REFERENCES, too_large
 from goondan.schemas.wire.codec import MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload
-from goondan.schemas.wire.frames import (
-    NO_PAYLOAD,
-    PROTOCOL_VERSION,
-    Blob,
-    Credit,
-    ErrorPayload,
-    Frame,
-    Hello,
-    Welcome,
-)
 
 Kind = Literal["post", "call", "ask", "tool ask"]
 Phase = Literal["absent", "greeting", "ready", "closed"]
@@ -94,9 +85,9 @@ class OutboxEntry(Struct, eq=False):
     #: Frames of one target go out in their order.
     target: str
     #: The frame as long as its payload has no file.
-    unwritten: Frame | None = None
+    unwritten: frames.Frame | None = None
     #: The reference that `data` has in place of a payload.
-    blob: Blob | None = None
+    blob: frames.Blob | None = None
     #: Since when its time stands still; None: it runs.
     held_since: float | None = None
     #: Whether it holds credit.
@@ -128,9 +119,9 @@ class Settled(Struct, frozen=True):
     #: The entry.
     entry: Any
     #: The frame that answered.
-    frame: Frame | None
+    frame: frames.Frame | None
     #: The error in place of a result: the answer was an `error` frame, or none came in time.
-    error: ErrorPayload | None = None
+    error: frames.ErrorPayload | None = None
     #: A frame to send back, encoded. None: nothing is sent.
     reply: bytes | None = None
 
@@ -139,7 +130,7 @@ class Deliver(Struct, frozen=True):
     """A frame for the user of the link."""
 
     #: The frame.
-    frame: Frame
+    frame: frames.Frame
 
 
 class Reply(Struct, frozen=True):
@@ -148,7 +139,7 @@ class Reply(Struct, frozen=True):
     #: The bytes.
     data: bytes
     #: A late answer that they acknowledge: its asker was already told that there is none.
-    late: Frame | None = None
+    late: frames.Frame | None = None
 
 
 class Greet(Struct, frozen=True):
@@ -159,14 +150,14 @@ class Welcomed(Struct, frozen=True):
     """The link is ready. `Peer.sendable` now gives the whole outbox again."""
 
     #: The broker's welcome.
-    welcome: Welcome
+    welcome: frames.Welcome
 
 
 class LinkRefused(Struct, frozen=True):
     """The broker refuses us. The link is over."""
 
     #: Why.
-    error: ErrorPayload
+    error: frames.ErrorPayload
 
 
 Outcome = Settled | Deliver | Reply | Greet | Welcomed | LinkRefused
@@ -191,7 +182,7 @@ class Peer:
         self.phase: Phase = "absent"
         self._by_reference = by_reference
         self.incarnation = incarnation
-        self.welcome: Welcome | None = None
+        self.welcome: frames.Welcome | None = None
         self.window = _INITIAL_WINDOW
         self.in_use = 0
         self.token = token
@@ -225,7 +216,7 @@ class Peer:
         return f"{self.incarnation}.{self._counter}"
 
     def submit(
-        self, kind: Kind, frame: Frame, waiter: Any, now: float, patience_s: float | None = None
+        self, kind: Kind, frame: frames.Frame, waiter: Any, now: float, patience_s: float | None = None
     ) -> bytes | None:
         """Take a frame into the outbox. Returns the bytes to send at once, or None when the frame has to wait. A large
         payload must first be written: see `take_unwritten`. `patience_s` (seconds): see `Link.ask`.
@@ -270,7 +261,7 @@ class Peer:
         """The ids of frames that the broker has accepted and not answered."""
         return frozenset(entry.id for entry in self._outbox.values() if entry.accepted)
 
-    def goes_by_reference(self, frame: Frame, size: int) -> bool:
+    def goes_by_reference(self, frame: frames.Frame, size: int) -> bool:
         """Whether the payload of a frame with `size` encoded bytes goes by reference.
 
         Raises FrameError E_FRAME_TOO_LARGE for a frame that cannot be sent at all.
@@ -296,7 +287,7 @@ class Peer:
         taken, self._unwritten = self._unwritten, []
         return taken
 
-    def written(self, entry: OutboxEntry, blob: Blob) -> bool:
+    def written(self, entry: OutboxEntry, blob: frames.Blob) -> bool:
         """The payload of an entry has its file, so `sendable` may give the entry. False when nobody waits for it any
         more.
         """
@@ -367,7 +358,7 @@ class Peer:
         self.phase = "greeting"
         self._hello_at = now
         self._hello_id = self.next_id()
-        body = Hello(
+        body = frames.Hello(
             token=self.token,
             incarnation=self.incarnation,
             awaiting=list(self._by_correlation),
@@ -375,11 +366,11 @@ class Peer:
             started_ms=self._started_ms,
             **held,
         )
-        return encode(Frame("hello", id=self._hello_id, payload=to_raw(body)))
+        return encode(frames.Frame("hello", id=self._hello_id, payload=to_raw(body)))
 
     # --- incoming
 
-    def receive(self, frame: Frame, now: float) -> Outcome | None:
+    def receive(self, frame: frames.Frame, now: float) -> Outcome | None:
         """Handle a frame. Returns what to do, or None when there is nothing to do."""
         kind = frame.type
         if kind == "tool.result" and frame.call_id is not None:
@@ -396,24 +387,24 @@ class Peer:
         if kind == "tool.answer":
             return self._receive_tool_answer(frame)
         if kind == "error":
-            error = from_raw(frame.payload, ErrorPayload)
+            error = from_raw(frame.payload, frames.ErrorPayload)
             if error.code == "E_HELLO_REQUIRED":
                 self.lost()
                 return Greet()
             return Deliver(frame)
         if kind == "ping":
-            return Reply(encode(Frame("pong", id=self.next_id(), in_reply_to=frame.id)))
+            return Reply(encode(frames.Frame("pong", id=self.next_id(), in_reply_to=frame.id)))
         if kind == "pong":
             return None
         if kind == "clock":
             self._set_clock(frame, now)
             return Deliver(frame)
         if kind == "credit":
-            self.window = max(1, from_raw(frame.payload, Credit).window)
+            self.window = max(1, from_raw(frame.payload, frames.Credit).window)
             return None
         return Deliver(frame)
 
-    def awaits(self, frame: Frame) -> bool:
+    def awaits(self, frame: frames.Frame) -> bool:
         """Whether the payload of this frame is needed. An answer or a result may be a repeat, and then it is not."""
         if frame.type == "tool.result" and frame.call_id is not None:
             return frame.call_id in self._by_call
@@ -423,7 +414,7 @@ class Peer:
             return True
         return frame.in_reply_to in self._by_correlation
 
-    def unreadable(self, frame: Frame, error: ErrorPayload, now: float) -> Outcome | None:
+    def unreadable(self, frame: frames.Frame, error: frames.ErrorPayload, now: float) -> Outcome | None:
         """Handle a frame whose payload is not available. If a caller waits for it, the caller gets the error. Any other
         frame is delivered with `blob` still set and with the error as its payload.
         """
@@ -502,9 +493,9 @@ class Peer:
 
     # --- inside
 
-    def _receive_answer(self, frame: Frame) -> Outcome:
+    def _receive_answer(self, frame: frames.Frame) -> Outcome:
         """Handle an answering event. It is acknowledged in any case, so that the broker need not keep it for us."""
-        ack = Frame("ack", id=self.next_id(), stage="done", event_id=frame.event_id, in_reply_to=frame.id)
+        ack = frames.Frame("ack", id=self.next_id(), stage="done", event_id=frame.event_id, in_reply_to=frame.id)
         entry = self._by_correlation.pop(frame.in_reply_to or "", None)
         if entry is None:
             is_late = frame.in_reply_to in self._overdue
@@ -514,7 +505,7 @@ class Peer:
         self._release(entry)
         return Settled(entry, frame, None, encode(ack))
 
-    def _asked(self, frame: Frame) -> OutboxEntry | None:
+    def _asked(self, frame: frames.Frame) -> OutboxEntry | None:
         """The open `tool.ask` that a `tool.answer` is for; None when there is none. The broker has checked whose call
         it is, so an answer counts for a question of that call only.
         """
@@ -523,14 +514,14 @@ class Peer:
             return None
         return entry
 
-    def _receive_tool_answer(self, frame: Frame) -> Outcome | None:
+    def _receive_tool_answer(self, frame: frames.Frame) -> Outcome | None:
         entry = self._asked(frame)
         if entry is None:
             return None  # a repeat, or nobody waits for it any more
         self.forget(entry.id)
         return Settled(entry, frame)
 
-    def _set_clock(self, frame: Frame, now: float) -> None:
+    def _set_clock(self, frame: frames.Frame, now: float) -> None:
         """Stop or start a clock, because a person is being asked or has answered. It is the clock of a request of ours,
         or of a turn that runs here.
         """
@@ -547,14 +538,14 @@ class Peer:
                 if frame.in_reply_to is not None and frame.deadline_ms is not None and entry.expires is not None:
                     entry.expires = now + frame.deadline_ms / 1000 + DEADLINE_GRACE_S
 
-    def _receive_reply(self, frame: Frame, now: float) -> Outcome | None:
+    def _receive_reply(self, frame: frames.Frame, now: float) -> Outcome | None:
         if frame.in_reply_to == self._hello_id:
             return self._receive_greeting(frame, now)
         entry = self._outbox.get(frame.in_reply_to or "")
         if entry is None:
             return None  # a repeat of an answer
         if frame.type == "error":
-            error = from_raw(frame.payload, ErrorPayload)
+            error = from_raw(frame.payload, frames.ErrorPayload)
             if error.code == "E_HELLO_REQUIRED":
                 return None  # it was sent before hello: after the welcome it is sent again
             if error.code == "E_OVERLOADED":
@@ -574,9 +565,9 @@ class Peer:
         self.forget(entry.id)
         return Settled(entry, frame)
 
-    def _receive_greeting(self, frame: Frame, now: float) -> Outcome | None:
+    def _receive_greeting(self, frame: frames.Frame, now: float) -> Outcome | None:
         if frame.type == "error":
-            error = from_raw(frame.payload, ErrorPayload)
+            error = from_raw(frame.payload, frames.ErrorPayload)
             self._busy_since = self._busy_since if self._busy_since is not None else now
             if error.code == "E_PRINCIPAL_BUSY" and now - self._busy_since < BUSY_PATIENCE_S:
                 return None  # tick says hello again
@@ -587,8 +578,8 @@ class Peer:
             return LinkRefused(error)
         if frame.type != "welcome":
             return None
-        welcome = from_raw(frame.payload, Welcome)
-        if welcome.version != PROTOCOL_VERSION:
+        welcome = from_raw(frame.payload, frames.Welcome)
+        if welcome.version != frames.PROTOCOL_VERSION:
             self.phase = "closed"
             return LinkRefused(error_payload("E_VERSION", f"the broker speaks version {welcome.version}"))
         self._busy_since = None
@@ -648,6 +639,6 @@ def _with_deadline(data: bytes, left_s: float) -> bytes:
     return encode_value(frame)
 
 
-def encode_reference(frame: Frame, blob: Blob) -> bytes:
+def encode_reference(frame: frames.Frame, blob: frames.Blob) -> bytes:
     """The frame with a reference in place of its payload. `frame` itself does not change."""
-    return encode(structs.replace(frame, payload=NO_PAYLOAD, blob=blob))
+    return encode(structs.replace(frame, payload=frames.NO_PAYLOAD, blob=blob))

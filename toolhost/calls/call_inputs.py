@@ -21,11 +21,8 @@ from msgspec import Raw
 
 from goondan.schemas.bundle.address import SEPARATOR, build_tool_name
 from goondan.schemas.bundle.launch import ExportSpec, ToolHostSpec, ToolSpec
-from goondan.schemas.wire.codec import encode_value
-from goondan.schemas.wire.errors import tool_error
-from goondan.schemas.wire.frames import ToolError
-from goondan.toolhost.calls.call_registry import FairStore
-from goondan.toolhost.calls.untrusted import Violation, check_json
+from goondan.schemas.wire import codec, errors, frames
+from goondan.toolhost.calls import call_registry, untrusted
 
 if TYPE_CHECKING:
     from goondan.schemas.bundle.arguments import ArgumentChecker
@@ -103,21 +100,21 @@ class Exports:
         return Entry(found[0], ExportSpec(name=export), self._anything, found[1])
 
 
-def arguments(entry: Entry, name: str, raw: Raw) -> Raw | ToolError:
+def arguments(entry: Entry, name: str, raw: Raw) -> Raw | frames.ToolError:
     """The arguments as the handler gets them, or why they are refused (HANDLER-06)."""
     data = bytes(raw)
     try:
-        check_json(data)
-    except Violation as violation:
+        untrusted.check_json(data)
+    except untrusted.Violation as violation:
         message = str(violation).replace("the output", "args").replace("the worker sent", "there are")
-        return tool_error("E_TOOL_INVALID_ARGS", message, name="ToolInputValidationError")
+        return errors.tool_error("E_TOOL_INVALID_ARGS", message, name="ToolInputValidationError")
     given = msgspec.msgpack.decode(data)
     args, issues = entry.checker.apply(given, len(data))
     if issues:
         from goondan.schemas.bundle.arguments import invalid_arguments
 
         return invalid_arguments(name, issues, entry.export.parameters)
-    return raw if args is given else Raw(encode_value(args))
+    return raw if args is given else Raw(codec.encode_value(args))
 
 
 # --- messages ---------------------------------------------------------------------------------------------------------
@@ -140,7 +137,7 @@ class MessageCache:
 
     def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._messages: FairStore[Name, bytes] = FairStore()
+        self._messages: call_registry.FairStore[Name, bytes] = call_registry.FairStore()
 
     def put(self, name: Name, message: bytes) -> None:
         """Keep a message, as the agent encoded it."""

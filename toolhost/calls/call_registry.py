@@ -29,12 +29,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from goondan.schemas.bundle.launch import ExportSpec, ToolSpec
-from goondan.schemas.wire.blobs import MAX_OUTPUT_BYTES
-from goondan.schemas.wire.codec import to_raw
-from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire import blobs, codec, errors
 from goondan.schemas.wire.frames import NO_PAYLOAD, ErrorPayload, Frame, ToolError
 from goondan.schemas.worker import servers
-from goondan.schemas.worker.servers import ServerListing
 from goondan.toolhost.policy.subject import CallFolder
 
 Name = TypeVar("Name", bound=Hashable)
@@ -107,7 +104,7 @@ class FairStore(Generic[Name, Value]):
 # --- the calls --------------------------------------------------------------------------------------------------------
 
 #: Results that no agent has acknowledged yet, in all (bytes): one of the largest, or twenty of the default outputMb.
-KEPT_BYTES: Final = MAX_OUTPUT_BYTES + (16 << 20)
+KEPT_BYTES: Final = blobs.MAX_OUTPUT_BYTES + (16 << 20)
 #: How long a result waits for its acknowledgement (seconds). An agent that is restarted asks again within seconds; ten
 #: minutes cover an operator who restarts a whole machine's services by hand.
 KEPT_S: Final = 600.0
@@ -404,23 +401,23 @@ def listing_for(frame: Frame, tool: ToolSpec, generation: str, now: float, allow
     )
 
 
-def answer_of(call: Listing, listing: ServerListing) -> Frame:
+def answer_of(call: Listing, listing: servers.ServerListing) -> Frame:
     """What the agent is told: the listing, or that it is too large."""
-    payload = to_raw(listing)
+    payload = codec.to_raw(listing)
     size = memoryview(payload).nbytes
     if size > MAX_LISTING:
         message = f"what the MCP server {call.tool.name} offers takes {size} bytes, limit {MAX_LISTING}"
-        info = error_payload(
+        info = errors.error_payload(
             servers.NOT_CONNECTED, message, suggestion="Filter its tools, or turn off what is not needed."
         )
-        return _answer(call, "error", to_raw(info))
+        return _answer(call, "error", codec.to_raw(info))
     return _answer(call, "reply", payload)
 
 
 def refusal_of(call: Listing, error: ToolError) -> Frame:
     """What the agent is told when there is no listing."""
     error = msgspec.structs.replace(error, code=error.code or servers.NOT_CONNECTED)
-    return _answer(call, "error", to_raw(msgspec.convert(error, ErrorPayload, from_attributes=True)))
+    return _answer(call, "error", codec.to_raw(msgspec.convert(error, ErrorPayload, from_attributes=True)))
 
 
 def _answer(call: Listing, kind: str, payload: msgspec.Raw) -> Frame:

@@ -44,12 +44,10 @@ from msgspec import Raw, Struct
 
 from goondan.schemas.wire.errors import tool_error
 from goondan.schemas.wire.frames import ToolError
-from goondan.schemas.worker import servers
+from goondan.schemas.worker import servers, worker_frames
 from goondan.schemas.worker.servers import CONNECT_S
-from goondan.schemas.worker.worker_frames import Result
-from goondan.toolhost.calls.asks import may_ask
+from goondan.toolhost.calls import asks, results
 from goondan.toolhost.calls.call_registry import Call, Listing
-from goondan.toolhost.calls.results import Work
 from goondan.toolhost.calls.session import MAX_CALLS_PER_JAIL, JailSession, Key, agent_of
 from goondan.toolhost.calls.untrusted import Violation
 from goondan.toolhost.policy.launch_plan import MAX_CALLS
@@ -336,7 +334,7 @@ class Answer(Struct, frozen=True):
     #: Why its processes end, for the receipt.
     cause: str | None = None
     #: The work that went on after the call; None when the call itself ends.
-    work: Work | None = None
+    work: results.Work | None = None
 
 
 class Finish(Struct, frozen=True):
@@ -352,9 +350,9 @@ class Conclude(OfCall, frozen=True):
     """The call, or the work that went on after it, has ended with its worker's result."""
 
     #: The work that went on after the call; None when the call itself ends.
-    work: Work | None
+    work: results.Work | None
     #: What the worker sent.
-    result: Result
+    result: worker_frames.Result
     #: The answer that is made from `result`.
     payload: Raw
 
@@ -465,7 +463,7 @@ class Machine:
 
         Raises Violation.
         """
-        if not may_ask(op, session.permissions):
+        if not asks.may_ask(op, session.permissions):
             raise Violation(f"the worker asked for {op!r}, and its tool has not the permission")
         call = session.calls.get(name)
         if own is None or name == own.worker_call_id:
@@ -485,13 +483,13 @@ class Machine:
             return [Kill(session, _NOT_NEEDED)]
         return []
 
-    def check_continues(self, session: JailSession, call: Call, result: Result) -> None:
+    def check_continues(self, session: JailSession, call: Call, result: worker_frames.Result) -> None:
         """Raise Violation unless a result that continues is the call's first `pending`."""
         if result.status != "pending" or call.worker_call_id in session.works:
             raise Violation("the worker sent a result that continues without being the first `pending`")
 
     def goes_on(
-        self, session: JailSession, call: Call, begun: Work | ToolError, payload: Raw, now: float
+        self, session: JailSession, call: Call, begun: results.Work | ToolError, payload: Raw, now: float
     ) -> list[Action]:
         """A call is answered with `pending`. `begun` is the work that goes on, or why nobody will hear of it."""
         name = call.worker_call_id
@@ -508,7 +506,7 @@ class Machine:
         return [Finish(call, payload), *self.pool.goes_on(session, name)]
 
     def result(
-        self, session: JailSession, call: Call, result: Result, payload: Raw, *, spent: bool, now: float
+        self, session: JailSession, call: Call, result: worker_frames.Result, payload: Raw, *, spent: bool, now: float
     ) -> list[Action]:
         """A call, or the work that went on after it, has ended. `spent`: the call has met a limit of the jail.
 

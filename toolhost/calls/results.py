@@ -47,8 +47,7 @@ from goondan.schemas.worker.receipts import CallReceipt, JailReceipt
 from goondan.schemas.worker.worker_frames import Result, WorkerError
 from goondan.toolhost.calls.call_registry import Call, FairStore
 from goondan.toolhost.calls.untrusted import Violation, check_json, output_limit
-from goondan.toolhost.policy.launch_plan import LaunchPlan
-from goondan.toolhost.policy.limits import Used
+from goondan.toolhost.policy import launch_plan, limits
 from goondan.toolhost.traffic.messages import Denied
 
 #: How long work may go on (seconds).
@@ -375,7 +374,7 @@ class JailReceipts:
 
     __slots__ = ("_encoded", "_known", "_looked_at")
 
-    def __init__(self, plan: LaunchPlan) -> None:
+    def __init__(self, plan: launch_plan.LaunchPlan) -> None:
         calls: Literal["forked", "alone"] | None = "alone" if plan.alone else None
         if plan.calls is not None:
             calls = "forked"
@@ -387,7 +386,7 @@ class JailReceipts:
         """Whether to look at the jail's processes after a call of that length (seconds)."""
         return now - self._looked_at >= LOOK_S or call_s >= LONG_S
 
-    def look(self, now: float, used: Used) -> None:
+    def look(self, now: float, used: limits.Used) -> None:
         """Note what was seen. Neither value ever gets smaller."""
         self._looked_at = now
         self._change(

@@ -14,8 +14,7 @@ from msgspec import Struct, field
 
 from goondan.schemas.bundle.launch import ServerSpec
 from goondan.schemas.wire.frames import ToolError
-from goondan.toolhost.calls.call_registry import Call
-from goondan.toolhost.calls.results import Work
+from goondan.toolhost.calls import call_registry, results
 
 #: Calls in one jail at a time. More calls wait in the host, where cancelling them costs nothing.
 MAX_CALLS_PER_JAIL: Final = 64
@@ -50,17 +49,17 @@ class JailSession(Struct, eq=False):
     #: Since when it runs nothing (seconds); None while it runs something, or before its first launch has ended.
     idle_since: float | None = None
     #: The calls that it runs.
-    calls: dict[str, Call] = {}
+    calls: dict[str, call_registry.Call] = {}
     #: Those of its calls that were answered and whose place is free.
     pending: set[str] = set()
     #: The work that goes on after its call was answered.
-    works: dict[str, Work] = {}
+    works: dict[str, results.Work] = {}
     #: Calls that nobody waits for and whose handlers still run.
     abandoned: set[str] = set()
     #: The last calls that are over.
     ended: deque[str] = field(default_factory=lambda: deque(maxlen=ENDED_KNOWN))
     #: Calls with processes of their own, until the last of these is gone.
-    own: dict[str, Call] = {}
+    own: dict[str, call_registry.Call] = {}
     #: Whether each call has processes of its own.
     forks: bool = False
     #: The permissions of its tool.
@@ -118,7 +117,7 @@ def agent_of(key: Key) -> str:
     return key[2] if len(key) > 2 else ""
 
 
-def key_of(call: Call, *, forks: bool) -> Key:
+def key_of(call: call_registry.Call, *, forks: bool) -> Key:
     """Calls with the same key share a jail.
 
     `forks`: the jail of a tool with `isolation: call` can keep its calls apart; else each call has its own.
@@ -135,7 +134,7 @@ def key_of(call: Call, *, forks: bool) -> Key:
     return (*key, call.id) if isolation == "call" and not forks else key
 
 
-def _server_key(call: Call, server: ServerSpec) -> Key:
+def _server_key(call: call_registry.Call, server: ServerSpec) -> Key:
     """Everybody of one scope shares a stateful server. Each call and each listing of a stateless one has its own."""
     if server.scope == "instance":
         key: Key = (call.tool.name, call.generation, "", call.instance_key)

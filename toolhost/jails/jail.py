@@ -45,12 +45,10 @@ from goondan.toolhost.jails import worker
 from goondan.toolhost.jails.launch import Launched, launch
 from goondan.toolhost.jails.worker import Granted, Worker, WorkerOwner
 from goondan.toolhost.lookup.jail_request import look_up
-from goondan.toolhost.policy.limits import Used, limit_error
+from goondan.toolhost.policy import limits, subject
 from goondan.toolhost.policy.plan import has_namespaces, plan
-from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Powers
-from goondan.toolhost.watch import procfs
-from goondan.toolhost.watch.jail_usage import JailUsage
+from goondan.toolhost.watch import jail_usage, procfs
 from goondan.toolhost.watch.procfs import children, end_session, members, process_stat, process_status, signal_all
 
 #: How long bubblewrap may take to name the jail's first process before it is killed without that (seconds).
@@ -93,7 +91,7 @@ class Jail(worker.Worker):
         self._jail_owner = owner
         self._powers = powers
         self._reduced = not has_namespaces(plan.tier)
-        self.usage = JailUsage(
+        self.usage = jail_usage.JailUsage(
             tool.sandbox.limits, plan.writable, launched.keeper, launched.niceness, powers, plan.trusted
         )
         if self._reduced:
@@ -140,7 +138,7 @@ class Jail(worker.Worker):
             return members(self.pid)
         return [] if self.usage.view is None else procfs.outer_processes(self.usage.view)
 
-    def used(self) -> Used:
+    def used(self) -> limits.Used:
         """What its processes have used: as Linux counts it, or else what was seen of them and what the worker says.
 
         A few file reads, because the loop asks. The watch looks at jails with many processes.
@@ -150,7 +148,7 @@ class Jail(worker.Worker):
         if (cpu_s is None or memory is None) and self.worker_pid is not None:
             ticks = sum(map(int, process_stat(self.worker_pid)[11:15]))  # utime, stime, cutime, cstime
             kilobytes = int(process_status(self.worker_pid).get("VmHWM", "0 kB").removesuffix(" kB"))
-        return Used(
+        return limits.Used(
             int(max(ticks / procfs.TICKS_PER_S, self.usage.cpu.total_s) * 1000) if cpu_s is None else int(cpu_s * 1000),
             max(kilobytes, self.usage.peak >> 10) if memory is None else memory >> 10,
         )
@@ -262,7 +260,9 @@ class Jail(worker.Worker):
         os.close(self._pidfd)
         self._close_status()
         met = self.usage.met
-        self._end(exit_cause(self._exit_code or 0) if met is None else limit_error(met, self.usage.limits).message)
+        self._end(
+            exit_cause(self._exit_code or 0) if met is None else limits.limit_error(met, self.usage.limits).message
+        )
 
 
 class _BwrapStatus(msgspec.Struct, rename="kebab"):
@@ -439,7 +439,7 @@ class Visit(ABC, Generic[Told]):
         self._over: asyncio.Future[None] = loop.create_future()
 
     async def answer(
-        self, tool: ToolSpec, spec: ToolHostSpec, host: HostFacts, powers: Powers, timeout_s: float
+        self, tool: ToolSpec, spec: ToolHostSpec, host: subject.HostFacts, powers: Powers, timeout_s: float
     ) -> tuple[Jail, Told | str]:
         """The jail of the tool, which is gone by then, and its answer, or in words why there is none.
 

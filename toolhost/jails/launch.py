@@ -19,8 +19,7 @@ from typing import NamedTuple
 import msgspec
 from msgspec import Struct
 
-from goondan.schemas.system.directories import remove_tree
-from goondan.schemas.system.users import NUMBERS
+from goondan.schemas.system import directories, users
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.worker_frames import WORKER_FD
 from goondan.toolhost.launcher.allow_list import Launch
@@ -181,7 +180,7 @@ def _prepare(make_plan: Callable[[], LaunchPlan], powers: Powers, niceness: int,
             places[WORKDIR_FD] = jails(open_place(plan.open_workdir, "dir"))
         staged = [jails(open_place(source, "dir" if stage["folder"] else "file")) for source, stage in plan.stages]
         if plan.private is not None:
-            undo.callback(remove_tree, plan.private)
+            undo.callback(directories.remove_tree, plan.private)
             _make_private(plan.private, plan.code)
         keeper = Keeper(powers) if plan.group is None else Group(plan.group, powers, niceness)
         undo.callback(keeper.remove)
@@ -263,7 +262,7 @@ def _request(parts: _Parts) -> Launch:
         "stage": plan.stage,
         "stages": [stage for _, stage in plan.stages],
         "uid": parts.launched.uid,
-        "fallbackOwner": None if plan.fallback_owner is None else instance_uid(plan.fallback_owner, NUMBERS),
+        "fallbackOwner": None if plan.fallback_owner is None else instance_uid(plan.fallback_owner, users.NUMBERS),
         "enclosure": plan.enclosure,
         "joins": keeper.joins,
         "niceness": parts.launched.niceness,

@@ -22,9 +22,8 @@ from goondan.schemas.worker.hosts import Network
 from goondan.toolhost.lookup.this_host import machine
 from goondan.toolhost.policy.seccomp import own_program
 from goondan.toolhost.privileges.launcher_link import LauncherLink, OwnPrograms
-from goondan.toolhost.traffic import messages
+from goondan.toolhost.traffic import messages, rules
 from goondan.toolhost.traffic.messages import Close, Denied, Failed, Open, Reached, Settle, Settled
-from goondan.toolhost.traffic.rules import Layout, Listener
 
 #: How long a jail's sockets may take (seconds): a short program and one round trip, some 30 ms.
 ATTACH_S: Final = 10.0
@@ -37,7 +36,7 @@ MAX_KEPT: Final = 256
 class JailNetwork:
     """What is known of one jail's connections."""
 
-    def __init__(self, network: Network, layout: Layout) -> None:
+    def __init__(self, network: Network, layout: rules.Layout) -> None:
         self.network = network
         self.layout = layout
         self.denied: deque[Denied] = deque(maxlen=MAX_KEPT)
@@ -62,7 +61,7 @@ class JailNetwork:
 
 
 #: The listeners that could be made, and their descriptors with those that see refused connections.
-_Listening = tuple[tuple[Listener, ...], list[int]]
+_Listening = tuple[tuple[rules.Listener, ...], list[int]]
 _Listen = Callable[[], Coroutine[None, None, _Listening]]
 #: Gets None when a network is there, else why it is not.
 Ready = Callable[[str | None], None]
@@ -115,7 +114,7 @@ class Egress:
         """
 
         async def hand_over() -> _Listening:
-            return (Listener("connector", "", 0),), [connector.detach()]
+            return (rules.Listener("connector", "", 0),), [connector.detach()]
 
         self._begin(jail, _Attached(known, ready), hand_over)
 
@@ -149,7 +148,7 @@ class Egress:
                 self.detach(jail)
             attached.ready(problem)
 
-    async def _listen(self, pid: int, layout: Layout) -> _Listening:
+    async def _listen(self, pid: int, layout: rules.Layout) -> _Listening:
         """Have the sockets made in the jail. Returns the listeners that could be made, and descriptors.
 
         Raises OSError.

@@ -38,19 +38,14 @@ from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.hosts import Network, Rule, join, network, parse_host, read_network
 from goondan.schemas.worker.worker_frames import WORKER_FD
 from goondan.toolhost.calls.untrusted import output_limit
-from goondan.toolhost.jails import worker
-from goondan.toolhost.jails.jail import Jail, JailOwner
+from goondan.toolhost.jails import jail, worker
 from goondan.toolhost.jails.launch import Launched, Wires, launch
 from goondan.toolhost.lookup.this_host import machine
-from goondan.toolhost.policy.launch_plan import LaunchPlan
-from goondan.toolhost.policy.limits import Used
-from goondan.toolhost.policy.seccomp import own_program
-from goondan.toolhost.policy.subject import Request
+from goondan.toolhost.policy import launch_plan, limits, seccomp, subject
 from goondan.toolhost.privileges.launcher_link import OwnPrograms
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.traffic.rules import Layout
-from goondan.toolhost.watch.jail_usage import JailUsage
-from goondan.toolhost.watch.keeper import Keeper
+from goondan.toolhost.watch import jail_usage, keeper
 from goondan.toolhost.watch.procfs import TICKS_PER_S, children, members, process_stat, process_status, signal_all
 
 #: How long a worker may take to begin, a new template included (seconds). Importing the SDK takes half a second on an
@@ -119,7 +114,7 @@ class TemplateLink:
             await asyncio.shield(self._started)
 
     async def _launch(self, theirs: socket.socket) -> None:
-        programs = (own_program("template", machine()), own_program("worker", machine()))
+        programs = (seccomp.own_program("template", machine()), seccomp.own_program("worker", machine()))
         files = [os.memfd_create("given", os.MFD_CLOEXEC) for _ in range(3)]
         try:
             with theirs:
@@ -223,13 +218,13 @@ class WorkerProcess:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def used(self) -> Used:
+    def used(self) -> limits.Used:
         """What it has used, without what it shares with the template since its fork."""
         with suppress(ValueError, IndexError):
             ticks = sum(map(int, process_stat(self.pid)[11:13]))
             memory = int(process_status(self.pid).get("RssAnon", "0 kB").removesuffix(" kB"))
-            return Used(int(ticks / TICKS_PER_S * 1000), memory)
-        return Used(0, 0)
+            return limits.Used(int(ticks / TICKS_PER_S * 1000), memory)
+        return limits.Used(0, 0)
 
     def _ended(self) -> None:
         self._loop.remove_reader(self._pidfd)
@@ -283,13 +278,13 @@ class Ends:
             os.close(fd)
 
 
-class ServerJail(Jail):
+class ServerJail(jail.Jail):
     """A jail that runs a server, and the worker that speaks with the server."""
 
     def __init__(
         self,
         launched: Launched,
-        owner: JailOwner,
+        owner: jail.JailOwner,
         powers: Powers,
         loop: asyncio.AbstractEventLoop,
         forked: Forked,
@@ -346,7 +341,7 @@ class RemoteServer(worker.Worker):
         self,
         ends: Ends,
         tool: ToolSpec,
-        owner: JailOwner,
+        owner: jail.JailOwner,
         powers: Powers,
         loop: asyncio.AbstractEventLoop,
         forked: Forked,
@@ -368,7 +363,7 @@ class RemoteServer(worker.Worker):
         #: No jail has a user of this host here.
         self.uid: int | None = None
         self.worker_pid: int | None = forked.pid
-        self.usage = JailUsage(tool.sandbox.limits, [], Keeper(powers), 0, powers)
+        self.usage = jail_usage.JailUsage(tool.sandbox.limits, [], keeper.Keeper(powers), 0, powers)
 
     def orphans(self) -> list[int]:
         """None: it can start no process."""
@@ -378,7 +373,7 @@ class RemoteServer(worker.Worker):
         """Its one process, as this host counts."""
         return [self.process.pid]
 
-    def used(self) -> Used:
+    def used(self) -> limits.Used:
         """What it has used."""
         return self.process.used()
 
@@ -411,7 +406,7 @@ async def fork_worker(template: TemplateLink, ends: Ends) -> Forked:
 
 
 async def launch_server(
-    make_plan: Callable[[], LaunchPlan], template: TemplateLink, powers: Powers, *, niceness: int
+    make_plan: Callable[[], launch_plan.LaunchPlan], template: TemplateLink, powers: Powers, *, niceness: int
 ) -> tuple[Launched, Forked, int]:
     """Fork a worker, and launch the jail of its server. Returns both, and the gate of the jail.
 
@@ -430,10 +425,10 @@ async def launch_server(
         raise
 
 
-def remote_plan(tool: ToolSpec) -> LaunchPlan:
+def remote_plan(tool: ToolSpec) -> launch_plan.LaunchPlan:
     """What is known of an http server in place of the plan of its jail."""
-    return LaunchPlan(
-        request=Request(tool=tool),
+    return launch_plan.LaunchPlan(
+        request=subject.Request(tool=tool),
         filter=b"",
         landlock=None,
         limits=[],

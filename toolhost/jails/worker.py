@@ -25,8 +25,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from goondan.schemas.text.redaction import HIDDEN, Redactor
-from goondan.schemas.text.secret_values import in_texts
+from goondan.schemas.text import redaction, secret_values
 from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.worker.worker_frames import HostFrame, Result, WorkerFrame
 from goondan.toolhost.calls.untrusted import Channel, Violation, check_json
@@ -60,7 +59,7 @@ class Granted:
     def __init__(self, secrets: list[str]) -> None:
         self._secrets = secrets
         #: A text without them, in all of their forms.
-        self.redact = Redactor(*secrets)
+        self.redact = redaction.Redactor(*secrets)
 
     def out_of(self, frame: WorkerFrame) -> WorkerFrame:
         """A frame without them; the same object when there are none. Raises Violation."""
@@ -73,14 +72,16 @@ class Granted:
             check_json(bytes(frame.output))
         try:
             said: dict[str, Any] = _plain(data)
-            shown = {key: value if key in _PARTS else in_texts(value, redact) for key, value in said.items()}
+            shown = {
+                key: value if key in _PARTS else secret_values.in_texts(value, redact) for key, value in said.items()
+            }
             return _frame(_encode(shown))  # type: ignore[no-any-return]
         except (*DECODE_ERRORS, TypeError):
             raise Violation("the worker sent a frame that cannot be read") from None
 
     def _as_they_are(self, text: str) -> str:
         for secret in self._secrets:
-            text = text.replace(secret, HIDDEN)
+            text = text.replace(secret, redaction.HIDDEN)
         return text
 
 

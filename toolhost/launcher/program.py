@@ -41,20 +41,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, NoReturn
 
-from goondan.toolhost.launcher import staging, syscalls
-from goondan.toolhost.launcher.allow_list import (
-    MAX_DESCRIPTORS,
-    MAX_REQUEST,
-    AllowList,
-    Launch,
-    NotAllowed,
-    Run,
-    check_enclosed,
-    check_launch,
-    is_feature,
-    is_jails,
-    way_of,
-)
+from goondan.toolhost.launcher import allow_list, staging, syscalls
 from goondan.toolhost.launcher.operations import Operations, Settled, user_of
 from goondan.toolhost.launcher.places import ReadOnlyPlace, check_stages, write_text
 
@@ -74,7 +61,7 @@ _FEATURES: Final = os.path.join(os.path.dirname(_PACKAGE), "features")
 
 #: Checks a request of a tool host that gave root up, with the descriptors of its places. Raises OSError when the tool
 #: host may not have it; otherwise returns what must stay read-only in the places.
-Guard = Callable[[Launch | Run, list[int]], list[ReadOnlyPlace]]
+Guard = Callable[[allow_list.Launch | allow_list.Run, list[int]], list[ReadOnlyPlace]]
 
 
 def serve_launches(channel: socket.socket, umask: int, guard: Guard | None = None) -> NoReturn:
@@ -119,7 +106,9 @@ def begin(name: str) -> None:
 
 
 def _receive(channel: socket.socket) -> tuple[bytes, list[int]]:
-    data, fds, flags, _ = socket.recv_fds(channel, MAX_REQUEST, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    data, fds, flags, _ = socket.recv_fds(
+        channel, allow_list.MAX_REQUEST, allow_list.MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC
+    )
     if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
         sys.exit("launcher: a request is too large")
     return data, fds
@@ -138,7 +127,11 @@ def _start(output: int, become: Callable[[], NoReturn]) -> int:
 
 
 def _launch(
-    request: Launch, fds: list[int], namespaces: staging.UserNamespaces, kept: list[ReadOnlyPlace], umask: int
+    request: allow_list.Launch,
+    fds: list[int],
+    namespaces: staging.UserNamespaces,
+    kept: list[ReadOnlyPlace],
+    umask: int,
 ) -> tuple[dict[str, Any], list[int]]:
     places, uid = request["places"], request["uid"]
     staged = staging.Staged([], 0)
@@ -175,7 +168,7 @@ def _put_first(thread: int) -> None:
         os.sched_setscheduler(thread, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
 
-def _run(request: Run, fds: list[int]) -> dict[str, Any]:
+def _run(request: allow_list.Run, fds: list[int]) -> dict[str, Any]:
     """Start a program of ours with our own powers; it gives up by itself what it does not need. Raises OSError."""
     places = range(_FIRST_PLACE, _FIRST_PLACE + len(fds))
     name, arguments = request["program"], request["arguments"]
@@ -200,7 +193,7 @@ def _worker(feature: str) -> str:
     Raises OSError.
     """
     program = f"{_FEATURES}/{feature}/jail/start.py"
-    if not is_feature(feature) or not os.path.isfile(program):
+    if not allow_list.is_feature(feature) or not os.path.isfile(program):
         raise OSError(errno.ENOENT, f"no feature {feature[:40]!r} with a worker is installed")
     return program
 
@@ -220,7 +213,9 @@ def _execute(argv: list[str], env: dict[str, str], placed: dict[int, int], inher
     os.execve(argv[0], argv, env)
 
 
-def _become(request: Launch, fds: list[int], staged: staging.Staged, kept: list[ReadOnlyPlace], umask: int) -> NoReturn:
+def _become(
+    request: allow_list.Launch, fds: list[int], staged: staging.Staged, kept: list[ReadOnlyPlace], umask: int
+) -> NoReturn:
     """Do everything between fork and exec."""
     os.umask(0o022)  # the jail's user goes through the folders that its places are put in
     for path in request["joins"]:
@@ -274,7 +269,7 @@ def serve_operations(channel: socket.socket, umask: int) -> NoReturn:
     begin("gdn-privileged")
     gc.collect()
     gc.freeze()  # what is here now is shared with every launcher
-    allowed: AllowList = json.loads(channel.recv(MAX_OPERATION))
+    allowed: allow_list.AllowList = json.loads(channel.recv(MAX_OPERATION))
     settled = Settled()
     operations = Operations(allowed, settled)
     names = {name for name in vars(Operations) if not name.startswith("_")}
@@ -292,7 +287,7 @@ def serve_operations(channel: socket.socket, umask: int) -> NoReturn:
             elif name in names:
                 answer = {"done": getattr(operations, name)(*request["with"])}
             else:
-                raise NotAllowed(f"there is no {name}")
+                raise allow_list.NotAllowed(f"there is no {name}")
         except OSError as error:
             answer = {"error": [error.errno or 0, error.strerror or str(error)]}
         except (ValueError, TypeError, KeyError) as error:
@@ -310,7 +305,9 @@ def _received(channel: socket.socket) -> bytes:
     return b""
 
 
-def _make_launcher(channel: socket.socket, umask: int, allowed: AllowList, settled: Settled, fds: list[int]) -> int:
+def _make_launcher(
+    channel: socket.socket, umask: int, allowed: allow_list.AllowList, settled: Settled, fds: list[int]
+) -> int:
     """Fork a launcher. Returns its process number, and adds the tool host's end of its socket to `fds`."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -327,27 +324,29 @@ def _make_launcher(channel: socket.socket, umask: int, allowed: AllowList, settl
     return pid
 
 
-def guard(request: Launch | Run, fds: list[int], allowed: AllowList, settled: Settled) -> list[ReadOnlyPlace]:
+def guard(
+    request: allow_list.Launch | allow_list.Run, fds: list[int], allowed: allow_list.AllowList, settled: Settled
+) -> list[ReadOnlyPlace]:
     """What must stay read-only for a request. Raises OSError when a launcher must not do it for this tool host."""
     state_root, may_enclose = settled.read()
     if "argv" in request:
-        check_launch(request, allowed, enclosed=may_enclose)
+        allow_list.check_launch(request, allowed, enclosed=may_enclose)
         if request["enclosure"] is not None:
             _hold_enclosed(request, fds, allowed)
         return check_stages(request["stages"], fds[len(request["places"]) :], allowed, state_root)
     if set(request) != {"program", "arguments"}:
-        raise NotAllowed("that is no request of a tool host")
+        raise allow_list.NotAllowed("that is no request of a tool host")
     _check_program(request, allowed)
     return []
 
 
-def _hold_enclosed(request: Launch, fds: list[int], allowed: AllowList) -> None:
+def _hold_enclosed(request: allow_list.Launch, fds: list[int], allowed: allow_list.AllowList) -> None:
     """Check such a launch. What was checked is replaced by a copy that nobody else can write to."""
-    way = way_of(request, allowed["enclosed"])
+    way = allow_list.way_of(request, allowed["enclosed"])
     found = {}
     for number in (way["options"], way["filter"]):
         if number not in request["places"]:
-            raise NotAllowed("that is not how bubblewrap is started here")
+            raise allow_list.NotAllowed("that is not how bubblewrap is started here")
         index = request["places"].index(number)
         data = found[number] = os.pread(fds[index], MAX_TEXT, 0)
         copy = os.memfd_create("jail", os.MFD_CLOEXEC)
@@ -355,19 +354,24 @@ def _hold_enclosed(request: Launch, fds: list[int], allowed: AllowList) -> None:
         fds[index] = copy
         os.write(copy, data)
         os.lseek(copy, 0, os.SEEK_SET)
-    check_enclosed(request, found[way["options"]], found[way["filter"]], way, allowed["filters"])
+    allow_list.check_enclosed(request, found[way["options"]], found[way["filter"]], way, allowed["filters"])
 
 
-def _check_program(request: Run, allowed: AllowList) -> None:
+def _check_program(request: allow_list.Run, allowed: allow_list.AllowList) -> None:
     """Raise NotAllowed unless a program is asked for in the way in which a tool host may have it."""
     program_, given = request["program"], request["arguments"]
-    into_jail = program_ == "listen" and len(given) == 1 and is_jails(user_of(int(given[0])), allowed)
-    as_jail = program_ == "worker" and len(given) == 2 and is_feature(given[0]) and is_jails(int(given[1]), allowed)
+    into_jail = program_ == "listen" and len(given) == 1 and allow_list.is_jails(user_of(int(given[0])), allowed)
+    as_jail = (
+        program_ == "worker"
+        and len(given) == 2
+        and allow_list.is_feature(given[0])
+        and allow_list.is_jails(int(given[1]), allowed)
+    )
     if not into_jail and not as_jail and (program_ != "proxy" or given):
-        raise NotAllowed("that is no program of a tool host")
+        raise allow_list.NotAllowed("that is no program of a tool host")
 
 
-def _tidy(operations: Operations, allowed: AllowList) -> None:
+def _tidy(operations: Operations, allowed: allow_list.AllowList) -> None:
     until = time.monotonic() + _LEFT_S
     while any(os.path.exists(group) for group in allowed["groups"]):
         operations.remove_groups()

@@ -32,8 +32,7 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.bundle.address import is_path
-from goondan.schemas.bundle.launch import Filesystem, ToolSpec
+from goondan.schemas.bundle import address, launch
 from goondan.schemas.system.digests import MAX_PINNED_BYTES, MAX_PINNED_FILES, NoDigest, folder_digest
 from goondan.schemas.system.directories import remove_tree
 from goondan.schemas.wire.errors import GoondanError, fail
@@ -96,7 +95,7 @@ class FolderCopies:
 
 def folder_of_call(
     folder: str,
-    tool: ToolSpec,
+    tool: launch.ToolSpec,
     agent: str,
     workdir: str | None,
     base: str | None,
@@ -111,7 +110,7 @@ def folder_of_call(
     grants = tool.folders.get(agent)
     if grants is None:
         raise fail("E_SANDBOX_DENIED", f"calls of the tool {tool.name} name no folder")
-    if not is_path(folder) or os.path.normpath(folder) != folder:
+    if not address.is_path(folder) or os.path.normpath(folder) != folder:
         raise fail("E_SANDBOX_DENIED", f"the folder {folder[:200]!r} is no absolute path without `.` and `..`")
     if workdir is not None and within(folder, named := os.path.normpath(workdir)) and folder != named:
         real = folder_beneath(os.path.normpath(base or workdir), folder, what="folder")
@@ -123,10 +122,10 @@ def folder_of_call(
     own = [] if workdir is None else [workdir]
     for place in tool.sandbox.filesystem.read:
         top = os.path.normpath(os.path.expanduser(place))
-        if is_path(top) and within(folder, top):
+        if address.is_path(top) and within(folder, top):
             real = folder_beneath(top, folder, what="folder")
             if any(within(real, os.path.realpath(other)) for other in (*writable, *own)):
-                readable = msgspec.structs.replace(grants.workdir, filesystem=Filesystem(read=[place]))
+                readable = msgspec.structs.replace(grants.workdir, filesystem=launch.Filesystem(read=[place]))
                 return CallFolder(folder, real, _identity(real), readable)
             return CallFolder(folder, real, _identity(real), tool.sandbox)
     raise _outside(folder, tool)
@@ -145,7 +144,7 @@ def _identity(folder: str) -> str:
     return f"{status.st_dev}:{status.st_ino}"
 
 
-def _outside(folder: str, tool: ToolSpec) -> GoondanError:
+def _outside(folder: str, tool: launch.ToolSpec) -> GoondanError:
     text = f"the folder {folder} is neither in the workdir nor in a place that the tool {tool.name} was granted"
     return fail("E_SANDBOX_DENIED", text, suggestion="Put it into the workdir, or grant its place for reading.")
 

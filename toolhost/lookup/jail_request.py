@@ -19,12 +19,9 @@ from goondan.schemas.bundle.launch import JavaScriptRuntime, SandboxSpec, ToolHo
 from goondan.schemas.system.directories import quoted
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.grantable import within, workspace_of
+from goondan.toolhost.lookup import hiding, this_host
 from goondan.toolhost.lookup.folders import MADE_NAMES, dotfiles, existing, folder_beneath, refuse_links, repositories
-from goondan.toolhost.lookup.hiding import unknown_place
-from goondan.toolhost.lookup.this_host import BESIDE_USR, PACKAGE
-from goondan.toolhost.policy import subject
-from goondan.toolhost.policy.launch_plan import JAIL_TOOL, runtime_of
-from goondan.toolhost.policy.plan import has_namespaces
+from goondan.toolhost.policy import launch_plan, plan, subject
 from goondan.toolhost.privileges.powers import Powers
 
 #: Folders that a grant to read `/` also leaves out: those that a jail has itself, and the system's, which are no
@@ -33,9 +30,9 @@ _NOT_EVERYTHING: Final = ("/boot", "/dev", "/etc", "/proc", "/run", "/sys", "/tm
 #: A folder with one of these files is a bundle's root, which can hold keys: no jail sees all of it.
 BUNDLE_FILES: Final = ("goondan.yaml", "goondan.yml")
 #: Where the bundled tools are that are no feature's, with what all of them share.
-_SHARED: Final = f"{PACKAGE}/base"
+_SHARED: Final = f"{this_host.PACKAGE}/base"
 #: What `goondan_base/redaction.py` is a link to: bundled tools see this file of `schemas`, and no other.
-_REDACTION: Final = f"{os.path.dirname(PACKAGE)}/schemas/text/redaction.py"
+_REDACTION: Final = f"{os.path.dirname(this_host.PACKAGE)}/schemas/text/redaction.py"
 
 
 def look_up(
@@ -55,7 +52,7 @@ def look_up(
     E_SANDBOX_DENIED for paths that do not exist or are of the wrong kind.
     """
     sandbox = tool.sandbox
-    runtime = runtime_of(tool)
+    runtime = launch_plan.runtime_of(tool)
     root, entry = (os.path.realpath(path) if path else "" for path in (tool.root, tool.entry))
     if tool.bundled and within(root, _SHARED):
         root = _SHARED
@@ -73,7 +70,7 @@ def look_up(
     venv, site = _venv(sandbox, root, powers)
     writable = [*([real] if real else []), *(place.path for place in write)]
     for path in [*([root] if root else []), *writable, *(place.path for place in read), *([venv] if venv else [])]:
-        if (folder := unknown_place(path, host.hidden)) is not None:
+        if (folder := hiding.unknown_place(path, host.hidden)) is not None:
             raise subject.hidden_in_it(path, folder)
     guarded: list[subject.HostPath] = []
     made: list[str] = []
@@ -84,7 +81,7 @@ def look_up(
         if workspace is None or folder != real:
             refuse_links(folder)
             candidates += repositories(folder)
-            if folder == real and has_namespaces(host.tier) and any(within(path, folder) for path in protected):
+            if folder == real and plan.has_namespaces(host.tier) and any(within(path, folder) for path in protected):
                 if base is not None and real != os.path.realpath(base):
                     raise _holds_documents(folder)
                 made = powers.make_placeholders(folder, MADE_NAMES)
@@ -104,8 +101,8 @@ def look_up(
         venv_site=site,
         workspace=workspace,
         made=made,
-        private=None if has_namespaces(host.tier) else _private_folder(),
-        home=JAIL_TOOL if runtime is not None and has_namespaces(host.tier) else None,
+        private=None if plan.has_namespaces(host.tier) else _private_folder(),
+        home=launch_plan.JAIL_TOOL if runtime is not None and plan.has_namespaces(host.tier) else None,
         runtime=[] if runtime is None else _runtime_places(runtime, host),
         shared=_SHARED if tool.bundled and root != _SHARED else None,
         folder=None if call_folder is None or workdir is None else _in_workdir(call_folder, os.path.normpath(workdir)),
@@ -168,7 +165,7 @@ def _holds_documents(folder: str) -> GoondanError:
 
 def _everything(host: subject.HostFacts) -> list[subject.HostPath]:
     """The folders of a grant to read `/`: those at the top that no jail has itself and that are not hidden."""
-    own = {*BESIDE_USR, *_NOT_EVERYTHING, *host.hidden, *host.absent}
+    own = {*this_host.BESIDE_USR, *_NOT_EVERYTHING, *host.hidden, *host.absent}
     folders = [f"/{name}" for name in sorted(os.listdir("/")) if f"/{name}" not in own]
     return [
         subject.HostPath(folder, "dir") for folder in folders if os.path.isdir(folder) and not os.path.islink(folder)

@@ -30,8 +30,7 @@ import goondan
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.grantable import within
 from goondan.toolhost.lookup.hiding import with_hidden
-from goondan.toolhost.policy.seccomp import NUMBERS, Machine
-from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.policy import seccomp, subject
 from goondan.toolhost.privileges.powers import Powers
 
 #: --bind-fd with read-only binds, --argv0 and sized tmpfs came with this version or before it. Older ones lack them.
@@ -125,13 +124,15 @@ def version_problem(text: str) -> str | None:
     return None
 
 
-def machine() -> Machine:
+def machine() -> seccomp.Machine:
     """The kind of this machine. Raises GoondanError E_SANDBOX_UNAVAILABLE for one that there is no filter for."""
     name = os.uname().machine
-    for known in NUMBERS:
+    for known in seccomp.NUMBERS:
         if name == known:
             return known
-    raise fail("E_SANDBOX_UNAVAILABLE", f"there is no system call filter for {name}, only for {', '.join(NUMBERS)}")
+    raise fail(
+        "E_SANDBOX_UNAVAILABLE", f"there is no system call filter for {name}, only for {', '.join(seccomp.NUMBERS)}"
+    )
 
 
 def _around(bwrap: str) -> str | None:
@@ -153,7 +154,7 @@ def landlock_abi() -> int:
     return max(0, int(libc.syscall(_LANDLOCK_CREATE_RULESET, None, 0, _LANDLOCK_VERSION)))
 
 
-def gather(powers: Powers) -> HostFacts | GoondanError:
+def gather(powers: Powers) -> subject.HostFacts | GoondanError:
     """The facts of this machine, found while this process is still the user that started it.
 
     `bwrap` is "" where none can be used, and `lack` says why. Returns an error on a kind of machine for which there is
@@ -170,7 +171,7 @@ def gather(powers: Powers) -> HostFacts | GoondanError:
         return error
 
 
-def host_facts(bwrap: str, hidden: Iterable[str], powers: Powers) -> HostFacts:
+def host_facts(bwrap: str, hidden: Iterable[str], powers: Powers) -> subject.HostFacts:
     """The facts of this machine with that bubblewrap. `hidden` are folders that no jail may see, whether they exist or
     not.
 
@@ -181,7 +182,7 @@ def host_facts(bwrap: str, hidden: Iterable[str], powers: Powers) -> HostFacts:
     for store in STORES:
         if within(prefix, store):
             prefix = store
-    facts = HostFacts(
+    facts = subject.HostFacts(
         bwrap=os.path.realpath(bwrap) if bwrap else "",
         # The interpreter itself, not a virtual environment's link to it: jails know no environment.
         python=os.path.realpath(sys.executable),

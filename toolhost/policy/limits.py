@@ -32,10 +32,8 @@ from typing import Final, Literal, NamedTuple
 from msgspec import Struct
 
 from goondan.schemas.bundle.launch import Limits
-from goondan.schemas.wire.errors import tool_error
-from goondan.schemas.wire.frames import ToolError
-from goondan.schemas.worker.receipts import Mechanism
-from goondan.schemas.worker.worker_frames import WorkerError
+from goondan.schemas.wire import errors, frames
+from goondan.schemas.worker import receipts, worker_frames
 
 # --- the table of limits ----------------------------------------------------------------------------------------------
 
@@ -84,7 +82,7 @@ class Row(Struct, frozen=True, kw_only=True):
     #: What is counted, behind the number in an error.
     unit: str = ""
     #: What keeps it where no control group does.
-    kept_by: Mechanism
+    kept_by: receipts.Mechanism
     #: The controller of control groups that keeps it where there is one.
     controller: Literal["memory", "pids", "cpuacct"] | None = None
     #: The resource limit that each process of the jail has, too, and by how many bits the number is shifted for it.
@@ -124,10 +122,10 @@ def value_of(limits: Limits, name: str) -> int:
     return int(getattr(limits, _FIELDS[name]))
 
 
-def mechanisms(tree: Tree | None) -> dict[str, Mechanism]:
+def mechanisms(tree: Tree | None) -> dict[str, receipts.Mechanism]:
     """What keeps each limit, by its name in a manifest: the strongest, where several do."""
 
-    def keeps(row: Row) -> Mechanism:
+    def keeps(row: Row) -> receipts.Mechanism:
         counted = tree is not None and row.controller is not None and getattr(tree, row.controller) is not None
         return "cgroup" if counted else row.kept_by
 
@@ -230,11 +228,11 @@ def exceeded(usage: Usage, limits: Limits) -> str | None:
     return None
 
 
-def limit_error(limit: str, limits: Limits) -> ToolError:
+def limit_error(limit: str, limits: Limits) -> frames.ToolError:
     """The error of a call that has met a limit of its tool, which is named as in the manifest."""
     value, row = value_of(limits, limit), ROWS[limit]
     shown = f"{round(value * DISK_PART)} of {value}" if row.early else str(value)
-    return tool_error("E_TOOL_LIMIT", f"the limit {limit} was reached: {shown} {row.unit}", name="ToolLimit")
+    return errors.tool_error("E_TOOL_LIMIT", f"the limit {limit} was reached: {shown} {row.unit}", name="ToolLimit")
 
 
 #: What V8 and JavaScriptCore say when a buffer gets no memory.
@@ -252,12 +250,14 @@ def lacks_memory(words: str, *, began: bool, counted: bool) -> bool:
     return "out of memory" in words or (not began and not counted and words.startswith("panic("))
 
 
-def lacks_processes(error: WorkerError) -> bool:
+def lacks_processes(error: worker_frames.WorkerError) -> bool:
     """Whether a handler's error can be that it got no process or thread any more."""
     return error.code == "EAGAIN" or (error.name == "RuntimeError" and error.message == "can't start new thread")
 
 
-def with_limit(error: WorkerError, limits: Limits, *, refused: bool = False, counted: bool = True) -> WorkerError:
+def with_limit(
+    error: worker_frames.WorkerError, limits: Limits, *, refused: bool = False, counted: bool = True
+) -> worker_frames.WorkerError:
     """A handler's error, which names the limit that it has met if it is one of those by which the kernel says so.
 
     `refused`: the jail has, or had, as many processes as it may. `counted`: the kernel would know; if it does not, an
@@ -279,7 +279,7 @@ def with_limit(error: WorkerError, limits: Limits, *, refused: bool = False, cou
     if limit is None:
         return error
     message = f"{limit_error(limit, limits).message} ({error.message or error.name})"
-    return WorkerError(name=error.name, message=message, code="E_TOOL_LIMIT")
+    return worker_frames.WorkerError(name=error.name, message=message, code="E_TOOL_LIMIT")
 
 
 class CpuMeter:

@@ -40,8 +40,7 @@ from functools import cached_property
 from typing import Any, Final
 
 from goondan.schemas.system.users import NUMBERS, UserNumbers
-from goondan.toolhost.launcher import operations
-from goondan.toolhost.launcher.allow_list import AllowList
+from goondan.toolhost.launcher import allow_list, operations
 from goondan.toolhost.launcher.places import let_owner_in, opened, write_text
 from goondan.toolhost.policy.limits import Tree
 from goondan.toolhost.privileges.launcher_link import LauncherLink, Offload, StartLauncher, spawn
@@ -350,7 +349,7 @@ class Rooted(Powers):
         self._channel: socket.socket | None = None
         self._lock = threading.Lock()
 
-    def start(self, channel: socket.socket, pid: int, allowed: AllowList) -> None:
+    def start(self, channel: socket.socket, pid: int, allowed: allow_list.AllowList) -> None:
         """Take this process as the helper. It waits for its allow-list at the other end of the socket."""
         channel.settimeout(ANSWER_S)
         channel.send(json.dumps(allowed).encode())

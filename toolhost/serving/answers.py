@@ -30,14 +30,10 @@ from msgspec import Raw
 
 from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, ToolSpec
 from goondan.schemas.text.times import rfc3339
-from goondan.schemas.wire import frames
-from goondan.schemas.wire.codec import encode_value, to_raw
+from goondan.schemas.wire import codec, frames, runtime_events, spans
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail, tool_error
 from goondan.schemas.wire.frames import Frame
-from goondan.schemas.wire.runtime_events import ToolProgress
-from goondan.schemas.wire.spans import call_span
-from goondan.schemas.worker.servers import ServerListing
-from goondan.schemas.worker.tool_host_reports import LogLine
+from goondan.schemas.worker import servers, tool_host_reports
 from goondan.schemas.worker.worker_frames import Answer, Ask, Progress
 from goondan.toolhost.calls.asks import Asker, MakeServerAsk, Question, Reply, ended, refusal, value_of
 from goondan.toolhost.calls.call_registry import Call, CallRegistry, Listing, StoredResult, answer_of, refusal_of
@@ -69,7 +65,7 @@ class Asking:
         self,
         loop: asyncio.AbstractEventLoop,
         speaker: Speaker | None,
-        on_log: Callable[[LogLine], None],
+        on_log: Callable[[tool_host_reports.LogLine], None],
         server_asks: Mapping[str, MakeServerAsk],
     ) -> None:
         self._loop = loop
@@ -116,7 +112,7 @@ class Asking:
         if left := self._close(call.worker_call_id):
             names = ", ".join(question.frame.event_id or question.frame.type for question in left[:4])
             message = f"the call ended while {len(left)} of its questions were open: {names}"
-            line = LogLine(time=time.time(), level="warn", message=message, tool=call.tool.name)
+            line = tool_host_reports.LogLine(time=time.time(), level="warn", message=message, tool=call.tool.name)
             line.agent, line.instance_key, line.call_id = call.agent, call.instance_key, call.id
             self._on_log(line)
 
@@ -215,7 +211,7 @@ class Answers:
         else:
             self.end_work(work, payload)
 
-    def listed(self, call: Listing, listing: ServerListing) -> None:
+    def listed(self, call: Listing, listing: servers.ServerListing) -> None:
         """Tell an agent what a server offers."""
         self._end_listing(call, answer_of(call, listing))
 
@@ -248,7 +244,7 @@ class Answers:
         if now - call.progress_at >= PROGRESS_S:
             call.progress_at = now
             message = None if progress.message is None else progress.message[:MAX_PROGRESS]
-            told = to_raw(ToolProgress(progress.done, progress.total, message))
+            told = codec.to_raw(runtime_events.ToolProgress(progress.done, progress.total, message))
             self._send_frame(
                 Frame("tool.progress", call_id=call.id, to=call.agent, instance_key=call.instance_key, payload=told)
             )
@@ -358,7 +354,7 @@ def too_much_pending(whose: str) -> frames.ToolError:
 
 
 def _still_pending(handle: str) -> Raw:
-    return Raw(encode_value(frames.ToolResult(status="pending", handle=handle)))
+    return Raw(codec.encode_value(frames.ToolResult(status="pending", handle=handle)))
 
 
 def completion_event(promise: Promise, payload: Raw) -> Frame:
@@ -377,8 +373,8 @@ def completion_event(promise: Promise, payload: Raw) -> Frame:
         to=promise.agent,
         instance_key=promise.instance_key,
         event_id=event_id,
-        payload=Raw(encode_value(event)),
+        payload=Raw(codec.encode_value(event)),
         root_event=promise.root_event,
         trace_id=promise.trace_id,
-        parent_span_id=call_span(promise.call_id),
+        parent_span_id=spans.call_span(promise.call_id),
     )

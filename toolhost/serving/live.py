@@ -15,23 +15,16 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from goondan.schemas.bundle.launch import ServerSpec, ToolSpec
-from goondan.schemas.text.redaction import Redactor
-from goondan.schemas.text.secret_values import granted_secrets, secret_parts
-from goondan.schemas.text.times import rfc3339
+from goondan.schemas.text import redaction, secret_values, times
 from goondan.schemas.wire.errors import tool_error
 from goondan.schemas.wire.frames import ToolError
-from goondan.schemas.worker import servers
-from goondan.schemas.worker.hosts import read_network
-from goondan.schemas.worker.servers import ServerInit, longest_export
+from goondan.schemas.worker import hosts, servers
 from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
 from goondan.schemas.worker.worker_frames import SERVER_LEFT, WORKER_PROTOCOL, Cancel, Exit, Init, Message, WorkerError
 from goondan.schemas.worker.worker_frames import Call as WorkerCall
-from goondan.toolhost.calls import machine
-from goondan.toolhost.calls.call_inputs import MessageCache, SentMessages
-from goondan.toolhost.calls.call_registry import Call
+from goondan.toolhost.calls import call_inputs, call_registry, machine, untrusted
 from goondan.toolhost.calls.results import JailReceipts, shown, without_network
 from goondan.toolhost.calls.session import JailSession
-from goondan.toolhost.calls.untrusted import Violation, output_limit
 from goondan.toolhost.jails.jail import CallSandbox, CallSandboxes, Jail
 from goondan.toolhost.jails.network import JailNetwork
 from goondan.toolhost.jails.server_jail import RemoteServer, ServerJail
@@ -83,7 +76,7 @@ class LiveSession:
         #: What is known of its connections; None when it has no network.
         self.network: JailNetwork | None = None
         #: The messages that its worker has.
-        self.messages = SentMessages()
+        self.messages = call_inputs.SentMessages()
         #: Set when its jail's last process has ended.
         self.gone = asyncio.Event()
         #: How many looks in turn have found orphans.
@@ -119,18 +112,18 @@ class LiveSession:
             tool=tool.name,
             entry="",
             env={},
-            output_limit=output_limit(tool.sandbox.limits.output_mb),
+            output_limit=untrusted.output_limit(tool.sandbox.limits.output_mb),
             permissions=list(self.session.permissions),
         )
         if self.network is None and plan.layout is not None:
-            self.network = JailNetwork(read_network(tool.sandbox.network), plan.layout)
+            self.network = JailNetwork(hosts.read_network(tool.sandbox.network), plan.layout)
         if server is not None:
             self._connect(server, init, handshake=handshake)
             return
         assert isinstance(jail, Jail)
         names = tool.sandbox.env if tool.sandbox.isolation != "shared" else []
         granted = {name: environment[name] for name in names if name in environment}
-        secrets = granted_secrets(granted)
+        secrets = secret_values.granted_secrets(granted)
         if plan.layout is not None:
             granted = {**plan.layout.environment, **granted}
         if folder is not None:
@@ -157,13 +150,13 @@ class LiveSession:
     def _connect(self, server: ServerSpec, init: Init, *, handshake: bool) -> None:
         """Tell an MCP worker which server it speaks with. The server waits for its network, if it has one."""
         kept = [*server.env.values(), *server.headers.values(), *server.login_secrets]
-        if secrets := secret_parts(kept):
+        if secrets := secret_values.secret_parts(kept):
             # Everything of the server comes in at three places: its worker, what it prints, the hosts that it names.
-            redact = Redactor(*secrets)
+            redact = redaction.Redactor(*secrets)
             self.jail.hide(redact)
             if self.network is not None:
                 self.network.redact = redact
-        told = ServerInit(
+        told = servers.ServerInit(
             transport=server.transport,
             endpoint=server.endpoint,
             headers=server.headers,
@@ -172,7 +165,7 @@ class LiveSession:
             prompts=server.prompts,
             grants=server.grants,
             root=self.jail.plan.workdir if "roots" in server.grants and server.scope == "agent" else None,
-            longest_export=longest_export(self.tool.name),
+            longest_export=servers.longest_export(self.tool.name),
             idle_ms=int(server.idle_s * 1000),
             login=server.login,
             handshake=handshake,
@@ -184,7 +177,7 @@ class LiveSession:
         else:
             self.jail.release()
 
-    def send_call(self, call: Call, messages: MessageCache, now: float) -> None:
+    def send_call(self, call: call_registry.Call, messages: call_inputs.MessageCache, now: float) -> None:
         """Hand a call to its worker, with the message that made it. Raises OSError when the call gets no sandbox."""
         worker: Worker = self.jail
         sent = self.messages
@@ -192,7 +185,7 @@ class LiveSession:
         if worker.live and len(self.session.calls) == 1:
             worker.forget()  # it is nothing of this call's, and may be another caller's
         if self.sandboxes is not None:
-            worker, sent = self.sandboxes.enter(call.worker_call_id), SentMessages()
+            worker, sent = self.sandboxes.enter(call.worker_call_id), call_inputs.SentMessages()
         message_id = None
         if call.message_id is not None:
             name = (call.agent, call.instance_key, call.message_id)
@@ -242,7 +235,7 @@ class LiveSession:
             self.jail.leaving = True
         self.jail.send(Exit())
 
-    def own_call(self, worker: Worker) -> Call | None:
+    def own_call(self, worker: Worker) -> call_registry.Call | None:
         """The call that this worker was made for; None for the worker of a jail."""
         return self.session.own.get(worker.name or "") if isinstance(worker, CallSandbox) else None
 
@@ -317,7 +310,7 @@ class LiveSession:
         refused = lacks_processes(error) and usage.refused()
         return with_limit(error, usage.limits, refused=refused, counted=usage.keeper.counts_processes)
 
-    def receipt(self, call: Call, now: float, cause: str | None = None) -> Raw:
+    def receipt(self, call: call_registry.Call, now: float, cause: str | None = None) -> Raw:
         """The receipt of a call that this jail has, or had until now.
 
         `cause`: why the call's processes end before it had a result; for a call without its own processes, the jail's.
@@ -339,7 +332,7 @@ class LiveSession:
 
     # --- logs and events
 
-    def log_line(self, level: str, message: str, call: Call | None = None) -> LogLine:
+    def log_line(self, level: str, message: str, call: call_registry.Call | None = None) -> LogLine:
         """A log line of this jail, with its owner: the owner of the call, or the one instance that the jail is for."""
         line = LogLine(time=time.time(), level=level, message=message, tool=self.jail.name)
         if call is not None:
@@ -365,7 +358,7 @@ class LiveSession:
             tool=jail.name,
             agent=None if first is None else first.agent,
             instance_key=None if first is None else first.instance_key,
-            since=rfc3339(time.time()),
+            since=times.rfc3339(time.time()),
         )
 
     def ended(self, cause: str) -> WorkerNews | None:
@@ -392,7 +385,7 @@ def load_error(tool: ToolSpec, why: str) -> ToolError:
     return tool_error("E_CONFIG_ENTRY", f"the tool {tool.name} could not be loaded: {why}", name="ToolLoadError")
 
 
-def protocol_error(violation: Violation, worker: Worker) -> ToolError:
+def protocol_error(violation: untrusted.Violation, worker: Worker) -> ToolError:
     """The error of calls whose worker broke the protocol."""
     what_then = "its processes were ended" if isinstance(worker, CallSandbox) else "its jail was ended"
     name = "OutputTooLarge" if violation.code == "E_TOOL_LIMIT" else "ToolProtocolError"

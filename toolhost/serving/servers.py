@@ -22,18 +22,15 @@ from typing import Final
 import msgspec
 
 from goondan.schemas.text.times import rfc3339
-from goondan.schemas.wire.codec import to_raw
-from goondan.schemas.wire.errors import tool_error
+from goondan.schemas.wire import codec, errors
 from goondan.schemas.wire.frames import AttachedServer, Frame, ToolError
-from goondan.schemas.worker import servers
+from goondan.schemas.worker import servers, worker_frames
 from goondan.schemas.worker.servers import CONNECT_S, NewsKind, ServerListing, ServerNews
 from goondan.schemas.worker.tool_host_reports import ServerPhase, ServerState, WorkerNews
-from goondan.schemas.worker.worker_frames import List, LoginNeeded, News
+from goondan.toolhost.calls import results, untrusted
 from goondan.toolhost.calls.call_registry import Call, Listing
 from goondan.toolhost.calls.machine import Action, Machine, Wait
-from goondan.toolhost.calls.results import completed
 from goondan.toolhost.calls.session import JailSession
-from goondan.toolhost.calls.untrusted import check_json
 from goondan.toolhost.serving.answers import Answers, Asking
 from goondan.toolhost.serving.live import LiveSession
 
@@ -86,7 +83,7 @@ class Servers:
         why = self._lost.get((call.owner, call.tool.name))
         if why is None:
             return None
-        return tool_error(servers.GONE, why[:MAX_MESSAGE], name=servers.ERROR_NAME)
+        return errors.tool_error(servers.GONE, why[:MAX_MESSAGE], name=servers.ERROR_NAME)
 
     def of(self, owner: Owner, prefix: str | None = None) -> list[JailSession]:
         """The sessions to which an agent instance is attached; of all servers, or of one."""
@@ -117,13 +114,13 @@ class Servers:
 
     def ask(self, live: LiveSession, call: Listing) -> None:
         """Ask a server what it offers."""
-        live.jail.send(List(int(call.worker_call_id)))
+        live.jail.send(worker_frames.List(int(call.worker_call_id)))
 
     def heard(self, session: JailSession, listing: ServerListing) -> ServerListing:
         """A server has said what it offers. Returns it with the session's number, by which agents tell sessions
         apart. Raises Violation for what is not JSON: its schemas are somebody hostile's.
         """
-        check_json(bytes(to_raw(listing)))
+        untrusted.check_json(bytes(codec.to_raw(listing)))
         known = self._listings[session.number] = msgspec.structs.replace(listing, session=session.number)
         return known
 
@@ -137,7 +134,7 @@ class Servers:
 
     # --- logins
 
-    def login(self, live: LiveSession, told: LoginNeeded, now: float) -> list[Action]:
+    def login(self, live: LiveSession, told: worker_frames.LoginNeeded, now: float) -> list[Action]:
         """A person has to log in at a server, or has come back. While one has to, the session stays, and agents are
         told at once. When the person has come back, agents wait for the worker as for any other that connects.
         """
@@ -146,7 +143,7 @@ class Servers:
             self._pool.logged_in(session, now)
             self.report(live)
             return [] if live.jail.live else [Wait(session, CONNECT_S, "load")]
-        error = completed(told.error)
+        error = results.completed(told.error)
         error = session.login = msgspec.structs.replace(error, message=error.message[:MAX_MESSAGE])
         self.report(live, last_error=error.message)
         actions: list[Action] = [] if live.jail.live else [Wait(session, LOGIN_S, "load")]
@@ -162,7 +159,7 @@ class Servers:
 
     # --- what has changed at a server
 
-    def changed(self, session: JailSession, news: News) -> None:
+    def changed(self, session: JailSession, news: worker_frames.News) -> None:
         """A server says that something of it has changed."""
         if news.kind == "tools":
             self._listings.pop(session.number, None)  # who attaches next is not told the old one
@@ -184,7 +181,7 @@ class Servers:
 
     def _tell(self, session: JailSession, news: Iterable[tuple[NewsKind, str | None]], why: str | None = None) -> None:
         for kind, uri in news:
-            payload = to_raw(ServerNews(server=session.key[0], kind=kind, uri=uri, message=why))
+            payload = codec.to_raw(ServerNews(server=session.key[0], kind=kind, uri=uri, message=why))
             for agent, instance_key in session.attached:
                 self._send(Frame(servers.NEWS, to=agent, instance_key=instance_key, payload=payload))
 

@@ -24,13 +24,11 @@ from goondan.schemas.bundle.launch import ToolHostSpec, ToolSpec
 from goondan.schemas.wire.errors import GoondanError, tool_error
 from goondan.schemas.wire.frames import Frame, ToolError
 from goondan.schemas.wire.questions import MAX_ANSWER_BYTES
-from goondan.schemas.worker import servers
+from goondan.schemas.worker import servers, tool_host_reports
 from goondan.schemas.worker import worker_frames as frames
 from goondan.schemas.worker.servers import CONNECT_S
-from goondan.schemas.worker.tool_host_reports import LogLine, WorkerNews
-from goondan.toolhost.calls import machine
+from goondan.toolhost.calls import call_inputs, machine
 from goondan.toolhost.calls.asks import ended as call_ended
-from goondan.toolhost.calls.call_inputs import MessageCache
 from goondan.toolhost.calls.call_registry import Call, Listing
 from goondan.toolhost.calls.results import PENDING_S, Work, own_error, refusal, shape, with_denial
 from goondan.toolhost.calls.session import MAX_PENDING_PER_JAIL, JailSession, key_of
@@ -39,15 +37,13 @@ from goondan.toolhost.jails.jail import CallSandbox, Jail
 from goondan.toolhost.jails.network import Egress
 from goondan.toolhost.jails.server_jail import RemoteServer, ServerJail
 from goondan.toolhost.jails.worker import Worker
-from goondan.toolhost.policy.limits import limit_error
-from goondan.toolhost.policy.subject import HostFacts
+from goondan.toolhost.policy import limits, subject
 from goondan.toolhost.serving.answers import Answers, Asking, too_much_pending
 from goondan.toolhost.serving.live import LiveSession, load_error, protocol_error, unavailable
 from goondan.toolhost.serving.servers import Owner, Servers
 from goondan.toolhost.serving.starting import CLOSE_S, JailStarter, why_not
 from goondan.toolhost.traffic.messages import Denied, Failed
-from goondan.toolhost.watch.jail_usage import JailUsage
-from goondan.toolhost.watch.watch import Watch
+from goondan.toolhost.watch import jail_usage, watch
 
 #: Results up to this size (bytes) wait for events of the network; larger ones would be looked through twice.
 SETTLED_BYTES: Final = 65536
@@ -64,14 +60,14 @@ class Sessions:
         self,
         loop: asyncio.AbstractEventLoop,
         answers: Answers,
-        messages: MessageCache,
+        messages: call_inputs.MessageCache,
         asking: Asking,
         starter: JailStarter,
         max_jails: int,
         *,
         send: Callable[[Frame], bool],
-        on_log: Callable[[LogLine], None],
-        on_worker: Callable[[WorkerNews], None],
+        on_log: Callable[[tool_host_reports.LogLine], None],
+        on_worker: Callable[[tool_host_reports.WorkerNews], None],
     ) -> None:
         """Calls wait until `open` is called. `send` gets news of servers."""
         self._loop = loop
@@ -89,7 +85,7 @@ class Sessions:
         self._live: dict[int, LiveSession] = {}  # by the numbers of sessions whose jails are there
         self._by_jail: dict[Worker, LiveSession] = {}
         self._egress = Egress(loop, starter.powers.launcher, self._network_lost, self._network_event)
-        self._watch = Watch(loop, self._over_limit, starter.powers.launcher.put_first)
+        self._watch = watch.Watch(loop, self._over_limit, starter.powers.launcher.put_first)
         self._held: list[Call] | None = []  # calls that came before it was known whether jails can be made
         self._launching: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -116,7 +112,7 @@ class Sessions:
         now = [server for tool in spec.tools if tool.server for server in (tool.server, *tool.servers.values())]
         return any(server.digest == live.tool.server.digest for server in now)
 
-    def open(self, facts: HostFacts | None, why_none: GoondanError | None = None) -> None:
+    def open(self, facts: subject.HostFacts | None, why_none: GoondanError | None = None) -> None:
         """It is known now whether jails can be made: run the calls that have waited for that."""
         self._starter.facts, self._unavailable = facts, why_none
         held, self._held = self._held or [], None
@@ -475,12 +471,12 @@ class Sessions:
         if (live := self._live.get(number)) is not None:
             self._on_log(live.network_line(event))
 
-    def _over_limit(self, usage: JailUsage, limit: str, names: list[str] | None) -> None:
+    def _over_limit(self, usage: jail_usage.JailUsage, limit: str, names: list[str] | None) -> None:
         """A jail has reached one of its limits, or these calls in it have reached theirs (watch.Report)."""
         live = next((live for live in self._live.values() if live.jail.usage is usage), None)
         if live is None or live.jail.dying:
             return
-        error = limit_error(limit, usage.limits)
+        error = limits.limit_error(limit, usage.limits)
         if names is None:
             self._break_off(live, error, error.message)
         else:

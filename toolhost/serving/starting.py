@@ -18,17 +18,15 @@ from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import ErrorPayload
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.session import JailSession
-from goondan.toolhost.jails import server_jail
+from goondan.toolhost.jails import server_jail, write_exposures
 from goondan.toolhost.jails.jail import Jail, JailOwner
 from goondan.toolhost.jails.launch import launch
 from goondan.toolhost.jails.network import JailNetwork
-from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.lookup.folders import remove_placeholders
 from goondan.toolhost.lookup.hiding import Hiding, as_it_is_now
 from goondan.toolhost.lookup.jail_request import look_up
-from goondan.toolhost.policy.launch_plan import LaunchPlan
+from goondan.toolhost.policy import launch_plan, subject
 from goondan.toolhost.policy.plan import forks, plan
-from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.serving.live import LiveSession
 from goondan.toolhost.traffic.rules import Layout
@@ -48,18 +46,18 @@ class JailStarter:
         spec: ToolHostSpec,
         powers: Powers,
         environment: Mapping[str, str],
-        exposures: WriteExposures | None,
+        exposures: write_exposures.WriteExposures | None,
     ) -> None:
         """`environment` holds the values that can be granted. Without `exposures` no write exposure is recorded."""
         self.powers = powers
         #: What is known of this host; None while no jail can be made.
-        self.facts: HostFacts | None = None
+        self.facts: subject.HostFacts | None = None
         self._loop = loop
         #: What the next jails are started by.
         self.spec = spec
         self._environment = environment
         #: The folders that jails can write to now.
-        self.exposures = WriteExposures(None, powers) if exposures is None else exposures
+        self.exposures = write_exposures.WriteExposures(None, powers) if exposures is None else exposures
         #: What forks the workers of servers, by the names of features.
         self.templates: dict[str, server_jail.TemplateLink] = {}
         #: How servers are asked first.
@@ -91,7 +89,7 @@ class JailStarter:
         hiding = Hiding([])
         begun: list[list[str]] = []
 
-        def make_plan() -> LaunchPlan:
+        def make_plan() -> launch_plan.LaunchPlan:
             nonlocal hiding
             now = as_it_is_now(facts)
             request = look_up(
@@ -135,7 +133,7 @@ class JailStarter:
         return msgspec.structs.replace(tool, server=msgspec.structs.replace(server, env={**granted, **server.env}))
 
     async def _launch(
-        self, make_plan: Callable[[], LaunchPlan], tool: ToolSpec, owner: JailOwner, niceness: int
+        self, make_plan: Callable[[], launch_plan.LaunchPlan], tool: ToolSpec, owner: JailOwner, niceness: int
     ) -> Jail:
         """The jail of a tool, or that of a server with its worker. Raises GoondanError and OSError."""
         if tool.server is None:

@@ -19,7 +19,6 @@ from goondan.toolhost.policy import limits
 from goondan.toolhost.privileges.powers import Powers
 from goondan.toolhost.watch import procfs
 from goondan.toolhost.watch.keeper import Keeper
-from goondan.toolhost.watch.procfs import signal_all
 
 #: File times are those of the last clock tick (seconds).
 _TICK_S: Final = 0.02
@@ -216,7 +215,7 @@ class JailUsage:
 
     def _kill(self, find: Callable[[], list[int]]) -> None:
         # bubblewrap's own outside of the jail ends with it, and says how
-        signal_all(lambda: [pid for pid in find() if pid != self.keeper.session], signal.SIGKILL)
+        procfs.signal_all(lambda: [pid for pid in find() if pid != self.keeper.session], signal.SIGKILL)
 
     def refused(self) -> bool:
         """Whether it has, or had, as many processes and threads as its limit allows."""

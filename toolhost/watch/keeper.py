@@ -14,8 +14,7 @@ import struct
 from contextlib import suppress
 from typing import Final
 
-from goondan.toolhost.launcher.operations import FREEZER_STATE
-from goondan.toolhost.launcher.places import write_text
+from goondan.toolhost.launcher import operations, places
 from goondan.toolhost.policy.limits import ORDINARY, GroupPlan, Tree, weight_of
 from goondan.toolhost.privileges.powers import Powers, beside, read_text
 
@@ -123,7 +122,7 @@ class Group(Keeper):
                     os.mkdir(self._at(folder))
             for folder, name, value in plan.settings:
                 try:
-                    write_text(f"{self._at(folder)}/{name}", value)
+                    places.write_text(f"{self._at(folder)}/{name}", value)
                 except OSError:
                     if name not in plan.optional:
                         raise
@@ -177,7 +176,7 @@ class Group(Keeper):
             super().stand(niceness)
         else:
             name, value = weight(self.tree, niceness)
-            write_text(f"{self._at(self.tree.cpu)}/{name}", value)
+            places.write_text(f"{self._at(self.tree.cpu)}/{name}", value)
 
     def freeze(self) -> bool:
         """See Keeper.
@@ -193,9 +192,9 @@ class Group(Keeper):
     def _set_frozen(self, values: tuple[str, str]) -> bool:
         if self.tree.freezer is None:
             return False
-        name, value = (FREEZER_STATE, values[0]) if self.tree.version == 1 else ("cgroup.freeze", values[1])
+        name, value = (operations.FREEZER_STATE, values[0]) if self.tree.version == 1 else ("cgroup.freeze", values[1])
         try:
-            write_text(f"{self._at(self.tree.freezer)}/{name}", value)
+            places.write_text(f"{self._at(self.tree.freezer)}/{name}", value)
         except OSError:  # gone, or a kernel that cannot
             return False
         return True

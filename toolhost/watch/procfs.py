@@ -29,13 +29,12 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from goondan.toolhost.launcher.places import status_numbers
-from goondan.toolhost.policy.limits import InFlight
-from goondan.toolhost.policy.subject import JAIL_CODE
+from goondan.toolhost.policy import limits, subject
 
 #: Rounds of finding and killing. Each takes some milliseconds; a process that is stopped first starts no other one.
 MAX_ROUNDS: Final = 50
 #: A part of the arguments of every jail's bubblewrap: what boots in it.
-_OURS: Final = f"{JAIL_CODE}/boot.".encode()
+_OURS: Final = f"{subject.JAIL_CODE}/boot.".encode()
 
 
 def process_stat(pid: int) -> list[bytes]:
@@ -447,7 +446,7 @@ def in_flight(view: View, there: Iterable[Process]) -> frozenset[int]:
     return frozenset(found)
 
 
-def still_in_flight(view: View, counted_s: Callable[[], float | None]) -> InFlight | None:
+def still_in_flight(view: View, counted_s: Callable[[], float | None]) -> limits.InFlight | None:
     """A few looks in turn at a jail that runs. `counted_s` says how much processor time it has used (seconds).
 
     None: the jail wanted to run and got no processor. Then nothing is known, because it could not receive anything.
@@ -463,4 +462,4 @@ def still_in_flight(view: View, counted_s: Callable[[], float | None]) -> InFlig
         each &= last
     if last and began is not None and counted_s() == began and any(process.runnable for process in processes(view)):
         return None
-    return InFlight(last, each)
+    return limits.InFlight(last, each)

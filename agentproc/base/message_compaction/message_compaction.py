@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from goondan.agentproc.machine.messages import AssistantData, Message, ToolData
-from goondan.schemas.wire.codec import from_raw
-from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire import codec, errors
 
 INSTRUCTIONS: Final = (
     "You summarise a conversation between a user and an assistant that uses tools, so that the assistant can go on "
@@ -35,7 +34,7 @@ PIECE_PART: Final = 3 / 5
 def register(api: Any, config: dict[str, Any]) -> None:
     """Compact when a step needs it. Raises GoondanError E_USAGE."""
     if config["keepTokens"] >= config["maxTokens"]:
-        raise fail("E_USAGE", "message-compaction: keepTokens is not less than maxTokens")
+        raise errors.fail("E_USAGE", "message-compaction: keepTokens is not less than maxTokens")
     instructions: str = config.get("instructions") or INSTRUCTIONS
 
     async def summarise(ask: Any, summary: str, messages: list[Message], most: int) -> str:
@@ -46,7 +45,7 @@ def register(api: Any, config: dict[str, Any]) -> None:
             text = f"{before}{piece}\n\nWrite the summary of all of it."
             summary = within((await ask(text, instructions)).strip(), min(MAX_SUMMARY_BYTES, int(most * SUMMARY_PART)))
             if not summary:
-                raise fail("E_MODEL_FAILED", "the model's summary is empty")
+                raise errors.fail("E_MODEL_FAILED", "the model's summary is empty")
         api.logger.info(size, "messages are shown as a summary of", len(summary), "characters")
         return summary
 
@@ -86,7 +85,7 @@ def render(message: Message) -> str:
         lines = []
         for part in data.content:
             result = part.result
-            said = "" if result.output is None else _json(from_raw(result.output, object))
+            said = "" if result.output is None else _json(codec.from_raw(result.output, object))
             if result.error is not None:
                 said = f"{result.error.code}: {result.error.message}"
             lines.append(f"{part.tool_name} gave ({result.status}): {_cut(said, MAX_VALUE_CHARS)}")

@@ -34,8 +34,7 @@ from goondan.agentproc.machine.estimate import NO_WISHES, RESULT, Summarise, Wis
 from goondan.agentproc.machine.messages import Message, MessageEvent
 from goondan.schemas.bundle.address import shown_tool_name
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ToolChoice
-from goondan.schemas.wire.errors import fail
-from goondan.schemas.wire.frames import AgentEvent, ErrorPayload
+from goondan.schemas.wire import errors, frames
 
 #: The most blocks of one step. An extension that adds blocks in every step by mistake is found early.
 MAX_BLOCKS: Final = 256
@@ -105,7 +104,7 @@ class TurnScope(Struct, eq=False):
     #: The agent, the instance and the turn.
     execution: Execution
     #: The event that began the turn.
-    input_event: AgentEvent
+    input_event: frames.AgentEvent
     #: The messages (transcript.py): `next_messages` are `base_messages` with the turn's `events` applied. Each is a new
     #: list.
     state: Any
@@ -190,7 +189,7 @@ class StepScope(Struct, eq=False):
     #: What extensions wish of the context.
     wishes: Wishes = NO_WISHES
     #: Why the last try of the model call failed.
-    llm_error: ErrorPayload | None = None
+    llm_error: frames.ErrorPayload | None = None
     #: The answer of the last try.
     llm_result: results.LlmResult | None = None
     #: How the step ended; None before its end.
@@ -460,7 +459,7 @@ class StepContext(TurnContext):
         return f"step{self._scope.index + 1}"
 
     def _wrong(self, what: str) -> Exception:
-        return fail("E_USAGE", f"extension {self._layer.extension}: {what}")
+        return errors.fail("E_USAGE", f"extension {self._layer.extension}: {what}")
 
     @property
     def tool_choice(self) -> str | dict[str, str] | None:

@@ -29,8 +29,7 @@ from goondan.agentproc.machine.catalog import Catalog
 from goondan.agentproc.machine.messages import AssistantData, Message, error_result
 from goondan.agentproc.machine.turn import AskedCall, End, LeaveStep
 from goondan.agentproc.providers.base import ModelAnswer
-from goondan.schemas.bundle.address import SEPARATOR, shown_tool_name
-from goondan.schemas.bundle.effective_config import reference_name, tool_of
+from goondan.schemas.bundle import address, effective_config
 from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec, ServerSource, ToolSource
 from goondan.schemas.wire import errors
 from goondan.schemas.wire.codec import DECODE_ERRORS, check_depth, check_json, encode_value, from_raw
@@ -432,11 +431,11 @@ def wanted_tools(config: Mapping[str, Any], catalog: Catalog) -> list[CatalogIte
     by_tool: dict[str, list[CatalogItem]] = {}
     for item in catalog.registry.values():
         if item.source.type == "config":
-            by_tool.setdefault(tool_of(item), []).append(item)
+            by_tool.setdefault(effective_config.tool_of(item), []).append(item)
     wanted: dict[str, CatalogItem] = {}
     for given in _list(config, "tools"):
         name = _name(given, "Tool")
-        shown = shown_tool_name(name)
+        shown = address.shown_tool_name(name)
         registered = catalog.registered(shown)
         if name in by_tool:
             wanted.update({item.name: item for item in by_tool[name]})
@@ -482,7 +481,7 @@ def _list(config: Mapping[str, Any], field: str) -> Sequence[Any]:
 
 def _name(given: Any, kind: str) -> str:
     try:
-        return reference_name(given, kind)
+        return effective_config.reference_name(given, kind)
     except ValueError as error:
         raise MiddlewareError(f"effective_config: {error}") from None
 
@@ -511,7 +510,7 @@ def read_items(items: Any, catalog: Catalog) -> list[CatalogItem]:
                 item = msgspec.convert(with_known_source(item), CatalogItem)
             except msgspec.ValidationError as error:
                 raise MiddlewareError(f"tool_catalog has a bad item: {error}") from None
-        shown = shown_tool_name(item.name)
+        shown = address.shown_tool_name(item.name)
         if not catalog.reaches(shown):
             raise Unreachable(*_refusal(shown, catalog))
         name = catalog.canonical(shown)
@@ -527,7 +526,7 @@ def _refusal(name: str, catalog: Catalog) -> tuple[str, str]:
         return message, "Register it with api.tools.register before it is added, or correct the name."
     message = f"tool_catalog names {name!r}, which extensions of agent {catalog.agent} may not add"
     where = f"spec.tools of Agent/{catalog.agent}"
-    tool = f"Tool/{item.source.name or name.partition(SEPARATOR)[0]}"
+    tool = f"Tool/{item.source.name or name.partition(address.SEPARATOR)[0]}"
     if not catalog.widened:
         return message, f"Name {tool} in {where}. Bundled extensions add no tools to those of their agent."
     pattern = f"policy.toolCalls.extensionsMayAdd of Agent/{catalog.agent}"

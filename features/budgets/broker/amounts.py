@@ -18,8 +18,7 @@ from msgspec import Struct
 
 from goondan.features.budgets.wire import BudgetLeft, BudgetLimits
 from goondan.kernel.broker.state.records import Item, Put, Retire, encode
-from goondan.schemas.wire.errors import GoondanError, error_payload
-from goondan.schemas.wire.usage import MAX_COST, NANO
+from goondan.schemas.wire import errors, usage
 
 #: The name of the spender when nobody knows who it was: a killed broker had counted the calls ahead.
 UNKNOWN: Final = ""
@@ -55,7 +54,7 @@ DIMENSIONS: Final[dict[Dimension, _Counted]] = {
     "tokens": _Counted(lambda spend: spend.input_tokens + spend.output_tokens, "tokens"),
     "inputTokens": _Counted(attrgetter("input_tokens"), "input tokens"),
     "outputTokens": _Counted(attrgetter("output_tokens"), "output tokens"),
-    "money": _Counted(attrgetter("money"), "", NANO),
+    "money": _Counted(attrgetter("money"), "", usage.NANO),
     "wallSeconds": _Counted(lambda spend: 0, "seconds", 1000),
 }
 
@@ -113,7 +112,7 @@ def in_units(dimension: Dimension, amount: int) -> float:
 def in_words(dimension: Dimension, amount: int, currency: str = "") -> str:
     """An amount in words; with `currency`, also its unit."""
     if dimension == "money":
-        return f"{amount / NANO:.6f}".rstrip("0").rstrip(".") + (f" {currency}" if currency else "")
+        return f"{amount / usage.NANO:.6f}".rstrip("0").rstrip(".") + (f" {currency}" if currency else "")
     number = f"{in_units(dimension, amount):,.0f}"
     return f"{number} {DIMENSIONS[dimension].words}" if currency else number
 
@@ -138,7 +137,7 @@ class Account:
         """Add an amount that this agent has spent. Money is counted up to MAX_COST."""
         for spent in (self.spent, self.by.setdefault(spender, Spend())):
             spent.add(amount)
-            spent.money = min(spent.money, MAX_COST)
+            spent.money = min(spent.money, usage.MAX_COST)
 
 
 class Shortage(NamedTuple):
@@ -269,7 +268,7 @@ def hold_written(hold: BudgetHold) -> Item:
 # --- in words and numbers, for people and models ----------------------------------------------------------------------
 
 
-def budget_spent(root: str, shortage: Shortage, agent: str) -> GoondanError:
+def budget_spent(root: str, shortage: Shortage, agent: str) -> errors.GoondanError:
     """E_BUDGET_SPENT: the budget and its dimension, what was spent and by whom. `agent` wanted more."""
     account, dimension = shortage.account, shortage.dimension
     currency = account.limits.currency
@@ -283,7 +282,7 @@ def budget_spent(root: str, shortage: Shortage, agent: str) -> GoondanError:
         f"`gdn budget {root[:SHOWN]}` shows it all. Raise limits.{dimension} of the agent's Extension/budget, or ask "
         "for less."
     )
-    return GoondanError(error_payload("E_BUDGET_SPENT", message, suggestion=suggestion))
+    return errors.GoondanError(errors.error_payload("E_BUDGET_SPENT", message, suggestion=suggestion))
 
 
 def left_of(chain: AccountChain, lasted_ms: int) -> list[BudgetLeft]:

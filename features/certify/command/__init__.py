@@ -20,11 +20,9 @@ from typing import Any, Final
 import click
 import yaml
 
-from goondan.features.certify.command import worker
-from goondan.features.certify.command.client import Stage, scenarios
+from goondan.features.certify.command import client, worker
 from goondan.features.certify.command.playing import PATIENCE_S, Player, play_all, probe
 from goondan.features.certify.command.rules import Report, Row, Rule, Scenario, chosen, read, report
-from goondan.features.certify.command.worker import Host
 from goondan.kernel.cli import options
 from goondan.kernel.cli.output import Style, emit, printable, style_of
 
@@ -94,9 +92,9 @@ def certify_client(
     """
 
     def player(scenario: Scenario, stopping: threading.Event) -> Player:
-        return Stage(argv, env, scenario, stopping, patience)
+        return client.Stage(argv, env, scenario, stopping, patience)
 
-    return _certified("client", argv, words, scenarios(), player)
+    return _certified("client", argv, words, client.scenarios(), player)
 
 
 def certify_worker(
@@ -107,7 +105,7 @@ def certify_worker(
     path = str(folder.joinpath("samples", SAMPLES[entry])) if entry in SAMPLES else os.path.abspath(entry)
 
     def player(scenario: Scenario, stopping: threading.Event) -> Player:
-        return Host(argv, env, path, scenario, stopping, patience)
+        return worker.Host(argv, env, path, scenario, stopping, patience)
 
     written = read(yaml.safe_load(folder.joinpath("worker.yaml").read_bytes()), worker.JUDGES)
     return _certified("worker", argv, words, written, player)

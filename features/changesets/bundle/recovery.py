@@ -18,8 +18,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from goondan.features.changesets.bundle.applying import Application, Step, begun
-from goondan.features.changesets.bundle.entries import FOLDER, INTENT
+from goondan.features.changesets.bundle import applying, entries
 from goondan.features.changesets.bundle.git import References, Store, io_error, lent_lock
 from goondan.features.changesets.wire import ID_DIGITS, ChangesetSummary, CommittedChangeset
 from goondan.kernel.bundle.files import read_file
@@ -137,9 +136,9 @@ log = logging.getLogger("changesets")
 
 def settle(state_dir: str) -> None:
     """Complete or undo what a program that is gone had begun. Raises GoondanError E_CHANGESET_IO."""
-    folder = os.path.join(state_dir, FOLDER)
+    folder = os.path.join(state_dir, entries.FOLDER)
     give_up = time.monotonic() + PATIENCE_S
-    while os.path.lexists(os.path.join(folder, INTENT)):
+    while os.path.lexists(os.path.join(folder, entries.INTENT)):
         with locked(folder, wait=False) as alone:
             if alone:
                 finish(state_dir)
@@ -153,8 +152,8 @@ def settle(state_dir: str) -> None:
 
 def finish(state_dir: str) -> None:
     """The same, for whoever has the lock."""
-    folder = os.path.join(state_dir, FOLDER)
-    intent = begun(folder)
+    folder = os.path.join(state_dir, entries.FOLDER)
+    intent = applying.begun(folder)
     if intent is None:
         return
     records = Records(folder)
@@ -167,11 +166,13 @@ def finish(state_dir: str) -> None:
         if record is not None and record.state == "open":
             note_committed(records, record, intent.old, intent.new, intent.steps)
 
-    done = Application(folder, root_of(state_dir), store, refs).recover(intent, note)
+    done = applying.Application(folder, root_of(state_dir), store, refs).recover(intent, note)
     log.warning("changeset %s was interrupted: %s", intent.changeset, "completed" if done else "undone")
 
 
-def note_committed(records: Records, record: Record, parent: str, commit: str, steps: list[Step]) -> CommittedChangeset:
+def note_committed(
+    records: Records, record: Record, parent: str, commit: str, steps: list[applying.Step]
+) -> CommittedChangeset:
     """Remember that a changeset is committed; its answer. One that is known as committed keeps its answer."""
     known = records.get(record.changeset_id)
     if known is not None and known.result is not None:

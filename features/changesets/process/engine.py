@@ -38,10 +38,8 @@ from goondan.kernel.grants.powers import Power
 from goondan.kernel.paths import root_of
 from goondan.kernel.supervisor.options import Options
 from goondan.schemas.system.directories import remove_tree
-from goondan.schemas.text.times import rfc3339
-from goondan.schemas.text.visible import visible_line
-from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import ErrorPayload
+from goondan.schemas.text import times, visible
+from goondan.schemas.wire import errors, frames
 
 #: Worktrees of one instance, and in all: each is a copy of the repository.
 MAX_OPEN_OF_ONE: Final = 8
@@ -94,9 +92,9 @@ class Engine:
             instance_key=wish.instance_key,
             event_id=wish.event_id,
             request=wish.request,
-            reason=visible_line(reason[: wire.MAX_REASON]),
+            reason=visible.visible_line(reason[: wire.MAX_REASON]),
             base=head.commit,
-            opened_at=rfc3339(time.time()),
+            opened_at=times.rfc3339(time.time()),
             admin_dir=repository.admin_dir(changeset_id),
         )
         files = repository.store.files(head.commit)
@@ -127,8 +125,8 @@ class Engine:
         base_ref = f"git:{record.base}"
         try:
             return self._commit(record, message, look)
-        except GoondanError as error:
-            log.info("changeset %s of %s: %s", changeset_id, agent, visible_line(str(error)))
+        except errors.GoondanError as error:
+            log.info("changeset %s of %s: %s", changeset_id, agent, visible.visible_line(str(error)))
             return not_committed(changeset_id, base_ref, error.info)
         except OSError as error:
             message = f"{error.filename or 'the worktree'}: {error.strerror}"
@@ -140,7 +138,7 @@ class Engine:
         """
         record = self.records.get(changeset_id)
         if record is None or record.state != "committed" or not record.commit:
-            raise fail("E_USAGE", f"there is no committed changeset {changeset_id[:40]!r}")
+            raise errors.fail("E_USAGE", f"there is no committed changeset {changeset_id[:40]!r}")
         repository = self._repository()
         head = repository.head()
         files = repository.store.files(head.commit)
@@ -162,7 +160,7 @@ class Engine:
             request="",
             reason=f"revert of changeset {changeset_id}",
             base=head.commit,
-            opened_at=rfc3339(time.time()),
+            opened_at=times.rfc3339(time.time()),
             reverts=changeset_id,
         )
         text = f"Revert changeset {changeset_id}\n\nThis takes back commit {record.commit}."
@@ -191,7 +189,9 @@ class Engine:
         """What a changeset has changed, or would, as a patch. Raises GoondanError."""
         record = self.records.get(changeset_id)
         if record is None:
-            raise fail("E_USAGE", f"there is no changeset {changeset_id[:40]!r}", suggestion="gdn changeset list")
+            raise errors.fail(
+                "E_USAGE", f"there is no changeset {changeset_id[:40]!r}", suggestion="gdn changeset list"
+            )
         store = self._repository().store
         if record.state == "committed":
             return store.diff(record.parent, record.commit) if record.commit else b""
@@ -374,7 +374,7 @@ class Engine:
                 look,
                 lambda: note_committed(self.records, record, intent.old, intent.new, intent.steps),
             )
-        except GoondanError:
+        except errors.GoondanError:
             if record.reverts:
                 self.records.remove(record.changeset_id)
             raise
@@ -407,7 +407,7 @@ class Engine:
         }
 
 
-def not_committed(changeset_id: str, base_ref: str, error: ErrorPayload) -> wire.CommittedChangeset:
+def not_committed(changeset_id: str, base_ref: str, error: frames.ErrorPayload) -> wire.CommittedChangeset:
     """The answer for what did not become a commit."""
     failed = error.code not in ("E_CHANGESET_INVALID", "E_CHANGESET_DENIED", "E_CHANGESET_CONFLICT")
     text = error.message if not error.suggestion else f"{error.message} {error.suggestion}"

@@ -24,8 +24,7 @@ from goondan.features.changesets.process import rules
 from goondan.kernel.bundle.documents import Loaded, load_documents
 from goondan.kernel.bundle.files import NOTHING
 from goondan.kernel.bundle.loader import Asking, Inspected, inspect_bundle
-from goondan.kernel.bundle.rules.positions import plain
-from goondan.kernel.bundle.rules.problems import Report
+from goondan.kernel.bundle.rules import positions, problems
 from goondan.kernel.grants.powers import Power, untrusted
 from goondan.kernel.supervisor.options import Options
 from goondan.kernel.supervisor.reader import RevisionRefused
@@ -242,7 +241,7 @@ def refusal(found: RevisionRefused) -> GoondanError:
 
 def bundle_files(options: Options, repository: Repository) -> list[str]:
     """The documents and prompts of the bundle, by their paths in the repository."""
-    loaded = load_documents(options.bundle, Report(), NOTHING)
+    loaded = load_documents(options.bundle, problems.Report(), NOTHING)
     root = loaded.root
     paths = [source.path for source in loaded.sources]
     paths += [os.path.realpath(os.path.join(root, name)) for name in _prompts(loaded)]
@@ -263,7 +262,7 @@ def _first(lines: list[str]) -> str:
 def _written(loaded: Loaded) -> list[rules.Written]:
     found = []
     for document in loaded.documents:
-        value = plain(document.node)
+        value = positions.plain(document.node)
         metadata = value.get("metadata")
         name = metadata.get("name") if isinstance(metadata, dict) else None
         found.append(rules.Written(document.file, f"{value.get('kind')}/{name}", value))

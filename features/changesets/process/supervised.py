@@ -30,9 +30,8 @@ from msgspec import Raw
 from goondan.features.changesets import wire
 from goondan.kernel.spawn import command, memory_file, start_program
 from goondan.kernel.traces.logs import open_log
-from goondan.schemas.wire.codec import DECODE_ERRORS, to_raw
+from goondan.schemas.wire import codec, frames
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import ErrorPayload
 
 if TYPE_CHECKING:
     from goondan.features.changesets.process.worker import Answer, Task
@@ -133,7 +132,7 @@ class Changesets:
         """A message of the broker's half."""
         try:
             message = wire.decode_to_supervisor(payload)
-        except DECODE_ERRORS as error:
+        except codec.DECODE_ERRORS as error:
             _log.error("the broker sent no message about changesets: %s", error)
             return
         if isinstance(message, wire.ChangesetAsked):
@@ -168,7 +167,7 @@ class Changesets:
     # --- inside
 
     def _tell(self, message: wire.ToBroker) -> None:
-        self._conductor.tell(wire.FEATURE, to_raw(message))
+        self._conductor.tell(wire.FEATURE, codec.to_raw(message))
 
     async def _serve(self, wish: wire.ChangesetWish) -> None:
         from goondan.features.changesets.process.worker import Task
@@ -303,7 +302,7 @@ class Changesets:
         task.add_done_callback(self._tasks.discard)
 
 
-def _failed(wish: wire.ChangesetWish, error: ErrorPayload) -> wire.ChangesetDone:
+def _failed(wish: wire.ChangesetWish, error: frames.ErrorPayload) -> wire.ChangesetDone:
     """The answer when there is no worker that could give one."""
     if wish.commit is None:
         return wire.ChangesetDone(request=wish.request, error=error)

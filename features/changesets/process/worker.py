@@ -28,8 +28,7 @@ from goondan.kernel.grants.powers import Power
 from goondan.kernel.supervisor.options import Options
 from goondan.kernel.supervisor.reader import Revision, RevisionRefused, read
 from goondan.kernel.supervisor.reader import Task as Reading
-from goondan.schemas.system.secrecy import close_memory
-from goondan.schemas.system.startup import close_to_others, die_with_parent, set_process_name
+from goondan.schemas.system import secrecy, startup
 from goondan.schemas.wire.errors import GoondanError
 
 #: What is before every message: its length in bytes.
@@ -145,8 +144,8 @@ def _exactly(channel: socket.socket, size: int) -> bytes | None:
 
 def main(arguments: list[str] | None = None) -> int:
     """0 when nobody wants anything any more."""
-    close_memory()
-    close_to_others()
+    secrecy.close_memory()
+    startup.close_to_others()
     parser = argparse.ArgumentParser(prog="python -m goondan.features.changesets.process.worker")
     parser.add_argument(
         "--options-fd", type=int, required=True, help="descriptor of the supervisor's options (msgpack)"
@@ -154,8 +153,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--channel-fd", type=int, required=True, help="socket of tasks and answers")
     parser.add_argument("--parent-pid", type=int, required=True, help="end when this process ends")
     given = parser.parse_args(arguments)
-    set_process_name("gdn-changesets")
-    die_with_parent(given.parent_pid)
+    startup.set_process_name("gdn-changesets")
+    startup.die_with_parent(given.parent_pid)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
     with open(given.options_fd, "rb") as source:
         worker = Worker(msgspec.msgpack.decode(source.read(), type=Options))

@@ -22,9 +22,8 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from goondan.features.code_mode.wire import CODE_TOOL
+from goondan.schemas.wire import frames, questions
 from goondan.schemas.wire.errors import error_payload
-from goondan.schemas.wire.frames import ErrorPayload
-from goondan.schemas.wire.questions import MAX_INNER_CALLS, MAX_OPEN
 
 #: How often one script may look for tools: each look goes through the whole catalog.
 MAX_SEARCHES: Final = 100
@@ -74,22 +73,22 @@ class Scripts:
         """Whether this script runs."""
         return script in self._running
 
-    def call(self, script: str, tool: str) -> int | ErrorPayload:
+    def call(self, script: str, tool: str) -> int | frames.ErrorPayload:
         """The number of the call that a script asks for, or why it may not make it."""
         found = self._running.get(script)
         if found is None:
             return error_payload("E_CALL_ENDED", "the script has ended")
         if tool == CODE_TOOL:
             return error_payload("E_FORBIDDEN", "a script cannot run a script", suggestion="Do it in this one.")
-        if found.made >= MAX_INNER_CALLS:
-            return error_payload("E_TOOL_LIMIT", f"a script makes at most {MAX_INNER_CALLS} calls")
-        if len(found.open) >= MAX_OPEN:
-            return error_payload("E_TOOL_LIMIT", f"a script has at most {MAX_OPEN} calls open")
+        if found.made >= questions.MAX_INNER_CALLS:
+            return error_payload("E_TOOL_LIMIT", f"a script makes at most {questions.MAX_INNER_CALLS} calls")
+        if len(found.open) >= questions.MAX_OPEN:
+            return error_payload("E_TOOL_LIMIT", f"a script has at most {questions.MAX_OPEN} calls open")
         found.made += 1
         found.open.add(found.made)
         return found.made
 
-    def search(self, script: str) -> ErrorPayload | None:
+    def search(self, script: str) -> frames.ErrorPayload | None:
         """Why a script may not look for tools; None when it may."""
         found = self._running.get(script)
         if found is None:

@@ -32,21 +32,14 @@ import zmq
 from goondan.features.doctor.command.rules import facts
 from goondan.features.doctor.command.rules.findings import Finding, judge
 from goondan.features.model_servers import api
-from goondan.features.model_servers.api import Asking
 from goondan.features.model_servers.api.offering import offer
-from goondan.kernel import lock, paths, rundir, state_root
-from goondan.kernel.bundle import javascript
-from goondan.kernel.bundle.loader import inspect_bundle
+from goondan.kernel import import_path, lock, paths, rundir, spawn, state_root, supervisor_client
+from goondan.kernel.bundle import javascript, loader
 from goondan.kernel.bundle.rules.models import model_text
 from goondan.kernel.bundle.rules.problems import BundleError
 from goondan.kernel.bundle.rules.variables import wanted_variables
-from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import by_hand
+from goondan.kernel.cli import attach, options, state
 from goondan.kernel.cli.output import Style, emit, printable, style_of, wants_json
-from goondan.kernel.cli.state import BundleTarget, checked_root
-from goondan.kernel.import_path import entries_of_current_folder
-from goondan.kernel.spawn import command
-from goondan.kernel.supervisor_client import SupervisorClient
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.models.model_providers import PROVIDERS
 from goondan.schemas.system import users
@@ -68,7 +61,7 @@ def gather_facts(bundle: str | None) -> facts.Facts:
     survey = _start_survey()
     try:
         found, named, models = _bundle(bundle)
-        asked = [(model, Asking(model, ASK_S)) for model in models]
+        asked = [(model, api.Asking(model, ASK_S)) for model in models]
         return facts.Facts(
             versions=_versions(),
             host=_host(),
@@ -98,7 +91,7 @@ def gather_facts(bundle: str | None) -> facts.Facts:
 def _start_survey() -> subprocess.Popen[bytes] | None:
     try:
         return subprocess.Popen(
-            command("goondan.toolhost.survey", []),
+            spawn.command("goondan.toolhost.survey", []),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -142,7 +135,7 @@ def _versions() -> facts.Versions:
         pyzmq=zmq.__version__,
         libzmq=zmq.zmq_version(),
         libzmq_ipc=zmq.has("ipc"),
-        current_folder=entries_of_current_folder(),
+        current_folder=import_path.entries_of_current_folder(),
         system=system.sysname,
         release=system.release,
         machine=system.machine,
@@ -340,14 +333,14 @@ def _running(bundle: str) -> facts.Running:
     except GoondanError:
         return facts.Running()  # the place of the lock says why nobody can tell
     try:
-        client = SupervisorClient.connect(state_dir)
+        client = supervisor_client.SupervisorClient.connect(state_dir)
         if client is not None:
             try:
                 rows = client.ask("ps").processes or []
             finally:
                 client.close()
             return facts.Running(status="runs", pid=client.pid, processes=sum(row.pid is not None for row in rows))
-        broker = by_hand(BundleTarget(bundle, state_dir))
+        broker = attach.by_hand(state.BundleTarget(bundle, state_dir))
         if broker is not None:
             broker.finish()
             return facts.Running(status="by hand", pid=broker.pid)
@@ -364,7 +357,7 @@ def _bundle(given: str | None) -> tuple[facts.Bundle, dict[str, str], list[Model
     """
     try:
         path = paths.find_bundle(given)
-        inspected = inspect_bundle(path, state_dir=paths.state_dir(path))
+        inspected = loader.inspect_bundle(path, state_dir=paths.state_dir(path))
     except BundleError as error:
         return facts.Bundle(path=given or "", errors=error.problems), {}, []
     except GoondanError as error:
@@ -382,7 +375,7 @@ def _bundle(given: str | None) -> tuple[facts.Bundle, dict[str, str], list[Model
     return found, wanted_variables(inspected.loaded.documents), models[:MAX_ASKED]
 
 
-def _asked(asked: list[tuple[ModelSpec, Asking]]) -> list[facts.Model]:
+def _asked(asked: list[tuple[ModelSpec, api.Asking]]) -> list[facts.Model]:
     """What their servers have said."""
     until = time.monotonic() + ASK_S
     found = []
@@ -445,7 +438,7 @@ def doctor(forget_server: bool, bundle: str | None) -> int:
 
 
 def _forget_server() -> None:
-    forgotten = api.forget(checked_root())
+    forgotten = api.forget(state.checked_root())
     text = "forgotten: no model server of this machine is chosen" if forgotten else "no model server was chosen"
     emit({"forgotten": forgotten}, [text])
 

@@ -33,8 +33,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from goondan.schemas.models.model_providers import ModelLimits
-from goondan.schemas.models.server_answers import RateLimits
+from goondan.schemas.models import model_providers, server_answers
 
 #: Names an ask or a permit: the address of the connection, and the id that it gave.
 Key = tuple[str, str]
@@ -397,7 +396,7 @@ class _Room(Struct):
 class Gate:
     """The state of one gate. `limits` are those of its Model documents."""
 
-    def __init__(self, limits: ModelLimits) -> None:
+    def __init__(self, limits: model_providers.ModelLimits) -> None:
         self.limits = limits
         self.queue = Queue()
         self.permits: dict[Key, Ask] = {}
@@ -450,7 +449,9 @@ class Gate:
         self.queue.remove(key)
         self.permits.pop(key, None)
 
-    def over(self, key: Key, now: float, *, accepted: bool, tokens: int | None, news: RateLimits | None) -> None:
+    def over(
+        self, key: Key, now: float, *, accepted: bool, tokens: int | None, news: server_answers.RateLimits | None
+    ) -> None:
         """A request is over. `accepted`: the server has answered it. `tokens` are those that it used, None: not known.
         `news` is what the server said of its limits.
         """
@@ -479,14 +480,14 @@ class Gate:
             self._learned.held_until = max(self._learned.held_until, now + REPORT_S)
         return permit
 
-    def hear(self, key: Key, news: RateLimits, now: float, unseen: int = 0) -> None:
+    def hear(self, key: Key, news: server_answers.RateLimits, now: float, unseen: int = 0) -> None:
         """The server said what it still accepts. `unseen` requests went out later than the one that heard it."""
         if news.requests_left is not None:
             self._requests = self._room(key, news.requests_left - unseen, news.requests_reset_ms, now, self._requests)
         if news.tokens_left is not None:
             self._tokens = self._room(key, news.tokens_left, news.tokens_reset_ms, now, self._tokens)
 
-    def warned(self, key: Key, news: RateLimits, now: float) -> None:
+    def warned(self, key: Key, news: server_answers.RateLimits, now: float) -> None:
         """The server said through an open gate that it accepts little more. From now on agents ask."""
         self._learned.warned(now)
         self.hear(key, news, now)
@@ -628,7 +629,7 @@ class Gate:
             self._minute_tokens -= int(self._minute.popleft()[2])  # type: ignore[arg-type]
 
 
-_NONE: Final = ModelLimits()
+_NONE: Final = model_providers.ModelLimits()
 
 
 def _fits(room: _Room | None, amount: int, now: float) -> bool:

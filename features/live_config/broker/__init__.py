@@ -27,18 +27,7 @@ from goondan.features.live_config.broker import patches, rules
 from goondan.kernel.broker.state.bus import Bus, Core, join, overloaded
 from goondan.kernel.broker.state.entities import AGENTS, Connection
 from goondan.kernel.broker.state.parts import LISTS_BYTES, OfInstances, Op, Part, Record, Take, fitting
-from goondan.schemas.bundle.address import is_instance_key
-from goondan.schemas.bundle.effective_config import (
-    Change,
-    LiveChanges,
-    apply_changes,
-    declared,
-    digest_of,
-    reachable_tools,
-    shown,
-    tool_of,
-)
-from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.bundle import address, effective_config, launch
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
@@ -93,7 +82,7 @@ class LiveConfigs(Part, OfInstances):
         self._patches.restore(patches.patch_of(record) for record in restored)
         self._note_idle()
 
-    def revise(self, plan: KernelPlan) -> None:
+    def revise(self, plan: launch.KernelPlan) -> None:
         """The plan has changed."""
         self._new_plan = True
         self._bases.clear()
@@ -107,14 +96,16 @@ class LiveConfigs(Part, OfInstances):
 
     # --- what is in force
 
-    def changes(self, agent: str, key: str) -> LiveChanges | None:
+    def changes(self, agent: str, key: str) -> effective_config.LiveChanges | None:
         """The changes that are in force for an instance; None when the bundle alone counts."""
         if not self._patches.has_any(agent) or agent not in self._bus.plan.agents:
             return None
         revision = self._patches.revision(agent, key)
         if not revision:
             return None
-        return LiveChanges(revision=revision, base=self._base(agent).digest, changes=self._changes(agent, key))
+        return effective_config.LiveChanges(
+            revision=revision, base=self._base(agent).digest, changes=self._changes(agent, key)
+        )
 
     def allows(self, agent: str, key: str) -> frozenset[str]:
         """The tools that operators add to those that the bundle gives the agent of an instance."""
@@ -127,7 +118,7 @@ class LiveConfigs(Part, OfInstances):
             for name in patch.change.tools.added
         }
         registry = self._bus.plan.agents[agent].registry if added else ()
-        return frozenset(item.name for item in registry if tool_of(item) in added)
+        return frozenset(item.name for item in registry if effective_config.tool_of(item) in added)
 
     def welcome(self, peer: Connection) -> dict[str, Any]:
         """The changes that are in force for an agent."""
@@ -149,7 +140,7 @@ class LiveConfigs(Part, OfInstances):
             id=proposal.id,
             agent=instance.agent,
             key=instance.key if proposal.scope == "instance" else None,
-            change=Change(),
+            change=effective_config.Change(),
             touched=frozenset(),
             by=patches.AGENT,
             by_key=instance.key,
@@ -244,7 +235,7 @@ class LiveConfigs(Part, OfInstances):
         if proposal.base != base.digest:
             raise fail(wire.CONFLICT, f"the patch was made from what the bundle said of {agent} before")
         self._patches.check_conflict(agent, key, proposal.revision, frozenset())
-        before = apply_changes(base.declared, self._changes(agent, key, proposal.revision))
+        before = effective_config.apply_changes(base.declared, self._changes(agent, key, proposal.revision))
         judged = rules.judge(base.spec, before, proposal.patches, proposer)
         encoded = msgspec.json.encode(judged.change).decode()
         if redact(encoded) != encoded:
@@ -256,7 +247,7 @@ class LiveConfigs(Part, OfInstances):
         if patch.key is None:
             self._check_instances(agent, judged.change, proposer.operator)
         forgotten = self._patches.make_room(agent, patch.key, judged.change)
-        known = {tool_of(item) for item in base.spec.registry}
+        known = {effective_config.tool_of(item) for item in base.spec.registry}
         added = [] if judged.change.tools is None else judged.change.tools.added
         patch.dynamic = [name for name in added if name not in known]
         patch.change, patch.touched = judged.change, judged.touched
@@ -277,7 +268,13 @@ class LiveConfigs(Part, OfInstances):
         except msgspec.ValidationError as error:
             raise fail("E_CONFIG_INVALID_VALUE", f"no patch: {error}") from None
         patch = patches.Patch(
-            number=0, id=proposal.id, agent=agent, key=key, change=Change(), touched=frozenset(), by=patches.OPERATOR
+            number=0,
+            id=proposal.id,
+            agent=agent,
+            key=key,
+            change=effective_config.Change(),
+            touched=frozenset(),
+            by=patches.OPERATOR,
         )
         if not self._told_again(connection, frame, patch):
             self._decide(connection, frame, patch, proposal, rules.Proposer(True), now)
@@ -310,7 +307,7 @@ class LiveConfigs(Part, OfInstances):
             self._check_instances(patch.agent, patch.change, True, without=patch)
 
     def _check_instances(
-        self, agent: str, change: Change, operator: bool, *, without: patches.Patch | None = None
+        self, agent: str, change: effective_config.Change, operator: bool, *, without: patches.Patch | None = None
     ) -> None:
         """Check the instances that have patches of their own: this change begins to count for all of the agent, or it
         does not count any more (`without`). Raise GoondanError when the config of an extension would not fit its
@@ -384,13 +381,20 @@ class LiveConfigs(Part, OfInstances):
         base = self._bases.get(agent)
         if base is None:
             spec = self._bus.plan.agents[agent]
-            base = self._bases[agent] = patches.Base(spec, declared(spec), digest_of(spec), reachable_tools(spec))
+            base = self._bases[agent] = patches.Base(
+                spec,
+                effective_config.declared(spec),
+                effective_config.digest_of(spec),
+                effective_config.reachable_tools(spec),
+            )
         return base
 
-    def _changes(self, agent: str, key: str | None, revision: int | None = None) -> list[Change]:
+    def _changes(self, agent: str, key: str | None, revision: int | None = None) -> list[effective_config.Change]:
         return [self._base(agent).fitting(patch) for patch in self._patches.in_force(agent, key, revision)]
 
-    def _coming(self, agent: str, key: str | None, *, without: patches.Patch | None = None) -> list[Change]:
+    def _coming(
+        self, agent: str, key: str | None, *, without: patches.Patch | None = None
+    ) -> list[effective_config.Change]:
         """The changes that will be in force when all decisions are journaled. They have to fit together."""
         return [self._base(agent).fitting(patch) for patch in self._patches.coming(agent, key) if patch is not without]
 
@@ -418,7 +422,7 @@ class LiveConfigs(Part, OfInstances):
         agent, key = asked.get("agent"), asked.get("instanceKey")
         if not isinstance(agent, str) or agent not in self._bus.plan.agents or agent == OPERATOR_AGENT:
             raise fail("E_AGENT_NOT_FOUND", f"the bundle has no agent {str(agent)[:100]!r}")
-        if key is not None and (not isinstance(key, str) or not is_instance_key(key)):
+        if key is not None and (not isinstance(key, str) or not address.is_instance_key(key)):
             raise fail("E_FRAME_INVALID", "instanceKey is the key of an instance, or null for all of the agent")
         return agent, key
 
@@ -438,9 +442,14 @@ class LiveConfigs(Part, OfInstances):
         agent, key = self._target(asked)
         base = self._base(agent)
         changes = self._changes(agent, key)
-        applied = apply_changes(base.declared, changes)
+        applied = effective_config.apply_changes(base.declared, changes)
         without = replace(applied, configs={name: {} for name in applied.configs})
-        config = shown(base.spec, apply_changes(without, [Change(configs=change.configs) for change in changes]))
+        config = effective_config.shown(
+            base.spec,
+            effective_config.apply_changes(
+                without, [effective_config.Change(configs=change.configs) for change in changes]
+            ),
+        )
         for extension in config["extensions"]:
             extension["patched"] = extension.pop("config")
         body = {

@@ -34,10 +34,7 @@ from msgspec import UNSET, Struct
 
 from goondan.features.changesets.wire import DENIED
 from goondan.features.live_config.wire import MAX_OPERATIONS, Operation
-from goondan.schemas.bundle import effective_config
-from goondan.schemas.bundle.address import shown_tool_name
-from goondan.schemas.bundle.extensions import check_config
-from goondan.schemas.bundle.json_values import same_json
+from goondan.schemas.bundle import address, effective_config, extensions, json_values
 from goondan.schemas.bundle.launch import AgentSpec, ExtensionSpec
 from goondan.schemas.wire.codec import check_json
 from goondan.schemas.wire.errors import GoondanError, fail
@@ -196,14 +193,14 @@ def _max_steps(document: Mapping[str, Any], proposer: Proposer) -> int:
 def _tools(
     spec: AgentSpec, before: effective_config.Applied, document: Mapping[str, Any], proposer: Proposer
 ) -> list[str]:
-    registered = {shown_tool_name(name) for name in proposer.registered if _DYNAMIC_NAME.match(name)}
+    registered = {address.shown_tool_name(name) for name in proposer.registered if _DYNAMIC_NAME.match(name)}
     declared_tools = {effective_config.tool_of(item) for item in spec.registry if item.source.type == "config"}
     known = declared_tools.union(before.tools, registered)
     names: dict[str, None] = {}
     for given in _list(document, "tools"):
         name = _reference(given, "Tool")
         _check_keys(given, _REFERENCE, f"what Tool/{name[:100]} is", proposer)
-        if name not in known and (name := shown_tool_name(name)) not in known:
+        if name not in known and (name := address.shown_tool_name(name)) not in known:
             hint = "`gdn tool list` has every tool of the bundle; dynamic ones must be registered first."
             raise fail("E_CONFIG_MISSING_REF", f"there is no Tool/{name[:100]}", suggestion=hint)
         names[name] = None
@@ -460,8 +457,8 @@ def _misfits(
     for extension in spec.extensions:
         name = extension.name
         was_there = name in old.extensions
-        if name not in new.extensions or (was_there and same_json(old.configs[name], new.configs[name])):
+        if name not in new.extensions or (was_there and json_values.same_json(old.configs[name], new.configs[name])):
             continue
-        issues = check_config(extension.config_schema, new.configs[name])
+        issues = extensions.check_config(extension.config_schema, new.configs[name])
         if issues:
-            yield name, issues, not was_there or not check_config(extension.config_schema, old.configs[name])
+            yield name, issues, not was_there or not extensions.check_config(extension.config_schema, old.configs[name])

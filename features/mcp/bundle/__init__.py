@@ -26,16 +26,12 @@ import msgspec
 from msgspec.structs import replace
 
 from goondan.features.mcp.bundle.document import PREFIX
+from goondan.kernel.bundle.rules import shape, tools, variables
 from goondan.kernel.bundle.rules.checked import CheckedServer, CheckedTool, ServerUse
 from goondan.kernel.bundle.rules.lookup import Files
 from goondan.kernel.bundle.rules.problems import Path, Report, shown
-from goondan.kernel.bundle.rules.shape import VARIABLE
-from goondan.kernel.bundle.rules.tools import check_sandbox, resolve_sandbox
-from goondan.kernel.bundle.rules.variables import VARIABLE_NAME
 from goondan.kernel.grants.powers import Command, Power, Reach, ServerEndpoint
-from goondan.schemas.bundle import launch, resources
-from goondan.schemas.bundle.address import is_resource_name
-from goondan.schemas.bundle.launch import SandboxSpec, ServerSpec, ToolSpec
+from goondan.schemas.bundle import address, launch, resources
 from goondan.schemas.models.origins import origin_of
 from goondan.schemas.worker.grantable import SYSTEM, within
 from goondan.schemas.worker.hosts import BadHost, Rule, parse_login_rule, parse_rule, write_network
@@ -71,7 +67,7 @@ def describe_faults(extension: str, config: Mapping[str, Any]) -> list[str]:
         return []
     faults = [f"config.{key}: {_MISSING}" for key in ("transport", "expose") if key not in config]
     prefix = SERVERS.prefix(extension, config)
-    if not is_resource_name(prefix) or len(prefix) > MAX_PREFIX:
+    if not address.is_resource_name(prefix) or len(prefix) > MAX_PREFIX:
         where = "config.namePrefix" if "namePrefix" in config else "config"
         what = (
             "the prefix of its tools' names has at most {} characters: lowercase letters, digits, - and _, without __"
@@ -100,7 +96,7 @@ def _stdio_faults(transport: Mapping[str, Any], scope: str) -> Iterator[str]:
     if not command:
         yield "config.transport.command: MCP stdio transport requires command"
     for name in env:
-        if not VARIABLE_NAME.match(name):
+        if not variables.VARIABLE_NAME.match(name):
             yield f"config.transport.env: {shown(name)} is no name of an environment variable"
     texts = [*(command or ()), *env.values()]
     if any("\0" in text for text in texts):
@@ -230,7 +226,7 @@ def _server(prefix: str, use: ServerUse, files: Files, report: Report) -> Checke
     config = use.config
     transport, attach, expose = config["transport"], config.get("attach", {}), config["expose"]
     deadlines = config.get("deadlines", {})
-    spec = ServerSpec(
+    spec = launch.ServerSpec(
         extension=use.extension,
         transport=transport["type"],
         worker=_FEATURE,
@@ -252,18 +248,18 @@ def _server(prefix: str, use: ServerUse, files: Files, report: Report) -> Checke
     body = resources.ToolBody(entry="", exports=[])
     tool = CheckedTool(use.document, prefix, body, sandbox_at=(*use.at, "sandbox"))
     if spec.transport == "http":
-        tool.sandbox = SandboxSpec(
+        tool.sandbox = launch.SandboxSpec(
             network=write_network(make_network([_rule(spec.endpoint or ""), *login_rules(config)]))
         )
     else:
         asked = msgspec.convert(config.get("sandbox", {}), resources.Sandbox)
-        check_sandbox(asked, use.document, tool.sandbox_at, files, report)
-        tool.sandbox = resolve_sandbox(asked, files)
+        tools.check_sandbox(asked, use.document, tool.sandbox_at, files, report)
+        tool.sandbox = tools.resolve_sandbox(asked, files)
         spec = replace(spec, command=_resolve_command(spec.command, tool, use, files, report))
     return CheckedServer(tool, use, spec, uses=[use])
 
 
-def _with_folder(own: CheckedTool, shared: CheckedTool) -> SandboxSpec:
+def _with_folder(own: CheckedTool, shared: CheckedTool) -> launch.SandboxSpec:
     """The sandbox of an agent's own config. The server's own folder is that of the first config, so the folder of
     another program is shown like any other.
     """
@@ -385,7 +381,7 @@ class McpServers:
                 yield Command(name, shlex.join(use.document.written(*at, "command", index) for index in range(count)))
             else:
                 written = use.document.written(*at, "endpoint")
-                origin = None if VARIABLE.search(written) else origin_of(written)
+                origin = None if shape.VARIABLE.search(written) else origin_of(written)
                 yield ServerEndpoint(name, origin or written)
                 for rule in login_rules(use.config):
                     yield Reach(name, str(rule))
@@ -404,7 +400,7 @@ class McpServers:
             hidden["oauth"] = {**oauth, "clientSecret": _HIDDEN}
         return {**holder, "config": {**config, "transport": {**transport, **hidden}}}
 
-    def trial(self, server: ToolSpec, agent: str) -> dict[str, Any]:
+    def trial(self, server: launch.ToolSpec, agent: str) -> dict[str, Any]:
         """The result of `gdn extension test` for a server, as this agent has it."""
         from goondan.features.mcp.bundle.trial import trial_of  # it talks to a kernel; a check of a bundle does not
 

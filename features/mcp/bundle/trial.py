@@ -23,8 +23,7 @@ from goondan.kernel.cli.session import Message, Session, over_session
 from goondan.kernel.cli.state import locate
 from goondan.kernel.supervisor_client import ask_supervisor
 from goondan.schemas.bundle.launch import ToolSpec
-from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.wire.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall
+from goondan.schemas.wire import errors, frames
 from goondan.schemas.worker.servers import GET_PROMPT, READ_RESOURCE
 
 #: The names of the bundle's parts.
@@ -168,7 +167,7 @@ def inspected(
         with attach_or_start(place, ()) as kernel:
             try:
                 offers |= over_session(kernel, _asked)
-            except GoondanError as error:
+            except errors.GoondanError as error:
                 offers["error"] = error.info.message
             reply = ask_supervisor(place.state_dir, "ps")
             states = [] if reply is None else reply.servers or []
@@ -191,8 +190,8 @@ async def _asked(session: Session) -> dict[str, Any]:
         answer = await session.ask(Message(AGENT, "default", input, kind), timeout_s=PATIENCE_S)
         return tool_result(answer).get("output")
 
-    report = await ask(OPERATOR_CALL, OperatorCall(REPORT, {})) or {}
-    listed = await ask(OPERATOR_TOOLS, None) or []
+    report = await ask(frames.OPERATOR_CALL, frames.OperatorCall(REPORT, {})) or {}
+    listed = await ask(frames.OPERATOR_TOOLS, None) or []
     tools = [
         {**tool, "name": tool["name"].partition("__")[2]} for tool in listed if tool["name"].startswith(f"{SERVER}__")
     ]

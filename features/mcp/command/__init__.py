@@ -25,18 +25,13 @@ from typing import Any, Final
 
 import click
 
-from goondan.features.mcp.bundle import SERVERS
-from goondan.features.mcp.bundle.document import yaml_text
-from goondan.features.mcp.bundle.trial import inspected, program_folder
+from goondan.features.mcp.bundle import SERVERS, document, trial
 from goondan.features.mcp.command.add import add, add_to_bundle
-from goondan.features.mcp.command.rules.importing import Imported, import_servers, plain_json, servers_of
-from goondan.features.mcp.command.rules.offering import PATH, Gate, offered
-from goondan.features.mcp.command.rules.packages import package_command
+from goondan.features.mcp.command.rules import importing, offering, packages
 from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.bundle.loader import inspect_bundle
 from goondan.kernel.bundle.rules.extensions import extension_spec, fits
-from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import attach_or_start
+from goondan.kernel.cli import attach, options
 from goondan.kernel.cli.commands.call import check_grant
 from goondan.kernel.cli.console.lines import FROM_STDIN, read_all
 from goondan.kernel.cli.console.questions import questions
@@ -45,8 +40,7 @@ from goondan.kernel.cli.rules.batch import check_instance, parse_json
 from goondan.kernel.cli.session import Interrupts, Session, over_session
 from goondan.kernel.cli.state import absolute_workdir, locate
 from goondan.kernel.supervisor_client import ask_supervisor
-from goondan.schemas.bundle.address import is_resource_name
-from goondan.schemas.bundle.launch import is_bundled
+from goondan.schemas.bundle import address, launch
 from goondan.schemas.wire.blobs import too_large
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.tool_host_reports import WorkerNews
@@ -96,7 +90,7 @@ def serve(
     workdir: str | None,
 ) -> None:
     """Offer the tools of an agent to MCP clients."""
-    if not is_resource_name(agent):
+    if not address.is_resource_name(agent):
         raise fail("E_USAGE", f"{agent[:100]!r} is not the name of an agent")
     if port is None and token_file is not None:
         raise fail("E_USAGE", "--token-file belongs to --http")
@@ -104,7 +98,7 @@ def serve(
     place = locate(bundle, policy, trust=trust)
     if workdir is not None:
         workdir = absolute_workdir(workdir, place)
-    with attach_or_start(place, ()) as kernel:
+    with attach.attach_or_start(place, ()) as kernel:
         serving = _Serving(kernel.place.state_dir, agent, tools, instance, workdir, short_names)
         over_session(kernel, lambda session: serving.run(session, port, token_file))
 
@@ -174,8 +168,8 @@ class _Serving:
             path = f"{self._state_dir}/mcp-{port}.token"
             _drop(path)
         token = _token(os.path.abspath(os.path.expanduser(path)))
-        service = HttpService(server, listening, Gate(port, token))
-        url = f"http://127.0.0.1:{port}{PATH}"
+        service = HttpService(server, listening, offering.Gate(port, token))
+        url = f"http://127.0.0.1:{port}{offering.PATH}"
         if wants_json():
             write_json({"url": url, "tokenFile": os.path.abspath(path), "pid": os.getpid()})
         else:
@@ -189,7 +183,7 @@ class _Serving:
 
     def _say(self, tools: list[Any]) -> None:
         """Tell the operator what is offered."""
-        names = [tool.name for tool in offered(tools, self._patterns)]
+        names = [tool.name for tool in offering.offered(tools, self._patterns)]
         if names:
             write(f"offers {len(names)} tools of {self._agent}: {', '.join(names)}", stream=sys.stderr)
             return
@@ -274,7 +268,7 @@ def list_servers(bundle: str | None, policy: str | None) -> None:
     named = {server.spec.extension for server in bundled.checked.servers.values()}
     for one in (one for one in bundled.checked.extensions.values() if one.name not in named):
         spec = extension_spec(one, None)
-        if is_bundled(SERVERS.extension, spec.entry, spec.bundled) and spec.config and fits(one, spec.config):
+        if launch.is_bundled(SERVERS.extension, spec.entry, spec.bundled) and spec.config and fits(one, spec.config):
             told = idle_row(SERVERS.prefix(spec.name, spec.config), spec.name, spec.config["transport"]["type"])
             rows.append({**told, "state": "no agent names it"})
     emit(rows, render(rows) if rows else [f"no MCP servers in {place.bundle}"])
@@ -365,7 +359,7 @@ def inspect_server(
     """Start an MCP server in a jail; show what it offers, what it was refused, and the grants that it would need."""
     for grant in network:
         check_grant(grant)
-    if package_command(words) is not None:
+    if packages.package_command(words) is not None:
         hint = "Install it first: gdn mcp add NAME -- COMMAND…; then inspect the command of its Extension."
         raise fail(
             "E_USAGE", f"{words[0]} would install a package, and nothing is installed at a start", suggestion=hint
@@ -376,7 +370,7 @@ def inspect_server(
     transport: dict[str, Any] = {"type": "stdio", "command": shown}
     if variables:
         transport["env"] = {name: f"${{{name}}}" for name in variables}
-    told = inspected(transport, sandbox, own)
+    told = trial.inspected(transport, sandbox, own)
     _report_inspection(told)
     return 0 if told["server"] is not None else 1
 
@@ -390,7 +384,7 @@ def _whole(word: str) -> str:
 
 def _own_folders(words: list[str]) -> list[str]:
     """The folders of the program itself: without them nothing could be started."""
-    own = [program_folder(word) for word in words if word.startswith("/") and os.path.isfile(word)]
+    own = [trial.program_folder(word) for word in words if word.startswith("/") and os.path.isfile(word)]
     return [folder for folder in dict.fromkeys(own) if folder and not folder.startswith(("/usr/", "/bin", "/lib"))]
 
 
@@ -416,7 +410,7 @@ def _report_inspection(told: dict[str, Any]) -> None:
     names = {"hosts": "network", "read": "to read", "write": "to write", "env": "variables"}
     lines += [f"refused, {name}: {', '.join(tried[kind])}" for kind, name in names.items() if tried[kind]]
     if told["grants"]:
-        lines += ["it would need:", *yaml_text({"sandbox": told["grants"]}).splitlines()]
+        lines += ["it would need:", *document.yaml_text({"sandbox": told["grants"]}).splitlines()]
     emit(told, lines)
     if not server and not wants_json():
         write(*([told["error"]] if told["error"] else []), *told["said"], stream=sys.stderr)
@@ -450,7 +444,7 @@ def import_file(file: str, write: bool, folder: str) -> int:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise fail("E_USAGE", f"{file[:200]}: it is not UTF-8") from None
-    found = import_servers(servers_of(parse_json(plain_json(text))), base_tools())
+    found = importing.import_servers(importing.servers_of(parse_json(importing.plain_json(text))), base_tools())
     documents = [server.document for server in found if server.document is not None]
     written = add_to_bundle(documents, folder) if write else None
     _report_import(found, written)
@@ -469,7 +463,7 @@ def _read(path: str) -> bytes:
     return data
 
 
-def _report_import(found: list[Imported], written: str | None) -> None:
+def _report_import(found: list[importing.Imported], written: str | None) -> None:
     if wants_json():
         servers: list[dict[str, Any]] = [
             {
@@ -486,7 +480,7 @@ def _report_import(found: list[Imported], written: str | None) -> None:
     if written is None:
         for server in found:
             if server.document is not None:  # the line before separates it from what stands in a file already
-                write("---", *yaml_text(server.document).splitlines())
+                write("---", *document.yaml_text(server.document).splitlines())
     for server in found:
         head = f"{server.origin}: {f'Extension/{server.name}' if server.document is not None else 'not converted'}"
         write(head, *(f"  - {text}" for text in server.attention), stream=sys.stderr)

@@ -32,14 +32,10 @@ from msgspec import Struct
 
 from goondan.features.mcp.bundle.document import MAX_NAME, PREFIX, extension_document, yaml_text
 from goondan.features.mcp.command.rules import packages
-from goondan.features.mcp.command.rules.packages import PackageCommand
 from goondan.kernel.bundle.documents import base_tools, load_documents
-from goondan.kernel.bundle.rules import positions
-from goondan.kernel.bundle.rules.problems import Report
-from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import attach_or_start
+from goondan.kernel.bundle.rules import positions, problems
+from goondan.kernel.cli import attach, options
 from goondan.kernel.cli.commands.call import check_grant, perform
-from goondan.kernel.cli.options import DEFAULT_INSTANCE
 from goondan.kernel.cli.output import can_ask, confirmed, wants_json, write_json
 from goondan.kernel.cli.output import write as say
 from goondan.kernel.cli.placing import Placing, addition, check_name, read_bundle
@@ -91,7 +87,7 @@ class Source(Struct, frozen=True, kw_only=True):
     certificates: str | None = None
 
 
-def source_of(command: PackageCommand) -> Source:
+def source_of(command: packages.PackageCommand) -> Source:
     """Where the package of a command comes from on this machine. Raises GoondanError E_MCP_INSTALL."""
     return _npm_source(command.package) if command.registry == "npm" else _pip_source()
 
@@ -408,8 +404,8 @@ def _called(bundle: str, asked: dict[str, Any]) -> dict[str, Any]:
         shutil.copyfile(_INSTALLER, os.path.join(place, packages.MODULE))
         with open(os.path.join(place, "goondan.yaml"), "w") as file:
             file.write(bundle)
-        call = ToolCall(tool=packages.CALL, args=asked, instance=DEFAULT_INSTANCE, workdir=None)
-        with attach_or_start(locate(place, trust=True), ()) as kernel:
+        call = ToolCall(tool=packages.CALL, args=asked, instance=options.DEFAULT_INSTANCE, workdir=None)
+        with attach.attach_or_start(locate(place, trust=True), ()) as kernel:
             return over_session(kernel, lambda session: perform(session, call))
 
 
@@ -522,7 +518,7 @@ def add_to_bundle(documents: Sequence[Mapping[str, Any]], folder: str, agent: st
 def entry_agent(folder: str) -> str | None:
     """The agent of a folder's goondan.yaml that people speak to, by its name; None when the file does not have it."""
     path = os.path.realpath(os.path.join(folder, "goondan.yaml"))
-    every = [positions.plain(one.node) for one in load_documents(path, Report()).documents]
+    every = [positions.plain(one.node) for one in load_documents(path, problems.Report()).documents]
     documents = [one for one in every if isinstance(one, dict) and isinstance(one.get("spec"), dict)]
     agents = [_name(one) for one in documents if one.get("kind") == "Agent"]
     entries = [str(one["spec"].get("entryAgent")) for one in documents if one.get("kind") == "Swarm"]

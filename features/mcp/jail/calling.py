@@ -33,7 +33,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from goondan.features.mcp.jail.client import Client
 from goondan.features.mcp.jail.protocol import bounds, results
-from goondan.features.mcp.jail.protocol.bounds import MAX_DESCRIPTION
 from goondan.features.mcp.jail.protocol.results import Failure, error_of
 from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.worker.servers import GET_PROMPT, ServerAnswer, ServerQuestion, ServerTool
@@ -373,7 +372,7 @@ def _late(running: Running, now: float) -> Failure:
 
 def _question(params: types.ElicitRequestParams, *, again: bool) -> ServerQuestion:
     """A question as an agent is told it. Raises Failure for one that cannot be shown."""
-    message = bounds.text(params.message, MAX_DESCRIPTION)
+    message = bounds.text(params.message, bounds.MAX_DESCRIPTION)
     if isinstance(params, types.ElicitRequestURLParams):
         if not bounds.is_page(params.url):
             raise Failure("E_MCP_PROTOCOL", "the server wants an address to be opened that is no plain http address")

@@ -32,7 +32,6 @@ from mcp_types.version import HANDSHAKE_PROTOCOL_VERSIONS, MODERN_PROTOCOL_VERSI
 from pydantic import BaseModel, FileUrl, ValidationError
 
 from goondan.features.mcp.jail.protocol import bounds, results
-from goondan.features.mcp.jail.protocol.bounds import MAX_NAME
 from goondan.features.mcp.jail.protocol.results import Failure, is_gone
 from goondan.schemas.bundle.arguments import TOO_MUCH, ArgumentChecker, compile_arguments
 from goondan.schemas.wire.errors import GoondanError
@@ -251,8 +250,8 @@ class Client:
         self._checkers.clear()
         info = session.server_info
         return servers.ServerListing(
-            server_name=bounds.line(info.name, MAX_NAME) if info is not None else "",
-            server_version=bounds.line(info.version, MAX_NAME) if info is not None else "",
+            server_name=bounds.line(info.name, bounds.MAX_NAME) if info is not None else "",
+            server_version=bounds.line(info.version, bounds.MAX_NAME) if info is not None else "",
             protocol_version=session.protocol_version or "",
             era="modern" if self.modern else "handshake",
             instructions=bounds.text(session.instructions, MAX_INSTRUCTIONS) or None,

@@ -40,9 +40,8 @@ from mcp_types import JSONRPCError, JSONRPCResponse
 from mcp_types.version import LATEST_HANDSHAKE_VERSION
 
 from goondan.features.mcp.jail.login import Login
-from goondan.features.mcp.jail.protocol import bounds
+from goondan.features.mcp.jail.protocol import bounds, results
 from goondan.features.mcp.jail.protocol.bounds import NOT_REACHED, UNASKED_BURST, UNASKED_PER_S, Excess
-from goondan.features.mcp.jail.protocol.results import Failure, error_of
 from goondan.schemas.system.authorities import tls_context
 from goondan.toolhost.calls.untrusted import Allowance
 
@@ -388,10 +387,12 @@ class Http:
             return self._login.failure
         if self._transport.unreached is not None and self._transport.refused is None:
             code = "E_SANDBOX_DENIED" if "E_SANDBOX_DENIED" in self._transport.unreached else "E_MCP_CONNECT"
-            return Failure(code, self._transport.unreached)
+            return results.Failure(code, self._transport.unreached)
         if self._transport.refused is not None:
-            said = error_of(error).message
-            return Failure("E_MCP_CONNECT", f"the server answered with HTTP status {self._transport.refused}: {said}")
+            said = results.error_of(error).message
+            return results.Failure(
+                "E_MCP_CONNECT", f"the server answered with HTTP status {self._transport.refused}: {said}"
+            )
         return error
 
     async def close(self) -> None:

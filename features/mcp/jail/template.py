@@ -45,8 +45,7 @@ from msgspec import Raw
 
 from goondan import schemas, toolhost
 from goondan.features.mcp.jail.worker import serve as be_worker
-from goondan.schemas.worker import worker_frames
-from goondan.schemas.worker.servers import ServerInit
+from goondan.schemas.worker import servers, worker_frames
 from goondan.toolhost import own_confinement
 from goondan.toolhost.inside.confine import Filter
 from goondan.toolhost.inside.wire import Frames, framed
@@ -219,7 +218,7 @@ def _session(*, modern: bool, at_url: bool) -> None:
 class _Other:
     """Host and server of one session, in turns of a loop."""
 
-    server_init = ServerInit(transport="stdio", tools=True, resources=True, prompts=True, secrets=["warm-warm"])
+    server_init = servers.ServerInit(transport="stdio", tools=True, resources=True, prompts=True, secrets=["warm-warm"])
 
     def __init__(self, host: socket.socket, server: socket.socket, *, modern: bool) -> None:
         self._host = host
@@ -293,7 +292,7 @@ class _Other:
 class _AtUrl(_Other):
     """The same with a server at an URL: the other side of the connector is the proxy and the server at once."""
 
-    server_init = ServerInit(
+    server_init = servers.ServerInit(
         transport="http", endpoint="http://warm.invalid/mcp", tools=True, resources=True, prompts=True
     )
 

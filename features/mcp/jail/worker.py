@@ -24,18 +24,15 @@ import msgspec
 import uvloop
 from mcp.shared.dispatcher import Dispatcher
 
-from goondan.features.mcp.jail.calling import Calls
+from goondan.features.mcp.jail import calling, stdio
 from goondan.features.mcp.jail.client import Client
 from goondan.features.mcp.jail.http import Http
 from goondan.features.mcp.jail.login import Login
 from goondan.features.mcp.jail.protocol import bounds
 from goondan.features.mcp.jail.protocol.results import Failure, error_of
-from goondan.features.mcp.jail.stdio import CLOSED_HERE, Stdio
 from goondan.features.mcp.wire import ServerLogin
-from goondan.schemas.text.redaction import Redactor
-from goondan.schemas.text.secret_values import in_texts
-from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.text import redaction, secret_values
+from goondan.schemas.wire import codec, errors
 from goondan.schemas.worker import worker_frames
 from goondan.schemas.worker.logins import ServerOp, ServerReply, ServerWish
 from goondan.schemas.worker.servers import NewsKind, ServerInit, ServerListing
@@ -93,9 +90,9 @@ class Worker:
         self._status = 0
         #: The prefix of the server.
         self._name = ""
-        self._stdio: Stdio | None = None
+        self._stdio: stdio.Stdio | None = None
         self._client: Client | None = None
-        self._calls: Calls | None = None
+        self._calls: calling.Calls | None = None
         #: Calls that came before the server was connected.
         self._early: list[worker_frames.HostFrame] = []
         self._ready = False
@@ -171,7 +168,7 @@ class Worker:
             self._channel.hide(asked.secrets)
         try:
             self._client = client = Client(asked, self)
-            self._calls = Calls(client, self._channel.send, init.output_limit, asked.idle_ms)
+            self._calls = calling.Calls(client, self._channel.send, init.output_limit, asked.idle_ms)
             if asked.transport == "http":
                 await self._over_http(asked, client)
             else:
@@ -187,7 +184,7 @@ class Worker:
     async def _descriptor(self) -> AsyncIterator[Dispatcher[Any]]:
         if self._server is None:
             raise Failure("E_MCP_CONNECT", "the server's descriptor is missing")
-        self._stdio = Stdio(self._server, self._loop, on_noise=self._noise, on_end=self._server_gone)
+        self._stdio = stdio.Stdio(self._server, self._loop, on_noise=self._noise, on_end=self._server_gone)
         yield self._stdio
 
     async def _over_http(self, asked: ServerInit, client: Client) -> None:
@@ -236,7 +233,7 @@ class Worker:
         elif self._ready:
             self.log("error", f"the server is gone: {reason}")
             self._end(1)
-        elif reason != CLOSED_HERE:  # else something has gone wrong before, and is told of
+        elif reason != stdio.CLOSED_HERE:  # else something has gone wrong before, and is told of
             self._fail_to_load(f"the server is gone: {reason}")
 
     def _session_lost(self) -> None:
@@ -353,7 +350,7 @@ class TokenKeeper:
         number = self._numbers
         waits = self._open[number] = self._loop.create_future()
         wish = ServerWish(op=op, server="", document=document, url=url)  # the host knows which server it is
-        self._send(worker_frames.Ask(call_id="", ask_id=number, op="login", value=to_raw(wish)))
+        self._send(worker_frames.Ask(call_id="", ask_id=number, op="login", value=codec.to_raw(wish)))
         try:
             reply: ServerReply = await waits
             return reply
@@ -367,8 +364,8 @@ class TokenKeeper:
             return
         if answer.value is not None:
             try:
-                waits.set_result(from_raw(answer.value, ServerReply))
-            except GoondanError as error:
+                waits.set_result(codec.from_raw(answer.value, ServerReply))
+            except errors.GoondanError as error:
                 waits.set_exception(Failure("E_OAUTH_UNAVAILABLE", error.info.message, name=LOGIN_ERROR))
         elif answer.error is not None:
             code = answer.error.code or "E_OAUTH_UNAVAILABLE"
@@ -391,12 +388,12 @@ class Channel(SocketEnd):
         self._on_frame = on_frame
         self._on_end = on_end
         self._frames = Frames()
-        self._redact: Redactor | None = None
+        self._redact: redaction.Redactor | None = None
         self.read()
 
     def hide(self, secrets: Iterable[str]) -> None:
         """From now on `***` is sent in the place of each of these."""
-        self._redact = Redactor(*secrets)
+        self._redact = redaction.Redactor(*secrets)
 
     def send(self, frame: worker_frames.WorkerFrame) -> None:
         """Queue a frame. Frames of one turn of the loop are written together."""
@@ -429,14 +426,14 @@ class Channel(SocketEnd):
             self._on_end()
 
 
-def without(body: bytes, redact: Redactor) -> bytes:
+def without(body: bytes, redact: redaction.Redactor) -> bytes:
     """An encoded frame without secrets. A tool whose name has one is left out: it could not be called."""
     text = body.decode("utf-8", "replace")
     if redact(text) == text:
         return body  # what stands between two strings can make a hit of none, and never hides one
     frame: dict[str, Any] = _plain(body)
     for key in _THEIRS.keys() & frame.keys():
-        shown = in_texts(frame[key], redact)
+        shown = secret_values.in_texts(frame[key], redact)
         if isinstance(shown, dict) and (ours := _THEIRS[key]) in shown:
             shown[ours] = frame[key][ours]
         if key == "listing" and shown is not None:

@@ -36,8 +36,7 @@ from goondan.kernel.state_root import open_state_root
 from goondan.kernel.trust.records import why_not_believed
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.models.origins import is_open, origin_of
-from goondan.schemas.system.authorities import skips_proxy, tls_context
-from goondan.schemas.system.directories import DirectoryRefused, open_directory, replace_in
+from goondan.schemas.system import authorities, directories
 from goondan.schemas.text.times import rfc3339_seconds
 from goondan.schemas.wire.errors import fail
 
@@ -86,7 +85,7 @@ def _ask(model: ModelSpec, asked: Question, limit_s: float) -> Learned:
         # `question` makes URLs of http and https only.
         request = Request(asked.url, headers=asked.headers)  # noqa: S310
         parts = urlsplit(asked.url)
-        here = asked.here or skips_proxy(parts.hostname or "", parts.port)
+        here = asked.here or authorities.skips_proxy(parts.hostname or "", parts.port)
         with _opener(here=here).open(request, timeout=limit_s) as answer:
             return learn(model, answer.status, answer.read(MAX_BODY))
     except HTTPError as error:
@@ -115,7 +114,7 @@ def _opener(*, here: bool) -> Any:
 
     if here:
         return build_opener(Stay, ProxyHandler({}))
-    return build_opener(Stay, ProxyHandler(), HTTPSHandler(context=tls_context()))
+    return build_opener(Stay, ProxyHandler(), HTTPSHandler(context=authorities.tls_context()))
 
 
 # --- servers of this machine
@@ -263,10 +262,10 @@ def _write(state_root: str, bundle: str, choice: Choice) -> None:
         raise fail("E_STATE", f"nothing can be kept in {state_root}: {reason}")
     open_state_root(state_root, make=True)
     try:
-        with open_directory(state_root, make=True, private_from=state_root) as folder:
+        with directories.open_directory(state_root, make=True, private_from=state_root) as folder:
             data = msgspec.json.format(msgspec.json.encode(choice), indent=1) + b"\n"
-            replace_in(folder.fd, FILE, data, sync=True)
-    except DirectoryRefused as refused:
+            directories.replace_in(folder.fd, FILE, data, sync=True)
+    except directories.DirectoryRefused as refused:
         raise fail("E_STATE", str(refused), suggestion=refused.fix) from None
     except OSError as error:
         raise fail("E_STATE", f"{os.path.join(state_root, FILE)}: {error.strerror}") from None

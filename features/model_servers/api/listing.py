@@ -20,11 +20,8 @@ import msgspec
 from msgspec import Struct
 
 from goondan.schemas.bundle.launch import ModelSpec, key_headers
-from goondan.schemas.models.model_providers import BY_NAME
-from goondan.schemas.models.origins import is_open, key_may_go, origin_of
-from goondan.schemas.models.server_answers import in_listing, known_window
-from goondan.schemas.text.redaction import Redactor
-from goondan.schemas.text.visible import visible_line
+from goondan.schemas.models import model_providers, origins, server_answers
+from goondan.schemas.text import redaction, visible
 
 #: Models of a list that are looked at.
 MAX_MODELS: Final = 2000
@@ -84,12 +81,12 @@ def question(model: ModelSpec) -> Question | None:
     """The request for a model's server. None when there is none to ask: the console, an endpoint that is no URL, or a
     key that belongs to another server.
     """
-    provider = BY_NAME.get(model.provider)
+    provider = model_providers.BY_NAME.get(model.provider)
     base = model.endpoint or (provider.server if provider is not None else "")
-    origin = origin_of(base)
+    origin = origins.origin_of(base)
     if provider is None or not provider.listing or origin is None:
         return None
-    if (model.api_key or model.headers) and not key_may_go(base, model.key_origin, provider.server):
+    if (model.api_key or model.headers) and not origins.key_may_go(base, model.key_origin, provider.server):
         return None
     headers = {**model.headers, **key_headers(model)}
     if provider.version_header is not None:
@@ -99,7 +96,7 @@ def question(model: ModelSpec) -> Question | None:
         words = f"{unquote(parts.username or '')}:{unquote(parts.password or '')}"
         headers["authorization"] = f"Basic {b64encode(words.encode()).decode()}"
     path = parts.path.rstrip("/") + provider.listing
-    return Question(origin + path, headers, parts.scheme == "http" and not is_open(origin))
+    return Question(origin + path, headers, parts.scheme == "http" and not origins.is_open(origin))
 
 
 def learn(model: ModelSpec, status: int, body: bytes) -> Learned:
@@ -114,15 +111,15 @@ def learn(model: ModelSpec, status: int, body: bytes) -> Learned:
     names = [item.id for item in listed.data[:MAX_MODELS] if item.id.strip()]
     name = model.model or (names[0] if names else "")
     there = name in names if name else False
-    window = in_listing(body, name).window if there else None
-    shown = visible_line(Redactor(model.api_key, *model.headers.values())(name))[:MAX_NAME]
+    window = server_answers.in_listing(body, name).window if there else None
+    shown = visible.visible_line(redaction.Redactor(model.api_key, *model.headers.values())(name))[:MAX_NAME]
     return Learned(
         state="answered",
         status=status,
         models=len(names),
         model=shown,
         there=None if not there and listed.has_more else there,
-        window=model.context_tokens or window or known_window(name),
+        window=model.context_tokens or window or server_answers.known_window(name),
     )
 
 

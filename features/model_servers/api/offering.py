@@ -17,11 +17,10 @@ from typing import Final
 from goondan.features.model_servers import api
 from goondan.features.model_servers.api import Asking, FoundServer, find
 from goondan.features.model_servers.api.listing import line_of
-from goondan.kernel import lock
+from goondan.kernel import lock, paths
 from goondan.kernel.bundle.loader import Inspected, inspect_bundle
 from goondan.kernel.bundle.rules.models import model_text, names_a_model
 from goondan.kernel.cli.output import can_ask, confirmed, printable, write
-from goondan.kernel.paths import root_of
 from goondan.schemas.wire.errors import GoondanError
 
 #: How long the server may take for its answer (seconds); it has the time in which the swarm starts.
@@ -67,7 +66,7 @@ def offer_before_start(bundle: str, state_dir: str, policy: str | None) -> None:
     """
     if not can_ask():
         return
-    root = root_of(state_dir)
+    root = paths.root_of(state_dir)
     try:
         if lock.is_held(state_dir):
             return

@@ -13,8 +13,7 @@ import os
 from typing import Final
 
 from goondan.features.oauth.wire import OAUTH
-from goondan.kernel.paths import key_file
-from goondan.kernel.spawn import AGENT_ENVIRONMENT
+from goondan.kernel import paths, spawn
 from goondan.kernel.supervisor.programs import Program
 
 #: The name of the file of the key.
@@ -22,8 +21,8 @@ KEY_NAME: Final = "oauth.key"
 
 
 def _arguments(state_dir: str) -> list[str]:
-    return ["--state-dir", state_dir, "--key-file", key_file(os.environ, os.path.expanduser("~"), KEY_NAME)]
+    return ["--state-dir", state_dir, "--key-file", paths.key_file(os.environ, os.path.expanduser("~"), KEY_NAME)]
 
 
 #: Its servers may be behind the same proxy as those of models.
-PROGRAM: Final = Program(OAUTH, "goondan.features.oauth.process", _arguments, AGENT_ENVIRONMENT)
+PROGRAM: Final = Program(OAUTH, "goondan.features.oauth.process", _arguments, spawn.AGENT_ENVIRONMENT)

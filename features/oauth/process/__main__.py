@@ -17,13 +17,10 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.features.oauth.process import KEY_NAME
-from goondan.features.oauth.process.authority import Authority
-from goondan.features.oauth.process.vault import Vault, read_or_make
-from goondan.features.oauth.wire import GrantedNews, Order, TokensSpec
+from goondan.features.oauth import process, wire
+from goondan.features.oauth.process import authority, vault
 from goondan.kernel.paths import key_file, root_of
-from goondan.schemas.system import startup
-from goondan.schemas.system.secrecy import close_memory
+from goondan.schemas.system import secrecy, startup
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.codec import DECODE_ERRORS, check_depth, from_raw, to_raw
@@ -36,15 +33,17 @@ LEAVE_S: Final = 0.7
 #: How long queued frames may take to leave (seconds).
 LINGER_S: Final = 0.2
 
-_decode = msgspec.msgpack.Decoder(Order).decode
+_decode = msgspec.msgpack.Decoder(wire.Order).decode
 log = logging.getLogger("oauth")
 
 
 class Keeper:
     """Takes orders from the link, and answers them."""
 
-    def __init__(self, endpoint: str, token: str, open_vault: Callable[[], Vault], broker_uid: int | None) -> None:
-        self.authority = Authority(open_vault, self._tell)
+    def __init__(
+        self, endpoint: str, token: str, open_vault: Callable[[], vault.Vault], broker_uid: int | None
+    ) -> None:
+        self.authority = authority.Authority(open_vault, self._tell)
         self.link = Link(
             endpoint,
             token,
@@ -75,7 +74,7 @@ class Keeper:
         return 1 if left else 0
 
     def _welcomed(self, welcome: Welcome) -> None:
-        self.authority.serve(from_raw(welcome.spec, TokensSpec).apps)
+        self.authority.serve(from_raw(welcome.spec, wire.TokensSpec).apps)
 
     def _on_frame(self, frame: Frame) -> None:
         if frame.type != "oauth.order":
@@ -90,7 +89,7 @@ class Keeper:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, frame: Frame, order: Order) -> None:
+    async def _serve(self, frame: Frame, order: wire.Order) -> None:
         try:
             answer = await self.authority.carry_out(order)
         except GoondanError as error:
@@ -105,13 +104,13 @@ class Keeper:
     def _fail(self, frame: Frame, info: ErrorPayload) -> None:
         self.link.send(Frame("error", in_reply_to=frame.id, payload=to_raw(info)))
 
-    def _tell(self, news: GrantedNews) -> None:
+    def _tell(self, news: wire.GrantedNews) -> None:
         self.link.send(Frame("oauth.granted", payload=to_raw(news)))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve until the end. Returns 0, 1 when the broker refused us, or 2 for bad usage."""
-    close_memory()
+    secrecy.close_memory()
     parser = argparse.ArgumentParser(
         prog="python -m goondan.features.oauth.process", description="Holds OAuth tokens for a kernel."
     )
@@ -131,11 +130,11 @@ def main(arguments: list[str] | None = None) -> int:
     for noisy in ("httpx2", "httpcore2", "asyncio"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     waiting: int | None = options.ready_fd
-    key = options.key_file or key_file(os.environ, os.path.expanduser("~"), KEY_NAME)
+    key = options.key_file or key_file(os.environ, os.path.expanduser("~"), process.KEY_NAME)
     root = root_of(options.state_dir)
 
-    def open_vault() -> Vault:
-        return Vault(f"{options.state_dir}/oauth", root, read_or_make(key, root))
+    def open_vault() -> vault.Vault:
+        return vault.Vault(f"{options.state_dir}/oauth", root, vault.read_or_make(key, root))
 
     def ready() -> None:
         nonlocal waiting

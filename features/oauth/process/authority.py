@@ -22,11 +22,10 @@ from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from goondan.features.oauth import wire
-from goondan.features.oauth.process import rules
+from goondan.features.oauth.process import rules, vault
 from goondan.features.oauth.process.http import Http, Redirects
 from goondan.features.oauth.process.rules import Endpoints, Grant, Login, ServerRefused
 from goondan.features.oauth.process.servers import LIFETIME_S, Pending, Register, Servers
-from goondan.features.oauth.process.vault import Vault
 from goondan.schemas.text.times import rfc3339_seconds
 from goondan.schemas.text.visible import visible_line
 from goondan.schemas.wire.errors import GoondanError, fail
@@ -59,7 +58,7 @@ class Authority:
 
     def __init__(
         self,
-        open_vault: Callable[[], Vault],
+        open_vault: Callable[[], vault.Vault],
         tell: Callable[[wire.GrantedNews], None],
         *,
         http: Http | None = None,
@@ -69,7 +68,7 @@ class Authority:
         self._tell = tell
         self._http = http or Http()
         self._clock = clock
-        self._vault: Vault | None = None
+        self._vault: vault.Vault | None = None
         self._apps: dict[str, wire.OAuthAppSpec] = {}
         self._redirects = Redirects(self._arrived)
         self._register = Register()
@@ -438,7 +437,7 @@ class Authority:
     # --- inside
 
     @property
-    def _held(self) -> Vault:
+    def _held(self) -> vault.Vault:
         if self._vault is None:
             self._vault = self._open_vault()
         return self._vault

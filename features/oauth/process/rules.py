@@ -26,8 +26,7 @@ from msgspec.structs import replace
 
 from goondan.features.oauth.wire import OAuthAppSpec, is_scope
 from goondan.schemas.models.origins import is_open, origin_of
-from goondan.schemas.text.redaction import redact
-from goondan.schemas.text.visible import visible_line
+from goondan.schemas.text import redaction, visible
 from goondan.schemas.wire.errors import GoondanError, fail
 
 #: The longest token (characters). The largest JSON Web Tokens of directories have tens of thousands.
@@ -270,7 +269,7 @@ def is_page(url: str) -> bool:
 
 def shown(text: str, secrets: Iterable[str | None] = ()) -> str:
     """A server's text as one line without secrets and control characters."""
-    return visible_line(redact(text[: 4 * MAX_DESCRIPTION], *secrets))[:MAX_DESCRIPTION]
+    return visible.visible_line(redaction.redact(text[: 4 * MAX_DESCRIPTION], *secrets))[:MAX_DESCRIPTION]
 
 
 def _refusal(status: int, body: bytes, secrets: Iterable[str | None]) -> Exception:

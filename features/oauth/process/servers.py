@@ -22,9 +22,7 @@ from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
-from goondan.features.oauth.process import rules
-from goondan.features.oauth.process.http import Redirects
-from goondan.features.oauth.process.rules import Grant
+from goondan.features.oauth.process import http, rules
 from goondan.features.oauth.process.vault import Vault
 from goondan.features.oauth.wire import LOCAL_SUBJECT, SERVER_APP, OAuthAppSpec, ServerOrder
 from goondan.schemas.models.origins import origin_of
@@ -227,7 +225,7 @@ class Servers:
     def __init__(self, vault: Callable[[], Vault], clock: Callable[[], float]) -> None:
         self._vault = vault
         self._clock = clock
-        self._redirects = Redirects(self._arrived)
+        self._redirects = http.Redirects(self._arrived)
         #: The address that is open for each server, and the name by which `Redirects` knows it.
         self._addresses: dict[_Key, tuple[str, str | None]] = {}
         self._asked: dict[_Key, _Login] = {}
@@ -305,7 +303,7 @@ class Servers:
         if len(document.encode("utf-8", "surrogatepass")) > MAX_DOCUMENT:
             raise fail("E_OAUTH_SERVER", f"the tokens of {app} take more than {MAX_DOCUMENT} bytes")
         self._vault().save(
-            Grant(
+            rules.Grant(
                 app=app,
                 subject=LOCAL_SUBJECT,
                 server=key[1],

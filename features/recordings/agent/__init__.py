@@ -8,8 +8,7 @@ from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.parts import AgentFeature, TurnCore, TurnPart
 from goondan.features.recordings import NAME, PROVIDER
 from goondan.schemas.bundle.launch import AgentSpec
-from goondan.schemas.wire.codec import from_raw
-from goondan.schemas.wire.frames import Frame
+from goondan.schemas.wire import codec, frames
 
 if TYPE_CHECKING:
     from goondan.features.recordings.agent.tape import Tape
@@ -31,12 +30,12 @@ class Recordings(AgentFeature):
         from goondan.features.recordings.wire import RecordingsPart
 
         instance = self.instance
-        tape = self._tape = Tape(from_raw(spec.parts[self.name], RecordingsPart), instance)
+        tape = self._tape = Tape(codec.from_raw(spec.parts[self.name], RecordingsPart), instance)
         instance.servers.around = tape
         instance.providers[PROVIDER] = tape.provider
         return tape
 
-    def applies(self, spec: AgentSpec, event: Frame) -> bool:
+    def applies(self, spec: AgentSpec, event: frames.Frame) -> bool:
         """Whether the instance records or repeats a run."""
         return self.name in spec.parts
 

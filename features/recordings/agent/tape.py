@@ -40,8 +40,7 @@ from goondan.features.recordings.agent.replayed import (
     request_of,
 )
 from goondan.features.recordings.wire.texts import STATE, WORKDIR, comparable, without_places
-from goondan.schemas.bundle.address import SEPARATOR
-from goondan.schemas.bundle.launch import ModelSpec
+from goondan.schemas.bundle import address, launch
 from goondan.schemas.models.server_answers import known_window
 from goondan.schemas.text.secret_values import in_texts
 from goondan.schemas.wire.errors import GoondanError, fail, tool_error
@@ -134,7 +133,7 @@ class Tape:
         self.before = wire.NOTHING
         self._listings: Counter[str] = Counter()
 
-    def provider(self, _: ModelSpec) -> ReplayProvider:
+    def provider(self, _: launch.ModelSpec) -> ReplayProvider:
         """The provider that answers from the recording. Raises GoondanError E_CONFIG_INVALID_VALUE if there is none."""
         if self.replayed is None:
             raise fail("E_CONFIG_INVALID_VALUE", f"provider {PROVIDER} needs a recording")
@@ -318,7 +317,7 @@ class TapedTurn(TurnPart):
         repeat the run, too; they get no folder that the recording names. What a person decided about is not made, and
         nothing that an operator asks for.
         """
-        resource = tool.partition(SEPARATOR)[0]
+        resource = tool.partition(address.SEPARATOR)[0]
         if resource == "self-restart" or (self._tape.replayed is not None and not self._turn):
             return False
         if tool == "agents__spawn" and isinstance(args, dict) and args.get("cwd") is not None:

@@ -22,9 +22,8 @@ import click
 from goondan.features.try_out.command.extension_test import command as extension_test
 from goondan.features.try_out.command.tool_test import command as tool_test
 from goondan.kernel.bundle.documents import IN_JAILS, BaseExtensions, base_tools, in_package
-from goondan.kernel.cli import options
+from goondan.kernel.cli import options, output
 from goondan.kernel.cli.commands.bundles import files_below
-from goondan.kernel.cli.output import emit, printable
 from goondan.kernel.cli.placing import Placing, addition, check_name, read_bundle
 from goondan.kernel.paths import BUNDLE_FILE
 from goondan.schemas.bundle.address import MAX_TOOL_NAME, build_tool_name
@@ -98,10 +97,12 @@ class NewResource(NamedTuple):
         changed = "made" if before is None else "changed"
         plain = [{"command": line, "what": what} for line, what in steps]
         width = max(len(line) for line, _ in steps)
-        lines = [f"wrote {printable(os.path.join(folder, path))}" for path in files]
-        lines.append(f"{'wrote' if before is None else f'added {self.kind}/{name} to'} {printable(bundle)}")
-        lines += ["", "Next:", *(f"  {printable(line):<{width}}   {what}".rstrip() for line, what in steps)]
-        emit({"folder": os.path.abspath(folder), "files": list(files), changed: BUNDLE_FILE, "next": plain}, lines)
+        lines = [f"wrote {output.printable(os.path.join(folder, path))}" for path in files]
+        lines.append(f"{'wrote' if before is None else f'added {self.kind}/{name} to'} {output.printable(bundle)}")
+        lines += ["", "Next:", *(f"  {output.printable(line):<{width}}   {what}".rstrip() for line, what in steps)]
+        output.emit(
+            {"folder": os.path.abspath(folder), "files": list(files), changed: BUNDLE_FILE, "next": plain}, lines
+        )
 
     def filled(self, name: str) -> dict[str, bytes]:
         """Relative path -> content: the template for a resource of this name."""

@@ -23,8 +23,7 @@ import msgspec
 from goondan.features.try_out.command.tool_test import is_path
 from goondan.kernel.bundle.documents import BaseExtensions
 from goondan.kernel.bundle.loader import Asking, Inspected, inspect_bundle, open_bundle
-from goondan.kernel.bundle.rules.extensions import extension_spec
-from goondan.kernel.bundle.rules.kinds import ServerRules, server_rules_of
+from goondan.kernel.bundle.rules import extensions, kinds
 from goondan.kernel.bundle.rules.problems import counts, did_you_mean, problem_lines, short_path, shown
 from goondan.kernel.cli import options
 from goondan.kernel.cli.output import Style, emit, printable, style_of
@@ -33,8 +32,7 @@ from goondan.kernel.grants.powers import everything_trusted
 from goondan.kernel.spawn import AGENT_ENVIRONMENT, environment, memory_file
 from goondan.kernel.spawn import command as program
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExtensionSpec, KernelPlan, ModelSpec
-from goondan.schemas.wire.errors import fail
-from goondan.schemas.wire.frames import OPERATOR_AGENT
+from goondan.schemas.wire import errors, frames
 
 #: How long a trial may take before its process is killed (seconds): `register` has 30 and the turn 70.
 TRIAL_S: Final = 120.0
@@ -69,7 +67,7 @@ def command(target: str | None, bundle: str | None, trust: bool) -> int:
     """
     path, name = (target, None) if target is not None and is_path(target) else (bundle, target)
     if path is not bundle and bundle is not None:
-        raise fail("E_USAGE", "give a PATH or --bundle, not both")
+        raise errors.fail("E_USAGE", "give a PATH or --bundle, not both")
     place = locate(path)
     inspected = look(place)
     report: dict[str, Any] = {
@@ -104,7 +102,7 @@ def trials(inspected: Inspected, name: str | None) -> Iterator[Trial]:
     own, base = inspected.checked.extensions, BaseExtensions()
     if name is not None and name not in own and base.find(name) is None:
         hint = did_you_mean(name, [*own, *base.names()]) or "`gdn extension list` has them all."
-        raise fail("E_CONFIG_MISSING_REF", f"there is no extension {shown(name)}", suggestion=hint)
+        raise errors.fail("E_CONFIG_MISSING_REF", f"there is no extension {shown(name)}", suggestion=hint)
     used: set[str] = set()
     for agent in inspected.checked.agents.values():
         for index, spec in enumerate(agent.extensions):
@@ -115,9 +113,11 @@ def trials(inspected: Inspected, name: str | None) -> Iterator[Trial]:
     for extension in own.values() if name is None else [own.get(name) or base.find(name)]:
         if extension is not None and extension.name not in used and extension.missing is None:
             before = [
-                extension_spec(found, None) for found in own.values() if found.name in _needed(extension.name, own)
+                extensions.extension_spec(found, None)
+                for found in own.values()
+                if found.name in _needed(extension.name, own)
             ]
-            yield Trial(extension_spec(extension, None), "", before)
+            yield Trial(extensions.extension_spec(extension, None), "", before)
 
 
 def check_asked(wanted: list[Trial]) -> None:
@@ -131,7 +131,7 @@ def check_asked(wanted: list[Trial]) -> None:
             name = trial.extension.name
             message = f"no agent uses Extension/{name}, so you were not asked about its code, which runs as you"
             hint = "If you know the code, add --trust (or GOONDAN_TRUST=1), or name it in an Agent's spec.extensions."
-            raise fail("E_BUNDLE_UNTRUSTED", message, suggestion=hint)
+            raise errors.fail("E_BUNDLE_UNTRUSTED", message, suggestion=hint)
 
 
 def _needed(name: str, own: dict[str, Any]) -> set[str]:
@@ -150,7 +150,7 @@ def _needed(name: str, own: dict[str, Any]) -> set[str]:
 def run_one(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
     """Run one trial in a process and a state of its own, and return its result."""
     row = {"extension": trial.extension.name, **({"agent": trial.agent} if trial.agent else {})}
-    rules = server_rules_of(trial.extension.entry, trial.extension.bundled)
+    rules = kinds.server_rules_of(trial.extension.entry, trial.extension.bundled)
     if rules is not None and trial.extension.config:
         return {**row, **_of_server(rules, trial, plan)}
     with tempfile.TemporaryDirectory(prefix="gdn-extension-test-") as state:
@@ -182,7 +182,7 @@ def run_one(trial: Trial, plan: KernelPlan) -> dict[str, Any]:
     return result
 
 
-def _of_server(rules: ServerRules, trial: Trial, plan: KernelPlan) -> dict[str, Any]:
+def _of_server(rules: kinds.ServerRules, trial: Trial, plan: KernelPlan) -> dict[str, Any]:
     """The result of a server: it is started as it would be, in a kernel of its own, and asked what it offers."""
     prefix = rules.prefix(trial.extension.name, trial.extension.config)
     tool = next((tool for tool in plan.toolhost.tools if tool.name == prefix), None)
@@ -196,10 +196,10 @@ def spec_of(trial: Trial, plan: KernelPlan, state: str) -> AgentSpec:
     """The agent of a trial: its model is a script, its only tool is the trial's, and its state is in another folder."""
     ping = CatalogItem(name="trial__ping", description="Answers pong.")
     return msgspec.structs.replace(
-        plan.agents[trial.agent or OPERATOR_AGENT],
+        plan.agents[trial.agent or frames.OPERATOR_AGENT],
         name=trial.agent or ALONE,
         model=ModelSpec(provider="embedded"),
-        registry=[*plan.agents[OPERATOR_AGENT].registry, ping],
+        registry=[*plan.agents[frames.OPERATOR_AGENT].registry, ping],
         catalog=[*plan.agents[trial.agent].catalog, ping.name] if trial.agent else [ping.name],
         extensions=[*trial.before, trial.extension],
         state_dir=state,

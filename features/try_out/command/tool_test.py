@@ -25,14 +25,12 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 import msgspec
 
-from goondan.kernel.bundle.handlers import Check, Inspector, inspect, judge
-from goondan.kernel.bundle.loader import Inspected, inspect_bundle
+from goondan.kernel.bundle import handlers, loader
 from goondan.kernel.bundle.rules.checked import CheckedTool
 from goondan.kernel.bundle.rules.problems import Problem, counts, problem_lines, short_path
 from goondan.kernel.bundle.rules.problems import Report as Problems
 from goondan.kernel.bundle.rules.tool_pages import Outcome, short, unkept_promises
-from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import attach_or_start
+from goondan.kernel.cli import attach, options
 from goondan.kernel.cli.commands.bundles import find
 from goondan.kernel.cli.commands.call import check_grant, perform
 from goondan.kernel.cli.output import Style, emit, printable, style_of
@@ -116,7 +114,7 @@ def command(target: str | None, bundle: str | None, network: bool, allow_net: tu
     return INVALID if not report.valid else int(report.failed > 0)
 
 
-def hidden(outcome: Outcome, inspected: Inspected) -> Outcome:
+def hidden(outcome: Outcome, inspected: loader.Inspected) -> Outcome:
     """An outcome without secrets: the answer of a tool can contain values of the environment that it was given."""
     hide = inspected.redact.all_of
     texts = ("input", "output", "error", "differences", "reason")
@@ -130,12 +128,12 @@ def is_path(target: str) -> bool:
     return "/" in target or target in (".", "..") or target.endswith((".yaml", ".yml"))
 
 
-def examine(place: BundleTarget, name: str | None) -> tuple[Inspected, list[Subject]]:
+def examine(place: BundleTarget, name: str | None) -> tuple[loader.Inspected, list[Subject]]:
     """Check the whole bundle, and the modules of the named bundled tools. Returns what is to be tested.
 
     `name` None: every Tool of the bundle. Raises GoondanError E_TOOL_NOT_FOUND.
     """
-    inspected = inspect_bundle(place.bundle, state_dir=place.state_dir)
+    inspected = loader.inspect_bundle(place.bundle, state_dir=place.state_dir)
     tools = inspected.checked.tools
     if name is None:
         subjects = [
@@ -151,12 +149,12 @@ def examine(place: BundleTarget, name: str | None) -> tuple[Inspected, list[Subj
     bundled = [subject.tool for subject in subjects if subject.tool.bundled and not subject.tool.in_agent]
     if bundled:  # the bundle's own tools were checked above
         problems = Problems()
-        with Inspector(place.state_dir) as inspector:
-            check = Check(inspector, [], inspected.redact, os.environ)
-            findings = inspect(bundled, check)
+        with handlers.Inspector(place.state_dir) as inspector:
+            check = handlers.Check(inspector, [], inspected.redact, os.environ)
+            findings = handlers.inspect(bundled, check)
         for tool in bundled:
             if tool.name in findings:
-                judge(tool, findings[tool.name], check, problems)
+                handlers.judge(tool, findings[tool.name], check, problems)
         inspected.errors += problems.errors
         inspected.warnings += problems.warnings
     return inspected, subjects
@@ -213,7 +211,7 @@ def run_all(place: BundleTarget, plan: list[Run], allow_net: tuple[str, ...]) ->
     async def run_each(session: Session) -> list[Outcome]:
         return [await run_one(session, run) for run in plan]
 
-    with attach_or_start(place, allow_net) as kernel:
+    with attach.attach_or_start(place, allow_net) as kernel:
         return over_session(kernel, run_each)
 
 

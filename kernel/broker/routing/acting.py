@@ -22,8 +22,7 @@ from typing import Final
 from goondan.kernel.broker.state.bus import MAX_ID, Bus, overloaded
 from goondan.kernel.broker.state.entities import TOOLS, Actor, Connection, Event, Instance
 from goondan.kernel.broker.state.presence import agent_address
-from goondan.schemas.bundle.address import build_tool_name
-from goondan.schemas.bundle.launch import KernelPlan, ToolSpec
+from goondan.schemas.bundle import address, launch
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import OPERATOR, Frame, Source
 from goondan.schemas.wire.spans import call_span, is_span_id, is_trace_id, trace_id_of
@@ -38,13 +37,15 @@ class Actors:
     def __init__(self, bus: Bus) -> None:
         self._calls = bus.calls
         self._mailbox = bus.mailbox
-        self._tools: dict[str, ToolSpec] = {}
+        self._tools: dict[str, launch.ToolSpec] = {}
         self.revise(bus.plan)
 
-    def revise(self, plan: KernelPlan) -> None:
+    def revise(self, plan: launch.KernelPlan) -> None:
         """The tools are those of `plan` from now on."""
         self._tools = {
-            build_tool_name(tool.name, export.name): tool for tool in plan.toolhost.tools for export in tool.exports
+            address.build_tool_name(tool.name, export.name): tool
+            for tool in plan.toolhost.tools
+            for export in tool.exports
         }
 
     def of(self, connection: Connection, frame: Frame) -> Actor:

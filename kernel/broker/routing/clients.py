@@ -22,10 +22,8 @@ from typing import Any, Final
 from goondan.kernel.broker.state.bus import Bus, Lossy
 from goondan.kernel.broker.state.entities import AGENTS, CLASSES, CLIENTS, TOOLS, Allowance, Connection
 from goondan.kernel.broker.state.parts import Op, Part, Take
-from goondan.schemas.wire.codec import encode_value, from_raw
-from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire import codec, errors, spans
 from goondan.schemas.wire.frames import Frame
-from goondan.schemas.wire.spans import is_span_id
 
 #: The largest payload that is passed on (bytes). Agents send at most 12 KiB of text in one piece.
 MAX_LIVE_BYTES: Final = 16 << 10
@@ -78,12 +76,12 @@ class Live(Part):
             parent_span_id=_span(frame.parent_span_id),
             payload=frame.payload,
         )
-        self._bus.out.append((CLIENTS, asker.ident, Lossy(encode_value(relayed))))
+        self._bus.out.append((CLIENTS, asker.ident, Lossy(codec.encode_value(relayed))))
 
 
 def _span(text: str | None) -> str | None:
     """The span that the agent names; None when it is not a valid span id."""
-    return text if text is not None and is_span_id(text) else None
+    return text if text is not None and spans.is_span_id(text) else None
 
 
 #: At most so many peers of one class are in one answer, because it must fit in one frame.
@@ -103,16 +101,16 @@ class Administration(Part):
 
     def ask(self, connection: Connection, frame: Frame, now: float) -> None:
         """`admin` with `{op, …}`. Raises GoondanError E_FRAME_INVALID for an op that this client cannot ask for."""
-        asked = from_raw(frame.payload, dict)
+        asked = codec.from_raw(frame.payload, dict)
         name = asked.get("op")
         if not isinstance(name, str):
-            raise fail("E_FRAME_INVALID", "admin names its `op`, a text")
+            raise errors.fail("E_FRAME_INVALID", "admin names its `op`, a text")
         op = self._ops.get(name)
         if op is None or not (op.for_all or connection.claims.operator):
             for_all, of_operators = (
                 _named(op for op in self._ops.values() if op.for_all is everybody) for everybody in (True, False)
             )
-            raise fail("E_FRAME_INVALID", f"admin knows the ops {for_all} and, for operators, {of_operators}")
+            raise errors.fail("E_FRAME_INVALID", f"admin knows the ops {for_all} and, for operators, {of_operators}")
         op.handler(connection, frame, asked, now)
 
     def _stats(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:

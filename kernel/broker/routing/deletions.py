@@ -33,7 +33,6 @@ from goondan.kernel.broker.state import records
 from goondan.kernel.broker.state.bus import MAX_ID, RETURN_S, Bus, join, overloaded
 from goondan.kernel.broker.state.entities import TOOLS, Connection, Event, Instance
 from goondan.kernel.broker.state.parts import OfHosts, OfInstances, Op, Part, Record, hooks_of
-from goondan.kernel.broker.state.records import Item
 from goondan.schemas.bundle.address import instance_workdir, is_instance_key, is_resource_name
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import error_payload, fail
@@ -310,7 +309,7 @@ class Deletions(Part, OfHosts):
             self._bus.mailbox.unwanted(event)
             writes += ledger.answer_unwanted(event).writes
         writes += self._directory.deleted(instance).writes
-        self._bus.stage(Item(tuple(writes)), partial(self._tombstone_written, deletion))
+        self._bus.stage(records.Item(tuple(writes)), partial(self._tombstone_written, deletion))
 
     def _is_shared(self, instance: Instance) -> bool:
         """Whether somebody else works in the workdir of this instance."""

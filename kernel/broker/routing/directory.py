@@ -21,28 +21,16 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from goondan.kernel.broker.routing.acting import Actors
-from goondan.kernel.broker.routing.processes import spawn_failure
+from goondan.kernel.broker.routing import acting, processes
+from goondan.kernel.broker.state import entities, shares
 from goondan.kernel.broker.state.bus import Bus, overloaded
-from goondan.kernel.broker.state.entities import (
-    AGENTS,
-    TOOLS,
-    Actor,
-    Connection,
-    Instance,
-    PendingSpawn,
-    Spawned,
-)
 from goondan.kernel.broker.state.parts import LISTS_BYTES, Part, Record, Take, fitting
 from goondan.kernel.broker.state.records import InstanceSpawned, Item, Write
-from goondan.kernel.broker.state.shares import Claim
 from goondan.kernel.broker.state.workdirs import Beneath, Workdir, shared
 from goondan.schemas.bundle.address import is_instance_key
 from goondan.schemas.text.times import rfc3339
-from goondan.schemas.wire import frames
-from goondan.schemas.wire.codec import from_raw
+from goondan.schemas.wire import codec, errors, frames
 from goondan.schemas.wire.control import Exited, Inventory, Ready, SpawnFailed
-from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import NO_PAYLOAD, OPERATOR_AGENT, Frame
 
 #: How long a process may take to start when the asker names no deadline (seconds).
@@ -57,21 +45,21 @@ MAX_WAITING: Final = 256
 class Directory(Part):
     """Knows the instances that were spawned, and those who wait for their processes."""
 
-    def __init__(self, bus: Bus, actors: Actors, want: Callable[[Instance, float], None]) -> None:
+    def __init__(self, bus: Bus, actors: acting.Actors, want: Callable[[entities.Instance, float], None]) -> None:
         """`want` asks for the process of an instance (Processes)."""
         self._bus = bus
         self._actors = actors
         self._want = want
         #: Spawned instances, the oldest first.
-        self._spawned: dict[Instance, None] = {}
+        self._spawned: dict[entities.Instance, None] = {}
         #: Instances for whose process somebody may still wait.
-        self._awaited: dict[Instance, None] = {}
+        self._awaited: dict[entities.Instance, None] = {}
         #: Launches that are ready: they have loaded all that they need.
         self._ready: set[int] = set()
         self.takes = (
-            Take((AGENTS, TOOLS), "agents.spawn", self.spawn, LISTS_BYTES, confined="inside"),
-            Take((AGENTS, TOOLS), "agents.list", self.list, LISTS_BYTES),
-            Take((AGENTS, TOOLS), "agents.catalog", self.catalog),
+            Take((entities.AGENTS, entities.TOOLS), "agents.spawn", self.spawn, LISTS_BYTES, confined="inside"),
+            Take((entities.AGENTS, entities.TOOLS), "agents.list", self.list, LISTS_BYTES),
+            Take((entities.AGENTS, entities.TOOLS), "agents.catalog", self.catalog),
         )
         self.records = (Record(InstanceSpawned, self._restore),)
         self.hears = {
@@ -88,12 +76,12 @@ class Directory(Part):
             instance = self._bus.instance(record.agent, record.key, created)
             cwd = None if record.cwd is None else Workdir(record.cwd, record.beneath or Beneath(record.cwd))
             instance.workdir = cwd or instance.workdir
-            instance.spawned = Spawned(record.owner_agent, record.owner_key, created, cwd, ("", ""))
+            instance.spawned = entities.Spawned(record.owner_agent, record.owner_key, created, cwd, ("", ""))
             self._spawned[instance] = None
 
     # --- frames
 
-    def catalog(self, connection: Connection, frame: Frame, now: float) -> None:
+    def catalog(self, connection: entities.Connection, frame: Frame, now: float) -> None:
         """`agents.catalog`: the agents of the swarm."""
         me = _instance(self._actors.of(connection, frame)).agent
         available = sorted(name for name in self._bus.plan.agents if name != OPERATOR_AGENT)
@@ -109,10 +97,10 @@ class Directory(Part):
         )
         self._bus.reply(connection, frame.id, body)
 
-    def list(self, connection: Connection, frame: Frame, now: float) -> None:
+    def list(self, connection: entities.Connection, frame: Frame, now: float) -> None:
         """`agents.list`: the instances that the asker has spawned, or all of them."""
         me = _instance(self._actors.of(connection, frame))
-        asked = frames.AgentsList() if frame.payload == NO_PAYLOAD else from_raw(frame.payload, frames.AgentsList)
+        asked = frames.AgentsList() if frame.payload == NO_PAYLOAD else codec.from_raw(frame.payload, frames.AgentsList)
         every = [*self._bus.mailbox.instances.values()] if asked.include_all else [*self._spawned]
 
         def entries() -> Iterator[frames.ListedAgent]:
@@ -125,7 +113,7 @@ class Directory(Part):
         agents = fitting(entries())
         self._bus.reply(connection, frame.id, frames.AgentsListed(len(agents), agents))
 
-    def spawn(self, connection: Connection, frame: Frame, now: float) -> None:
+    def spawn(self, connection: entities.Connection, frame: Frame, now: float) -> None:
         """`agents.spawn`: start the process of an instance; answered when the process is there."""
         actor = self._actors.of(connection, frame)
         me = _instance(actor)
@@ -157,29 +145,29 @@ class Directory(Part):
             instance.workdir = cwd
         record = instance.spawned
         if record is None:
-            instance.spawned = Spawned(me.agent, me.key, now, cwd, by)
+            instance.spawned = entities.Spawned(me.agent, me.key, now, cwd, by)
             item = self._bus.ledger.spawned(instance, instance.spawned)
         else:
-            instance.spawned = Spawned(record.owner_agent, record.owner_key, record.created, record.cwd, by)
+            instance.spawned = entities.Spawned(record.owner_agent, record.owner_key, record.created, record.cwd, by)
             item = Item(())
         self._spawned[instance] = None
         milliseconds = frame.deadline_ms
         patience_s = SPAWN_S if milliseconds is None else max(0, milliseconds) / 1000
         turn = actor.turn
         lender, depth = (None, 0) if turn is None else (turn.id, 1 + turn.depth)  # it waits for the process
-        claim = Claim(actor.session, actor.root or me.address, lender=lender, depth=depth)
-        instance.spawns[by] = PendingSpawn(connection, frame.id, now + patience_s, claim)
+        claim = shares.Claim(actor.session, actor.root or me.address, lender=lender, depth=depth)
+        instance.spawns[by] = entities.PendingSpawn(connection, frame.id, now + patience_s, claim)
         self._awaited[instance] = None
         self._bus.stage(item, partial(self._journaled, instance))
 
-    def _journaled(self, instance: Instance, kept: bool) -> None:
+    def _journaled(self, instance: entities.Instance, kept: bool) -> None:
         """The journal knows who spawned this instance: its process may be started."""
         if instance.spawns:
             self._want(instance, self._bus.now)
 
     # --- results of spawns
 
-    def welcomed(self, instance: Instance) -> None:
+    def welcomed(self, instance: entities.Instance) -> None:
         """The process of an instance has said hello. It may still fail while it loads its extensions."""
         if self._is_there(instance):
             for waiting in instance.spawns.values():
@@ -198,7 +186,7 @@ class Directory(Part):
         for instance in list(self._awaited):
             self.welcomed(instance)
 
-    def _is_there(self, instance: Instance) -> bool:
+    def _is_there(self, instance: entities.Instance) -> bool:
         """Whether its process is connected and ready. Nobody reports this of a process that was started by hand."""
         launch = 0 if instance.conn is None else instance.conn.claims.launch
         return instance.conn is not None and (launch == 0 or launch in self._ready)
@@ -208,15 +196,15 @@ class Directory(Part):
         principal = message.principal
         instance = self._bus.mailbox.instances.get((principal.name, principal.instance_key or ""))
         if principal.role == "agent" and instance is not None:
-            self.failed(instance, "E_AGENT_SPAWN_FAILED", spawn_failure(message))
+            self.failed(instance, "E_AGENT_SPAWN_FAILED", processes.spawn_failure(message))
 
-    def failed(self, instance: Instance, code: str, message: str) -> None:
+    def failed(self, instance: entities.Instance, code: str, message: str) -> None:
         """The process of an instance cannot be started: tell everybody who waits for it."""
         for waiting in instance.spawns.values():
             self._refuse(waiting, code, message)
         instance.spawns.clear()
 
-    def deleted(self, instance: Instance) -> Item:
+    def deleted(self, instance: entities.Instance) -> Item:
         """Forget who spawned an instance, and which others it spawned. Returns the writes for the journal."""
         writes: tuple[Write, ...] = ()
         if instance in self._spawned:
@@ -242,7 +230,7 @@ class Directory(Part):
 
     # --- inside
 
-    def _make_room(self, me: Instance) -> None:
+    def _make_room(self, me: entities.Instance) -> None:
         """If there are too many, forget the oldest spawned instance that has no process and no work."""
         owned = [i for i in self._spawned if _owner(i) == (me.agent, me.key)]
         for among, limit in ((owned, MAX_OWNED), ([*self._spawned], MAX_SPAWNED)):
@@ -251,13 +239,13 @@ class Directory(Part):
             idle = next((i for i in among if i.conn is None and not i.wanted and not i.requested), None)
             if idle is None:
                 message = f"{len(among)} spawned instances have processes or work; no more are started now"
-                raise fail("E_AGENT_SPAWN_FAILED", message, suggestion="Wait until some of them have ended.")
+                raise errors.fail("E_AGENT_SPAWN_FAILED", message, suggestion="Wait until some of them have ended.")
             del self._spawned[idle]
             idle.spawned = None
             self._bus.stage(self._bus.ledger.spawned(idle, None))
             self._bus.mailbox.forget_idle(idle)
 
-    def _entry(self, instance: Instance, record: Spawned | None) -> frames.ListedAgent:
+    def _entry(self, instance: entities.Instance, record: entities.Spawned | None) -> frames.ListedAgent:
         created = instance.since if record is None else record.created
         return frames.ListedAgent(
             target=instance.agent,
@@ -268,40 +256,42 @@ class Directory(Part):
             cwd=None if record is None else _path(record),
         )
 
-    def _told(self, connection: Connection, frame_id: str, instance: Instance, *, spawned: bool) -> None:
+    def _told(
+        self, connection: entities.Connection, frame_id: str, instance: entities.Instance, *, spawned: bool
+    ) -> None:
         cwd = None if instance.spawned is None else _path(instance.spawned)
         self._bus.reply(connection, frame_id, frames.SpawnedAgent(instance.agent, instance.key, spawned, cwd))
 
-    def _refuse(self, waiting: PendingSpawn, code: str, message: str) -> None:
+    def _refuse(self, waiting: entities.PendingSpawn, code: str, message: str) -> None:
         asked = Frame("agents.spawn", id=waiting.frame_id)
-        self._bus.error(waiting.conn.cls, waiting.conn.ident, error_payload(code, message), asked)
+        self._bus.error(waiting.conn.cls, waiting.conn.ident, errors.error_payload(code, message), asked)
 
 
-def _instance(actor: Actor) -> Instance:
+def _instance(actor: entities.Actor) -> entities.Instance:
     if actor.instance is None:
-        raise fail("E_FORBIDDEN", "a tool host asks in the name of an open call only")
+        raise errors.fail("E_FORBIDDEN", "a tool host asks in the name of an open call only")
     return actor.instance
 
 
-def _owner(instance: Instance) -> tuple[str, str] | None:
+def _owner(instance: entities.Instance) -> tuple[str, str] | None:
     record = instance.spawned
     return None if record is None else (record.owner_agent, record.owner_key)
 
 
-def _workdir(actor: Actor, me: Instance, frame: Frame, opened: Sequence[str]) -> Workdir | None:
+def _workdir(actor: entities.Actor, me: entities.Instance, frame: Frame, opened: Sequence[str]) -> Workdir | None:
     """The workdir that `cwd` of a spawn names: in the asker's workdir, or opened by the policy. None without `cwd`."""
-    asked = frames.AgentsSpawn() if frame.payload == NO_PAYLOAD else from_raw(frame.payload, frames.AgentsSpawn)
+    asked = frames.AgentsSpawn() if frame.payload == NO_PAYLOAD else codec.from_raw(frame.payload, frames.AgentsSpawn)
     if asked.cwd is None:
         return None
     named = None if actor.turn is None else actor.turn.content.workdir
     return shared(me.workdir if named is None else Workdir(named), asked.cwd, opened)
 
 
-def _same_workdir(instance: Instance, cwd: Workdir | None) -> None:
+def _same_workdir(instance: entities.Instance, cwd: Workdir | None) -> None:
     if cwd is not None and cwd.path != instance.workdir.path:
         message = f"{instance.address} is there already, with another working directory"
-        raise fail("E_AGENT_SPAWN_FAILED", message, suggestion="Spawn another instance key, or leave cwd out.")
+        raise errors.fail("E_AGENT_SPAWN_FAILED", message, suggestion="Spawn another instance key, or leave cwd out.")
 
 
-def _path(record: Spawned) -> str | None:
+def _path(record: entities.Spawned) -> str | None:
     return None if record.cwd is None else record.cwd.path

@@ -33,38 +33,23 @@ from typing import Any, Final, Literal
 
 from msgspec import Raw
 
-from goondan.kernel.broker.state.blobs import Receiver, size_of
+from goondan.kernel.broker.state import blobs, entities, mailbox, presence
 from goondan.kernel.broker.state.bus import RETURN_S, Bus, join, overloaded
-from goondan.kernel.broker.state.entities import (
-    AGENTS,
-    CLIENTS,
-    CONTROL,
-    TOOLS,
-    Connection,
-    Content,
-    End,
-    Event,
-    Instance,
-    size_in_memory,
-)
-from goondan.kernel.broker.state.mailbox import Contents, Due
 from goondan.kernel.broker.state.parts import OfEvents, Op, Part, Take, fitting, hooks_of
-from goondan.kernel.broker.state.presence import agent_address
 from goondan.kernel.broker.state.records import Finished, Item, event_digest, event_subject
 from goondan.kernel.broker.state.records import decode as decode_record
-from goondan.schemas.wire.codec import encode_value, to_raw
+from goondan.schemas.wire import codec, questions
 from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import AgentEvent, Answer, Blob, ErrorPayload, Frame, Lease, Source
-from goondan.schemas.wire.questions import ANSWER_SUFFIX
 
 #: There is no wall clock here, and nobody needs one: the event's own times are in its trace.
 _NO_TIME = "1970-01-01T00:00:00Z"
 
 
-def failure_answer(event: Event, error: ErrorPayload) -> Raw:
+def failure_answer(event: entities.Event, error: ErrorPayload) -> Raw:
     """The payload of the answer to a turn that never ended (AgentEvent of type `agent.response`)."""
     answer = Answer(turn_id="", status="failed", finish_reason="error", error=error, trace_id=event.content.trace_id)
-    return to_raw(
+    return codec.to_raw(
         AgentEvent(
             id=event.answer_id,
             type="agent.response",
@@ -76,14 +61,14 @@ def failure_answer(event: Event, error: ErrorPayload) -> Raw:
     )
 
 
-def no_room_answer(event: Event, size: int) -> Raw:
+def no_room_answer(event: entities.Event, size: int) -> Raw:
     """Replaces an answer of `size` bytes for which there is no room."""
     message = f"the answer of {event.instance.address} has {size:,} bytes, and there is no room for so many now"
     suggestion = "Ask for less at a time, or let the agent write to a file."
     return failure_answer(event, error_payload("E_TOOL_LIMIT", message, suggestion=suggestion))
 
 
-def deleted_answer(event: Event) -> Raw:
+def deleted_answer(event: entities.Event) -> Raw:
     """The answer to a request whose instance was deleted."""
     message = f"{event.instance.address} was deleted before it had answered"
     return failure_answer(event, error_payload("E_INSTANCE_DELETED", message))
@@ -93,7 +78,7 @@ def deleted_answer(event: Event) -> Raw:
 MAX_LATE_FRAMES: Final = 64
 
 
-def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event | None:
+def late_answer(bus: Bus, event: entities.Event, answer: Raw, blob: Blob | None) -> entities.Event | None:
     """The event with the answer to `event`. None when `event` is no such request, or the asker's agent is gone."""
     asker = event.source
     reply_to = event.content.reply_to if event.asynchronous else None
@@ -103,17 +88,17 @@ def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event
         bus.counters["answers_lost"] += 1
         return None
     agent, key = event.instance.agent, event.instance.key
-    sender = agent_address(agent, key)
-    payload, size = answer, size_in_memory(answer, event.content.auth) + size_of(blob)
+    sender = presence.agent_address(agent, key)
+    payload, size = answer, entities.size_in_memory(answer, event.content.auth) + blobs.size_of(blob)
     more = size - event.size
     if more > 0 and not bus.mailbox.held.may_take(event.session, event.root, more, operator=False):
         bus.counters["answers_too_large"] += 1
         payload, blob = no_room_answer(event, size), None
-    return Event(
+    return entities.Event(
         event.answer_id,
         bus.instance(asker.name, asker.instance_key, bus.now),
         sender=sender,
-        content_here=Content(
+        content_here=entities.Content(
             from_=agent,
             payload=payload,
             auth=event.content.auth,
@@ -131,7 +116,7 @@ def late_answer(bus: Bus, event: Event, answer: Raw, blob: Blob | None) -> Event
     )
 
 
-def late_answer_frame(event: Event) -> Frame:
+def late_answer_frame(event: entities.Event) -> Frame:
     """The frame that tells a running turn of a late answer. It has no epoch, because the event is not handed over."""
     content = event.content
     return Frame(
@@ -150,7 +135,7 @@ def late_answer_frame(event: Event) -> Frame:
     )
 
 
-def late_answer_frames(instance: Instance, contents: Contents) -> list[Frame]:
+def late_answer_frames(instance: entities.Instance, contents: mailbox.Contents) -> list[Frame]:
     """Frames about the late answers at the front of an instance's queue."""
     frames = []
     for event in islice(instance.queue, MAX_LATE_FRAMES):
@@ -171,7 +156,7 @@ class Ends:
         self._bus = bus
         self._mailbox = bus.mailbox
 
-    def give_up(self, event: Event, state: Literal["expired", "dead"], code: str, message: str) -> None:
+    def give_up(self, event: entities.Event, state: Literal["expired", "dead"], code: str, message: str) -> None:
         """End an event instead of its agent. The sender gets an answer, too."""
         if not event.ending:
             self._mailbox.contents.recall(event)
@@ -187,13 +172,13 @@ class Ends:
 
     def stage_end(
         self,
-        event: Event,
-        state: End,
+        event: entities.Event,
+        state: entities.End,
         answer: Raw,
         blob: Blob | None,
         *,
         cause: str = "",
-        conn: Connection | None = None,
+        conn: entities.Connection | None = None,
         frame_id: str = "",
     ) -> None:
         """Have the journal write an end. A second end of the same event waits for the first and changes nothing."""
@@ -203,7 +188,7 @@ class Ends:
             if event.asking is not None and not self._mailbox.keeps(event, answer, blob):
                 self._bus.counters["answers_too_large"] += 1
                 self._mailbox.blobs.discard(blob)
-                answer, blob = no_room_answer(event, len(memoryview(answer)) + size_of(blob)), None
+                answer, blob = no_room_answer(event, len(memoryview(answer)) + blobs.size_of(blob)), None
             follow = late_answer(self._bus, event, answer, blob)
             if follow is not None:
                 for follows in self._follows:
@@ -212,7 +197,7 @@ class Ends:
             event.end = state
         self._bus.stage(item, partial(self._finished, event, state, answer, blob, conn, frame_id, follow))
 
-    def expire(self, event: Event) -> None:
+    def expire(self, event: entities.Event) -> None:
         """End an event whose deadline has passed while it waited."""
         self.give_up(event, "expired", "E_AGENT_TIMEOUT", "the deadline passed before the agent could take the event")
 
@@ -226,11 +211,13 @@ class QuietPeers(Part):
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._due: Due[Connection] = Due(lambda connection: True)  # each knows by itself whether it is in here
+        self._due: mailbox.Due[entities.Connection] = mailbox.Due(
+            lambda connection: True
+        )  # each knows by itself whether it is in here
 
-    def watch(self, connection: Connection) -> None:
+    def watch(self, connection: entities.Connection) -> None:
         """Watch a peer that was welcomed or got something."""
-        if not connection.watched and connection.cls != CONTROL:
+        if not connection.watched and connection.cls != entities.CONTROL:
             connection.watched = True
             self._due.add(connection.last_seen + PING_AFTER_S, connection)
 
@@ -245,7 +232,7 @@ class QuietPeers(Part):
                 self._bus.send(connection, Frame("ping"))
             self._due.add(max(now, connection.last_seen + PING_AFTER_S), connection)
 
-    def _matters(self, connection: Connection) -> bool:
+    def _matters(self, connection: entities.Connection) -> bool:
         """Whether the peer is still connected and must be pinged to find out whether it lives."""
         if self._bus.presence.connections[connection.cls].get(connection.ident) is not connection:
             return False
@@ -260,9 +247,9 @@ class Answering(Part):
         self._bus = bus
         self._quiet = quiet
         self._mailbox = bus.mailbox
-        self.takes = (Take((TOOLS, CLIENTS), "ack", self.acknowledged),)
+        self.takes = (Take((entities.TOOLS, entities.CLIENTS), "ack", self.acknowledged),)
 
-    def send_answer(self, event: Event) -> None:
+    def send_answer(self, event: entities.Event) -> None:
         """Send the answer of an ended event to whoever waits for it. Does nothing when nobody waits."""
         asker = event.asker
         if not event.wants_answer or asker is None or not event.finished or event.asynchronous:
@@ -287,15 +274,17 @@ class Answering(Part):
         if event.call_id is not None and self._bus.calls.get(event.call_id) is None:
             self._bus.counters["answers_late"] += 1  # its tool host drops it, or is about to name the call again
         asking = asker.instance
-        to: Receiver = "agent" if asking is not None else "client" if asker.cls == CLIENTS else "toolhost"
+        to: blobs.Receiver = (
+            "agent" if asking is not None else "client" if asker.cls == entities.CLIENTS else "toolhost"
+        )
         self._mailbox.blobs.sent(event.answer_id, event.work.answer_blob, to=to)
         if asking is None:
             self._bus.send(asker, frame)
             return
         frame.id = self._bus.next_id()
-        data = asking.answers[event.answer_id] = encode_value(frame)
+        data = asking.answers[event.answer_id] = codec.encode_value(frame)
         if asking.conn is not None:
-            self._bus.out.append((AGENTS, asking.conn.ident, data))
+            self._bus.out.append((entities.AGENTS, asking.conn.ident, data))
             self._quiet.watch(asking.conn)
 
     def _journaled_answer(self, event_id: str) -> Raw:
@@ -306,23 +295,23 @@ class Answering(Part):
                 return record.answer
         raise fail("E_ANSWER_GONE", f"the answer of event {event_id[:100]!r} is not in the journal")
 
-    def repeat_answers(self, instance: Instance, connection: Connection) -> None:
+    def repeat_answers(self, instance: entities.Instance, connection: entities.Connection) -> None:
         """An agent is back: send all answers that its lane still holds."""
         for data in instance.answers.values():
-            self._bus.out.append((AGENTS, connection.ident, data))
+            self._bus.out.append((entities.AGENTS, connection.ident, data))
 
-    def acknowledged(self, connection: Connection, frame: Frame, now: float) -> None:
+    def acknowledged(self, connection: entities.Connection, frame: Frame, now: float) -> None:
         """`ack` from a client or a tool host: it has an answer, so the payload is no longer kept for it."""
         answer_id = frame.event_id
         if frame.stage != "done" or answer_id is None:
             return
-        at: Receiver = "client" if connection.cls == CLIENTS else "toolhost"
+        at: blobs.Receiver = "client" if connection.cls == entities.CLIENTS else "toolhost"
         if self._mailbox.blobs.arrived(answer_id, at=at):
-            self._bus.stage(self._bus.ledger.answer_arrived(answer_id.removesuffix(ANSWER_SUFFIX)))
+            self._bus.stage(self._bus.ledger.answer_arrived(answer_id.removesuffix(questions.ANSWER_SUFFIX)))
         if at == "toolhost":
             self._mailbox.answer_read(answer_id)
 
-    def taken(self, instance: Instance, answer_id: str | None) -> bool:
+    def taken(self, instance: entities.Instance, answer_id: str | None) -> bool:
         """An agent acknowledges an id. True when it is an answer of its lane; this answer is not sent again."""
         if answer_id is None or answer_id not in instance.answers:
             return False
@@ -344,12 +333,12 @@ class Cancels(Part):
         self._mailbox = bus.mailbox
         self._ends = ends
         #: Frames to answer when an event has ended: (connection, frame id).
-        self._asked: dict[Event, list[tuple[Connection, str]]] = {}
+        self._asked: dict[entities.Event, list[tuple[entities.Connection, str]]] = {}
         self.ops = (Op("cancel", self.ask, for_all=True), Op("events", self.list_events))
 
     # --- questions of clients
 
-    def ask(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
+    def ask(self, connection: entities.Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`{op: "cancel", eventId}`: answered when the event has ended."""
         event_id = asked.get("eventId")
         if not isinstance(event_id, str):
@@ -369,7 +358,7 @@ class Cancels(Part):
             self._bus.counters["cancels"] += 1
             self.cancel(event)
 
-    def list_events(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
+    def list_events(self, connection: entities.Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`{op: "events", agent, instanceKey}`: the event that the instance works on, then its queue in order."""
         agent, key = asked.get("agent"), asked.get("instanceKey")
         if not isinstance(agent, str) or agent not in self._bus.plan.agents or not isinstance(key, str):
@@ -388,7 +377,7 @@ class Cancels(Part):
 
     # --- what becomes of events
 
-    def cancel(self, event: Event) -> None:
+    def cancel(self, event: entities.Event) -> None:
         """End this event, and the requests that its turn waits for."""
         if not event.ending and not event.cancelled:
             self._bus.stage(self._bus.ledger.cancel_requested(event))
@@ -400,7 +389,7 @@ class Cancels(Part):
             self._bus.send(instance.conn, Frame("tool.cancel", event_id=event.id, epoch=instance.epoch))
         self._cancel_requests(event)
 
-    def end_queued(self, event: Event) -> None:
+    def end_queued(self, event: entities.Event) -> None:
         """Stage the end of a cancelled event that nobody holds."""
         if not event.ending:
             self._mailbox.contents.recall(event)
@@ -408,39 +397,39 @@ class Cancels(Part):
             answer = deleted_answer(event) if event.instance.deleting else failure_answer(event, error)
             self._ends.stage_end(event, "cancelled", answer, None)
 
-    def holder_here(self, instance: Instance, connection: Connection, leases: list[Lease]) -> None:
+    def holder_here(self, instance: entities.Instance, connection: entities.Connection, leases: list[Lease]) -> None:
         """An agent said hello with its leases: tell it of cancels that it may not have heard of."""
         for lease in leases:
             event = self._mailbox.events.get(lease.event_id)
             if event is not None and event.instance is instance and event.cancelled:
                 self._bus.send(connection, Frame("tool.cancel", event_id=event.id, epoch=lease.epoch))
 
-    def ending(self, event: Event) -> None:
+    def ending(self, event: entities.Event) -> None:
         """The event ends, in whatever way. Requests that its turn made before it heard of the cancel end with it."""
         if event.cancelled:
             self._cancel_requests(event)
 
-    def call_ended(self, event: Event, call_id: str) -> None:
+    def call_ended(self, event: entities.Event, call_id: str) -> None:
         """A call of this turn has ended: cancel the requests of its handler that are still open."""
         for request in list(event.work.requests):
             if request.call_id == call_id and not request.cancelled:
                 self.cancel(request)
 
-    def ended(self, event: Event) -> None:
+    def ended(self, event: entities.Event) -> None:
         """The event has ended: tell everybody who asked."""
         for connection, frame_id in self._asked.pop(event, ()):
             self._reply(connection, frame_id, event.id, event.state)
 
-    def _cancel_requests(self, event: Event) -> None:
+    def _cancel_requests(self, event: entities.Event) -> None:
         for request in list(event.work.requests):
             if not request.cancelled:
                 self.cancel(request)
 
-    def _reply(self, connection: Connection, frame_id: str, event_id: str, state: str) -> None:
+    def _reply(self, connection: entities.Connection, frame_id: str, event_id: str, state: str) -> None:
         self._bus.reply(connection, frame_id, {"eventId": event_id, "state": state})
 
 
-def _may_cancel(connection: Connection, event: Event) -> bool:
+def _may_cancel(connection: entities.Connection, event: entities.Event) -> bool:
     """An operator may cancel every event. Any other client may cancel events that came from such clients."""
     if connection.claims.operator:
         return True

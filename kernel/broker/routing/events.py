@@ -28,11 +28,10 @@ from goondan.kernel.broker.routing.ends import (
     late_answer_frames,
 )
 from goondan.kernel.broker.routing.processes import Processes
+from goondan.kernel.broker.state import mailbox, records
 from goondan.kernel.broker.state.bus import Bus, left_ms
 from goondan.kernel.broker.state.entities import AGENTS, Connection, End, Event, Instance
-from goondan.kernel.broker.state.mailbox import LEASE_S
 from goondan.kernel.broker.state.parts import OfEvents, Part, Take, hooks_of
-from goondan.kernel.broker.state.records import INSTANCE_DIGEST_BYTES, event_subject, instance_digest
 from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import Blob, Frame, Hello
 
@@ -269,7 +268,7 @@ class Events(Part):
         heard(connection, event, frame, now)
 
     def _renewed(self, connection: Connection, event: Event, frame: Frame, now: float) -> None:
-        event.work.lease_until = now + LEASE_S
+        event.work.lease_until = now + mailbox.LEASE_S
         event.moved(frame.position)
 
     def _ended(self, connection: Connection, event: Event, frame: Frame, now: float) -> None:
@@ -304,8 +303,8 @@ class Events(Part):
         event = self._mailbox.events.get(event_id)
         if event is not None:
             return event.instance is instance and event.finished
-        ended = self._bus.archive.find_ended(event_subject(event_id))
-        return ended is not None and ended.digest[:INSTANCE_DIGEST_BYTES] == instance_digest(
+        ended = self._bus.archive.find_ended(records.event_subject(event_id))
+        return ended is not None and ended.digest[: records.INSTANCE_DIGEST_BYTES] == records.instance_digest(
             instance.agent, instance.key
         )
 

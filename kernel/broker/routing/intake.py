@@ -20,8 +20,7 @@ from typing import Final
 
 from msgspec import Raw
 
-from goondan.kernel.broker.routing.acting import Actors, trace_of
-from goondan.kernel.broker.routing.ends import Answering
+from goondan.kernel.broker.routing import acting, ends
 from goondan.kernel.broker.state.bus import (
     MAX_CORRELATION,
     MAX_ID,
@@ -60,8 +59,8 @@ class Intake(Part):
         self,
         bus: Bus,
         accepted: Callable[[Event, bool], None],
-        actors: Actors,
-        answering: Answering,
+        actors: acting.Actors,
+        answering: ends.Answering,
         clocks: Clocks,
         parts: Sequence[object],
     ) -> None:
@@ -113,7 +112,7 @@ class Intake(Part):
             self._late_repeat(event_id, instance, actor, connection, frame)
             return
         chain = self._chain(actor, frame, instance)
-        trace_id, parent_span_id = trace_of(actor, frame, self._bus.booted_at + now)
+        trace_id, parent_span_id = acting.trace_of(actor, frame, self._bus.booted_at + now)
         event = Event(
             event_id,
             instance,

@@ -20,12 +20,10 @@ from typing import Final
 
 from goondan.kernel.broker.routing.calls import ToolCalls
 from goondan.kernel.broker.routing.ends import Cancels, Ends
+from goondan.kernel.broker.state import mailbox, presence, shares
 from goondan.kernel.broker.state.bus import Bus, principal_of
 from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, TOOLS, Connection, Event, Instance
-from goondan.kernel.broker.state.mailbox import MAX_ATTEMPTS
 from goondan.kernel.broker.state.parts import OfHosts, Part, hooks_of
-from goondan.kernel.broker.state.presence import agent_address
-from goondan.kernel.broker.state.shares import Claim
 from goondan.schemas.wire import control
 
 #: A turn may run this much longer than its event's deadline. Then its process counts as hung (seconds).
@@ -119,13 +117,13 @@ class Processes(Part):
         if instance.spawns:
             self._places.wait(instance, [next(reversed(instance.spawns.values())).claim])
 
-    def _claims(self, instance: Instance) -> Iterator[Claim]:
+    def _claims(self, instance: Instance) -> Iterator[shares.Claim]:
         for event in islice(instance.queue, LOOKED_AT):
             yield event.claim
         for spawn in instance.spawns.values():
             yield spawn.claim
         if not instance.queue and not instance.spawns:  # an answer waits for it
-            yield Claim(agent_address(instance.agent, instance.key), instance.address)
+            yield shares.Claim(presence.agent_address(instance.agent, instance.key), instance.address)
 
     def serve(self, now: float) -> None:
         """Give places to those that wait, as far as the shares allow: start processes, or hand over events."""
@@ -286,7 +284,7 @@ class Processes(Part):
                 principal = control.Principal("agent", claims.agent or "", claims.instance_key or "")
                 self._exited(control.Exited(principal, claims.launch, "it ended unheard"), now)
         for instance in list(self._instances.values()):
-            if instance.conn is None and agent_address(instance.agent, instance.key) not in running:
+            if instance.conn is None and presence.agent_address(instance.agent, instance.key) not in running:
                 instance.requested = instance.leaving = False
                 self.lost(instance, "its process is gone", counts=False, now=now)
 
@@ -349,7 +347,7 @@ class Processes(Part):
         if event is None:
             return
         self._bus.stage(self._bus.ledger.attempt(event))
-        if event.work.attempts >= MAX_ATTEMPTS:
+        if event.work.attempts >= mailbox.MAX_ATTEMPTS:
             message = f"the agent ended {event.work.attempts} times on this event without progress, last: {cause}"
             self._ends.give_up(event, "dead", "E_AGENT_FAILED", message)
 
@@ -431,5 +429,5 @@ def spawn_failure(message: control.SpawnFailed) -> str:
 
 def _address(principal: control.Principal) -> str:
     if principal.role == "agent":
-        return agent_address(principal.name, principal.instance_key or "")
+        return presence.agent_address(principal.name, principal.instance_key or "")
     return f"{principal.role}/{principal.name}"

@@ -23,14 +23,9 @@ from typing import Any, Union
 
 import msgspec
 
-from goondan.kernel.broker.state import records
+from goondan.kernel.broker.state import entities, ledger, parts, records, workdirs
 from goondan.kernel.broker.state.bus import Bus
-from goondan.kernel.broker.state.entities import Event
-from goondan.kernel.broker.state.ledger import content_of
-from goondan.kernel.broker.state.parts import Record
-from goondan.kernel.broker.state.workdirs import Workdir
-from goondan.schemas.wire.codec import DECODE_ERRORS
-from goondan.schemas.wire.frames import Source
+from goondan.schemas.wire import codec, frames
 
 
 class BadRow(Exception):
@@ -49,7 +44,7 @@ def reserved_epochs(written: Iterable[bytes]) -> int:
     """
     top = 0
     for data in written:
-        with suppress(*DECODE_ERRORS):
+        with suppress(*codec.DECODE_ERRORS):
             record = records.decode(data)
             if isinstance(record, records.EpochsReserved):
                 top = max(top, record.top)
@@ -65,13 +60,13 @@ class Missing:
         #: Event -> a feature that has a record which concerns the event, or all work that began with it.
         self.of_events: dict[str, str] = {}
 
-    def of(self, event: Event) -> str | None:
+    def of(self, event: entities.Event) -> str | None:
         """A feature that is not here and that this event needs."""
         return self.of_events.get(event.id) or self.of_events.get(event.root)
 
 
 def restore(
-    bus: Bus, rows: Iterable[records.Row], table: Sequence[Record], on_bad: Callable[[BadRow], None]
+    bus: Bus, rows: Iterable[records.Row], table: Sequence[parts.Record], on_bad: Callable[[BadRow], None]
 ) -> Missing:
     """Put events into the mailbox, and hand other records to the parts that they belong to (`table`). `on_bad`
     is called for each bad row.
@@ -91,7 +86,7 @@ def restore(
 class _Recovery:
     """Applies rows. `missing` is what it has found of features that are not here."""
 
-    def __init__(self, bus: Bus, table: Sequence[Record]) -> None:
+    def __init__(self, bus: Bus, table: Sequence[parts.Record]) -> None:
         self._bus = bus
         self._restores = {record.struct: record.restore for record in table}
         self._decode = msgspec.msgpack.Decoder(Union[(records.Record, *self._restores)]).decode
@@ -103,7 +98,7 @@ class _Recovery:
         """Apply one row. Raises BadRow."""
         try:
             record = self._decode(row.data)
-        except DECODE_ERRORS as error:
+        except codec.DECODE_ERRORS as error:
             self._set_aside(row, str(error))
             return
         kind = type(record)
@@ -129,7 +124,7 @@ class _Recovery:
         """A row that nobody can read. It may be of a feature that is not here."""
         try:
             owner = records.feature_of(row.data)
-        except DECODE_ERRORS:
+        except codec.DECODE_ERRORS:
             owner = None
         if owner is None or owner[0] in self._features:
             raise BadRow(row, reason)
@@ -139,7 +134,7 @@ class _Recovery:
             self.missing.of_events[concerned] = feature
 
 
-def _apply_later(bus: Bus, event: Event, record: Any) -> None:
+def _apply_later(bus: Bus, event: entities.Event, record: Any) -> None:
     """A record about an accepted event."""
     match record:
         case records.Attempt(count, position):
@@ -164,14 +159,14 @@ def _accept(bus: Bus, row: records.Row, event_id: str, record: records.Accepted)
     if event_id in bus.mailbox.events:
         raise BadRow(row, "the event was accepted before")
     instance = bus.instance(record.agent, record.key, bus.now)
-    instance.workdir = Workdir(record.instance_workdir, record.instance_beneath)
+    instance.workdir = workdirs.Workdir(record.instance_workdir, record.instance_beneath)
     asking = bus.mailbox.events.get(record.asking or "")
-    event = Event(
+    event = entities.Event(
         event_id,
         instance,
         # Many events share these values, but each record has its own copy.
         sender=intern(record.sender),
-        content_here=content_of(record),
+        content_here=ledger.content_of(record),
         source=None if record.source is None else _shared(record.source),
         deadline=None if record.deadline is None else bus.ledger.on_clock(record.deadline),
         call_id=record.call_id,
@@ -191,7 +186,7 @@ def _accept(bus: Bus, row: records.Row, event_id: str, record: records.Accepted)
 
 
 @lru_cache(maxsize=1024)
-def _shared(source: Source) -> Source:
+def _shared(source: frames.Source) -> frames.Source:
     """One object for all sources that are equal."""
     return source
 

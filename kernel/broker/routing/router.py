@@ -16,17 +16,11 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from goondan.kernel.broker.routing.acting import Actors
-from goondan.kernel.broker.routing.calls import ToolCalls
-from goondan.kernel.broker.routing.clients import Administration, Live
-from goondan.kernel.broker.routing.deletions import Deletions, Folders
+from goondan.kernel.broker.routing import acting, calls, clients, deletions, events, intake, processes
 from goondan.kernel.broker.routing.directory import Directory
 from goondan.kernel.broker.routing.ends import Answering, Cancels, Ends, QuietPeers
-from goondan.kernel.broker.routing.events import Events
-from goondan.kernel.broker.routing.intake import Intake
-from goondan.kernel.broker.routing.processes import Processes
 from goondan.kernel.broker.routing.recovery import BadRow, Missing, restore
-from goondan.kernel.broker.state import blobs
+from goondan.kernel.broker.state import blobs, records
 from goondan.kernel.broker.state.bus import CREDIT, MAX_ID, Bus, Clocks, MakeParts, Staged
 from goondan.kernel.broker.state.entities import (
     AGENTS,
@@ -47,12 +41,9 @@ from goondan.kernel.broker.state.parts import (
     Waiting,
     hooks_of,
 )
-from goondan.kernel.broker.state.records import JournalFailed, Row
-from goondan.schemas.bundle.address import is_name
-from goondan.schemas.bundle.effective_config import LiveChanges, reachable_tools
+from goondan.schemas.bundle import address, effective_config
 from goondan.schemas.bundle.launch import AgentSpec, KernelPlan
 from goondan.schemas.wire import codec
-from goondan.schemas.wire.codec import DECODE_ERRORS, decode_frame
 from goondan.schemas.wire.control import ForFeature, Revise, Revised, ToBroker
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import PROTOCOL_VERSION, Frame, Hello, Welcome
@@ -65,26 +56,26 @@ CONFINED: Final = -1
 class Router:
     """The whole broker without its sockets. `now` arguments are CLOCK_BOOTTIME in seconds."""
 
-    def __init__(self, bus: Bus, folders: Folders, features: Sequence[MakeParts] = ()) -> None:
+    def __init__(self, bus: Bus, folders: deletions.Folders, features: Sequence[MakeParts] = ()) -> None:
         """`folders` are the folders of instances. `features` make the parts of features."""
         self.bus = bus
         # Each part gets the parts that it needs when it is made, so the order shows who depends on whom.
         self.clocks = clocks = Clocks(bus)
         # What a part does at an end is done before what stands behind it does something.
         beside = [part for make in features for part in make(self)]
-        actors = self._actors = Actors(bus)
+        actors = self._actors = acting.Actors(bus)
         # The events are not there yet.
         ends = self._ends = Ends(bus, lambda *end: self._events.finished(*end), beside)  # noqa: PLW0108
         cancels = self._cancels = Cancels(bus, ends)
         self._quiet = quiet = QuietPeers(bus)
         #: The pieces of a new plan that have come: it can be larger than a frame.
         self._pieces: list[bytes] = []
-        self._tool_calls = ToolCalls(bus, clocks, cancels.call_ended, beside)
-        self._processes = Processes(bus, ends, cancels, self._tool_calls, beside)
+        self._tool_calls = calls.ToolCalls(bus, clocks, cancels.call_ended, beside)
+        self._processes = processes.Processes(bus, ends, cancels, self._tool_calls, beside)
         self._directory = directory = Directory(bus, actors, self._processes.want)
-        self._deletions = Deletions(bus, cancels, self._processes, directory, folders, beside)
+        self._deletions = deletions.Deletions(bus, cancels, self._processes, directory, folders, beside)
         self._answering = answering = Answering(bus, quiet)
-        self._events = Events(
+        self._events = events.Events(
             bus,
             answering=answering,
             cancels=cancels,
@@ -98,19 +89,19 @@ class Router:
         self._prepare(bus.plan)
         own: list[Part] = [
             self._events,
-            Intake(bus, self._events.accepted, actors, answering, clocks, beside),
+            intake.Intake(bus, self._events.accepted, actors, answering, clocks, beside),
             directory,
             self._tool_calls,
             self._processes,
             quiet,
             self._deletions,
-            Live(bus),
+            clients.Live(bus),
             answering,
             cancels,
         ]
         every = [*own, *beside]
         #: All parts, in the order in which their hooks are called.
-        self.parts: tuple[Part, ...] = (*every, Administration(bus, every))
+        self.parts: tuple[Part, ...] = (*every, clients.Administration(bus, every))
         self._handlers = self._table()
         self._missing = Missing()
         self._waitings = hooks_of(self.parts, Part, Part.waiting)
@@ -157,7 +148,7 @@ class Router:
 
     # --- what an earlier broker has written down
 
-    def restore(self, rows: Iterable[Row], on_bad: Callable[[BadRow], None]) -> None:
+    def restore(self, rows: Iterable[records.Row], on_bad: Callable[[BadRow], None]) -> None:
         """Read the journal. `on_bad` is called for each row that cannot be applied. Then call `resume`."""
         table = [record for part in self.parts for record in part.records]
         self._missing = restore(self.bus, rows, table, on_bad)
@@ -184,9 +175,9 @@ class Router:
         Raises JournalFailed when the file cannot be read.
         """
         try:
-            frame = decode_frame(data)
+            frame = codec.decode_frame(data)
             handler = connection.handlers.get(frame.type)
-        except DECODE_ERRORS as error:
+        except codec.DECODE_ERRORS as error:
             if (without := codec.without_nil(data)) is not None:
                 self.receive(connection, without, now)
                 return
@@ -200,7 +191,9 @@ class Router:
             return
         connection.last_seen = self.bus.now = now
         try:
-            if frame.id and not is_name(frame.id, MAX_ID):  # the answer names it, and some answers come much later
+            if frame.id and not address.is_name(
+                frame.id, MAX_ID
+            ):  # the answer names it, and some answers come much later
                 raise fail("E_FRAME_INVALID", f"id has at most {MAX_ID} characters, all of them visible")
             if frame.blob is not None or frame.files is not None:
                 blobs.check(frame, from_host=connection.cls == TOOLS, by_operator=connection.claims.operator)
@@ -210,7 +203,7 @@ class Router:
         except GoondanError as error:
             self.bus.counters["frames_refused"] += 1
             self.bus.error(connection.cls, connection.ident, error.info, frame)
-        except JournalFailed:
+        except records.JournalFailed:
             raise  # ended events cannot be read any more: this process must end, and the next one checks the file
         except Exception as error:
             # A bug of ours may cost the frame that met it, but not the whole bus.
@@ -317,7 +310,7 @@ class Router:
             if isinstance(message, Revise):
                 self._take_piece(message)
                 return
-        except DECODE_ERRORS as error:
+        except codec.DECODE_ERRORS as error:
             raise fail("E_FRAME_INVALID", f"no control message: {error}") from None
         of = message.feature if isinstance(message, ForFeature) else type(message)
         for hear in self._hears.get(of, ()):
@@ -339,7 +332,7 @@ class Router:
         """Prepare what agents and tool hosts are told, and the tools that agents may call."""
         self._specs = {name: codec.to_raw(spec) for name, spec in plan.agents.items()}
         self._host_spec = codec.to_raw(plan.toolhost)
-        self._allowed = {name: reachable_tools(spec) for name, spec in plan.agents.items()}
+        self._allowed = {name: effective_config.reachable_tools(spec) for name, spec in plan.agents.items()}
 
     def _revise(self, plan: KernelPlan) -> None:
         """A new revision replaces the running one. Changed agents use it from their next step on. Agents that cannot do
@@ -358,7 +351,7 @@ class Router:
             agent, key = connection.claims.agent or "", connection.claims.instance_key or ""
             if agent in changed:
                 found = next((told for changes in self._changes if (told := changes(agent, key))), None)
-                told = replace(found or LiveChanges(), spec=self._specs[agent])
+                told = replace(found or effective_config.LiveChanges(), spec=self._specs[agent])
                 bus.send(connection, Frame("config.changed", payload=codec.to_raw(told)))
         for connection in list(self._connections[TOOLS].values()):
             self._tool_calls.host_unreachable(connection)

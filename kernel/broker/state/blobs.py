@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from goondan.schemas.wire.blobs import MAX_BLOB_BYTES, MAX_REQUEST_BYTES, check_files, check_reference
-from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire import blobs, errors
 from goondan.schemas.wire.frames import Blob, FilePart, Frame
 
 #: Bytes of arguments by reference that all open calls together may have: the tool host holds them in memory.
@@ -126,8 +125,8 @@ def check(frame: Frame, *, from_host: bool, by_operator: bool = False) -> None:
     # A tool host's own events carry the result of pending work. An event that wants an answer is an ordinary request.
     asks = frame.type == "tool.call" or (frame.type == "event" and (not from_host or frame.reply_to is not None))
     if frame.blob is not None:
-        check_reference(frame, MAX_REQUEST_BYTES if asks else MAX_BLOB_BYTES)
+        blobs.check_reference(frame, blobs.MAX_REQUEST_BYTES if asks else blobs.MAX_BLOB_BYTES)
     if frame.files is not None:
         if frame.type != "event" or not by_operator:
-            raise fail("E_FORBIDDEN", "only the events of an operator have files")
-        check_files(frame.files)
+            raise errors.fail("E_FORBIDDEN", "only the events of an operator have files")
+        blobs.check_files(frame.files)

@@ -6,29 +6,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+from goondan.kernel.broker.state import mailbox, parts, presence, records, workdirs
 from goondan.kernel.broker.state.blobs import MAX_CALL_BYTES
 from goondan.kernel.broker.state.entities import Call, Connection, Event, Instance, Standing
 from goondan.kernel.broker.state.ledger import EPOCH_BLOCK, Ledger
-from goondan.kernel.broker.state.mailbox import Epochs, Mailbox, Quotas
-from goondan.kernel.broker.state.parts import Part, Waiting
-from goondan.kernel.broker.state.presence import Presence
-from goondan.kernel.broker.state.records import Archive, Item
 from goondan.kernel.broker.state.shares import Pool, describe_shortage, kept_of
-from goondan.kernel.broker.state.workdirs import Workdir
 from goondan.schemas.bundle.address import SEPARATOR, instance_workdir, is_instance_key
 from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.wire import control, frames
 from goondan.schemas.wire.codec import encode_value, to_raw
-from goondan.schemas.wire.control import Principal, ToSupervisor
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
-from goondan.schemas.wire.frames import (
-    OPERATOR_AGENT,
-    ORCHESTRATOR,
-    ClockStage,
-    ErrorPayload,
-    Frame,
-    Shutdown,
-    ShutdownReason,
-)
 
 
 class Calls:
@@ -113,7 +100,7 @@ def overloaded(message: str, retry_after_ms: int = RETRY_AFTER_MS) -> GoondanErr
     return GoondanError(error_payload("E_OVERLOADED", message, retry_after_ms=retry_after_ms))
 
 
-def join(askers: list[tuple[Connection, str]], connection: Connection, frame: Frame, what: str) -> bool:
+def join(askers: list[tuple[Connection, str]], connection: Connection, frame: frames.Frame, what: str) -> bool:
     """Let a frame wait with others for one answer. False: it waited already, and its link came back over another
     connection. Raises GoondanError E_OVERLOADED when too many wait for `what`.
     """
@@ -137,7 +124,7 @@ class Staged(NamedTuple):
     """A decision on its way into the journal."""
 
     #: The writes of the journal.
-    item: Item
+    item: records.Item
     #: Acts on the decision when the journal has it (True), or when the disk has no room for it (False). None: nothing
     #: waits for it. A crash before costs nothing: the next broker reads the records only.
     then: Callable[[bool], None] | None
@@ -156,8 +143,8 @@ class Bus:
         *,
         broker_id: str,
         started_ms: int,
-        epochs: Epochs,
-        archive: Archive,
+        epochs: mailbox.Epochs,
+        archive: records.Archive,
         ledger: Ledger,
         blobs: str | None = None,
     ) -> None:
@@ -187,12 +174,12 @@ class Bus:
         self.counters: Counter[str] = Counter()
         #: Refusals for lack of room: (root, quota, what) -> how often. The loop writes them to the log.
         self.refusals: Counter[tuple[str, str, str]] = Counter()
-        self.presence = Presence(secret)
+        self.presence = presence.Presence(secret)
         #: True in the first broker of a kernel, which has just read the bundle.
         self.new_kernel = False
         kept = plan.kept_agents if plan.kept_agents is not None else kept_of(plan.max_live_agents)
-        quotas = Quotas(plan.max_open_events, plan.mailbox_mb << 20, plan.max_live_agents, kept)
-        self.mailbox = Mailbox(epochs, quotas, archive)
+        quotas = mailbox.Quotas(plan.max_open_events, plan.mailbox_mb << 20, plan.max_live_agents, kept)
+        self.mailbox = mailbox.Mailbox(epochs, quotas, archive)
         self.calls = Calls()
         self.calls.back_by = self.now + RETURN_S
         #: The supervisor's connection, if one is there.
@@ -202,10 +189,10 @@ class Bus:
         #: True while the kernel stops: the broker accepts and hands out nothing new.
         self.closing = False
         #: The reason that agents were told when the kernel began to stop, and the end of their time (broker's clock).
-        self.draining: tuple[ShutdownReason, float] | None = None
+        self.draining: tuple[frames.ShutdownReason, float] | None = None
         self._last_id = 0
 
-    def stage(self, item: Item, then: Callable[[bool], None] | None = None) -> None:
+    def stage(self, item: records.Item, then: Callable[[bool], None] | None = None) -> None:
         """Have the journal write a decision. `then` is called with True when it is durable. It is called with False
         when the disk has no room for it, which happens to refusable items only.
         """
@@ -236,8 +223,8 @@ class Bus:
     def check_target(self, agent: str, key: str, *, operator: bool = False) -> None:
         """Raise GoondanError for an agent that is not there or is the operator's, and for a key that none can be."""
         agents = self.plan.agents
-        if agent not in agents or (agent == OPERATOR_AGENT and not operator):
-            known = ", ".join(sorted(name for name in agents if name != OPERATOR_AGENT))[:500]
+        if agent not in agents or (agent == frames.OPERATOR_AGENT and not operator):
+            known = ", ".join(sorted(name for name in agents if name != frames.OPERATOR_AGENT))[:500]
             raise fail("E_AGENT_NOT_FOUND", f"no agent {agent[:100]!r}; there are: {known}")
         if not is_instance_key(key):
             raise fail("E_FRAME_INVALID", f"instanceKey must be 1 to {MAX_ID} visible characters")
@@ -247,48 +234,50 @@ class Bus:
         found = self.mailbox.instances.get((agent, key))
         if found is None:
             owner = self.plan.entry_agent if agent in self.plan.sharing_agents else agent
-            workdir = Workdir(instance_workdir(self.plan.state_dir, owner, key))
+            workdir = workdirs.Workdir(instance_workdir(self.plan.state_dir, owner, key))
             found = self.mailbox.instances[agent, key] = Instance(agent, key, workdir, self.mailbox.epochs.next(), now)
         return found
 
-    def send(self, connection: Connection, frame: Frame) -> None:
+    def send(self, connection: Connection, frame: frames.Frame) -> None:
         """Queue a frame of the broker and give it an id."""
         frame.id = self.next_id()
         self.out.append((connection.cls, connection.ident, encode_value(frame)))
 
     def reply(self, connection: Connection, frame_id: str, body: object) -> None:
         """Answer a frame."""
-        self.send(connection, Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
+        self.send(connection, frames.Frame("reply", in_reply_to=frame_id, payload=to_raw(body)))
 
-    def shutdown(self, connection: Connection, grace_ms: int | None, reason: ShutdownReason) -> None:
+    def shutdown(self, connection: Connection, grace_ms: int | None, reason: frames.ShutdownReason) -> None:
         """Tell an agent or a tool host to leave within `grace_ms` (milliseconds). None: it may finish its step."""
         to = connection.claims.agent or connection.address
-        payload = to_raw(Shutdown(grace_ms, reason))
-        self.send(connection, Frame("shutdown", from_=ORCHESTRATOR, to=to, payload=payload))
+        payload = to_raw(frames.Shutdown(grace_ms, reason))
+        self.send(connection, frames.Frame("shutdown", from_=frames.ORCHESTRATOR, to=to, payload=payload))
 
     def ack(self, connection: Connection, frame_id: str, event: Event) -> None:
         """Tell a sender that its frame about `event` was accepted."""
-        frame = Frame("ack", in_reply_to=frame_id, event_id=event.id, stage="accepted", trace_id=event.content.trace_id)
+        frame = frames.Frame(
+            "ack", in_reply_to=frame_id, event_id=event.id, stage="accepted", trace_id=event.content.trace_id
+        )
         frame.asynchronous = event.asynchronous
         self.send(connection, frame)
 
-    def error(self, cls: int, ident: bytes, info: ErrorPayload, frame: Frame | None) -> None:
+    def error(self, cls: int, ident: bytes, info: frames.ErrorPayload, frame: frames.Frame | None) -> None:
         """Answer `frame` with an error. An error is never answered, so two sides cannot send errors back and forth."""
-        reply = Frame("error", id=self.next_id(), payload=to_raw(info))
+        reply = frames.Frame("error", id=self.next_id(), payload=to_raw(info))
         if frame is not None:
             reply.in_reply_to = frame.id[:MAX_ID] or None
             reply.call_id = frame.call_id[:MAX_ID] if frame.call_id else None
         self.out.append((cls, ident, encode_value(reply)))
 
-    def tell_supervisor(self, message: ToSupervisor) -> None:
+    def tell_supervisor(self, message: control.ToSupervisor) -> None:
         """Send news to the supervisor. If they are lost: it gets the whole state at its next connect."""
         if self.control is not None:
-            self.send(self.control, Frame("runtime.event", payload=to_raw(message)))
+            self.send(self.control, frames.Frame("runtime.event", payload=to_raw(message)))
 
 
-def principal_of(instance: Instance) -> Principal:
+def principal_of(instance: Instance) -> control.Principal:
     """The name by which the supervisor knows an instance."""
-    return Principal("agent", instance.agent, instance.key)
+    return control.Principal("agent", instance.agent, instance.key)
 
 
 def left_ms(event: Event, now: float) -> int | None:
@@ -348,9 +337,9 @@ class Clocks:
             if call is not None and call.asks and call.host is not None:
                 self._bus.send(call.host, self.of_call(call))
 
-    def of_call(self, call: Call) -> Frame:
+    def of_call(self, call: Call) -> frames.Frame:
         """What the tool host of a call that asks its agent is told about the call's time: it is that of its turn."""
-        return Frame("clock", call_id=call.id, stage="held" if call.event.held else "runs")
+        return frames.Frame("clock", call_id=call.id, stage="held" if call.event.held else "runs")
 
     def tell_holder(self, event: Event) -> None:
         """Tell the process of the turn."""
@@ -370,15 +359,17 @@ class Clocks:
         if reply_to is not None and self._bus.presence.connections[asker.cls].get(asker.ident) is asker:
             self._send(asker, event, reply_to.correlation_id)
 
-    def tell_call(self, item: str, stage: ClockStage) -> None:
+    def tell_call(self, item: str, stage: frames.ClockStage) -> None:
         """Tell the tool host of the call that asks a person. Its questions are named after it: `<callId>?<number>`."""
         call_id, mark, _ = item.rpartition("?")
         call = self._bus.calls.get(call_id) if mark else None
         if call is not None and call.host is not None:
-            self._bus.send(call.host, Frame("clock", call_id=call.id, stage=stage))
+            self._bus.send(call.host, frames.Frame("clock", call_id=call.id, stage=stage))
 
     def _send(self, connection: Connection, event: Event, correlation: str | None) -> None:
-        frame = Frame("clock", event_id=event.id, in_reply_to=correlation, stage="held" if event.held else "runs")
+        frame = frames.Frame(
+            "clock", event_id=event.id, in_reply_to=correlation, stage="held" if event.held else "runs"
+        )
         frame.epoch = event.instance.epoch if correlation is None else None
         frame.call_id = event.call_id if correlation is not None else None
         frame.deadline_ms = left_ms(event, self._bus.now)
@@ -396,10 +387,10 @@ class Core(Protocol):
     def accepted(self, event: Event, kept: bool) -> None:
         """Act on a new event that a part has staged: the journal has it, or no room for it."""
 
-    def call_goes_on(self, connection: Connection, frame: Frame) -> None:
+    def call_goes_on(self, connection: Connection, frame: frames.Frame) -> None:
         """Pass on a `tool.call` that a part has not admitted at once. It is asked about it again."""
 
-    def waiting(self, now: float) -> Iterable[Waiting]:
+    def waiting(self, now: float) -> Iterable[parts.Waiting]:
         """Who waits for what any part has."""
 
     def held(self, event: Event, since: float | None) -> None:
@@ -407,7 +398,7 @@ class Core(Protocol):
 
 
 #: Makes the parts of a feature: `parts` of its `broker.py`.
-MakeParts = Callable[[Core], Sequence[Part]]
+MakeParts = Callable[[Core], Sequence[parts.Part]]
 
 
 def outer_call(bus: Bus, event: Event, within: str) -> Call:

@@ -18,9 +18,8 @@ from typing import Final
 
 from goondan.kernel.broker.state.entities import AGENTS, CLASSES, CLIENTS, Connection
 from goondan.schemas.bundle.address import is_name
+from goondan.schemas.wire import frames, tokens
 from goondan.schemas.wire.errors import fail
-from goondan.schemas.wire.frames import PROTOCOL_VERSION, Hello
-from goondan.schemas.wire.tokens import Claims, verify
 
 
 class EndedLaunches:
@@ -85,18 +84,20 @@ class Presence:
         self._ended: dict[str, int] = {}
         self._clients = 0
 
-    def greet(self, cls: int, ident: bytes, hello: Hello, now: float) -> tuple[Connection, Connection | None]:
+    def greet(self, cls: int, ident: bytes, hello: frames.Hello, now: float) -> tuple[Connection, Connection | None]:
         """Admit a hello. Returns the new connection, and the connection that it replaces, if any: of the same process,
         or of an earlier one.
 
         Raises GoondanError: E_VERSION, E_FRAME_INVALID, E_TOKEN_INVALID, E_CLASS_MISMATCH, E_PRINCIPAL_BUSY,
         E_OVERLOADED. With E_PRINCIPAL_BUSY the caller should find out whether the other connection is still there.
         """
-        if PROTOCOL_VERSION not in hello.versions:
-            raise fail("E_VERSION", f"version {PROTOCOL_VERSION} is spoken here, the peer speaks {hello.versions[:8]}")
+        if frames.PROTOCOL_VERSION not in hello.versions:
+            raise fail(
+                "E_VERSION", f"version {frames.PROTOCOL_VERSION} is spoken here, the peer speaks {hello.versions[:8]}"
+            )
         if not is_name(hello.incarnation, MAX_INCARNATION):
             raise fail("E_FRAME_INVALID", f"incarnation has 1 to {MAX_INCARNATION} visible characters")
-        claims = verify(self._secret, hello.token)
+        claims = tokens.verify(self._secret, hello.token)
         if claims.cls != CLASSES[cls]:
             raise fail("E_CLASS_MISMATCH", f"a token of class {claims.cls} on the socket of class {CLASSES[cls]}")
         address = self._address(claims)
@@ -117,9 +118,9 @@ class Presence:
             self.principals[address] = connection
         return connection, old
 
-    def holder(self, hello: Hello) -> Connection:
+    def holder(self, hello: frames.Hello) -> Connection:
         """The connection for whose sake this hello is E_PRINCIPAL_BUSY."""
-        return self.principals[self._address(verify(self._secret, hello.token))]
+        return self.principals[self._address(tokens.verify(self._secret, hello.token))]
 
     def drop(self, connection: Connection) -> None:
         """Forget a connection."""
@@ -141,7 +142,7 @@ class Presence:
         self.drop(connection)
         return connection
 
-    def _address(self, claims: Claims) -> str:
+    def _address(self, claims: tokens.Claims) -> str:
         if claims.cls == "agent":
             return agent_address(claims.agent or "", claims.instance_key or "")
         if claims.cls == "toolhost":

@@ -18,8 +18,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import msgspec
 from msgspec import Raw, Struct
 
-from goondan.kernel.broker.state.entities import End
-from goondan.kernel.broker.state.workdirs import Beneath
+from goondan.kernel.broker.state import entities, workdirs
 from goondan.schemas.wire.frames import NO_PAYLOAD, Blob, FilePart, OptionalRaw, ReplyTo, Source
 
 
@@ -206,7 +205,7 @@ class Accepted(Struct, frozen=True, array_like=True, tag="accepted", kw_only=Tru
     #: The span that it comes from (acting.py).
     parent_span_id: str | None = None
     #: How the instance's working directory is reached if it is shared (workdirs.Workdir).
-    instance_beneath: Beneath | None = None
+    instance_beneath: workdirs.Beneath | None = None
     #: What features keep with it, by their names.
     parts: dict[str, Raw] | None = None
     #: The pictures and PDFs of an operator's message; None when it has none.
@@ -230,7 +229,7 @@ class Finished(Struct, frozen=True, array_like=True, tag="finished"):
     """The event ended. The record stays until the asker has stored the answer, or a person has ended a dead letter."""
 
     #: How the event ended.
-    state: End
+    state: entities.End
     #: The answer.
     answer: Raw = NO_PAYLOAD
     #: The reference to the answer's file if the answer is large.
@@ -257,7 +256,7 @@ class InstanceSpawned(Struct, frozen=True, array_like=True, tag="spawned"):
     #: The working directory that the spawn gave; None when the instance has its own.
     cwd: str | None = None
     #: How this directory is reached (workdirs.Workdir).
-    beneath: Beneath | None = None
+    beneath: workdirs.Beneath | None = None
 
 
 class InstanceDeleted(Struct, frozen=True, array_like=True, tag="deleted"):

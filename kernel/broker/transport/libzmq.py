@@ -31,8 +31,7 @@ import zmq.backend
 from goondan.kernel.broker.state.bus import Lossy
 from goondan.kernel.broker.transport import MAX_WAITING_ALL, MAX_WAITING_PEER
 from goondan.schemas.transport import ROUTING_ID_BYTES
-from goondan.schemas.wire.codec import MAX_FRAME_BYTES
-from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire import codec, errors
 
 #: How soon a send to a peer that could take no more is tried again (seconds).
 BLOCKED_RETRY_S: Final = 0.002
@@ -81,7 +80,7 @@ class LibzmqTransport:
         socket = self._context.socket(zmq.ROUTER)
         for option, value in (
             (zmq.ROUTER_MANDATORY, 1),
-            (zmq.MAXMSGSIZE, MAX_FRAME_BYTES),
+            (zmq.MAXMSGSIZE, codec.MAX_FRAME_BYTES),
             (zmq.SNDHWM, high_water),
             (zmq.RCVHWM, high_water),
             (zmq.BACKLOG, BACKLOG),
@@ -95,7 +94,7 @@ class LibzmqTransport:
             except zmq.ZMQError as error:
                 message = f"this libzmq cannot tell who connects ({error})"
                 fix = "Install the pyzmq wheel that `make setup` takes."
-                raise fail("E_INTERNAL", message, suggestion=fix) from None
+                raise errors.fail("E_INTERNAL", message, suggestion=fix) from None
         with suppress(FileNotFoundError):
             os.unlink(path)
         socket.bind(f"ipc://{path}")

@@ -19,16 +19,13 @@ from goondan.kernel.bundle.rules.kinds import kinds, providers, server_rules
 from goondan.kernel.bundle.rules.models import is_http_url
 from goondan.kernel.bundle.rules.shape import VARIABLE, Document
 from goondan.kernel.bundle.rules.variables import GRANTED, variables_of
-from goondan.kernel.grants import powers
-from goondan.kernel.grants.granting import DEFAULTS, as_part, narrow
+from goondan.kernel.grants import granting, powers
 from goondan.schemas.bundle.address import build_tool_name
 from goondan.schemas.bundle.launch import ExtensionSpec, Limits, ModelSpec, SandboxSpec
 from goondan.schemas.bundle.resources import AgentPolicy, ModelBody, SwarmPolicy, ValueSource
 from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.models.origins import is_open, origin_of
-from goondan.schemas.worker import hosts
-from goondan.schemas.worker.grantable import within
-from goondan.schemas.worker.receipts import STRONGEST
+from goondan.schemas.worker import grantable, hosts, receipts
 
 
 def powers_of(
@@ -131,7 +128,9 @@ def _asked(tool: CheckedTool, agents: list[CheckedAgent]) -> SandboxSpec | None:
         return tool.sandbox
     left = [
         # Of what the operator's policy has added nothing counts.
-        narrow(tool.sandbox, as_part(tool.narrowed[agent.name])) if agent.name in tool.narrowed else tool.sandbox
+        granting.narrow(tool.sandbox, granting.as_part(tool.narrowed[agent.name]))
+        if agent.name in tool.narrowed
+        else tool.sandbox
         for agent in agents
         if tool.name in agent.tools or tool.name in agent.brought or (not tool.brought and _lets_call(agent, tool))
     ]
@@ -169,7 +168,7 @@ def _folders(tool: CheckedTool, sandbox: SandboxSpec, root: str, real: Callable[
     """The real path counts, and not its spelling: a link in the bundle can lead anywhere."""
     venv = sandbox.python.venv
     for path in map(real, (*sandbox.filesystem.read, *([venv] if venv is not None else []))):
-        if not within(path, root):
+        if not grantable.within(path, root):
             yield powers.Folder(tool.name, "read", path)
     for path in map(real, sandbox.filesystem.write):
         yield powers.Folder(tool.name, "write", path)
@@ -185,11 +184,11 @@ def _network(tool: CheckedTool, sandbox: SandboxSpec) -> Iterable[powers.Power]:
 
 def _settings(tool: CheckedTool, sandbox: SandboxSpec) -> Iterable[powers.Power]:
     whose = f"Tool/{tool.name}"
-    if sandbox.min_tier != STRONGEST:
+    if sandbox.min_tier != receipts.STRONGEST:
         yield powers.Setting(whose, "minTier", sandbox.min_tier)
     for name, key in zip(Limits.__struct_fields__, Limits.__struct_encode_fields__, strict=True):
         value = getattr(sandbox.limits, name)
-        if value > getattr(DEFAULTS.limits, name):
+        if value > getattr(granting.DEFAULTS.limits, name):
             yield powers.Setting(whose, f"limits.{key}", str(value))
 
 

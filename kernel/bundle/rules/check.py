@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.kernel.bundle.rules import checked, references
+from goondan.kernel.bundle.rules import checked, lookup, models, positions, references, variables
 from goondan.kernel.bundle.rules.extensions import (
     check_extension,
     check_given,
@@ -33,18 +33,13 @@ from goondan.kernel.bundle.rules.kinds import (
     server_rules,
     server_rules_of,
 )
-from goondan.kernel.bundle.rules.lookup import Files, Unreadable
-from goondan.kernel.bundle.rules.models import ModelFault, check_model, resolve_model, sends_open_key
 from goondan.kernel.bundle.rules.positions import Mapping as MappingNode
-from goondan.kernel.bundle.rules.positions import Scalar
 from goondan.kernel.bundle.rules.problems import Path, Position, Report, did_you_mean, shown
 from goondan.kernel.bundle.rules.shape import Builder, Document, Environment
 from goondan.kernel.bundle.rules.tools import check_output, check_tool
-from goondan.kernel.bundle.rules.variables import names_any
 from goondan.kernel.grants.granting import join_paths
-from goondan.schemas.bundle import resources
+from goondan.schemas.bundle import launch, resources
 from goondan.schemas.bundle.address import SEPARATOR, is_resource_name, is_shown_name, parse_tool_name, shown_tool_name
-from goondan.schemas.bundle.launch import Filesystem, ModelSpec
 from goondan.schemas.bundle.resources import API_V1, API_V1ALPHA1, BASE_PACKAGE, SwarmPolicy
 from goondan.schemas.wire.frames import ORCHESTRATOR
 
@@ -56,7 +51,7 @@ class Checker:
         self,
         documents: Iterable[Document],
         base: Mapping[str, checked.CheckedTool],
-        files: Files,
+        files: lookup.Files,
         env: Mapping[str, str],
         report: Report,
         *,
@@ -148,7 +143,7 @@ class Checker:
         known_kinds = "Write one of: " + ", ".join(kind_names()) + "."
         if kind_node is None:
             report.error("E_CONFIG_MISSING_FIELD", "the field 'kind' is missing", document.place("kind"), known_kinds)
-        elif not isinstance(kind_node, Scalar) or not isinstance(kind_node.value, str):
+        elif not isinstance(kind_node, positions.Scalar) or not isinstance(kind_node.value, str):
             report.error("E_CONFIG_INVALID_VALUE", "the kind is no text", document.place("kind"), known_kinds)
         elif kind_node.text not in kind_names():
             hint = did_you_mean(kind_node.text, kind_names()) or known_kinds
@@ -157,7 +152,7 @@ class Checker:
             kind = kind_node.text
             document.resource = f"{kind}/{name}" if name else kind
             version = node.get("apiVersion")
-            wanted = version.text if isinstance(version, Scalar) else API_V1
+            wanted = version.text if isinstance(version, positions.Scalar) else API_V1
             # An unknown version is reported by the check of the struct, which names the right one.
             forms = documents()
             known = forms.get((wanted, kind)) or forms.get((API_V1, kind)) or forms[API_V1ALPHA1, kind]
@@ -245,7 +240,7 @@ class Checker:
     def _models(self) -> None:
         for document, _, built in self._of("Model"):
             body: resources.ModelBody = built.spec
-            check_model(document, body, self._report)
+            models.check_model(document, body, self._report)
             own = providers().get(body.provider)
             path = None if own is None else own.find_file(document, body, self._files, self._report)
             if path is not None:
@@ -422,16 +417,18 @@ class Checker:
 
     def _model(
         self, document: Document, body: resources.ModelBody, agent: checked.CheckedAgent, params: Mapping[str, Any]
-    ) -> ModelSpec | None:
+    ) -> launch.ModelSpec | None:
         """A Model with everything that a request needs. When that is not there, it is reported, and None returned."""
         try:
-            model = resolve_model(body, params, self._env, document.resource.partition("/")[2], self._chosen_server)
-        except ModelFault as fault:
+            model = models.resolve_model(
+                body, params, self._env, document.resource.partition("/")[2], self._chosen_server
+            )
+        except models.ModelFault as fault:
             message = fault.message.format(document.text(*fault.path)) if "{}" in fault.message else fault.message
             message += f" ({agent.document.resource} uses it)"
             self._report.error(fault.code, message, document.place(*fault.path), fault.suggestion)
             return None
-        if sends_open_key(model):
+        if models.sends_open_key(model):
             what = "the key is" if model.api_key is not None else "the headers of the Model are"
             message = f"{what} sent to {model.key_origin} over plain http: everybody on the way can read it"
             self._report.warn("W_CONFIG_OPEN_KEY", message, document.place("spec", "provider"))
@@ -455,9 +452,9 @@ class Checker:
         found = self._files.find(prompt.system_ref)
         try:
             if found.fault is not None:
-                raise Unreadable(found.fault)
+                raise lookup.Unreadable(found.fault)
             agent.system = self._files.read_text(found.path)
-        except Unreadable as error:
+        except lookup.Unreadable as error:
             self._report.error("E_CONFIG_INVALID_VALUE", f"the prompt {text} cannot be used: {error}", place)
             return
         self._pointed_at.append(found.path)
@@ -516,7 +513,7 @@ class Checker:
             elif extension.entry:
                 own = None if isinstance(item, str) else item.config
                 check_used(extension, own, document, at, self._report)
-                named = own is not None and names_any(document.node, "spec", "extensions")
+                named = own is not None and variables.names_any(document.node, "spec", "extensions")
                 spec = extension_spec(extension, own, named=named)
                 folders = folder_rules_of(extension.entry, extension.bundled)
                 if folders is not None:
@@ -550,7 +547,7 @@ class Checker:
                 agent.brought.append(tool.name)
             if tool.takes_folder:
                 read = join_paths([*tool.sandbox.filesystem.read, *agent.named_folders])
-                tool.sandbox = msgspec.structs.replace(tool.sandbox, filesystem=Filesystem(read=read))
+                tool.sandbox = msgspec.structs.replace(tool.sandbox, filesystem=launch.Filesystem(read=read))
 
     def _misplaced(self, agent: checked.CheckedAgent, extensions: Mapping[str, checked.CheckedExtension]) -> None:
         loaded = [extension.name for extension in agent.extensions]
@@ -625,4 +622,8 @@ def _name_text(node: MappingNode) -> str:
     """The literal metadata.name of the file. '' when it is no text."""
     metadata = node.get("metadata")
     name = metadata.get("name") if isinstance(metadata, MappingNode) else None
-    return name.text if isinstance(name, Scalar) and isinstance(name.value, str) and len(name.text) <= 128 else ""
+    return (
+        name.text
+        if isinstance(name, positions.Scalar) and isinstance(name.value, str) and len(name.text) <= 128
+        else ""
+    )

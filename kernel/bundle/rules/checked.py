@@ -15,7 +15,6 @@ from goondan.kernel.bundle.rules.problems import Path
 from goondan.kernel.bundle.rules.shape import Document
 from goondan.schemas.bundle import launch, resources
 from goondan.schemas.bundle.launch import ExtensionSpec, ModelSpec, SandboxSpec, ServerSpec
-from goondan.schemas.bundle.resources import SwarmPolicy
 
 
 class CheckedTool(Struct):
@@ -185,7 +184,7 @@ class Checked(Struct):
     #: extensions bring, then the other bundled ones.
     tools: dict[str, CheckedTool]
     #: The Swarm's policy.
-    policy: SwarmPolicy
+    policy: resources.SwarmPolicy
     #: The agent that clients talk to by default.
     entry_agent: str = ""
     #: Files that documents point at: prompts, entries of connectors.

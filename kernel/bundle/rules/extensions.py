@@ -28,22 +28,16 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from goondan.kernel.bundle.rules import references, shape, variables
 from goondan.kernel.bundle.rules.checked import Bundled, CheckedExtension
 from goondan.kernel.bundle.rules.kinds import api_members, feature_extensions, server_rules_of
 from goondan.kernel.bundle.rules.lookup import Files, Unreadable
 from goondan.kernel.bundle.rules.problems import Path, Report, did_you_mean
-from goondan.kernel.bundle.rules.references import find_entry
-from goondan.kernel.bundle.rules.shape import Document
-from goondan.kernel.bundle.rules.variables import names_any
-from goondan.schemas.bundle import resources
-from goondan.schemas.bundle.address import is_resource_name
-from goondan.schemas.bundle.extensions import check_config
-from goondan.schemas.bundle.launch import ExtensionSpec, is_bundled
-from goondan.schemas.bundle.resources import API_V1, BASE_PACKAGE
+from goondan.schemas.bundle import address, extensions, launch, resources
 from goondan.schemas.wire.errors import GoondanError
 
 #: Entries of extensions that come with the kernel: `@goondan/base/NAME`.
-_BASE_ENTRY: Final = BASE_PACKAGE + "/"
+_BASE_ENTRY: Final = resources.BASE_PACKAGE + "/"
 #: A v0.9 Extension with this annotation has its tools in the catalog by themselves (DYNAMIC-09).
 EXPOSE_TOOLS: Final = "goondan.ai/expose-tools"
 #: Members of `api` that are told of one extension; the rest is seldom another mistake.
@@ -51,7 +45,9 @@ MAX_UNKNOWN: Final = 10
 _NO_REGISTER: Final = "it has no function register"
 
 
-def extension_spec(extension: CheckedExtension, config: dict[str, Any] | None, *, named: bool = False) -> ExtensionSpec:
+def extension_spec(
+    extension: CheckedExtension, config: dict[str, Any] | None, *, named: bool = False
+) -> launch.ExtensionSpec:
     """An extension for one agent; its own `config` takes the place of the document's. `named`: the agent's document
     puts variables of the environment into it.
     """
@@ -59,8 +55,8 @@ def extension_spec(extension: CheckedExtension, config: dict[str, Any] | None, *
     if config is not None:
         fields["spec"]["config"] = config
     metadata = extension.resource.metadata
-    automatic = extension.resource.api_version == API_V1 or metadata.annotations.get(EXPOSE_TOOLS) == "auto"
-    return ExtensionSpec(
+    automatic = extension.resource.api_version == resources.API_V1 or metadata.annotations.get(EXPOSE_TOOLS) == "auto"
+    return launch.ExtensionSpec(
         name=extension.name,
         entry=extension.entry,
         resource=fields,
@@ -69,7 +65,7 @@ def extension_spec(extension: CheckedExtension, config: dict[str, Any] | None, *
         modules=None if extension.bundled else extension.modules,
         config_schema=extension.schema,
         bundled=extension.bundled,
-        confidential=named if config is not None else names_any(extension.document.node, "spec", "config"),
+        confidential=named if config is not None else variables.names_any(extension.document.node, "spec", "config"),
         tools=[tool.name for tool in extension.tools],
     )
 
@@ -83,7 +79,7 @@ def check_extension(extension: CheckedExtension, files: Files, report: Report, b
     place, text = document.place(*at), document.text(*at)
     if entry.startswith(_BASE_ENTRY):
         name = entry.removeprefix(_BASE_ENTRY)
-        if not is_resource_name(name):
+        if not address.is_resource_name(name):
             message = f"{text} names no bundled extension"
             report.error("E_CONFIG_ENTRY", message, place, "Write @goondan/base/NAME.")
         found_there = bundled.find(name)
@@ -94,7 +90,7 @@ def check_extension(extension: CheckedExtension, files: Files, report: Report, b
             extension.entry, extension.code_of, extension.bundled = found_there.entry, found_there.resource, True
             extension.tools = found_there.tools
         return
-    found = find_entry(document, entry, files, report)
+    found = references.find_entry(document, entry, files, report)
     if found is None:
         return
     extension.entry = found.path
@@ -334,7 +330,7 @@ def check_given(extension: CheckedExtension, report: Report) -> None:
 
 
 def check_used(
-    extension: CheckedExtension, own: dict[str, Any] | None, document: Document, at: Path, report: Report
+    extension: CheckedExtension, own: dict[str, Any] | None, document: shape.Document, at: Path, report: Report
 ) -> None:
     """Report what does not fit in the config that one agent gives, or what is missing when nobody gives one.
 
@@ -354,9 +350,9 @@ def fits(extension: CheckedExtension, config: dict[str, Any]) -> bool:
 
 def _issues(extension: CheckedExtension, config: dict[str, Any], report: Report) -> list[str]:
     try:
-        issues = check_config(extension.schema, config)
+        issues = extensions.check_config(extension.schema, config)
         for known in feature_extensions() if not issues else ():
-            if is_bundled(known.extension, extension.entry, extension.bundled):
+            if launch.is_bundled(known.extension, extension.entry, extension.bundled):
                 return known.faults(config)
         if not issues and (rules := server_rules_of(extension.entry, extension.bundled)) is not None:
             return rules.faults(extension.name, config)
@@ -368,7 +364,7 @@ def _issues(extension: CheckedExtension, config: dict[str, Any], report: Report)
         return []
 
 
-def _report(extension: CheckedExtension, issues: list[str], document: Document, at: Path, report: Report) -> None:
+def _report(extension: CheckedExtension, issues: list[str], document: shape.Document, at: Path, report: Report) -> None:
     for issue in issues:
         where, _, what = issue.partition(": ")
         path, known = _followed(where, extension.schema)

@@ -21,10 +21,9 @@ from typing import Any, NamedTuple, Protocol
 from msgspec import Struct
 
 from goondan.features import parts
+from goondan.kernel.bundle.rules import lookup, shape
 from goondan.kernel.bundle.rules.checked import CheckedAgent, CheckedServer, CheckedTool, ServerUse
-from goondan.kernel.bundle.rules.lookup import Files
 from goondan.kernel.bundle.rules.problems import Path, Report
-from goondan.kernel.bundle.rules.shape import Document
 from goondan.kernel.grants.powers import Power
 from goondan.schemas.bundle.extensions import API_MEMBERS
 from goondan.schemas.bundle.launch import ExtensionSpec, ModelSpec, ToolSpec, is_bundled
@@ -52,13 +51,13 @@ class Kind(Protocol):
         it who is asked for trust.
         """
 
-    def check(self, document: Document, body: Any, report: Report, *, whole: bool) -> None:
+    def check(self, document: shape.Document, body: Any, report: Report, *, whole: bool) -> None:
         """Report what is wrong with a document. `whole`: it fits its form, so that no value was replaced."""
 
     def resolve(self, name: str, body: Any, env: Mapping[str, str]) -> Any:
         """What the plan has of a document."""
 
-    def powers(self, document: Document, body: Any) -> Iterable[Power]:
+    def powers(self, document: shape.Document, body: Any) -> Iterable[Power]:
         """What a bundle can do by a document, for the person who is asked for trust."""
 
 
@@ -84,7 +83,7 @@ class OwnProvider(Protocol):
     def text(self) -> str:
         """What answers, in a few words for a person."""
 
-    def find_file(self, document: Document, body: ModelBody, files: Files, report: Report) -> str | None:
+    def find_file(self, document: shape.Document, body: ModelBody, files: lookup.Files, report: Report) -> str | None:
         """The file that a Model names: an absolute path. None after an error."""
 
     def instead(self, env: Mapping[str, str]) -> Instead | None:
@@ -207,7 +206,7 @@ class ServerRules(Protocol):
         uses: Iterable[tuple[str, ServerUse]],
         taken: Mapping[str, CheckedTool],
         reserved: frozenset[str],
-        files: Files,
+        files: lookup.Files,
         report: Report,
     ) -> dict[str, CheckedServer]:
         """The servers of a bundle by their prefixes. `uses` are agents with the configs that they use. `reserved` are
@@ -275,10 +274,10 @@ class FolderRules(Protocol):
     def extension(self) -> str:
         """The name of the extension: `NAME` of `@goondan/base/NAME`."""
 
-    def check(self, config: Mapping[str, Any], document: Document, at: Path, report: Report) -> None:
+    def check(self, config: Mapping[str, Any], document: shape.Document, at: Path, report: Report) -> None:
         """Report what is wrong with the folders that a config names. `at` is its place in the document."""
 
-    def resolve(self, spec: ExtensionSpec, files: Files) -> NamedFolders:
+    def resolve(self, spec: ExtensionSpec, files: lookup.Files) -> NamedFolders:
         """What becomes of a config that fits the extension's schema."""
 
 

@@ -26,10 +26,8 @@ from urllib.parse import urlsplit
 
 from msgspec.structs import replace
 
-from goondan.kernel.bundle.rules.kinds import providers
+from goondan.kernel.bundle.rules import kinds, shape, variables
 from goondan.kernel.bundle.rules.problems import Path, Report
-from goondan.kernel.bundle.rules.shape import Document
-from goondan.kernel.bundle.rules.variables import check_value
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.bundle.resources import ModelBody, ValueLike, ValueSource
 from goondan.schemas.models import model_providers
@@ -85,7 +83,7 @@ def resolve_model(
 
 
 def _resolve(body: ModelBody, params: dict[str, Any], env: Mapping[str, str], chosen: str | None) -> ModelSpec:
-    if body.provider == "embedded" or body.provider in providers():
+    if body.provider == "embedded" or body.provider in kinds.providers():
         return ModelSpec(provider=body.provider, model=body.model, params=params)
     if body.provider == "auto":
         if chosen is None or names_a_model(env):
@@ -131,7 +129,7 @@ def _key_origin(secret: bool, endpoint: str | None) -> str | None:
 def model_text(model: ModelSpec) -> str:
     """A model in a few words for a person, with what made `auto` choose it. Says nothing of the key."""
     text = "the embedded console"
-    if (own := providers().get(model.provider)) is not None:
+    if (own := kinds.providers().get(model.provider)) is not None:
         text = own.text
     elif model.provider != "embedded":
         place = f" at {shown_endpoint(model.endpoint)}" if model.endpoint is not None else ""
@@ -323,16 +321,16 @@ def _header_values(headers: Mapping[str, ValueLike], env: Mapping[str, str]) -> 
 MAX_VERSION: Final = 64
 
 
-def check_model(document: Document, body: ModelBody, report: Report) -> None:
+def check_model(document: shape.Document, body: ModelBody, report: Report) -> None:
     """Report what is wrong with a Model by itself."""
-    check_value(document, body.api_key, ("spec", "apiKey"), report)
+    variables.check_value(document, body.api_key, ("spec", "apiKey"), report)
     provider = model_providers.BY_NAME.get(body.provider)
     if body.endpoint is not None and (fault := endpoint_fault("the endpoint", body.endpoint, provider)) is not None:
         report.error("E_CONFIG_INVALID_VALUE", fault[0], document.place("spec", "endpoint"), fault[1])
     names = list(body.headers)
     for name in names:
         at: Path = ("spec", "headers", name)
-        check_value(document, body.headers[name], at, report)
+        variables.check_value(document, body.headers[name], at, report)
         if (fault := header_fault(name)) is not None:
             report.error("E_CONFIG_INVALID_VALUE", fault[0], document.key(*at), fault[1])
     together = None
@@ -345,7 +343,7 @@ def check_model(document: Document, body: ModelBody, report: Report) -> None:
     _check_version(document, body, report)
 
 
-def _check_version(document: Document, body: ModelBody, report: Report) -> None:
+def _check_version(document: shape.Document, body: ModelBody, report: Report) -> None:
     version, provider = body.api_version, model_providers.BY_NAME.get(body.provider)
     if version is None or body.provider == "auto":
         return

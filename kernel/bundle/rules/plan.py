@@ -30,11 +30,8 @@ from msgspec.structs import replace
 
 from goondan.kernel.bundle.rules.checked import Checked, CheckedAgent, CheckedServer, CheckedTool
 from goondan.kernel.bundle.rules.kinds import brought, feature_extensions, server_rules, server_rules_of
-from goondan.schemas.bundle import launch
-from goondan.schemas.bundle.address import build_tool_name
-from goondan.schemas.bundle.effective_config import can_follow
-from goondan.schemas.wire.codec import to_raw
-from goondan.schemas.wire.frames import OPERATOR_AGENT
+from goondan.schemas.bundle import address, effective_config, launch
+from goondan.schemas.wire import codec, frames
 
 _OPERATOR_MODEL: Final = launch.ModelSpec(provider="embedded")
 _ordered: Final = msgspec.msgpack.Encoder(order="deterministic")
@@ -67,8 +64,8 @@ def build_plan(
         name: with_parts(_agent(agent, checked, registry, by_tool, servers, state_dir, revision), agent)
         for name, agent in checked.agents.items()
     }
-    agents[OPERATOR_AGENT] = launch.AgentSpec(
-        name=OPERATOR_AGENT,
+    agents[frames.OPERATOR_AGENT] = launch.AgentSpec(
+        name=frames.OPERATOR_AGENT,
         model=_OPERATOR_MODEL,
         registry=registry,
         catalog=[item.name for item in registry],
@@ -109,7 +106,7 @@ def build_plan(
         max_open_events=checked.policy.max_open_events,
         spawn_workdirs=list(spawn_workdirs),
         sharing_agents=_sharing(checked),
-        parts={name: to_raw(part) for name, part in checked.parts.items()},
+        parts={name: codec.to_raw(part) for name, part in checked.parts.items()},
     )
 
 
@@ -150,7 +147,7 @@ def catalog_items(tool: CheckedTool) -> list[launch.CatalogItem]:
     """What an agent knows of each export of a Tool."""
     return [
         launch.CatalogItem(
-            name=build_tool_name(tool.name, export.name),
+            name=address.build_tool_name(tool.name, export.name),
             description=export.description,
             parameters=export.parameters,
             source=launch.ToolSource("config", tool.name),
@@ -239,7 +236,7 @@ def _agent(
 def _parts(agent: CheckedAgent) -> dict[str, Raw]:
     """What features make of the agent's extensions, by their names."""
     found = ((known.feature, known.part(agent.extensions)) for known in feature_extensions())
-    return {name: to_raw(part) for name, part in found if part is not None}
+    return {name: codec.to_raw(part) for name, part in found if part is not None}
 
 
 def _bringer(agent: CheckedAgent, tool: str) -> str:
@@ -256,7 +253,7 @@ def _addable(agent: CheckedAgent, checked: Checked) -> list[str]:
         return []
     patterns = agent.body.policy.tool_calls.extensions_may_add
     names = [
-        build_tool_name(tool.name, export.name)
+        address.build_tool_name(tool.name, export.name)
         for tool in checked.tools.values()
         if not tool.brought and (patterns is not None or not (tool.bundled or tool.package))
         for export in tool.body.exports
@@ -373,7 +370,7 @@ def difference(old: launch.KernelPlan, new: launch.KernelPlan) -> Difference:
         replaced=sorted(
             name
             for name, spec in old.agents.items()
-            if name not in new.agents or not can_follow(spec, new.agents[name])
+            if name not in new.agents or not effective_config.can_follow(spec, new.agents[name])
         ),
         whole=whole,
         quiet=_quiet(old) != _quiet(new),
@@ -393,7 +390,7 @@ def _variables(plan: launch.KernelPlan) -> set[str]:
 
 
 def _agents(plan: launch.KernelPlan) -> dict[str, Any]:
-    return {name: _told(spec, plan.private_copy) for name, spec in plan.agents.items() if name != OPERATOR_AGENT}
+    return {name: _told(spec, plan.private_copy) for name, spec in plan.agents.items() if name != frames.OPERATOR_AGENT}
 
 
 def _told(spec: launch.AgentSpec, copy: str) -> launch.AgentSpec:

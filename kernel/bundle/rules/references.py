@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from goondan.kernel.bundle.rules.lookup import Files, Found
+from goondan.kernel.bundle.rules import lookup, shape, variables
 from goondan.kernel.bundle.rules.problems import Path, Report
-from goondan.kernel.bundle.rules.shape import Document
-from goondan.kernel.bundle.rules.variables import check_value
 from goondan.schemas.bundle import resources
 
 Use = resources.ToolUse | resources.ExtensionUse | resources.AgentUse
@@ -80,7 +78,9 @@ def read_use(item: str | Use, kind: str, at: Path = ()) -> Ref | BadRef:
     return read_ref(resources.ObjectRef(item.kind, item.name, item.package), kind, at)
 
 
-def check_connector(document: Document, body: resources.ConnectorBody, files: Files, report: Report) -> str | None:
+def check_connector(
+    document: shape.Document, body: resources.ConnectorBody, files: lookup.Files, report: Report
+) -> str | None:
     """Report the problems of a Connector. Returns the file of its entry. None when there is none."""
     entry = find_entry(document, body.entry, files, report) if body.entry else None
     names = [event.name for event in body.events]
@@ -94,11 +94,11 @@ def check_connector(document: Document, body: resources.ConnectorBody, files: Fi
     return None if entry is None else entry.path
 
 
-def check_connection(document: Document, body: resources.ConnectionBody, report: Report) -> None:
+def check_connection(document: shape.Document, body: resources.ConnectionBody, report: Report) -> None:
     """Report the problems of a Connection, except those of its references."""
     for group in ("config", "secrets"):
         for key, value in getattr(body, group).items():
-            check_value(document, value, ("spec", group, key), report)
+            variables.check_value(document, value, ("spec", group, key), report)
     for index, rule in enumerate(body.ingress.rules):
         if rule.route.instance_key is not None and rule.route.instance_key_property is not None:
             place = document.key("spec", "ingress", "rules", index, "route", "instanceKeyProperty")
@@ -107,7 +107,7 @@ def check_connection(document: Document, body: resources.ConnectionBody, report:
     report.error("E_CONFIG_UNSUPPORTED", message, document.place("kind"), "Leave the Connection out.")
 
 
-def find_entry(document: Document, entry: str, files: Files, report: Report) -> Found | None:
+def find_entry(document: shape.Document, entry: str, files: lookup.Files, report: Report) -> lookup.Found | None:
     """The file that `spec.entry` names. None: it cannot be used, which is reported."""
     found = files.find(entry)
     if found.fault is None:

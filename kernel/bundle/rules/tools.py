@@ -13,15 +13,13 @@ import sys
 from contextlib import suppress
 from typing import Any, Final
 
+from goondan.kernel.bundle.rules import references, variables
 from goondan.kernel.bundle.rules.checked import CheckedTool
 from goondan.kernel.bundle.rules.lookup import Files
 from goondan.kernel.bundle.rules.problems import Path, Report, did_you_mean
-from goondan.kernel.bundle.rules.references import find_entry
 from goondan.kernel.bundle.rules.shape import Document
-from goondan.kernel.bundle.rules.variables import VARIABLE_NAME
 from goondan.schemas.bundle import launch, resources
 from goondan.schemas.bundle.address import MAX_TOOL_NAME, SEPARATOR, build_tool_name, is_export_name
-from goondan.schemas.bundle.launch import OutputSpec, entry_kind
 from goondan.schemas.wire.blobs import MAX_OUTPUT_BYTES
 from goondan.schemas.worker.hosts import MAX_RULES, BadHost, parse_rule, write_network
 from goondan.schemas.worker.hosts import network as make_network
@@ -44,7 +42,11 @@ def check_tool(tool: CheckedTool, files: Files, report: Report, *, schemas: bool
         message = "the permission 'tools' is for tools that come with the kernel"
         place = tool.document.place("spec", "sandbox", "permissions", at)
         report.error("E_CONFIG_INVALID_VALUE", message, place, "Leave it out.")
-    if tool.body.sandbox.javascript is not None and tool.body.entry and entry_kind(tool.body.entry) != "javascript":
+    if (
+        tool.body.sandbox.javascript is not None
+        and tool.body.entry
+        and launch.entry_kind(tool.body.entry) != "javascript"
+    ):
         message = "the entry is neither JavaScript nor TypeScript"
         place = tool.document.place("spec", "sandbox", "javascript")
         report.error("E_CONFIG_INVALID_VALUE", message, place, "Leave it out.")
@@ -69,12 +71,12 @@ def _check_entry(tool: CheckedTool, files: Files, report: Report) -> None:
         return
     place = tool.document.place("spec", "entry")
     text = tool.document.text("spec", "entry")
-    kind = entry_kind(named)
+    kind = launch.entry_kind(named)
     if kind is None:
         message = f"the entry {text} is neither a module that a worker loads nor a program"
         report.error("E_CONFIG_ENTRY", message, place, "Name a .py, .js, .mjs, .ts or .mts file, or a program.")
         return
-    found = find_entry(tool.document, named, files, report)
+    found = references.find_entry(tool.document, named, files, report)
     if found is None:
         return
     if kind == "executable":
@@ -278,7 +280,7 @@ class _Check:
 
     def env(self, sandbox: resources.Sandbox | resources.SandboxPart) -> None:
         for index, name in enumerate(sandbox.env or []):
-            if not VARIABLE_NAME.match(name):
+            if not variables.VARIABLE_NAME.match(name):
                 message = f"{self._text('env', index)} is no name of an environment variable"
                 self._wrong(("env", index), message, "Write for example API_TOKEN.")
         if sandbox.isolation == "shared" and (sandbox.env or sandbox.permissions):
@@ -354,7 +356,7 @@ def resolve_sandbox(asked: resources.Sandbox, files: Files) -> launch.SandboxSpe
     )
 
 
-def check_output(document: Document, output: OutputSpec | None, report: Report) -> None:
+def check_output(document: Document, output: launch.OutputSpec | None, report: Report) -> None:
     """Report what is wrong with `spec.output` of an Agent document."""
     if output is None:
         return

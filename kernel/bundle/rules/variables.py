@@ -16,11 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import unquote, urlsplit
 
-from goondan.kernel.bundle.rules.kinds import secret_use
+from goondan.kernel.bundle.rules import kinds, problems, shape
 from goondan.kernel.bundle.rules.positions import Mapping as MappingNode
 from goondan.kernel.bundle.rules.positions import Node, Scalar, Sequence
-from goondan.kernel.bundle.rules.problems import Path, Report
-from goondan.kernel.bundle.rules.shape import VARIABLE, Document, kept_names
 from goondan.schemas.bundle.resources import ValueSource
 from goondan.schemas.text.redaction import Redactor
 
@@ -34,7 +32,7 @@ GRANTED: Final = "server"
 _NAMED: Final = "*"
 
 
-def wanted_variables(documents: Iterable[Document]) -> dict[str, str]:
+def wanted_variables(documents: Iterable[shape.Document]) -> dict[str, str]:
     """Name -> the resource that names it first, such as `Model/default`. As the documents say; they may be wrong."""
     found: dict[str, str] = {}
     for document in documents:
@@ -55,7 +53,7 @@ def variables_of(node: Node, kind: str, resource: str) -> Iterator[tuple[str, st
             yield name, f"tool {resource.partition('/')[2]}"
         elif kind == "Model" and path[:2] in (("spec", "apiKey"), ("spec", "headers")):
             yield name, "key"
-        elif (use := secret_use(kind, path)) is not None:
+        elif (use := kinds.secret_use(kind, path)) is not None:
             yield name, use
         elif path[-1:] == (_NAMED,) and "config" in path:
             yield name, GRANTED
@@ -85,12 +83,14 @@ def _names(node: Node, path: tuple[str, ...]) -> Iterator[tuple[str, tuple[str, 
         for item in node.items:
             yield from _names(item, path)
     elif isinstance(node, Scalar):
-        kept = kept_names(path)
-        names = (m[1] for m in VARIABLE.finditer(node.text) if not m[0].startswith("$$"))
+        kept = shape.kept_names(path)
+        names = (m[1] for m in shape.VARIABLE.finditer(node.text) if not m[0].startswith("$$"))
         yield from ((name, path) for name in names if name not in kept)
 
 
-def check_value(document: Document, value: str | ValueSource | None, at: Path, report: Report) -> None:
+def check_value(
+    document: shape.Document, value: str | ValueSource | None, at: problems.Path, report: problems.Report
+) -> None:
     """A value, or where it comes from: exactly one of the two, and a name that a variable can have."""
     if not isinstance(value, ValueSource):
         return

@@ -49,8 +49,7 @@ from goondan.kernel.bundle.rules.problems import (
     shown,
 )
 from goondan.kernel.bundle.rules.tool_pages import Parameter, parameter_rows, short
-from goondan.kernel.cli import options, output
-from goondan.kernel.cli.consent import remember
+from goondan.kernel.cli import consent, options, output
 from goondan.kernel.cli.state import state_of
 from goondan.kernel.grants.powers import others
 from goondan.kernel.paths import BUNDLE_FILE, find_bundle, root_of, state_dir
@@ -134,7 +133,7 @@ def _trust(folder: str) -> None:
         inspected = inspect_bundle(path, state_dir=state, handlers=False)
         # If other users can write there, the files may no longer be the ones that we wrote.
         if not inspected.errors and not others(inspected.judgement.powers):
-            remember(inspected, state, how="init")
+            consent.remember(inspected, state, how="init")
 
 
 def template_files(template: str) -> dict[str, bytes]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
-from goondan.kernel.cli import options
+from goondan.kernel.cli import options, state
 from goondan.kernel.cli.output import emit, is_terminal, pretty_lines, print_error, wants_json, write, write_json
 from goondan.kernel.cli.rules.batch import (
     MAX_LINE_BYTES,
@@ -25,7 +25,6 @@ from goondan.kernel.cli.rules.batch import (
     parse_line,
     parse_pairs,
 )
-from goondan.kernel.cli.state import absolute_workdir
 from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def call(
         check_grant(grant)
     place = locate(bundle, policy, trust=trust)
     if workdir is not None:
-        workdir = absolute_workdir(workdir, place)
+        workdir = state.absolute_workdir(workdir, place)
     call = None
     if tool is not None:
         if words and is_pair(words[0]):
@@ -336,7 +335,7 @@ class _Batch:
         from msgspec.structs import replace
 
         if call.workdir is not None:
-            return replace(call, workdir=absolute_workdir(call.workdir, self._kernel.place))
+            return replace(call, workdir=state.absolute_workdir(call.workdir, self._kernel.place))
         return replace(call, workdir=self._workdir)
 
 

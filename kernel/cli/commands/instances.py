@@ -16,8 +16,7 @@ from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import attach
 from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION, ask_broker, ask_kernel
 from goondan.kernel.cli.output import OPERATOR_NOTE, can_ask, columns, confirmed, emit, token_text, write_json
-from goondan.kernel.cli.rules.batch import check_instance
-from goondan.kernel.cli.rules.plain import one_line
+from goondan.kernel.cli.rules import batch, plain
 from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.kernel.supervisor_client import ask_supervisor
 from goondan.kernel.traces.conversations import Instance, Overview, instances, messages, overview
@@ -80,12 +79,12 @@ def show(agent: str, key: str, bundle: str | None) -> None:
         if error.info.code != "E_TURN_NOT_FOUND":
             raise
     parts = ("events", "lastTurn", "conversation")
-    lines = [f"{name:<16} {one_line(str(document[name]), 200)}" for name in document if name not in parts]
+    lines = [f"{name:<16} {plain.one_line(str(document[name]), 200)}" for name in document if name not in parts]
     lines += [f"{'messages':<16} {numbers.messages}{span_text(numbers)}", f"{'tokens':<16} {token_text(numbers.usage)}"]
     last_turn = document["lastTurn"]
     if last_turn is not None:
         lines.append(f"{'lastTurn':<16} {last_turn['turnId']} {last_turn['status']} {last_turn['startedAt']}")
-    lines += [f"{event['state']:<16} {one_line(event['eventId'], 200)}" for event in document["events"]]
+    lines += [f"{event['state']:<16} {plain.one_line(event['eventId'], 200)}" for event in document["events"]]
     emit(document, lines)
 
 
@@ -124,9 +123,9 @@ def delete(agent: str, key: str | None, bundle: str | None, force: bool, yes: bo
 
 def delete_instance(agent: str, key: str, bundle: str | None, *, force: bool, yes: bool) -> None:
     """Delete an instance. Raises GoondanError."""
-    check_instance(key)
+    batch.check_instance(key)
     place = locate(bundle)
-    name = one_line(f"{agent}/{key}", 400)
+    name = plain.one_line(f"{agent}/{key}", 400)
     with attach(place) as kernel:
         if not yes and can_ask() and not confirmed(_question(place, agent, key, name)):
             raise fail("E_CANCELLED", f"{name} was not deleted", suggestion="Answer y, or give --yes.")
@@ -137,7 +136,7 @@ def delete_instance(agent: str, key: str, bundle: str | None, *, force: bool, ye
 
 def begun(agent: str, key: str, bundle: str | None) -> tuple[BundleTarget, Instance]:
     """An instance, and whose it is. Raises GoondanError E_INSTANCE_NOT_FOUND for one that nobody began."""
-    check_instance(key)
+    batch.check_instance(key)
     place = locate(bundle)
     found = next(iter(instances(place.state_dir, agent, key)), None)
     if found is None:
@@ -176,7 +175,7 @@ def instance_lines(rows: Sequence[dict[str, Any]]) -> list[str]:
     lines = [("STATUS", "BYTES", "WRITTEN", "INSTANCE")]
     for row in rows:
         name = f"{row['agent']}/{row['instanceKey'] if row['instanceKey'] is not None else row['folder']}"
-        lines.append((row["status"], str(row["bytes"]), row["written"], one_line(name, 400)))
+        lines.append((row["status"], str(row["bytes"]), row["written"], plain.one_line(name, 400)))
     note = [OPERATOR_NOTE] if any(row["agent"] == OPERATOR_AGENT for row in rows) else []
     return [*columns(lines), *note] if rows else ["there are no instances yet"]
 

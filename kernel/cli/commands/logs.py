@@ -14,9 +14,8 @@ from zlib import crc32
 
 import click
 
-from goondan.kernel.cli import options
+from goondan.kernel.cli import options, state
 from goondan.kernel.cli.output import Style, printable, style_of, write
-from goondan.kernel.cli.state import state_of
 from goondan.kernel.paths import find_bundle
 from goondan.kernel.traces.logs import AGENT, Log, LogLine, log_files, merge, roles
 from goondan.schemas.wire.errors import fail
@@ -46,7 +45,7 @@ def logs(follow: bool, role: str | None, lines: int, bundle: str | None) -> None
     """
     if role is not None and role not in (*roles(), AGENT) and not role.startswith(AGENT + "-"):
         raise fail("E_USAGE", f"--role is one of {', '.join(roles())}, {AGENT} and {AGENT}-NAME")
-    folder = f"{state_of(find_bundle(bundle))}/logs"
+    folder = f"{state.state_of(find_bundle(bundle))}/logs"
     style = style_of(sys.stdout)
     logs = {name: Log(name, path) for name, path in log_files(folder, role).items()}
     shown = merge([log.tail(lines) for log in logs.values()], lines)

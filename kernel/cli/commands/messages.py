@@ -16,8 +16,7 @@ from goondan.kernel.cli import options, output
 from goondan.kernel.cli.attach import Kernel, attach
 from goondan.kernel.cli.console.lines import FROM_STDIN, MAX_LINE_BYTES, read_all
 from goondan.kernel.cli.console.screen import Screen, follow, shown
-from goondan.kernel.cli.rules.batch import check_instance
-from goondan.kernel.cli.rules.plain import one_line
+from goondan.kernel.cli.rules import batch, plain
 from goondan.kernel.cli.session import (
     WELCOME_S,
     Cancelling,
@@ -32,10 +31,8 @@ from goondan.kernel.cli.session import (
 )
 from goondan.kernel.cli.state import absolute_workdir, locate
 from goondan.kernel.paths import is_utf8
-from goondan.schemas.wire.codec import replace_surrogates
+from goondan.schemas.wire import codec, frames, spans
 from goondan.schemas.wire.errors import fail
-from goondan.schemas.wire.frames import Answer, ErrorPayload
-from goondan.schemas.wire.spans import is_trace_id
 
 #: How long `send` waits by default (seconds): longer than most turns take, and short enough for a forgotten terminal.
 ANSWER_TIMEOUT_S: Final = 600.0
@@ -96,11 +93,11 @@ def send(
         raise fail("E_USAGE", f"expected [AGENT] TEXT, got {len(words)} arguments", suggestion="Put TEXT in quotes.")
     if event_id is not None and not 0 < len(event_id) <= MAX_EVENT_ID:
         raise fail("E_USAGE", f"an event id has 1 to {MAX_EVENT_ID} characters")
-    if trace_id is not None and not is_trace_id(trace_id):
+    if trace_id is not None and not spans.is_trace_id(trace_id):
         message = "a trace id has 32 hexadecimal digits, in lower case and not all of them zero"
         raise fail("E_USAGE", message, suggestion="Take the second field of a W3C traceparent, or leave it out.")
     agent, instance = options.named(words[0] if len(words) == 2 else None, instance)
-    text = replace_surrogates(words[-1])
+    text = codec.replace_surrogates(words[-1])
     if text == FROM_STDIN:
         text = read_all(MAX_LINE_BYTES).decode("utf-8", "replace").removesuffix("\n")
     if not text.strip() and not attached:
@@ -112,7 +109,7 @@ def send(
         agent = agent or kernel.entry_agent
         if not agent:
             raise fail("E_USAGE", "the bundle has no entry agent; name the agent")
-        key = check_instance(instance)
+        key = batch.check_instance(instance)
         told = Message(agent, key, text, event_id=event_id, workdir=workdir, trace_id=trace_id)
         sent = asyncio.run(_send(kernel, told, files, not no_wait, timeout, reasoning, raw))
         if not output.wants_json():
@@ -125,7 +122,7 @@ def send(
     return _tell(known_id, answer, interrupted, reasoning)
 
 
-def _tell(event_id: str, answer: Answer, interrupted: int, reasoning: bool) -> int:
+def _tell(event_id: str, answer: frames.Answer, interrupted: int, reasoning: bool) -> int:
     """Print what is not on stdout yet, and return the exit status. `interrupted`: that of SIGINT if it came, else 0."""
     cancelled = bool(interrupted) and was_cancelled(answer.error)
     if output.wants_json():
@@ -142,7 +139,7 @@ def _tell(event_id: str, answer: Answer, interrupted: int, reasoning: bool) -> i
     return output.CUT_OFF_STATUS if answer.cut_off else 0
 
 
-def _tell_failure(error: ErrorPayload, event_id: str, *, cancelled: bool) -> None:
+def _tell_failure(error: frames.ErrorPayload, event_id: str, *, cancelled: bool) -> None:
     """Say on stderr why there is no answer, and after a timeout under which id it can be asked for."""
     output.write(
         *(["cancelled"] if cancelled else [*output.error_lines(error), *output.kept_lines(error, event_id)]),
@@ -154,7 +151,7 @@ def _tell_failure(error: ErrorPayload, event_id: str, *, cancelled: bool) -> Non
 
 async def _send(
     kernel: Kernel, message: Message, files: list[OpenFile], wait: bool, timeout_s: float, reasoning: bool, raw: bool
-) -> tuple[str, Answer | str | None, int]:
+) -> tuple[str, frames.Answer | str | None, int]:
     """Send the message with its files. Returns the event id, the answer, and the exit status: that of SIGINT if it
     came, otherwise 0. The text of the answer is printed without --json, and with `reasoning` its reasoning. Without
     `wait`, the trace is returned in place of the answer, None where it is not known.
@@ -165,7 +162,7 @@ async def _send(
         if not wait:
             return known_id, await session.tell(message, timeout_s), 0
 
-        async def ask(listener: Listener | None) -> Answer:
+        async def ask(listener: Listener | None) -> frames.Answer:
             return await session.ask(message, timeout_s=timeout_s, listener=listener)
 
         cancelling = Cancelling(session.cancel, lambda: [known_id])
@@ -211,12 +208,12 @@ def cancel(event_id: str | None, bundle: str | None, agent: str | None, instance
     if not is_utf8(event_id or agent or ""):
         raise fail("E_USAGE", "the name is not UTF-8")
     agent, instance = options.named(agent, instance)
-    key = check_instance(instance)
+    key = batch.check_instance(instance)
     with attach(locate(bundle)) as kernel:
         known_id, state = over_session(
             kernel, lambda session: _cancel(session, event_id, agent, key, timeout), min(timeout, WELCOME_S)
         )
-    name = one_line(known_id, len(known_id))
+    name = plain.one_line(known_id, len(known_id))
     text = f"cancelled {name}" if state == "cancelled" else f"{name} had ended by itself: {state}"
     output.emit({"eventId": known_id, "status": state}, [text])
 

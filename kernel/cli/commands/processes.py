@@ -26,7 +26,6 @@ from goondan.kernel.cli.output import OPERATOR_NOTE, columns, emit
 from goondan.kernel.cli.rules.plain import one_line
 from goondan.kernel.cli.rules.waits import render as render_waits
 from goondan.kernel.cli.state import BundleTarget, locate
-from goondan.kernel.lock import KernelRecord
 from goondan.kernel.supervisor_client import ProcessInfo, SupervisorClient, ask_supervisor, kernels
 from goondan.schemas.text.times import age, rfc3339
 from goondan.schemas.wire.errors import GoondanError, fail
@@ -87,7 +86,7 @@ def _shown_processes(rows: list[ProcessInfo], bundle: str, copy: str | None) -> 
     yield from learned(bundle)[1]
 
 
-def _kernel_lines(found: list[KernelRecord], now: datetime.datetime) -> list[str]:
+def _kernel_lines(found: list[lock.KernelRecord], now: datetime.datetime) -> list[str]:
     lines = [
         (str(one.pid), _since(one.started_at, now), one.entry_agent or "-", one.bundle, one.state_dir) for one in found
     ]

@@ -13,9 +13,7 @@ from typing import Final
 
 import click
 
-from goondan.kernel.cli import options
-from goondan.kernel.cli.commands import load_codes
-from goondan.kernel.cli.output import emit, write
+from goondan.kernel.cli import commands, options, output
 from goondan.schemas.wire.errors import CODES, fail, help_url, is_os_error_code
 
 #: Begins the next heading, of a code or of a part of the page.
@@ -33,14 +31,14 @@ def explain(code: str) -> None:
     """
     name = code.strip("[] ").rpartition("/")[2].upper()
     if name not in CODES and not is_os_error_code(name):
-        load_codes()  # those of features; most codes are the core's, and known at once
+        commands.load_codes()  # those of features; most codes are the core's, and known at once
     if name not in CODES and not is_os_error_code(name):
         from goondan.kernel.bundle.rules.problems import did_you_mean
 
         message = f"no error has the code {code[:80]!r}"
         raise fail("E_USAGE", message, suggestion=did_you_mean(name, CODES) or "docs/errors.md has all codes.")
     text = page(name)
-    emit({"code": name, "text": text, "helpUrl": help_url(name)}, text.splitlines())
+    output.emit({"code": name, "text": text, "helpUrl": help_url(name)}, text.splitlines())
 
 
 def page(code: str) -> str:
@@ -74,7 +72,7 @@ def export(folder: str) -> None:
     }
     with Placing(folder) as placing:
         written = [os.path.join(folder, name) for name in placing.write(schemas, replace=True)]
-    emit({"files": written}, written)
+    output.emit({"files": written}, written)
 
 
 @click.command(
@@ -93,7 +91,7 @@ def completion(shell: str) -> None:
     if made is None:
         raise AssertionError(f"click knows no {shell}")
     # The method of the base class, because that of the bash class starts a bash to ask for its version.
-    write(*ShellComplete.source(made(group, {}, "gdn", "_GDN_COMPLETE")).rstrip("\n").split("\n"))
+    output.write(*ShellComplete.source(made(group, {}, "gdn", "_GDN_COMPLETE")).rstrip("\n").split("\n"))
 
 
 COMMANDS = {"explain": explain, "schema": schema, "completion": completion}

@@ -14,8 +14,7 @@ from collections.abc import Callable
 import click
 
 from goondan.kernel import lock
-from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import hold, join_or_start, start_supervisor
+from goondan.kernel.cli import attach, options
 from goondan.kernel.cli.output import emit, is_terminal, wants_json, write
 from goondan.kernel.cli.rules.batch import check_instance
 from goondan.kernel.cli.state import BundleTarget, absolute_workdir, locate, new_instance
@@ -74,7 +73,7 @@ def run(
 
 
 def _detach(place: BundleTarget) -> int:
-    started = start_supervisor(place, detach=True, meanwhile=None)
+    started = attach.start_supervisor(place, detach=True, meanwhile=None)
     started.let_go()
     model = _model_of(place)
     record = lock.read_record(place.state_dir)
@@ -88,7 +87,7 @@ def _detach(place: BundleTarget) -> int:
 def _model_of(place: BundleTarget) -> str | None:
     """The entry agent's model, as the kernel that has just started says."""
     try:
-        kernel = hold(place)
+        kernel = attach.hold(place)
     except GoondanError:
         return None  # it was stopped at once
     if kernel is None:
@@ -103,7 +102,7 @@ def _talk(place: BundleTarget, workdir: str | None, instance: str, is_new: bool,
         from goondan.kernel.bundle.rules.kinds import local_models
 
         about_server = local_models().before_start(place.bundle, place.state_dir, place.policy)
-    kernel, joined = join_or_start(place, "goondan.kernel.cli.console.talk")
+    kernel, joined = attach.join_or_start(place, "goondan.kernel.cli.console.talk")
     from goondan.kernel.cli.console.talk import Talk, TalkOptions  # it was imported while the kernel started
 
     if joined and not wants_json():

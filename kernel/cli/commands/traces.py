@@ -15,11 +15,9 @@ import click
 import msgspec
 from msgspec import structs
 
-from goondan.kernel.cli import options
-from goondan.kernel.cli.commands import load_codes
+from goondan.kernel.cli import commands, options, state
 from goondan.kernel.cli.output import Style, columns, emit, money, printable, style_of, write
 from goondan.kernel.cli.rules.plain import duration, one_line
-from goondan.kernel.cli.state import state_of
 from goondan.kernel.paths import find_bundle
 from goondan.kernel.traces.conversations import conversation_files, read_file
 from goondan.kernel.traces.rules.tree import TraceTree, total_of
@@ -27,8 +25,7 @@ from goondan.kernel.traces.rules.turn import ModelCall, Step, Tokens, ToolCall, 
 from goondan.kernel.traces.search import Search
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.traces.turn_notes import RefusedDetail, Refuser, TryDetail
-from goondan.schemas.wire.errors import GoondanError, fail, refusers
-from goondan.schemas.wire.spans import is_trace_id
+from goondan.schemas.wire import errors, spans
 
 if TYPE_CHECKING:
     from sqlite3 import Connection
@@ -36,7 +33,7 @@ if TYPE_CHECKING:
     from goondan.schemas.worker.receipts import JailReceipt
 
 
-load_codes()  # of features, which refuse calls as well
+commands.load_codes()  # of features, which refuse calls as well
 
 #: A line: the time since the beginning (None: the line shows no time), and the text.
 Line = tuple[str | None, str]
@@ -78,9 +75,9 @@ def trace_(
     an agent has asked. Without it, what began last is shown, calls of `gdn call` included.
     """
     if last and turn is not None:
-        raise fail("E_USAGE", "give TURN or --last, not both")
+        raise errors.fail("E_USAGE", "give TURN or --last, not both")
     agent, instance = options.named(agent, instance)
-    found = _find(state_of(find_bundle(bundle)), turn, agent, instance, search, last)
+    found = _find(state.state_of(find_bundle(bundle)), turn, agent, instance, search, last)
     found.total = total_of(found)
     emit(found, trace_lines(found, style_of(sys.stdout)))
 
@@ -94,7 +91,7 @@ def _find(
         return messages[0]
     if name is None:
         return looking.last(agent, instance)
-    if agent is None and instance is None and is_trace_id(name) and (tree := looking.trace(name)) is not None:
+    if agent is None and instance is None and spans.is_trace_id(name) and (tree := looking.trace(name)) is not None:
         return tree
     return looking.turn(name, agent, instance)
 
@@ -303,7 +300,7 @@ def turns(number: int, bundle: str | None) -> None:
     """List the last messages of people, the last one first: state, time, agents, tokens and money of all turns that a
     message set going, and its first words. `gdn trace TURN` shows one.
     """
-    found = Search(state_of(find_bundle(bundle)), rfc3339(time.time())).messages(number)
+    found = Search(state.state_of(find_bundle(bundle)), rfc3339(time.time())).messages(number)
     totals = [(turn, total_of(turn)) for turn in found]
     emit(
         [structs.replace(turn, total=total, steps=[], turns=[]) for turn, total in totals],
@@ -338,7 +335,7 @@ _REFUSED: Final = "SELECT at, turn_id, detail FROM runtime_events WHERE type = '
 @click.command()
 @click.option(
     "--by",
-    type=click.Choice(list(dict.fromkeys((*get_args(Refuser), *refusers())))),
+    type=click.Choice(list(dict.fromkeys((*get_args(Refuser), *errors.refusers())))),
     help="Only what was refused by this.",
 )
 @click.option("--agent", metavar="AGENT", shell_complete=options.completed("agents"), help="Only those of this agent.")
@@ -351,10 +348,10 @@ def denied(by: str | None, agent: str | None, number: int, bundle: str | None) -
     """
     agent, instance = options.named(agent, None)
     found: list[dict[str, Any]] = []
-    for place in conversation_files(state_of(find_bundle(bundle)), agent, instance):
+    for place in conversation_files(state.state_of(find_bundle(bundle)), agent, instance):
         try:
             rows = read_file(place, lambda db: list(_refused(db, by, number))) or []
-        except GoondanError as error:  # the others are shown
+        except errors.GoondanError as error:  # the others are shown
             write(f"not read: {error.info.message}", stream=sys.stderr)
             continue
         found += [{"agent": place.agent, "instanceKey": place.instance_key, **row} for row in rows]

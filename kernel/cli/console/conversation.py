@@ -21,14 +21,10 @@ import msgspec
 from msgspec import Struct
 
 from goondan.features import FEATURES, Feature
-from goondan.kernel.cli.attach import Kernel
-from goondan.kernel.cli.commands import import_whole
-from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION
-from goondan.kernel.cli.output import columns, token_text
+from goondan.kernel.cli import attach, commands, operator_question, output, state
 from goondan.kernel.cli.rules.batch import check_instance
 from goondan.kernel.cli.rules.plain import one_line
 from goondan.kernel.cli.session import Message, Session, opened_files
-from goondan.kernel.cli.state import new_instance
 from goondan.kernel.traces.conversations import Overview, messages, overview
 from goondan.schemas.text.visible import argument_line
 from goondan.schemas.wire.codec import from_raw
@@ -95,7 +91,7 @@ class Conversation:
         try:
             answered = await self._session.admin({"op": "generation", "agent": self.agent}, GENERATION_S)
         except GoondanError as error:
-            if error.info.code == NO_SUCH_QUESTION:
+            if error.info.code == operator_question.NO_SUCH_QUESTION:
                 return 0  # no feature of this kernel lets a conversation begin anew, so each counts from its beginning
             raise
         return int(answered["generation"])
@@ -106,7 +102,7 @@ def tool_lines(tools: list[OperatorTool], *, typed: bool) -> list[str]:
     if not tools:
         return ["This agent has no tools. Add some to its spec.tools."]
     rows = [(f"{'/' * typed}{tool.name}", one_line(tool.description or "", MAX_DESCRIPTION)) for tool in tools]
-    return ["1 tool:" if len(tools) == 1 else f"{len(tools)} tools:", *(f"  {line}" for line in columns(rows))]
+    return ["1 tool:" if len(tools) == 1 else f"{len(tools)} tools:", *(f"  {line}" for line in output.columns(rows))]
 
 
 def _output(answer: Answer) -> Any:
@@ -166,7 +162,7 @@ class Commands:
     for the instance's own.
     """
 
-    def __init__(self, session: Session, kernel: Kernel, instance: str, workdir: str | None) -> None:
+    def __init__(self, session: Session, kernel: attach.Kernel, instance: str, workdir: str | None) -> None:
         self._session = session
         self._kernel = kernel
         self._workdir = workdir
@@ -190,7 +186,7 @@ class Commands:
             raise fail("E_USAGE", f"/{command.name} takes nothing", suggestion="/help shows the commands.")
         owner = _OF_FEATURES.get(command.name)
         if owner is not None:
-            typed = import_whole(f"goondan.features.{owner.name}.command").TYPED
+            typed = commands.import_whole(f"goondan.features.{owner.name}.command").TYPED
             lines: list[str] = await typed[command.name](self._conversation)
             return lines
         return await self._performs[command.name](command.argument)
@@ -226,7 +222,7 @@ class Commands:
         return one_line(f"{self._kernel.entry_agent or 'nobody'}/{self.instance}", 200)
 
     async def _new(self, argument: str) -> list[str]:
-        self.instance = check_instance(argument) if argument else new_instance()
+        self.instance = check_instance(argument) if argument else state.new_instance()
         told = await self.goes_on()
         return [told or f"{self._name} begins; /new {one_line(self.instance, 200)} comes back to it"]
 
@@ -256,11 +252,11 @@ class Commands:
 
     async def _tokens(self, argument: str) -> list[str]:
         numbers = await self._conversation.overview()
-        return [f"{self._name}: {messages_text(numbers.messages)}; tokens: {token_text(numbers.usage)}"]
+        return [f"{self._name}: {messages_text(numbers.messages)}; tokens: {output.token_text(numbers.usage)}"]
 
     async def _help(self, argument: str) -> list[str]:
         rows = [(f"  /{name} {takes}", what) for name, (takes, what) in HELP.items()]
-        told = ["These lines never reach the model:", *columns(rows)]
+        told = ["These lines never reach the model:", *output.columns(rows)]
         told.append("Every other line does, also one that begins with `/`.")
         if self._is_embedded:
             told.append(

@@ -19,8 +19,7 @@ from typing import Final
 
 import msgspec
 
-from goondan.schemas.wire.blobs import too_large
-from goondan.schemas.wire.errors import fail
+from goondan.schemas.wire import blobs, errors
 
 #: The argument that means: read it from standard input.
 FROM_STDIN: Final = "-"
@@ -44,10 +43,10 @@ def read_all(limit: int, fd: int = 0) -> bytes:
         while chunk := os.read(fd, CHUNK):
             size += len(chunk)
             if size > limit:
-                raise too_large(size, limit)
+                raise blobs.too_large(size, limit)
             parts.append(chunk)
     except OSError as error:
-        raise fail("E_USAGE", f"standard input cannot be read: {error.strerror}") from None
+        raise errors.fail("E_USAGE", f"standard input cannot be read: {error.strerror}") from None
     return b"".join(parts)
 
 

@@ -22,14 +22,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from goondan.kernel.cli import output
-from goondan.kernel.cli.rules.plain import fit, flowing
+from goondan.kernel.cli.rules import plain, waits
 from goondan.kernel.cli.rules.renderer import Break, Remark, Say, Shown, Think, TurnRenderer
-from goondan.kernel.cli.rules.waits import SEEN, status_of, wait_line
 from goondan.kernel.cli.session import Listener
 from goondan.kernel.supervisor_client import SupervisorClient
-from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.wire.frames import Answer
-from goondan.schemas.wire.runtime_events import RuntimeEvent
+from goondan.schemas.wire import errors, frames, runtime_events
 
 if TYPE_CHECKING:
     from goondan.kernel.cli.session import Session
@@ -44,13 +41,13 @@ _ERASE: Final = "\r\x1b[K"
 
 
 async def shown(
-    ask: Callable[[Listener | None], Awaitable[Answer]],
+    ask: Callable[[Listener | None], Awaitable[frames.Answer]],
     follow: Callable[[Screen | None], Awaitable[None]],
     *,
     reasoning: bool = False,
     text: bool = True,
     raw: bool = False,
-) -> Answer:
+) -> frames.Answer:
     """Ask, show live events on terminals meanwhile, and print the text of a completed answer. `follow` tells what the
     turn waits for: on a screen with a status, or (None) in lines. `reasoning`: print the reasoning, too, if no terminal
     has shown it. `text`: False prints nothing of the answer. `raw`: the text is printed as it is, and nothing else is
@@ -106,14 +103,14 @@ class Screen:
         self._shows_status = shows_status()
         self._line_open = False
         #: The events that came while a person is being asked. None: nobody is being asked.
-        self._heard: list[RuntimeEvent] | None = None
+        self._heard: list[runtime_events.RuntimeEvent] | None = None
         self._status = ""
         self._notes: list[str] = []  # that wait for the end of an open line
         self._timer: asyncio.TimerHandle | None = None
         if self._shows_status:
             self._timer = self._loop.call_later(PATIENCE_S, self._tick)
 
-    def handle(self, event: RuntimeEvent) -> None:
+    def handle(self, event: runtime_events.RuntimeEvent) -> None:
         """Show an event. A terminal that is gone is noticed when the answer is printed."""
         if self._heard is not None:
             self._heard.append(event)
@@ -180,7 +177,7 @@ class Screen:
         for item in shown:
             self._erase_status()
             if isinstance(item, Say | Think):
-                text = flowing(item.text)
+                text = plain.flowing(item.text)
                 text = output.shown_text(output.style_of(sys.stdout).dim(text)) if isinstance(item, Think) else text
                 _put(sys.stdout, text)
                 self._line_open = not item.text.endswith("\n")
@@ -196,7 +193,7 @@ class Screen:
             return
         with suppress(OSError, ValueError):
             columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-            line = fit(self._renderer.status(self._loop.time() - self._began), columns - 1)
+            line = plain.fit(self._renderer.status(self._loop.time() - self._began), columns - 1)
             if line != self._status:
                 _put(sys.stderr, _ERASE + output.shown_line(output.style_of(sys.stderr).dim(line)))
                 self._status = line
@@ -236,10 +233,10 @@ async def follow(session: Session, agent: str, instance: str, event_id: str, scr
     told: dict[tuple[str, ...], int] = {}
     await asyncio.sleep(FIRST_LOOK_S - QUEUE_NOTICE_S)
     while True:
-        with suppress(GoondanError):
+        with suppress(errors.GoondanError):
             rows = (await session.admin({"op": "why", "eventId": event_id}, ANSWER_S))["waits"]
             if screen is not None:
-                screen.tell_wait(status_of(rows, (agent, instance)))
+                screen.tell_wait(waits.status_of(rows, (agent, instance)))
             elif lines := [f"gdn: {line}" for line in new_lines(rows, told)]:
                 output.write(*lines, stream=sys.stderr)
         await asyncio.sleep(LOOK_S)
@@ -248,17 +245,17 @@ async def follow(session: Session, agent: str, instance: str, event_id: str, scr
 def new_lines(rows: Sequence[Mapping[str, Any]], told: dict[tuple[str, ...], int]) -> Iterator[str]:
     """The lines for what was not told yet, or long ago. `told` has what was, and gets it."""
     for row in rows:
-        if row["kind"] in SEEN or row["forMs"] < 1000 * QUEUE_NOTICE_S:
+        if row["kind"] in waits.SEEN or row["forMs"] < 1000 * QUEUE_NOTICE_S:
             continue
         name = (row["kind"], row["agent"], row["instanceKey"], row.get("message") or "", str(row.get("point")))
         if row["forMs"] >= AGAIN * told.get(name, 0):
             told[name] = row["forMs"]
-            yield wait_line(row)
+            yield waits.wait_line(row)
 
 
 async def _tell_queue(session: Session, agent: str, instance: str, event_id: str) -> None:
     """Say once on stderr how many messages are before this one at its instance, if there are any."""
-    with suppress(GoondanError):
+    with suppress(errors.GoondanError):
         question = {"op": "events", "agent": agent, "instanceKey": instance}
         listed = (await session.admin(question, ANSWER_S))["events"]
         before = next((at for at, event in enumerate(listed) if event["eventId"] == event_id), 0)
@@ -283,5 +280,5 @@ def _tell(state_dir: str) -> None:
             reply = client.ask("news", None, after=told)
             told = reply.told
             output.write(*(f"gdn: {output.printable(line)}" for line in reply.news or []), stream=sys.stderr)
-    except (GoondanError, OSError, ValueError):
+    except (errors.GoondanError, OSError, ValueError):
         return  # the kernel has ended, and the conversation reports that

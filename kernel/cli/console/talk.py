@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from goondan.kernel.cli import output
-from goondan.kernel.cli.attach import Kernel
+from goondan.kernel.cli import attach, output
 from goondan.kernel.cli.console.conversation import Command, Commands, read_command
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, Line, LineReader, Room
 from goondan.kernel.cli.console.prompt import HISTORY_FILE, PROMPT, Prompt, open_prompt
@@ -31,9 +30,8 @@ from goondan.kernel.cli.session import (
     over_session,
     was_cancelled,
 )
+from goondan.schemas.wire import frames, runtime_events
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import Answer, ErrorPayload, FilePart
-from goondan.schemas.wire.runtime_events import RuntimeEvent
 
 #: The most lines without an answer. No more lines are read before one is answered.
 MAX_IN_FLIGHT: Final = 64
@@ -50,7 +48,7 @@ class _Told(NamedTuple):
     #: The id of its event.
     event_id: str
     #: The answer.
-    answer: Answer | None = None
+    answer: frames.Answer | None = None
     #: The error.
     error: GoondanError | None = None
     #: The command that it was; None for a message.
@@ -80,7 +78,9 @@ class Talk:
     _questions: Questions
     _commands: Commands
 
-    def __init__(self, kernel: Kernel, options: TalkOptions, about_server: Callable[[str | None], str | None]) -> None:
+    def __init__(
+        self, kernel: attach.Kernel, options: TalkOptions, about_server: Callable[[str | None], str | None]
+    ) -> None:
         self._kernel = kernel
         #: What is known of the server of this model.
         self._about_server = about_server
@@ -267,7 +267,7 @@ class Talk:
         cancelling = Cancelling(session.cancel, lambda: [event_id], on_first=interrupted, patience_s=None)
         interrupts.target = cancelling.came
 
-        def hear(event: RuntimeEvent) -> None:
+        def hear(event: runtime_events.RuntimeEvent) -> None:
             if not cancelling.came_first:
                 screen.handle(event)
 
@@ -334,7 +334,7 @@ class Talk:
                 raise
             return _Told(event_id, error=error, command=None if command is None else command.name)
 
-    def _lay_down(self, session: Session) -> list[FilePart]:
+    def _lay_down(self, session: Session) -> list[frames.FilePart]:
         """Put the files that go with this message where its event can name them. Raises GoondanError."""
         with opened_files(self._commands.take_attached()) as files:
             return session.lay_down(files)
@@ -380,7 +380,7 @@ class Talk:
         self._documents.append(document if told.command is None else {**document, "command": f"/{told.command}"})
 
 
-def _error_of(told: _Told) -> ErrorPayload | None:
+def _error_of(told: _Told) -> frames.ErrorPayload | None:
     if told.error is not None:
         return told.error.info
     return told.answer.error if told.answer is not None else None

@@ -17,12 +17,11 @@ import msgspec
 
 from goondan.kernel.cli.options import DEFAULT_INSTANCE
 from goondan.schemas.bundle.address import MAX_INSTANCE_KEY, is_instance_key
-from goondan.schemas.wire.blobs import MAX_ARGS_BYTES
-from goondan.schemas.wire.codec import check_depth, encode_value, replace_surrogates
+from goondan.schemas.wire import blobs, codec
 from goondan.schemas.wire.errors import GoondanError, fail
 
 #: The longest line whose arguments can fit. Escapes make JSON at most six times as long as msgpack.
-MAX_LINE_BYTES: Final = 6 * MAX_ARGS_BYTES
+MAX_LINE_BYTES: Final = 6 * blobs.MAX_ARGS_BYTES
 #: Digits that a 64-bit integer can have, with its sign.
 _MAX_INT_DIGITS: Final = 20
 _MIN_INT: Final = -(2**63)
@@ -61,7 +60,7 @@ def parse_json(text: str | bytes) -> Any:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
         value = json.loads(text, parse_int=_integer, parse_float=_number, parse_constant=_constant)
-        return replace_surrogates(value)
+        return codec.replace_surrogates(value)
     except UnicodeDecodeError:
         raise fail("E_USAGE", "the JSON is not UTF-8") from None
     except json.JSONDecodeError as error:
@@ -114,7 +113,7 @@ def parse_pairs(words: Iterable[str], declared: Mapping[str, Any]) -> dict[str, 
                 "E_USAGE", f"{word[:80]!r} is no KEY=VALUE", suggestion="Put words that belong together in quotes."
             )
         schema = declared.get(key)
-        args[key] = replace_surrogates(value)
+        args[key] = codec.replace_surrogates(value)
         if not (isinstance(schema, dict) and schema.get("type") == "string"):
             with suppress(GoondanError):
                 args[key] = parse_json(value)
@@ -124,11 +123,11 @@ def parse_pairs(words: Iterable[str], declared: Mapping[str, Any]) -> dict[str, 
 def _checked_arguments(args: Any) -> dict[str, Any]:
     if not isinstance(args, dict):
         raise fail("E_USAGE", f"the arguments must be a JSON object, not {_kind(args)}")
-    data = encode_value(args)
-    if len(data) > MAX_ARGS_BYTES:
-        raise fail("E_FRAME_TOO_LARGE", f"the arguments have {len(data)} bytes, limit {MAX_ARGS_BYTES}")
+    data = codec.encode_value(args)
+    if len(data) > blobs.MAX_ARGS_BYTES:
+        raise fail("E_FRAME_TOO_LARGE", f"the arguments have {len(data)} bytes, limit {blobs.MAX_ARGS_BYTES}")
     try:
-        check_depth(data)
+        codec.check_depth(data)
     except ValueError as error:
         raise fail("E_USAGE", f"the arguments are {error}") from None
     return args

@@ -18,10 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from goondan.schemas.traces import turn_notes
-from goondan.schemas.wire.errors import cut_message
-from goondan.schemas.wire.frames import ErrorPayload
-from goondan.schemas.wire.spans import call_span, turn_span
-from goondan.schemas.wire.usage import NANO
+from goondan.schemas.wire import errors, frames, spans, usage
 from goondan.schemas.worker.receipts import Receipt
 
 _T = TypeVar("_T")
@@ -192,7 +189,7 @@ class Step(Struct, rename="camel", omit_defaults=True, kw_only=True):
     #: Its tool calls.
     tools: list[ToolCall] = []
     #: Why it failed.
-    error: ErrorPayload | None = None
+    error: frames.ErrorPayload | None = None
 
 
 class Trace(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -223,7 +220,7 @@ class Trace(Struct, rename="camel", omit_defaults=True, kw_only=True):
     #: Its steps.
     steps: list[Step]
     #: Why it failed.
-    error: ErrorPayload | None = None
+    error: frames.ErrorPayload | None = None
     #: Its trace.
     trace_id: str | None = None
     #: Its span.
@@ -273,7 +270,7 @@ def said_in(messages: Iterable[Any]) -> Said:
         data = message.get("data") if isinstance(message, dict) else None
         content = data.get("content") if isinstance(data, dict) else None
         if isinstance(content, str) and said.message is None and str(message.get("id")).endswith(".0"):
-            said.message = cut_message(content, turn_notes.SHORT_CHARS)
+            said.message = errors.cut_message(content, turn_notes.SHORT_CHARS)
         for part in content if isinstance(content, list) else ():
             name = part.get("toolCallId") if isinstance(part, dict) else None
             if not isinstance(name, str):
@@ -290,7 +287,7 @@ def tell(trace: Trace, notes: Iterable[Note], said: Said | None = None, *, inter
     `said`. `trace` has what its row in `turns` says, and gets the rest. `interrupted`: no process works on it if it has
     no end.
     """
-    trace.span_id = turn_span(trace.turn_id)
+    trace.span_id = spans.turn_span(trace.turn_id)
     trace.last_at = trace.ended_at or trace.started_at
     if trace.ended_at is not None:
         trace.duration_ms = between_ms(trace.started_at, trace.ended_at)
@@ -339,7 +336,7 @@ def _call_made(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
         started_at=note.at,
         direct=called.direct,
         args=called.args,
-        span_id=call_span(f"{trace.turn_id}/{called.tool_call_id}"),
+        span_id=spans.call_span(f"{trace.turn_id}/{called.tool_call_id}"),
     )
     script = calls.get(called.script or "")
     if script is not None and script.script is None and script is not calls.get(called.tool_call_id):
@@ -405,7 +402,7 @@ def _model_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
     call.paused_ms += detail.paused_ms
     call.waited_ms += detail.waited_ms
     call.tries = [*call.tries, *detail.tries][: turn_notes.MAX_TRIES]
-    call.add(detail, {} if detail.money is None else {detail.currency or "USD": detail.money / NANO})
+    call.add(detail, {} if detail.money is None else {detail.currency or "USD": detail.money / usage.NANO})
     call.asked = detail.asked
     call.left_out, call.shortened = detail.left_out, detail.shortened
     call.cut_off = detail.cut_off

@@ -14,8 +14,7 @@ from msgspec import Struct
 from goondan.features.model_servers.api.listing import Learned
 from goondan.kernel.bundle.rules.problems import Problem
 from goondan.schemas.wire.frames import ErrorPayload
-from goondan.schemas.worker.receipts import Tier
-from goondan.schemas.worker.tool_host_reports import Obstacle
+from goondan.schemas.worker import receipts, tool_host_reports
 
 UNLIMITED = -1
 
@@ -67,13 +66,13 @@ class Survey(Struct, frozen=True, rename="camel", kw_only=True):
     """The answer of `python -m goondan.toolhost.survey` after it has started a jail, as far as it is used here."""
 
     #: The sandbox that tools get. None: none can run, and `findings` say why.
-    tier: Tier | None
+    tier: receipts.Tier | None
     #: The walls that a jail has.
     walls: list[str] = []
     #: Remarks on them.
     notes: list[str] = []
     #: What stands between this host and the full sandbox.
-    findings: list[Obstacle] = []
+    findings: list[tool_host_reports.Obstacle] = []
     #: Path of bubblewrap.
     bwrap: str | None = None
     #: Its version.

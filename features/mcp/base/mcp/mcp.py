@@ -20,8 +20,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from goondan.agentproc.extensions.dynamic_tools import ServedTool
-from goondan.schemas.bundle.address import build_tool_name, is_shown_name
-from goondan.schemas.bundle.launch import CatalogItem, ServerSource, ToolSource
+from goondan.schemas.bundle import address, launch
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.worker import servers
 
@@ -156,7 +155,7 @@ class Server:
         return ctx.replace(blocks=[*ctx.blocks, *blocks]) if blocks else ctx
 
     def _is_own(self, item: Any) -> bool:
-        return isinstance(item, CatalogItem) and item.source.type == "mcp" and item.source.name == self._name
+        return isinstance(item, launch.CatalogItem) and item.source.type == "mcp" and item.source.name == self._name
 
     def _is_due(self) -> bool:
         now = self._clock()
@@ -206,8 +205,8 @@ class Server:
         """Offer the tools of a listing. A tool that is as it was keeps its item, and so its compiled schema."""
         known, self._tools = self._tools, {}
         for tool in listing.tools:
-            name = build_tool_name(self._api.server.name, tool.export)
-            if not is_shown_name(name) or not self._is_wanted(tool):
+            name = address.build_tool_name(self._api.server.name, tool.export)
+            if not address.is_shown_name(name) or not self._is_wanted(tool):
                 continue
             before = known.get(name)
             if before is None or before[0] != tool:
@@ -228,11 +227,11 @@ class Server:
         return tools is not False and any(fnmatchcase(tool.name, pattern) for pattern in tools)
 
     def _served(self, name: str, tool: servers.ServerTool, server_name: str) -> ServedTool:
-        item = CatalogItem(
+        item = launch.CatalogItem(
             name=name,
             description=tool.description,
             parameters=parameters_of(tool.input_schema),
-            source=ToolSource("mcp", self._name, ServerSource(self._name, server_name or None)),
+            source=launch.ToolSource("mcp", self._name, launch.ServerSource(self._name, server_name or None)),
             call_s=self._settings.call_s,
         )
         return ServedTool(item, tool.name, {"source": "mcp", "mcpServer": self._name})

@@ -27,8 +27,7 @@ from pydantic import ValidationError
 
 from goondan.features.mcp.jail.protocol import bounds
 from goondan.schemas.wire.codec import encode_value
-from goondan.schemas.worker import servers
-from goondan.schemas.worker.worker_frames import WorkerError
+from goondan.schemas.worker import servers, worker_frames
 
 Item = TypeVar("Item", bound=msgspec.Struct)
 #: Items of one list. The largest servers that are known have a few hundred tools.
@@ -399,10 +398,10 @@ class Failure(Exception):
         self.name = name
 
 
-def error_of(error: BaseException) -> WorkerError:
+def error_of(error: BaseException) -> worker_frames.WorkerError:
     """Any exception of a call as the error of its result. Nothing of our own inside is shown."""
     failure = _failure(error)
-    return WorkerError(
+    return worker_frames.WorkerError(
         name=failure.name,
         message=bounds.text(str(failure), MAX_MESSAGE),
         code=failure.code if failure.code != "E_TOOL" else None,
