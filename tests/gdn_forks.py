@@ -38,11 +38,14 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from goondan.agentproc.start import forkserver
+from goondan.agentproc.start.warmup import warm_up
 from goondan.features import FEATURES, parts
 from goondan.kernel import ahead, cli, spawn, start
 from goondan.kernel.bundle import handlers, loader
 from goondan.kernel.cli import attach
 from goondan.kernel.cli.commands import CORE, command_of, helps
+from goondan.schemas.models.model_providers import BY_NAME
 
 #: What commands import when they need it: some 5 ms of processor time for each `gdn`, and 30 ms for `gdn validate`.
 LATER = (
@@ -126,7 +129,7 @@ def _tell(answer: int, number: int) -> None:
 
 
 def _make_once() -> None:
-    """What each process of ours makes for itself when it needs it first: the bundled tools, and readers of structs."""
+    """What a process makes when it needs it first: the bundled tools, readers of structs, a warm fork server."""
     example = os.path.join(os.path.dirname(__file__), "..", "examples", "quickstart", "goondan.yaml")
     loader.inspect_bundle(os.path.realpath(example), state_dir=None, handlers=False)
     kinds = [msgspec.Struct]
@@ -134,6 +137,9 @@ def _make_once() -> None:
         kinds += kind.__subclasses__()
         with suppress(TypeError, NameError):  # one that nothing reads
             msgspec.json.Decoder(kind)
+    for _ in warm_up(BY_NAME):
+        pass
+    forkserver._warming = lambda providers, scratch: iter((None,))
 
 
 def _fork() -> int:

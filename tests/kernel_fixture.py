@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import fcntl
 import json
+import marshal
 import os
+import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import termios
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -29,6 +33,7 @@ from goondan.kernel import lock
 from goondan.kernel.cli.attach import end_of
 from goondan.kernel.supervisor_client import SupervisorClient
 from goondan.schemas.wire.errors import GoondanError
+from tests.program_forks import MAX_REQUEST
 from tests.ready_gdn import ForkedGdn, ReadyGdn
 
 #: What `Sandbox.gdn` forks from.
@@ -132,6 +137,35 @@ class Sandbox:
         """Start the swarm; it runs until `stop`, or the end of the test."""
         result = self.gdn("run", "--detach")
         assert result.status == 0, result.err
+
+    @contextmanager
+    def on_path(self) -> Iterator[str]:
+        """A PATH on which a shell finds a `gdn` that is forked (program_forks.py: how it hands its streams over)."""
+        folder = self.home / "bin"
+        folder.mkdir()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening:
+            listening.bind(str(folder / "s"))
+            listening.listen()
+            command = [sys.executable, "-I", "-S", str(ROOT / "tests" / "program_forks.py"), str(folder / "s")]
+            (folder / "gdn").write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$PWD" "$@"\n')
+            (folder / "gdn").chmod(0o755)
+            threading.Thread(target=self._run_asked, args=(listening,), daemon=True).start()
+            yield f"{folder}:{self.env['PATH']}"
+            listening.shutdown(socket.SHUT_RDWR)
+
+    def _run_asked(self, listening: socket.socket) -> None:
+        with suppress(OSError):  # it is over
+            while True:
+                threading.Thread(target=self._run_one, args=(listening.accept()[0],), daemon=True).start()
+
+    def _run_one(self, asked: socket.socket) -> None:
+        request, (stdin, stdout, stderr), _, _ = socket.recv_fds(asked, MAX_REQUEST, 3)
+        (folder, *arguments), env = marshal.loads(request)
+        process = ForkedGdn(READY, arguments, env, Path(folder), stdin=stdin, stdout=stdout, stderr=stderr)
+        for stream in (stdin, stdout, stderr):
+            os.close(stream)
+        with asked:
+            asked.send(str(process.wait()).encode())
 
     def call(self, command: str, *options: str) -> Any:
         """`bash__exec` by `gdn call`; the tool result."""

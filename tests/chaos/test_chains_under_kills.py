@@ -45,10 +45,10 @@ from goondan.toolhost.watch.procfs import stranded
 from tests.chaos.raw_client import RawClient
 from tests.kernel_fixture import PATIENCE_S, Sandbox, sandbox, wait_until
 
-KILLS: Final = int(os.environ.get("GOONDAN_CHAOS_KILLS", "8"))
+KILLS: Final = int(os.environ.get("GOONDAN_CHAOS_KILLS", "4"))
 ENDS: Final = 3 if KILLS >= 200 else 1
 #: How often each role is killed at least while it holds work.
-LEAST: Final = 10 if KILLS >= 200 else 2
+LEAST: Final = 10 if KILLS >= 200 else 1
 AGENTS: Final = [f"a{number}" for number in range(8)]
 ROLES: Final = ("broker", "toolhost", "forkserver", "agent", "worker")
 #: Requests that are under way at any time, each for an instance key of its own.
@@ -332,8 +332,8 @@ async def load(kernel: Sandbox, tally: Tally, chance: random.Random, kills: int,
             tally.ended += word_of(number) is not None
 
     lanes = [asyncio.create_task(ask(lane)) for lane in range(WINDOW)]
-    for number in range(kills):
-        await kill(kernel, ROLES[number % len(ROLES)], open_, tally, chance)
+    for _ in range(kills):
+        await kill(kernel, ROLES[sum(tally.killed[role] for role in ROLES) % len(ROLES)], open_, tally, chance)
         await asyncio.sleep(chance.uniform(0.1, 0.5))
     more = False
     if ends:

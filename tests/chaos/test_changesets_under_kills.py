@@ -31,7 +31,7 @@ pytestmark = pytest.mark.feature("changesets")
 
 CHAOS: Final = int(os.environ.get("GOONDAN_CHAOS_KILLS", "0"))
 #: Proposals: fifty at once is what must hold.
-PROPOSALS: Final = 50 if CHAOS else 8
+PROPOSALS: Final = 50 if CHAOS else 6
 #: Senders at once, each with an instance of its own.
 LANES: Final = 10 if CHAOS else 4
 #: One of each is killed before any is killed again.
@@ -260,7 +260,7 @@ def register(api, config):
     api.pipelines.mutate("toolCall.pre", seen)
 """
 #: Turns with a commit and a patch each.
-TURNS: Final = 90 if CHAOS else 9
+TURNS: Final = 90 if CHAOS else 6
 
 
 class Fact:

@@ -38,7 +38,7 @@ from tests.polyglot_clients import BUILD_S, CLIENTS, command_of
 from tests.process.bare_broker import plan
 
 #: Five times as many as of those storms in which agents have turns.
-KILLS: Final = 5 * int(os.environ["GOONDAN_CHAOS_KILLS"]) if "GOONDAN_CHAOS_KILLS" in os.environ else 12
+KILLS: Final = 5 * int(os.environ["GOONDAN_CHAOS_KILLS"]) if "GOONDAN_CHAOS_KILLS" in os.environ else 8
 #: Requests that are under way at a time, and the instances that they are for.
 WINDOW: Final = 12
 INSTANCES: Final = ("i0", "i1", "i2", "i3")

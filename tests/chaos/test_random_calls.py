@@ -28,7 +28,7 @@ from tests.calls_by_schema import Call, calls
 from tests.kernel_fixture import Sandbox
 from tests.service_fixture import MockApi, mock_api
 
-CALLS = int(os.environ.get("GOONDAN_RANDOM_CALLS", "180"))
+CALLS = int(os.environ.get("GOONDAN_RANDOM_CALLS", "120"))
 #: Calls between two looks at the memory.
 CHUNK = min(100, CALLS // 3)
 #: How long an answer may take (seconds): a random command can last until its default timeout of 30 s.

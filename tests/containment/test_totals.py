@@ -213,11 +213,10 @@ async def test_the_watch_comes_before_all_others_and_jails_do_not(place: Path) -
 
 @both_mechanisms
 @a_busy_machine_is_no_failure
-@pytest.mark.parametrize("name", ["relay", "spin"])
-async def test_processor_time_is_counted_for_all_descendants(place: Path, grouped: bool, name: str) -> None:
-    """A relay of children that nobody waits for is counted like a loop."""
+async def test_processor_time_is_counted_for_all_descendants(place: Path, grouped: bool) -> None:
+    """A relay of children that nobody waits for is counted like the loop of the neighbour below."""
     async with bench(bombs(place, Limits(cpu_seconds=1, processes=24)), grouped=grouped) as made:
-        result = await made.call(f"bomb__{name}", workdir=place / "w", **PATIENT)
+        result = await made.call("bomb__relay", workdir=place / "w", **PATIENT)
         (receipt,) = made.receipts.values()
     assert result["error"]["code"] == "E_TOOL_LIMIT"
     assert "the limit cpuSeconds was reached: 1 s" in result["error"]["message"]
@@ -239,10 +238,10 @@ handlers = {"burn": burn}
     tool = make_tool(place, source, "burn", sandbox=SandboxSpec(limits=Limits(cpu_seconds=1)))
     async with bench(tool, grouped=grouped) as made:
         for _ in range(2):
-            result = await made.call("t__burn", {"s": 0.7}, workdir=place / "w", **PATIENT)
+            result = await made.call("t__burn", {"s": 0.55}, workdir=place / "w", **PATIENT)
             assert result["status"] == "ok"
         again = await made.call("t__burn", {"s": 0}, workdir=place / "w")
-        assert again["output"] > 1.4  # in the same worker
+        assert again["output"] > 1.1  # in the same worker
 
 
 async def test_what_no_limit_counts_ends_by_time_or_size(place: Path) -> None:
@@ -349,7 +348,7 @@ async def test_another_agents_calls_go_on_while_jails_bomb(place: Path) -> None:
         calling = asyncio.ensure_future(neighbour(made, place / "w", times))
         waiters = [
             made.start(
-                f"bomb__{kind}", {"stubborn": True, "mb": 40}, workdir=place / "w", agent=kind, deadline_ms=3000
+                f"bomb__{kind}", {"stubborn": True, "mb": 40}, workdir=place / "w", agent=kind, deadline_ms=1800
             )[1]
             for kind in kinds
         ]

@@ -62,7 +62,7 @@ def test_a_template_is_valid_and_answers_without_a_key(template: str) -> None:
 
 @pytest.mark.parametrize("template", list(SHARED))
 def test_agents_of_a_template_ask_each_other_and_share_files_as_it_is_printed(template: str) -> None:
-    with sandbox() as home:
+    with sandbox() as home, home.on_path() as path:
         folder = made(home, template)
         home.here, home.bundle = folder, folder / "goondan.yaml"
         printed = home.gdn("init", "--force", "--template", template, "--json").json["next"]
@@ -72,10 +72,9 @@ def test_agents_of_a_template_ask_each_other_and_share_files_as_it_is_printed(te
         other, asked = SHARED[template]
         (detached,) = [line for line in commands if line.startswith("gdn run --detach; gdn send")]
         (there,) = [line for line in commands if "--workdir DIR" in line]
-        programs = Path(sys.executable).parent
 
         def shell(line: str, said: str = "") -> str:
-            env = {**home.env, "PATH": f"{programs}:{home.env['PATH']}"}
+            env = {**home.env, "PATH": path}
             done = subprocess.run(line, shell=True, cwd=folder, env=env, input=said, capture_output=True, text=True)
             assert done.returncode == 0, done.stderr
             return done.stdout

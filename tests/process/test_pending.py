@@ -178,16 +178,6 @@ def test_two_hundred_pieces_that_block_a_second_end_within_seven(kernel: Sandbox
     assert lasted("p", 200) < 7 or lasted("q", 400) < 7
 
 
-def test_the_257th_piece_is_refused_and_all_others_end(kernel: Sandbox) -> None:
-    talk = Talk(kernel, "full")
-    said = talk.say("\n".join(f"/slow__start handle=p{number}" for number in range(257)))
-    assert said.count("pending, handle") == 256
-    assert said.count("[E_OVERLOADED]") == 1
-    talk.go()
-    wait_until(lambda: sum('"done":true' in told for told in talk.told()) == 256)
-    assert "pending, handle" in talk.say("/slow__start handle=again"), "there is room again"
-
-
 def test_work_outlives_agent_and_broker(kernel: Sandbox) -> None:
     talk = Talk(kernel, "outlived")
     talk.say("/slow__start")

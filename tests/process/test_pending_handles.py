@@ -83,6 +83,20 @@ async def test_a_tool_cannot_give_out_the_handle_of_another(place: Path, name: s
         assert (await get(made, f"b/{name}"))["output"] == "of b"
 
 
+async def test_one_piece_too_many_is_refused_and_all_others_end(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("goondan.toolhost.calls.results.MAX_RUNNING", 3)
+    async with bench(*tools(place)) as made:
+        until = {"value": "done", "until": str(place / "work" / "go")}
+        for number in range(3):
+            begun = await made.call("a__start", {"name": f"p{number}", **until}, workdir=place / "work")
+            assert begun["status"] == "pending"
+        refused = await made.call("a__start", {"name": "p3", **until}, workdir=place / "work")
+        assert refused["error"]["code"] == "E_OVERLOADED"
+        (place / "work" / "go").touch()
+        assert [(await get(made, f"a/p{number}"))["output"] for number in range(3)] == ["done"] * 3
+        assert (await begin(made, place, "a", "again", ""))["status"] == "pending", "there is room again"
+
+
 @pytest.mark.parametrize(
     "who",
     [{"agent": "reviewer"}, {"instance_key": "k2"}, {"agent": "k1", "instance_key": "coder"}, {"instance_key": ""}],

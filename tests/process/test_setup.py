@@ -81,6 +81,12 @@ def clone(tmp_path: Path) -> Clone:
     return Clone(tmp_path / "a clone")  # with a space, as directories have
 
 
+@pytest.fixture(scope="module")
+def used(tmp_path_factory: pytest.TempPathFactory) -> Clone:
+    """One for several tests: to make .venv takes long. Each sets it up first, whatever the one before has left."""
+    return Clone(tmp_path_factory.mktemp("used") / "a clone")
+
+
 def test_run_is_the_only_command_needed_and_passes_stdin_and_arguments_through(clone: Clone, tmp_path: Path) -> None:
     result = clone.make("run", "ARGS=--bundle 'my bundle'", stdin="hello", HOME=str(tmp_path))
     assert result.stdout == "gdn ['run', '--bundle', 'my bundle'] hello home\n"
@@ -88,17 +94,17 @@ def test_run_is_the_only_command_needed_and_passes_stdin_and_arguments_through(c
     assert "making .venv" in result.stderr
 
 
-def test_a_second_start_does_nothing_and_changed_packages_need_no_new_environment(clone: Clone) -> None:
-    clone.make("setup")
-    before = clone.made()
-    result = clone.make("setup")
+def test_a_second_start_does_nothing_and_changed_packages_need_no_new_environment(used: Clone) -> None:
+    used.make("setup")
+    before = used.made()
+    result = used.make("setup")
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
-    assert clone.made() == before
-    stamp = (clone.path / ".venv/.ready-dev").read_text()
-    clone.write("constraints.txt", "# changed\n")
-    assert clone.make("setup").returncode == 0
-    assert (clone.path / ".venv/.ready-dev").read_text() != stamp
-    assert clone.made() == before
+    assert used.made() == before
+    stamp = (used.path / ".venv/.ready-dev").read_text()
+    used.write("constraints.txt", "# changed\n")
+    assert used.make("setup").returncode == 0
+    assert (used.path / ".venv/.ready-dev").read_text() != stamp
+    assert used.made() == before
 
 
 def test_home_may_be_missing_or_read_only(clone: Clone, tmp_path: Path) -> None:
@@ -110,35 +116,35 @@ def test_home_may_be_missing_or_read_only(clone: Clone, tmp_path: Path) -> None:
     assert list(home.iterdir()) == []
 
 
-def test_run_leaves_it_to_gdn_where_the_state_goes_and_keeps_none_in_the_checkout(clone: Clone, tmp_path: Path) -> None:
-    clone.make("setup")  # what serves the tests serves a run
-    result = clone.make("run", HOME=str(tmp_path / "nowhere"))
+def test_run_leaves_it_to_gdn_where_the_state_goes_and_keeps_none_in_the_checkout(used: Clone, tmp_path: Path) -> None:
+    used.make("setup")  # what serves the tests serves a run
+    result = used.make("run", HOME=str(tmp_path / "nowhere"))
     assert result.stdout == "gdn ['run']  home\n"
     assert result.stderr.startswith("make:"), "only make's word about gdn's exit status"
     assert not (tmp_path / "nowhere").exists()
-    assert not (clone.path / ".goondan").exists()
-    chosen = clone.make("run", HOME=str(tmp_path / "nowhere"), GOONDAN_STATE_ROOT="/chosen")
+    assert not (used.path / ".goondan").exists()
+    chosen = used.make("run", HOME=str(tmp_path / "nowhere"), GOONDAN_STATE_ROOT="/chosen")
     assert chosen.stdout == "gdn ['run']  /chosen\n"
     assert chosen.stderr.startswith("make:")
 
 
-def test_version_that_is_installed_is_the_one_of_the_sources(clone: Clone) -> None:
+def test_version_that_is_installed_is_the_one_of_the_sources(used: Clone) -> None:
     ask = "import importlib.metadata as m; print([d.version for d in m.distributions(name='goondan-kernel')])"
     for version in ("0.9.0", "1.0.0"):
-        clone.write("pyproject.toml", PROJECT.replace("0.9.0", version))
-        clone.make("setup")
-        answer = subprocess.run([clone.python, "-c", ask], capture_output=True, text=True, check=True)
+        used.write("pyproject.toml", PROJECT.replace("0.9.0", version))
+        used.make("setup")
+        answer = subprocess.run([used.python, "-c", ask], capture_output=True, text=True, check=True)
         assert answer.stdout == f"['{version}']\n"
 
 
-def test_environment_is_made_anew_when_its_interpreter_is_gone(clone: Clone) -> None:
-    clone.make("setup")
-    real = clone.python.resolve().name
-    (clone.path / ".venv/bin" / real).unlink(missing_ok=True)
-    clone.python.unlink()
-    clone.python.symlink_to("/nowhere/python3")
-    assert clone.make("setup").returncode == 0
-    assert subprocess.run([clone.python, "-c", ""], check=False).returncode == 0
+def test_environment_is_made_anew_when_its_interpreter_is_gone(used: Clone) -> None:
+    used.make("setup")
+    real = used.python.resolve().name
+    (used.path / ".venv/bin" / real).unlink(missing_ok=True)
+    used.python.unlink()
+    used.python.symlink_to("/nowhere/python3")
+    assert used.make("setup").returncode == 0
+    assert subprocess.run([used.python, "-c", ""], check=False).returncode == 0
 
 
 def test_environment_is_made_anew_in_another_place(clone: Clone, tmp_path: Path) -> None:
@@ -150,24 +156,24 @@ def test_environment_is_made_anew_in_another_place(clone: Clone, tmp_path: Path)
     assert str(clone.path) not in (moved.path / ".venv/bin/gdn").read_text()
 
 
-def test_environment_that_is_activated_can_be_changed_and_made_anew(clone: Clone) -> None:
-    clone.make("setup")
-    activated = {"PYTHON": str(clone.python)}
-    clone.write("constraints.txt", "# changed\n")
-    assert clone.make("setup", **activated).stderr == ""
-    clone.write("constraints.txt", "# changed again\n")
-    (clone.path / ".venv/.installing").touch()
-    assert "making .venv" in clone.make("setup", **activated).stderr
-    assert clone.python.resolve() == Path(sys.executable).resolve()
+def test_environment_that_is_activated_can_be_changed_and_made_anew(used: Clone) -> None:
+    used.make("setup")
+    activated = {"PYTHON": str(used.python)}
+    used.write("constraints.txt", "# changed while it is activated\n")
+    assert used.make("setup", **activated).stderr == ""
+    used.write("constraints.txt", "# changed again\n")
+    (used.path / ".venv/.installing").touch()
+    assert "making .venv" in used.make("setup", **activated).stderr
+    assert used.python.resolve() == Path(sys.executable).resolve()
 
 
-def test_environment_that_was_interrupted_is_made_anew(clone: Clone) -> None:
-    clone.make("setup")
-    (clone.path / ".venv/.ready-dev").unlink()
-    (clone.path / ".venv/.installing").touch()
-    (clone.path / ".venv/half").touch()
-    assert clone.make("setup").returncode == 0
-    assert not (clone.path / ".venv/half").exists()
+def test_environment_that_was_interrupted_is_made_anew(used: Clone) -> None:
+    used.make("setup")
+    (used.path / ".venv/.ready-dev").unlink()
+    (used.path / ".venv/.installing").touch()
+    (used.path / ".venv/half").touch()
+    assert used.make("setup").returncode == 0
+    assert not (used.path / ".venv/half").exists()
 
 
 def test_a_file_in_the_way_is_replaced(clone: Clone) -> None:
@@ -268,15 +274,15 @@ def test_nothing_that_lies_in_the_clone_is_imported(clone: Clone, tmp_path: Path
     assert installed(clone) == "what was tested"
 
 
-def test_gdn_imports_nothing_from_where_it_is_called(clone: Clone, tmp_path: Path) -> None:
-    clone.make("setup")
+def test_gdn_imports_nothing_from_where_it_is_called(used: Clone, tmp_path: Path) -> None:
+    used.make("setup")
     place, ran = tmp_path / "a stranger's clone", tmp_path / "ran"
     for name in ("goondan", "click"):
         (place / name).mkdir(parents=True)
         (place / name / "__init__.py").write_text(f"open({str(ran)!r}, 'a').write({name!r} + ' ')\n")
     plant(place, ran)
     result = subprocess.run(
-        [clone.path / ".venv/bin/gdn", "ps"],
+        [used.path / ".venv/bin/gdn", "ps"],
         cwd=place, env={"PATH": os.environ["PATH"], "PYTHONPATH": f":{place}:."}, stdin=subprocess.DEVNULL,
         capture_output=True, text=True, check=False,
     )  # fmt: skip
