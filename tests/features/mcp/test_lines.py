@@ -88,6 +88,7 @@ def test_lines_that_are_noise(line: bytes) -> None:
         b'{"jsonrpc":"2.0","id":3,"result":{"x":' + b"[" * 100 + b"]" * 100 + b"}}",
         b'{"jsonrpc":"2.0","id":3,"result":{"x":[' + b",".join([b"1"] * 200_000) + b"]}}",
         b'{"jsonrpc":"2.0","id":3,"result":{"x":NaN}}',
+        b'{"jsonrpc":"2.0","id":3,"result":{"x":[1e999,-1e999]}}',
         b'{"jsonrpc":"2.0","id":3,"result":"no map"}',
         b'{"jsonrpc":"2.0","result":{"x":"\xff"},"id":3}',
         b'{"jsonrpc":"2.0","id":3,"result":{"x":1}',

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 import msgspec
@@ -268,12 +268,16 @@ def parse(raw: bytes) -> Message:
 def _leniently(raw: bytes) -> Any:
     """JSON with halves of characters in it, which programs write that cut their strings anywhere. Raises ValueError."""
     # As text: of bytes it would guess other encodings, which are not there behind the walls.
-    value = json.loads(raw.decode(), parse_constant=_no_number)
+    value = json.loads(raw.decode(), parse_constant=_no_number, parse_float=_finite)
     check(value)
     return whole_characters(value)
 
 
-def _no_number(name: str) -> Any:
+def _finite(digits: str) -> float:
+    return float(digits) if math.isfinite(float(digits)) else _no_number(digits)
+
+
+def _no_number(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON number")
 
 
