@@ -17,10 +17,6 @@ def test_a_parked_turn_needs_no_process_and_comes_back_when_decided() -> None:
     assert not places.pool.held
     bench.ask(client, "e2")
     assert not agent.take("event"), "newer messages wait behind it"
-    (why,) = client.admin(op="why")["waits"]
-    assert (why["kind"], why["agent"], why["messages"], why["tools"]) == ("approval", "coder", 1, ["bash__exec"])
-    asked = f"(gdn approve: {why['items'][0]})"
-    assert why["text"] == f"waits for a person to approve 1 call of bash__exec {asked}; 1 message behind it"
     assert [frame.type for frame in agent.say(Frame("bye"))] == ["reply"], "its process may leave"
     decide(client)
     agent = bench.agent()
@@ -29,6 +25,17 @@ def test_a_parked_turn_needs_no_process_and_comes_back_when_decided() -> None:
     (call,) = host.take("tool.call")
     result(host, call)
     assert [frame.event_id for frame in agent.ack("done", payload=answer()) if frame.type == "event"] == ["e2"]
+
+
+@pytest.mark.feature("waits")
+def test_who_waits_for_a_person_is_shown() -> None:
+    bench, client, agent, _ = waiting()
+    agent.ack("park")
+    bench.ask(client, "e2")
+    (why,) = client.admin(op="why")["waits"]
+    assert (why["kind"], why["agent"], why["messages"], why["tools"]) == ("approval", "coder", 1, ["bash__exec"])
+    asked = f"(gdn approve: {why['items'][0]})"
+    assert why["text"] == f"waits for a person to approve 1 call of bash__exec {asked}; 1 message behind it"
 
 
 def test_a_decision_that_crosses_the_parking_is_not_lost() -> None:

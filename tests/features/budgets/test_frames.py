@@ -237,7 +237,8 @@ def test_a_call_is_settled_at_the_price_of_the_model_that_was_asked() -> None:
     assert spent(world)["money"] == pytest.approx(0.0009 + 0.0002)
 
 
-def test_what_waits_for_others_is_answered_when_one_has_settled_in_the_order_in_which_it_came() -> None:
+@pytest.mark.feature("waits")
+def test_who_waits_for_a_budget_is_shown() -> None:
     world = budgeted(coder=BudgetLimits(tokens=5_000))
     assert isinstance(reserve(world, "m1", 1_000, 3_000), BudgetGranted)
     assert reserve(world, "m2", 1_000, 2_000) is None
@@ -248,6 +249,13 @@ def test_what_waits_for_others_is_answered_when_one_has_settled_in_the_order_in_
     assert "waits for what others may give back to the budget of e1" in "\n".join(
         render({"waits": waits, "more": 0, "cycles": [], "stuck": []})
     )
+
+
+def test_what_waits_for_others_is_answered_when_one_has_settled_in_the_order_in_which_it_came() -> None:
+    world = budgeted(coder=BudgetLimits(tokens=5_000))
+    assert isinstance(reserve(world, "m1", 1_000, 3_000), BudgetGranted)
+    assert reserve(world, "m2", 1_000, 2_000) is None
+    assert reserve(world, "m3", 1_000, 2_000) is None
     told = settle(world, "m1", 500, 500)
     assert [frame.in_reply_to for frame in told] == ["r-m2"]
     assert settle(world, "m3", unused=True) == [], "it gives up waiting"
