@@ -31,17 +31,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from goondan.agentproc.providers.base import FilesPlace
-from goondan.schemas.wire.blobs import (
-    HEAD_BYTES,
-    MAX_FILE_BYTES,
-    MAX_FILES,
-    MAX_MESSAGE_BYTES,
-    MAX_NAME_CHARS,
-    check_files,
-    describe,
-    media_type_of,
-    size_of_files,
-)
+from goondan.schemas.wire import blobs as wire_blobs
 from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import FilePart, OptionalRaw, ToolResult
@@ -76,11 +66,11 @@ class InstanceFiles:
         Raises GoondanError: E_FILE_INVALID when one is not what it is said to be, E_BLOB_MISSING, E_BLOB_MISMATCH,
         E_STORE_FULL, E_DISK_FULL, E_STATE.
         """
-        check_files(files)
+        wire_blobs.check_files(files)
         with _errors(self._path):
             self._make()
             new = [file for file in files if not os.path.lexists(f"{self._path}/{file.blob.file}")]
-            self._check_room(size_of_files(new))
+            self._check_room(wire_blobs.size_of_files(new))
             for file in files:
                 self._link(f"{blobs}/{file.blob.file}", f"{self._path}/{file.blob.file}", file)
             self._sync()
@@ -144,16 +134,16 @@ class InstanceFiles:
 
     def _keep(self, one: Lifted) -> FilePart | None:
         """Write a file of a result; None when it is none that a model can be shown."""
-        if not 0 < len(one.base64) <= MAX_FILE_BYTES * 4 // 3 + 4:
+        if not 0 < len(one.base64) <= wire_blobs.MAX_FILE_BYTES * 4 // 3 + 4:
             return None
         try:
             data = a2b_base64(one.base64)
         except (Base64Error, ValueError):
             return None
-        media_type = media_type_of(data)
-        if media_type is None or len(data) > MAX_FILE_BYTES:
+        media_type = wire_blobs.media_type_of(data)
+        if media_type is None or len(data) > wire_blobs.MAX_FILE_BYTES:
             return None
-        blob = describe(data, os.urandom(16).hex())
+        blob = wire_blobs.describe(data, os.urandom(16).hex())
         with _errors(self._path):
             self._make()
             self._check_room(len(data))
@@ -189,7 +179,7 @@ def _check(path: str, file: FilePart) -> None:
     """Raises GoondanError unless the file is what it is said to be."""
     descriptor = os.open(path, _FLAGS)
     try:
-        status, head = os.fstat(descriptor), os.read(descriptor, HEAD_BYTES)
+        status, head = os.fstat(descriptor), os.read(descriptor, wire_blobs.HEAD_BYTES)
     finally:
         os.close(descriptor)
     shown = file.name or file.blob.file
@@ -197,7 +187,7 @@ def _check(path: str, file: FilePart) -> None:
         raise fail(
             "E_BLOB_MISMATCH", f"the file {shown} does not have the {file.blob.size} bytes that it is said to have"
         )
-    if media_type_of(head) != file.media_type:
+    if wire_blobs.media_type_of(head) != file.media_type:
         raise fail("E_FILE_INVALID", f"the file {shown} is said to be {file.media_type}, and by its content it is not")
 
 
@@ -260,7 +250,7 @@ class LiftedFiles:
         files: list[FilePart] = []
         size = 0
         for one in self._found:
-            if len(files) == MAX_FILES or size + len(one.base64) * 3 // 4 > MAX_MESSAGE_BYTES:
+            if len(files) == wire_blobs.MAX_FILES or size + len(one.base64) * 3 // 4 > wire_blobs.MAX_MESSAGE_BYTES:
                 break
             file = keep(one)
             if file is None:
@@ -301,4 +291,4 @@ def _file_in(item: dict[str, Any]) -> Lifted | None:
     if key is None or not isinstance(base64, str) or len(base64) < _LEAST or "file" in item:
         return None
     name = item.get("name") or item.get("uri")
-    return Lifted(item, key, base64, name[-MAX_NAME_CHARS:] if isinstance(name, str) and name else None)
+    return Lifted(item, key, base64, name[-wire_blobs.MAX_NAME_CHARS :] if isinstance(name, str) and name else None)

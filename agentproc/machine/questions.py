@@ -28,21 +28,9 @@ from msgspec import Struct
 from goondan.agentproc.machine.messages import Message, MessageSource, ToolData, UserData
 from goondan.schemas.bundle.address import is_instance_key
 from goondan.schemas.wire import blobs, frames, spans
+from goondan.schemas.wire import questions as wire_questions
 from goondan.schemas.wire.codec import check_depth, check_json, encode_value, from_raw, replace_surrogates, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail, for_model
-from goondan.schemas.wire.questions import (
-    ANSWER_SUFFIX,
-    EVENT_TYPES,
-    LOOK_UP_MS,
-    MAX_ANSWER_BYTES,
-    TIMEOUT_MS,
-    answer_error,
-    answered,
-    correlation,
-    handoff_correlation,
-    is_event_type,
-    with_object,
-)
 
 #: Longer names of calls are shortened in ids. An id may have 256 characters.
 _MAX_NAME: Final = 170
@@ -87,7 +75,7 @@ class Question(Struct, frozen=True, kw_only=True):
     #: The type of the event; None: the default type.
     event_type: str | None = None
     #: How long the answer may take; None: there is no limit.
-    timeout_ms: int | None = TIMEOUT_MS
+    timeout_ms: int | None = wire_questions.TIMEOUT_MS
     #: The metadata of the event.
     metadata: dict[str, Any] | None = None
     #: The asker goes on, and the answer comes as a message (agentproc/machine/questions.py).
@@ -103,8 +91,8 @@ def event_frame(asker: Asker, question: Question, left_ms: int | None, created_a
     Raises GoondanError E_TOOL_INVALID_ARGS, E_AGENT_CYCLE, E_FRAME_TOO_LARGE.
     """
     key = _checked_key(asker, question.target, question.instance_key)
-    kind = question.event_type or EVENT_TYPES[question.op]
-    if question.event_type is not None and not is_event_type(question.event_type):
+    kind = question.event_type or wire_questions.EVENT_TYPES[question.op]
+    if question.event_type is not None and not wire_questions.is_event_type(question.event_type):
         raise _invalid("eventType is 1 to 128 letters, digits and .:_- and no type that the kernel uses itself")
     if question.timeout_ms is not None and question.timeout_ms < 1:
         raise _invalid("timeoutMs is at least 1")
@@ -112,7 +100,7 @@ def event_frame(asker: Asker, question: Question, left_ms: int | None, created_a
         raise _invalid("metadata is an object")
     digest = hashlib.sha256(_encoded([question.target, key, kind, question.input, question.metadata])).hexdigest()
     event_id = f"{_named(asker.turn_id, question.name)}~{digest[:_ID_DIGITS]}"
-    named = handoff_correlation if question.op == "handoff" else correlation
+    named = wire_questions.handoff_correlation if question.op == "handoff" else wire_questions.correlation
     reply_to = None if question.op == "send" else frames.ReplyTo(asker.agent, named(event_id))
     event = frames.AgentEvent(
         id=event_id,
@@ -158,13 +146,13 @@ def spawn_frame(
     digest = hashlib.sha256(_encoded([target, key, cwd])).hexdigest()
     frame = frames.Frame("agents.spawn", id=f"{_named(asker.turn_id, name)}~{digest[:_ID_DIGITS]}", to=target)
     frame.instance_key, frame.payload = key, to_raw(frames.AgentsSpawn(cwd))
-    frame.deadline_ms = _shorter(TIMEOUT_MS, left_ms)
+    frame.deadline_ms = _shorter(wire_questions.TIMEOUT_MS, left_ms)
     return frame
 
 
 def list_frame(include_all: bool, left_ms: int | None) -> frames.Frame:
     """`agents.list`."""
-    deadline_ms = _shorter(LOOK_UP_MS, left_ms)
+    deadline_ms = _shorter(wire_questions.LOOK_UP_MS, left_ms)
     return frames.Frame(
         "agents.list", deadline_ms=deadline_ms, payload=to_raw(frames.AgentsList(include_all=include_all))
     )
@@ -172,7 +160,7 @@ def list_frame(include_all: bool, left_ms: int | None) -> frames.Frame:
 
 def catalog_frame(left_ms: int | None) -> frames.Frame:
     """`agents.catalog`."""
-    return frames.Frame("agents.catalog", deadline_ms=_shorter(LOOK_UP_MS, left_ms))
+    return frames.Frame("agents.catalog", deadline_ms=_shorter(wire_questions.LOOK_UP_MS, left_ms))
 
 
 def restart_frame(asker: Asker, name: str, reason: str) -> frames.Frame:
@@ -186,20 +174,20 @@ def response_of(asked: frames.Frame, answer: frames.Frame) -> dict[str, Any]:
     large.
     """
     target, event_id = asked.to or "", asked.event_id or ""
-    response = answered(target, event_id, correlation(event_id), text_of(target, answer))
+    response = wire_questions.answered(target, event_id, wire_questions.correlation(event_id), text_of(target, answer))
     ended = from_raw(answer.payload, frames.AgentEvent).answer
-    return response if ended is None else with_object(response, ended)
+    return response if ended is None else wire_questions.with_object(response, ended)
 
 
 def text_of(target: str, answer: frames.Frame) -> str | None:
     """The text of an answering event. Raises GoondanError as `response_of`."""
     ended = from_raw(answer.payload, frames.AgentEvent).answer
-    if (error := answer_error(target, ended)) is not None:
+    if (error := wire_questions.answer_error(target, ended)) is not None:
         raise GoondanError(error)
     response = None if ended is None else ended.response
     size = len((response or "").encode("utf-8", "replace"))
-    if size > MAX_ANSWER_BYTES:
-        message = f"the answer of agent {target!r} has {size} bytes, limit {MAX_ANSWER_BYTES}"
+    if size > wire_questions.MAX_ANSWER_BYTES:
+        message = f"the answer of agent {target!r} has {size} bytes, limit {wire_questions.MAX_ANSWER_BYTES}"
         raise fail("E_TOOL_LIMIT", message, suggestion="Let the agent write to a file.")
     return response
 
@@ -315,7 +303,7 @@ def read_answer(frame: frames.Frame) -> Ended:
     whose handle is the correlation id. Raises GoondanError E_FRAME_INVALID.
     """
     target, correlation_id = frame.from_ or "", frame.in_reply_to or ""
-    event_id = (frame.event_id or "").removesuffix(ANSWER_SUFFIX)
+    event_id = (frame.event_id or "").removesuffix(wire_questions.ANSWER_SUFFIX)
     shown: dict[str, Any] = {"target": target, "eventId": event_id, "correlationId": correlation_id}
     error: frames.ErrorPayload | None = None
     response: str | None = None
@@ -324,7 +312,7 @@ def read_answer(frame: frames.Frame) -> Ended:
     except GoondanError as failure:
         error = for_model(failure.info)
     answer = {"sourceAgent": target, "result": response} if error is None else None
-    if correlation_id == handoff_correlation(event_id):
+    if correlation_id == wire_questions.handoff_correlation(event_id):
         call = event_id.rpartition("~")[0].partition("/")[2]
         ended = {"status": "ok", "output": {**shown, "response": response}}
         if error is not None:
@@ -335,7 +323,7 @@ def read_answer(frame: frames.Frame) -> Ended:
         text = f"The answer of agent {target} to your request {event_id} is here:\n{response or ''}"
         shown |= {"status": "ok", "response": response}
         answer_here = from_raw(frame.payload, frames.AgentEvent).answer
-        shown = shown if answer_here is None else with_object(shown, answer_here)
+        shown = shown if answer_here is None else wire_questions.with_object(shown, answer_here)
     else:
         text = f"Agent {target} did not answer your request {event_id}: {error.message} [{error.code}]"
         shown |= {"status": "error", "error": msgspec.to_builtins(error)}
@@ -371,7 +359,7 @@ def end_of(handle: str, news: Iterable[Ended], messages: Iterable[Message]) -> f
 
 def describe_late(frame: frames.Frame) -> str:
     """The log line for an answer that came too late: its asker was already told that there was no answer."""
-    event_id = (frame.event_id or "").removesuffix(ANSWER_SUFFIX)
+    event_id = (frame.event_id or "").removesuffix(wire_questions.ANSWER_SUFFIX)
     how = ""
     if frame.blob is None:
         with suppress(GoondanError):

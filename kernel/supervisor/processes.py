@@ -27,20 +27,8 @@ from goondan.kernel.supervisor.options import Options
 from goondan.kernel.supervisor.programs import programs
 from goondan.kernel.supervisor.services import TOOLHOST_NAME, Launches, Services, Workers
 from goondan.schemas.bundle import address, launch
+from goondan.schemas.wire import control as messages
 from goondan.schemas.wire import errors, frames, tokens
-from goondan.schemas.wire.control import (
-    AboutBundle,
-    Drain,
-    Exited,
-    Kill,
-    Principal,
-    ProgramWanted,
-    Retire,
-    SpawnFailed,
-    ToBroker,
-    ToSupervisor,
-    Wanted,
-)
 from goondan.schemas.worker.tool_host_reports import WorkerNews
 
 if TYPE_CHECKING:
@@ -121,9 +109,11 @@ class Ending:
         if control is None or not control.ready or services.state["broker"].phase != "ready":
             return False
         if self.for_good:
-            control.tell(Drain(round((lifecycle.HURRY_S if self.hurry else DRAIN_S) * 1000), "orchestrator_shutdown"))
+            control.tell(
+                messages.Drain(round((lifecycle.HURRY_S if self.hurry else DRAIN_S) * 1000), "orchestrator_shutdown")
+            )
         else:
-            control.tell(Drain(round(RESTART_GRACE_S * 1000), "restart"))
+            control.tell(messages.Drain(round(RESTART_GRACE_S * 1000), "restart"))
         return True
 
 
@@ -155,7 +145,7 @@ class Processes:
         ending: Ending,
         ahead: Ahead,
         *,
-        about_bundle: Callable[[AboutBundle], None],
+        about_bundle: Callable[[messages.AboutBundle], None],
         broker_here: Callable[[], None],
     ) -> None:
         """Tokens are signed with `secret`."""
@@ -241,7 +231,7 @@ class Processes:
 
     # --- while they run
 
-    def tell(self, message: ToBroker) -> None:
+    def tell(self, message: messages.ToBroker) -> None:
         """Send a message to the broker."""
         if self._control is not None:
             self._control.tell(message)
@@ -294,12 +284,12 @@ class Processes:
         self._ending.changed.set()
         if role == "toolhost":
             self._workers.close()
-            principal = Principal("toolhost", TOOLHOST_NAME)
-            self.tell(Exited(principal, run, exit_cause, self._ending.begun))
+            principal = messages.Principal("toolhost", TOOLHOST_NAME)
+            self.tell(messages.Exited(principal, run, exit_cause, self._ending.begun))
             self._host_failures += self._services.state[role].phase == "starting"
             if self._host_failures >= lifecycle.MAX_START_FAILURES:
                 # Its start is tried again and again. Work that waits for it must not wait as long.
-                self.tell(SpawnFailed(principal, self._host_failures, exit_cause))
+                self.tell(messages.SpawnFailed(principal, self._host_failures, exit_cause))
         elif role == "broker":
             if self._ending.begun:
                 self.agents.terminate_all()  # it may have died before it asked them to leave
@@ -325,20 +315,20 @@ class Processes:
 
     # --- what the broker says
 
-    def _broker_said(self, message: ToSupervisor) -> None:
-        if isinstance(message, AboutBundle):
+    def _broker_said(self, message: messages.ToSupervisor) -> None:
+        if isinstance(message, messages.AboutBundle):
             self._about_bundle(message)
             return
         agents, services, now = self.agents, self._services, self._loop.time()
-        if isinstance(message, ProgramWanted):
+        if isinstance(message, messages.ProgramWanted):
             services.want(message.name)
-        elif isinstance(message, Wanted):
+        elif isinstance(message, messages.Wanted):
             agents.perform(agents.roster.want(message.principals, full=message.full, now=now))
         elif message.principal.role == "toolhost":
-            if isinstance(message, Kill) and services.state["toolhost"].run == message.launch:
+            if isinstance(message, messages.Kill) and services.state["toolhost"].run == message.launch:
                 _log.warning("the tool host is killed: %s", message.reason)
                 services.kill("toolhost")
-        elif isinstance(message, Retire):
+        elif isinstance(message, messages.Retire):
             agents.perform(agents.roster.retire(message.principal, message.launch, now))
         else:
             _log.warning("agent %s is killed: %s", message.principal.name, message.reason)

@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMappi
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
+import mcp_types
 import msgspec
 import uvicorn
 from mcp.server.lowlevel.server import Server
@@ -31,18 +32,6 @@ from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared._context_streams import create_context_streams
 from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
-from mcp_types import (
-    INTERNAL_ERROR,
-    INVALID_PARAMS,
-    INVALID_REQUEST,
-    CallToolRequestParams,
-    CallToolResult,
-    ErrorData,
-    JSONRPCError,
-    ListToolsResult,
-    PaginatedRequestParams,
-    jsonrpc_message_adapter,
-)
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from goondan.features.mcp.command.rules import offering
@@ -207,20 +196,20 @@ _SHOWN: Final = 100
 def make_server(offer: Offer, agent: str, version: str) -> Server[Any]:
     """A server whose tools are those of an offer."""
 
-    async def list_tools(ctx: Any, params: PaginatedRequestParams | None) -> ListToolsResult:
+    async def list_tools(ctx: Any, params: mcp_types.PaginatedRequestParams | None) -> mcp_types.ListToolsResult:
         if params is not None and params.cursor is not None:
-            raise MCPError(INVALID_PARAMS, "there is one page of tools, and no cursor leads to another")
+            raise MCPError(mcp_types.INVALID_PARAMS, "there is one page of tools, and no cursor leads to another")
         tools = await _told(offer.tools())
-        return ListToolsResult.model_validate(
+        return mcp_types.ListToolsResult.model_validate(
             {"tools": [offering.tool_entry(name, tool) for name, tool in tools.items()]}
         )
 
-    async def call_tool(ctx: Any, params: CallToolRequestParams) -> CallToolResult:
+    async def call_tool(ctx: Any, params: mcp_types.CallToolRequestParams) -> mcp_types.CallToolResult:
         name = await _told(offer.full_name(params.name))
         if name is None:
-            raise MCPError(INVALID_PARAMS, f"no tool {params.name[:_SHOWN]!r} is offered")
+            raise MCPError(mcp_types.INVALID_PARAMS, f"no tool {params.name[:_SHOWN]!r} is offered")
         answer = await offer.call(name, params.arguments, ctx.session.report_progress)
-        return CallToolResult.model_validate(answer)
+        return mcp_types.CallToolResult.model_validate(answer)
 
     return Server(
         "goondan",
@@ -237,7 +226,7 @@ async def _told(answer: Awaitable[_T]) -> _T:
     try:
         return await answer
     except GoondanError as error:
-        raise MCPError(INTERNAL_ERROR, f"{error.info.message} [{error.info.code}]") from None
+        raise MCPError(mcp_types.INTERNAL_ERROR, f"{error.info.message} [{error.info.code}]") from None
 
 
 # --- HTTP -----------------------------------------------------------------------------------------------------------
@@ -417,10 +406,11 @@ async def serve_stdio(server: Server[Any]) -> None:
         async with incoming:
             async for line in LineReader(0, MAX_LINE_BYTES):
                 if line.data is None:
-                    error = ErrorData(
-                        code=INVALID_REQUEST, message=f"a message of {line.size} bytes; at most {MAX_LINE_BYTES}"
+                    error = mcp_types.ErrorData(
+                        code=mcp_types.INVALID_REQUEST,
+                        message=f"a message of {line.size} bytes; at most {MAX_LINE_BYTES}",
                     )
-                    await asyncio.to_thread(_put, out, JSONRPCError(jsonrpc="2.0", id=None, error=error))
+                    await asyncio.to_thread(_put, out, mcp_types.JSONRPCError(jsonrpc="2.0", id=None, error=error))
                 elif line.data.strip():
                     await incoming.send(_read(line.data))
 
@@ -444,7 +434,7 @@ async def serve_stdio(server: Server[Any]) -> None:
 
 def _read(data: bytes) -> SessionMessage | Exception:
     try:
-        return SessionMessage(jsonrpc_message_adapter.validate_json(data, by_name=False))
+        return SessionMessage(mcp_types.jsonrpc_message_adapter.validate_json(data, by_name=False))
     except ValueError as error:  # of pydantic, and for what is no UTF-8
         return error
 

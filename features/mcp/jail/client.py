@@ -15,16 +15,8 @@ from urllib.parse import quote
 
 import mcp_types as types
 import msgspec
+from mcp.client import subscriptions
 from mcp.client.session import ClientRequestContext, ClientSession
-from mcp.client.subscriptions import (
-    PromptsListChanged,
-    ResourcesListChanged,
-    ResourceUpdated,
-    ServerEvent,
-    SubscriptionLost,
-    ToolsListChanged,
-    listen,
-)
 from mcp.shared.dispatcher import Dispatcher
 from mcp.shared.exceptions import MCPError
 from mcp_types import UNSUPPORTED_PROTOCOL_VERSION
@@ -58,9 +50,9 @@ _CHANGED: Final[dict[type[BaseModel], servers.NewsKind]] = {
     types.PromptListChangedNotification: "prompts",
 }
 _EVENTS: Final[dict[type[Any], servers.NewsKind]] = {
-    ToolsListChanged: "tools",
-    ResourcesListChanged: "resources",
-    PromptsListChanged: "prompts",
+    subscriptions.ToolsListChanged: "tools",
+    subscriptions.ResourcesListChanged: "resources",
+    subscriptions.PromptsListChanged: "prompts",
 }
 
 
@@ -315,7 +307,7 @@ class Client:
         failed = 0
         while True:
             try:
-                async with listen(
+                async with subscriptions.listen(
                     self.session,
                     tools_list_changed="tools" in offered,
                     resources_list_changed="resources" in offered,
@@ -329,7 +321,7 @@ class Client:
                     async for event in subscription:
                         failed = 0
                         self._changed(event)
-            except (MCPError, SubscriptionLost, TimeoutError) as error:
+            except (MCPError, subscriptions.SubscriptionLost, TimeoutError) as error:
                 self._events.log("debug", f"the server does not tell about changes: {bounds.line(str(error), 300)}")
                 if isinstance(error, MCPError) and (error.code == types.METHOD_NOT_FOUND or is_gone(error)):
                     return
@@ -339,8 +331,8 @@ class Client:
             await asyncio.sleep(LISTEN_AGAIN_S[min(failed, len(LISTEN_AGAIN_S) - 1)])
             failed += 1
 
-    def _changed(self, event: ServerEvent) -> None:
-        if isinstance(event, ResourceUpdated):
+    def _changed(self, event: subscriptions.ServerEvent) -> None:
+        if isinstance(event, subscriptions.ResourceUpdated):
             self._resource(event.uri)
         else:
             self._events.changed(_EVENTS[type(event)])

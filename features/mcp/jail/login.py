@@ -17,14 +17,7 @@ import httpx2
 import msgspec
 from mcp.client.auth import OAuthClientProvider, OAuthFlowError
 from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
-from mcp.shared.auth import (
-    AuthorizationCodeResult,
-    OAuthClientInformationFull,
-    OAuthClientMetadata,
-    OAuthMetadata,
-    OAuthToken,
-    ProtectedResourceMetadata,
-)
+from mcp.shared import auth
 from msgspec import Struct
 from pydantic import BaseModel, ValidationError
 
@@ -78,18 +71,18 @@ class _Kept(Struct, omit_defaults=True):
 class Storage:
     """The SDK's TokenStorage. Everything is read once, and written as a whole."""
 
-    def __init__(self, keeper: Keeper, kept: _Kept, client: OAuthClientInformationFull | None) -> None:
+    def __init__(self, keeper: Keeper, kept: _Kept, client: auth.OAuthClientInformationFull | None) -> None:
         """`client`: the one that was registered before, which is not written down."""
         self._keeper = keeper
         self._client = client
         self.kept = kept
         self.provider: OAuthClientProvider | None = None
 
-    async def get_tokens(self) -> OAuthToken | None:
+    async def get_tokens(self) -> auth.OAuthToken | None:
         """The tokens of an earlier worker, if they still are tokens."""
-        return _model(OAuthToken, self.kept.tokens)
+        return _model(auth.OAuthToken, self.kept.tokens)
 
-    async def set_tokens(self, tokens: OAuthToken) -> None:
+    async def set_tokens(self, tokens: auth.OAuthToken) -> None:
         """Keep tokens, and where they can be replaced."""
         self.kept.tokens = _plain(tokens)
         self.kept.expires_at = None if tokens.expires_in is None else time.time() + tokens.expires_in
@@ -100,11 +93,11 @@ class Storage:
             self.kept.issuer = context.auth_server_url
         await self._save()
 
-    async def get_client_info(self) -> OAuthClientInformationFull | None:
+    async def get_client_info(self) -> auth.OAuthClientInformationFull | None:
         """The client that was registered before, or by an earlier worker."""
-        return self._client or _model(OAuthClientInformationFull, self.kept.client)
+        return self._client or _model(auth.OAuthClientInformationFull, self.kept.client)
 
-    async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
+    async def set_client_info(self, client_info: auth.OAuthClientInformationFull) -> None:
         """Keep a registration."""
         self.kept.client = _plain(client_info)
         await self._save()
@@ -173,7 +166,7 @@ class Login(httpx2.Auth):
             kept.client = None  # it was registered with an address whose port is somebody else's by now
         client = None
         if config.client_id is not None:
-            client = OAuthClientInformationFull(
+            client = auth.OAuthClientInformationFull(
                 client_id=config.client_id,
                 client_secret=config.client_secret,
                 redirect_uris=[redirect_uri],  # type: ignore[list-item] # pydantic makes a URL of it
@@ -183,7 +176,7 @@ class Login(httpx2.Auth):
         storage = Storage(self._keeper, kept, client)
         provider = _Provider(
             self._endpoint,
-            OAuthClientMetadata(
+            auth.OAuthClientMetadata(
                 client_name=CLIENT_NAME,
                 redirect_uris=[redirect_uri],  # type: ignore[list-item]
                 grant_types=["authorization_code", "refresh_token"],
@@ -218,12 +211,12 @@ class Login(httpx2.Auth):
             raise Failure("E_OAUTH_UNAVAILABLE", message)
         self._clock.hold((await self._keeper.ask("authorize", url=url)).message or "")
 
-    async def _wait_for_person(self) -> AuthorizationCodeResult:
+    async def _wait_for_person(self) -> auth.AuthorizationCodeResult:
         try:
             reply = await self._keeper.ask("wait")
         finally:
             self._clock.go_on()
-        return AuthorizationCodeResult(code=reply.code or "", state=reply.state, iss=reply.issuer)
+        return auth.AuthorizationCodeResult(code=reply.code or "", state=reply.state, iss=reply.issuer)
 
 
 class _Provider(OAuthClientProvider):
@@ -237,8 +230,8 @@ class _Provider(OAuthClientProvider):
         # Without these a token that has expired is used once more, and a refresh goes to an address that is guessed.
         if kept.expires_at is not None:
             self.context.token_expiry_time = kept.expires_at - SPARE_S
-        self.context.oauth_metadata = _model(OAuthMetadata, kept.metadata)
-        self.context.protected_resource_metadata = _model(ProtectedResourceMetadata, kept.resource)
+        self.context.oauth_metadata = _model(auth.OAuthMetadata, kept.metadata)
+        self.context.protected_resource_metadata = _model(auth.ProtectedResourceMetadata, kept.resource)
         self.context.auth_server_url = kept.issuer
 
 

@@ -32,16 +32,8 @@ from contextlib import suppress
 from copy import copy
 from typing import Any, Final, Literal
 
+from goondan.kernel.broker.journal import files as journal_files
 from goondan.kernel.broker.journal import redo, tables
-from goondan.kernel.broker.journal.files import (
-    Mark,
-    MarkFile,
-    Witness,
-    create_private,
-    set_aside,
-    sync_folder,
-    take_apart,
-)
 from goondan.kernel.broker.state.records import DiskFull, Ended, JournalFailed, Retire, Row, Write
 from goondan.schemas.wire.errors import fail
 
@@ -87,12 +79,12 @@ class JournalStore:
         self.path = path
         self.durability: Durability = durability
         self._boot_id = boot_id
-        self._mark = MarkFile(path + "-acked")
+        self._mark = journal_files.MarkFile(path + "-acked")
         self._redo = redo.RedoFile(path + redo.REDO_SUFFIX)
         #: Batches that were promised and are not in the tables, and their subjects.
         self._owed: list[redo.RedoEntry] = []
         self._owed_subjects: set[str] = set()
-        self._witness = None if witness is None else Witness(witness)
+        self._witness = None if witness is None else journal_files.Witness(witness)
         #: What could not be read at the start, for the log; empty in an ordinary start.
         self.losses: list[str] = []
         try:
@@ -172,7 +164,7 @@ class JournalStore:
             return DiskFull(str(error))
         if tables.code_of(error) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             with suppress(OSError):
-                create_private(self.path + SUSPICION_SUFFIX)
+                journal_files.create_private(self.path + SUSPICION_SUFFIX)
         return JournalFailed(f"{error} ({tables.name_of(error)})")
 
     # --- writing
@@ -223,7 +215,7 @@ class JournalStore:
 
     def _put_mark(self) -> None:
         try:
-            self._mark.write(Mark(self._boot_id, self._last, self._digest))
+            self._mark.write(journal_files.Mark(self._boot_id, self._last, self._digest))
         except OSError as error:
             raise JournalFailed(f"{self.path}-acked: {error.strerror}") from None
 
@@ -316,9 +308,9 @@ class JournalStore:
     # --- opening
 
     def _open(self, accept_loss: bool) -> sqlite3.Connection:
-        create_private(self.path)
+        journal_files.create_private(self.path)
         for suffix in ("-wal", "-shm"):
-            take_apart(self.path + suffix)
+            journal_files.take_apart(self.path + suffix)
         mark = self._mark.read()
         if mark is not None and self.durability == "process" and mark.boot_id != self._boot_id:
             mark = None  # a loss of power may have taken what it promises
@@ -332,13 +324,13 @@ class JournalStore:
         db.close()
         if not accept_loss:
             raise tables.corrupt(self.path, damage)
-        copy = set_aside(self.path)
+        copy = journal_files.set_aside(self.path)
         with suppress(FileNotFoundError):
             os.unlink(suspicion)
         self.losses = [f"{text}; the damaged journal is kept as {copy}" for text in damage]
         return self._salvage(copy, promised)
 
-    def _examine(self, promised: Mark | None, *, thorough: bool) -> tuple[sqlite3.Connection, list[str]]:
+    def _examine(self, promised: journal_files.Mark | None, *, thorough: bool) -> tuple[sqlite3.Connection, list[str]]:
         """The open file, and what is wrong with it. Raises GoondanError for a file that is not ours."""
         db = self._connect()
         try:
@@ -358,7 +350,7 @@ class JournalStore:
             db.close()
             raise
 
-    def _examine_empty(self, db: sqlite3.Connection, promised: Mark | None) -> list[str]:
+    def _examine_empty(self, db: sqlite3.Connection, promised: journal_files.Mark | None) -> list[str]:
         """The damage of a file without tables. A file without damage gets its tables."""
         if promised is not None:
             return [f"the journal is empty, but {promised.last} writes were promised"]
@@ -367,7 +359,9 @@ class JournalStore:
         self._create(db)
         return []
 
-    def _examine_tables(self, db: sqlite3.Connection, promised: Mark | None, *, thorough: bool) -> list[str]:
+    def _examine_tables(
+        self, db: sqlite3.Connection, promised: journal_files.Mark | None, *, thorough: bool
+    ) -> list[str]:
         """The damage of a file that has tables. Raises GoondanError for a file that is not ours."""
         version: int = db.execute("PRAGMA user_version").fetchone()[0]
         if db.execute("PRAGMA application_id").fetchone()[0] != tables.APPLICATION_ID or version != tables.FORMAT:
@@ -389,7 +383,7 @@ class JournalStore:
         damage += self._shortage(meta, promised)
         return damage
 
-    def _shortage(self, meta: tables.Meta, promised: Mark | None) -> list[str]:
+    def _shortage(self, meta: tables.Meta, promised: journal_files.Mark | None) -> list[str]:
         """The promised writes that are neither in the tables nor in the redo file."""
         if promised is None:
             return []
@@ -420,11 +414,11 @@ class JournalStore:
         """A new file with every row of the damaged one that is whole. Numbers go on above all that were promised."""
         from goondan.kernel.broker.journal.salvage import copy_intact  # what copies files takes milliseconds
 
-        create_private(self.path)
+        journal_files.create_private(self.path)
         db = self._connect()
         self._create(db)
         meta = copy_intact(damaged, db, promised)
-        self._mark.write(Mark(self._boot_id, meta.last, meta.digest))
+        self._mark.write(journal_files.Mark(self._boot_id, meta.last, meta.digest))
         return db
 
     def _connect(self) -> sqlite3.Connection:
@@ -444,7 +438,7 @@ class JournalStore:
             f"PRAGMA application_id = {tables.APPLICATION_ID}; COMMIT;"
         )
         if self.durability == "power":
-            sync_folder(os.path.dirname(self.path))
+            journal_files.sync_folder(os.path.dirname(self.path))
         if self._witness is not None:
             self._witness.made(self._boot_id)
 

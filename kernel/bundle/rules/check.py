@@ -14,15 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from goondan.kernel.bundle.rules import checked, lookup, models, positions, references, variables
-from goondan.kernel.bundle.rules.extensions import (
-    check_extension,
-    check_given,
-    check_used,
-    circles,
-    extension_spec,
-    fits,
-    misplaced,
-)
+from goondan.kernel.bundle.rules import extensions as extension_rules
 from goondan.kernel.bundle.rules.kinds import (
     documents,
     feature_extensions,
@@ -213,8 +205,8 @@ class Checker:
         extensions: dict[str, checked.CheckedExtension] = {}
         for document, name, built in self._of("Extension"):
             extension = extensions[name] = checked.CheckedExtension(document, name, built)
-            check_extension(extension, self._files, self._report, self._base_extensions)
-            check_given(extension, self._report)
+            extension_rules.check_extension(extension, self._files, self._report, self._base_extensions)
+            extension_rules.check_given(extension, self._report)
             folders = folder_rules_of(extension.entry, extension.bundled)
             if folders is not None:
                 folders.check(extension.resource.spec.config or {}, document, ("spec", "config"), self._report)
@@ -231,7 +223,7 @@ class Checker:
         return extensions
 
     def _circles(self, extensions: Mapping[str, checked.CheckedExtension]) -> None:
-        for circle in circles({name: extension.depends_on for name, extension in extensions.items()}):
+        for circle in extension_rules.circles({name: extension.depends_on for name, extension in extensions.items()}):
             shown_circle = " -> ".join(f"Extension/{name}" for name in (*circle, circle[0]))
             message = f"the extensions depend on each other in a circle: {shown_circle}; they are loaded as listed"
             place = extensions[circle[0]].document.place("spec", "dependsOn")
@@ -512,9 +504,9 @@ class Checker:
                 self._report.error("E_CONFIG_UNSUPPORTED", message, document.place(*at), _NOT_YET)
             elif extension.entry:
                 own = None if isinstance(item, str) else item.config
-                check_used(extension, own, document, at, self._report)
+                extension_rules.check_used(extension, own, document, at, self._report)
                 named = own is not None and variables.names_any(document.node, "spec", "extensions")
-                spec = extension_spec(extension, own, named=named)
+                spec = extension_rules.extension_spec(extension, own, named=named)
                 folders = folder_rules_of(extension.entry, extension.bundled)
                 if folders is not None:
                     found = folders.resolve(spec, self._files)
@@ -528,7 +520,7 @@ class Checker:
                 if server_rules_of(extension.entry, extension.bundled) is not None:
                     given = own if own is not None else extension.resource.spec.config or {}
                     whose = (document, (*at, "config")) if own is not None else (extension.document, ("spec", "config"))
-                    if fits(extension, given):
+                    if extension_rules.fits(extension, given):
                         agent.servers.append(checked.ServerUse(extension.name, given, *whose))
                 self._bring(agent, extension, at)
         self._misplaced(agent, extensions)
@@ -552,7 +544,7 @@ class Checker:
     def _misplaced(self, agent: checked.CheckedAgent, extensions: Mapping[str, checked.CheckedExtension]) -> None:
         loaded = [extension.name for extension in agent.extensions]
         dependencies = {name: extension.depends_on for name, extension in extensions.items()}
-        for name, wanted, there in misplaced(loaded, dependencies):
+        for name, wanted, there in extension_rules.misplaced(loaded, dependencies):
             where = "is loaded after it" if there else "is not in the agent's list"
             message = f"Extension/{name} depends on Extension/{wanted}, which {where}"
             self._report.warn("W_CONFIG_DEPENDENCY", message, agent.document.place("spec", "extensions"))

@@ -13,22 +13,11 @@ from typing import Final
 import click
 
 from goondan.kernel.cli import options, output
+from goondan.kernel.cli import session as sessions
 from goondan.kernel.cli.attach import Kernel, attach
 from goondan.kernel.cli.console.lines import FROM_STDIN, MAX_LINE_BYTES, read_all
 from goondan.kernel.cli.console.screen import Screen, follow, shown
 from goondan.kernel.cli.rules import batch, plain
-from goondan.kernel.cli.session import (
-    WELCOME_S,
-    Cancelling,
-    Interrupts,
-    Listener,
-    Message,
-    OpenFile,
-    Session,
-    opened_files,
-    over_session,
-    was_cancelled,
-)
 from goondan.kernel.cli.state import absolute_workdir, locate
 from goondan.kernel.paths import is_utf8
 from goondan.schemas.wire import codec, frames, spans
@@ -105,12 +94,12 @@ def send(
     place = locate(bundle)
     if workdir is not None:
         workdir = absolute_workdir(workdir, place)
-    with opened_files(attached) as files, attach(place) as kernel:
+    with sessions.opened_files(attached) as files, attach(place) as kernel:
         agent = agent or kernel.entry_agent
         if not agent:
             raise fail("E_USAGE", "the bundle has no entry agent; name the agent")
         key = batch.check_instance(instance)
-        told = Message(agent, key, text, event_id=event_id, workdir=workdir, trace_id=trace_id)
+        told = sessions.Message(agent, key, text, event_id=event_id, workdir=workdir, trace_id=trace_id)
         sent = asyncio.run(_send(kernel, told, files, not no_wait, timeout, reasoning, raw))
         if not output.wants_json():
             output.tell_servers(place.state_dir, set())
@@ -124,7 +113,7 @@ def send(
 
 def _tell(event_id: str, answer: frames.Answer, interrupted: int, reasoning: bool) -> int:
     """Print what is not on stdout yet, and return the exit status. `interrupted`: that of SIGINT if it came, else 0."""
-    cancelled = bool(interrupted) and was_cancelled(answer.error)
+    cancelled = bool(interrupted) and sessions.was_cancelled(answer.error)
     if output.wants_json():
         output.write_json(output.answer_document(event_id, answer, reasoning=reasoning))
     elif answer.status == "completed":
@@ -150,23 +139,29 @@ def _tell_failure(error: frames.ErrorPayload, event_id: str, *, cancelled: bool)
 
 
 async def _send(
-    kernel: Kernel, message: Message, files: list[OpenFile], wait: bool, timeout_s: float, reasoning: bool, raw: bool
+    kernel: Kernel,
+    message: sessions.Message,
+    files: list[sessions.OpenFile],
+    wait: bool,
+    timeout_s: float,
+    reasoning: bool,
+    raw: bool,
 ) -> tuple[str, frames.Answer | str | None, int]:
     """Send the message with its files. Returns the event id, the answer, and the exit status: that of SIGINT if it
     came, otherwise 0. The text of the answer is printed without --json, and with `reasoning` its reasoning. Without
     `wait`, the trace is returned in place of the answer, None where it is not known.
     """
-    async with Session(kernel, min(timeout_s, WELCOME_S)) as session:
+    async with sessions.Session(kernel, min(timeout_s, sessions.WELCOME_S)) as session:
         known_id = message.event_id or session.new_id()
         message = message._replace(event_id=known_id, files=session.lay_down(files))
         if not wait:
             return known_id, await session.tell(message, timeout_s), 0
 
-        async def ask(listener: Listener | None) -> frames.Answer:
+        async def ask(listener: sessions.Listener | None) -> frames.Answer:
             return await session.ask(message, timeout_s=timeout_s, listener=listener)
 
-        cancelling = Cancelling(session.cancel, lambda: [known_id])
-        with Interrupts(cancelling.came) as interrupts:
+        cancelling = sessions.Cancelling(session.cancel, lambda: [known_id])
+        with sessions.Interrupts(cancelling.came) as interrupts:
 
             async def tell(screen: Screen | None) -> None:
                 await follow(session, message.agent, message.instance, known_id, screen)
@@ -210,8 +205,8 @@ def cancel(event_id: str | None, bundle: str | None, agent: str | None, instance
     agent, instance = options.named(agent, instance)
     key = batch.check_instance(instance)
     with attach(locate(bundle)) as kernel:
-        known_id, state = over_session(
-            kernel, lambda session: _cancel(session, event_id, agent, key, timeout), min(timeout, WELCOME_S)
+        known_id, state = sessions.over_session(
+            kernel, lambda session: _cancel(session, event_id, agent, key, timeout), min(timeout, sessions.WELCOME_S)
         )
     name = plain.one_line(known_id, len(known_id))
     text = f"cancelled {name}" if state == "cancelled" else f"{name} had ended by itself: {state}"
@@ -219,7 +214,7 @@ def cancel(event_id: str | None, bundle: str | None, agent: str | None, instance
 
 
 async def _cancel(
-    session: Session, event_id: str | None, agent: str | None, instance: str, timeout_s: float
+    session: sessions.Session, event_id: str | None, agent: str | None, instance: str, timeout_s: float
 ) -> tuple[str, str]:
     """The event's id, and how it ended. Raises GoondanError E_EVENT_NOT_FOUND."""
     if event_id is None:

@@ -13,23 +13,13 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from goondan.kernel.cli import attach, output
+from goondan.kernel.cli import session as sessions
 from goondan.kernel.cli.console.conversation import Command, Commands, read_command
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, Line, LineReader, Room
 from goondan.kernel.cli.console.prompt import HISTORY_FILE, PROMPT, Prompt, open_prompt
 from goondan.kernel.cli.console.questions import Questions, questions
 from goondan.kernel.cli.console.screen import Screen, follow, shows_status, tell_news
 from goondan.kernel.cli.rules.plain import one_line
-from goondan.kernel.cli.session import (
-    GONE,
-    Cancelling,
-    Interrupts,
-    Listener,
-    Message,
-    Session,
-    opened_files,
-    over_session,
-    was_cancelled,
-)
 from goondan.schemas.wire import frames, runtime_events
 from goondan.schemas.wire.errors import GoondanError, fail
 
@@ -106,12 +96,12 @@ class Talk:
         if self._kernel.place.watch:
             tell_news(self._kernel.place.state_dir)
         with self._kernel:
-            over_session(self._kernel, self._talk)
+            sessions.over_session(self._kernel, self._talk)
         if self._as_json:
             output.write_json({"answers": self._documents})
         return self._status or int(self._failed)
 
-    async def _talk(self, session: Session) -> None:
+    async def _talk(self, session: sessions.Session) -> None:
         self._questions = questions(session)
         self._commands = Commands(session, self._kernel, self._options.instance, self._options.workdir)
         watching = asyncio.ensure_future(self._questions.watch())
@@ -126,7 +116,7 @@ class Talk:
             raise session.lost_error()
         work.result()
 
-    async def _piped(self, session: Session, lines: LineReader) -> None:
+    async def _piped(self, session: sessions.Session, lines: LineReader) -> None:
         """Send lines as they come, and print the answers in the order of the lines."""
 
         waiting: asyncio.Queue[tuple[int, str, asyncio.Future[_Told]] | None] = asyncio.Queue()
@@ -187,7 +177,7 @@ class Talk:
             changed.cancel()
         return await asked
 
-    async def _interactive(self, session: Session) -> None:
+    async def _interactive(self, session: sessions.Session) -> None:
         """Take one message at a time, and show its answer while it is made. Ctrl-C cancels the turn. A second one ends
         the conversation.
         """
@@ -199,7 +189,7 @@ class Talk:
         if learned is not None:
             output.write(learned, stream=sys.stderr)
         await self._tell_instance()
-        with Interrupts(prompt.interrupted) as interrupts:
+        with sessions.Interrupts(prompt.interrupted) as interrupts:
             while not self._status and (line := await self._read(prompt)) is not None:
                 work = self._turn if _command_of(line) is None else self._carry_out
                 await work(session, line, interrupts, prompt)
@@ -234,7 +224,9 @@ class Talk:
         finally:
             telling.cancel()
 
-    async def _carry_out(self, session: Session, line: Line, interrupts: Interrupts, prompt: Prompt) -> None:
+    async def _carry_out(
+        self, session: sessions.Session, line: Line, interrupts: sessions.Interrupts, prompt: Prompt
+    ) -> None:
         """Carry a command out. Ctrl-C ends the waiting for it."""
 
         asking = asyncio.ensure_future(self._ask(session, line))
@@ -254,7 +246,9 @@ class Talk:
         finally:
             asking.cancel()
 
-    async def _turn(self, session: Session, line: Line, interrupts: Interrupts, prompt: Prompt) -> None:
+    async def _turn(
+        self, session: sessions.Session, line: Line, interrupts: sessions.Interrupts, prompt: Prompt
+    ) -> None:
 
         screen = Screen(text=not self._as_json)
         event_id = session.new_id()
@@ -264,7 +258,7 @@ class Talk:
             output.write("", "cancelling the turn; Ctrl-C again ends the conversation", stream=sys.stderr)
             self._drop_queue(prompt)
 
-        cancelling = Cancelling(session.cancel, lambda: [event_id], on_first=interrupted, patience_s=None)
+        cancelling = sessions.Cancelling(session.cancel, lambda: [event_id], on_first=interrupted, patience_s=None)
         interrupts.target = cancelling.came
 
         def hear(event: runtime_events.RuntimeEvent) -> None:
@@ -280,7 +274,7 @@ class Talk:
                 told = await cancelling.wait(asking)
             if told is None:
                 self._status = interrupts.status
-            elif cancelling.came_first and was_cancelled(_error_of(told)):
+            elif cancelling.came_first and sessions.was_cancelled(_error_of(told)):
                 self._keep(told)
                 output.write("cancelled", stream=sys.stderr)
             else:
@@ -308,7 +302,11 @@ class Talk:
             output.write(*[f"(dropped: {_shown(line)})" for line in dropped], stream=sys.stderr)
 
     async def _ask(
-        self, session: Session, line: Line, event_id: str | None = None, listener: Listener | None = None
+        self,
+        session: sessions.Session,
+        line: Line,
+        event_id: str | None = None,
+        listener: sessions.Listener | None = None,
     ) -> _Told:
         """Send one line, and wait for its answer; or carry out the command that it is. Raises only E_KERNEL_LOST,
         E_KERNEL_STOPPED.
@@ -327,16 +325,16 @@ class Talk:
             if not agent:
                 raise fail("E_AGENT_NOT_FOUND", "the bundle has no entry agent to talk to")
             key, files = self._commands.instance, self._lay_down(session)
-            message = Message(agent, key, text, event_id=event_id, workdir=self._options.workdir, files=files)
+            message = sessions.Message(agent, key, text, event_id=event_id, workdir=self._options.workdir, files=files)
             return _Told(event_id, await session.ask(message, listener=listener))
         except GoondanError as error:
-            if error.info.code in GONE:
+            if error.info.code in sessions.GONE:
                 raise
             return _Told(event_id, error=error, command=None if command is None else command.name)
 
-    def _lay_down(self, session: Session) -> list[frames.FilePart]:
+    def _lay_down(self, session: sessions.Session) -> list[frames.FilePart]:
         """Put the files that go with this message where its event can name them. Raises GoondanError."""
-        with opened_files(self._commands.take_attached()) as files:
+        with sessions.opened_files(self._commands.take_attached()) as files:
             return session.lay_down(files)
 
     def _show(self, told: _Told, screen: Screen | None = None) -> None:
