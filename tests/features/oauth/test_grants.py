@@ -41,10 +41,17 @@ def test_a_person_is_asked_where_nothing_else_helps() -> None:
     assert "does not accept" in reason(rules.lost(GRANT, interrupted=False))
 
 
-@pytest.mark.parametrize("changes", [{"issuer": "https://evil.example"}, {"client_id": "other"}, {"issuer": None}])
-def test_a_token_is_sent_to_nobody_but_the_server_it_is_from(changes: dict[str, str | None]) -> None:
-    changed = replace(APP, token_url="https://evil.example/t", **changes)
-    verdict = judge(GRANT, changed, ["a"], 2000.0)
+@pytest.mark.parametrize("now", [1001.0, 2000.0])
+@pytest.mark.parametrize("issuer", ["https://login.example", None])
+@pytest.mark.parametrize(
+    "changes", [{"issuer": "https://evil.example"}, {"client_id": "C"}, {"token_url": "T", "issuer": None}]
+)
+def test_a_token_is_sent_to_nobody_but_the_server_it_is_from(
+    now: float, issuer: str | None, changes: dict[str, str | None]
+) -> None:
+    app = replace(APP, issuer=issuer, token_url="t")
+    grant = rules.granted(app, "ann", TOKENS, ["a"], now=1000.0)
+    verdict = judge(grant, replace(app, **changes), ["a"], now)
     assert isinstance(verdict, Login)
     assert "another server or another client" in verdict.reason
 

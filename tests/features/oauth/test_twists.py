@@ -11,8 +11,6 @@ import pytest
 from msgspec import structs
 
 from goondan.features.oauth.agent import read_request
-from goondan.features.oauth.process import rules
-from goondan.features.oauth.process.rules import Login, Tokens, judge
 from goondan.features.oauth.wire import GrantedNews, OAuthAppSpec
 from goondan.kernel.broker.state.entities import CONTROL
 from goondan.schemas.bundle.launch import ExtensionSpec
@@ -302,15 +300,3 @@ def test_news_reach_who_asked_and_no_other_kind_of_peer_tells_them() -> None:
     for peer in (made.agent, made.client):
         assert code_of(peer.say(Frame("oauth.granted", payload=news))) is not None
     assert made.agent.take("oauth.granted") == []
-
-
-GRANT = rules.granted(APP, "ann", Tokens("at", "Bearer", 600.0, "rt", None), ["cal.read"], now=1000.0)
-
-
-def test_what_a_grant_is_good_for() -> None:
-    assert judge(GRANT, APP, ["cal.read"], 1001.0) == "use"
-    for scopes in (["cal.write"], ["cal.read", "cal.write"]):
-        assert isinstance(judge(GRANT, APP, scopes, 1001.0), Login)
-    for changes in ({"client_id": "C"}, {"token_url": "https://l.example/T"}, {"issuer": "https://l.example"}):
-        verdict = judge(GRANT, structs.replace(APP, **changes), ["cal.read"], 1001.0)
-        assert isinstance(verdict, Login), changes

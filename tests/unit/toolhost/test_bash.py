@@ -11,32 +11,7 @@ import pytest
 
 from goondan.toolhost.base.bash import bash
 from goondan.toolhost.base.goondan_base import shell
-from goondan.toolhost.base.goondan_base.arguments import absolute, as_text
 from goondan.toolhost.inside.processes import signal_name
-
-
-@pytest.mark.requirement("BASH-05")
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ("as is", "as is"), (True, "true"), (False, "false"), (42, "42"), (-7, "-7"), (1.0, "1"), (1.5, "1.5"),
-        (-0.0, "0"), (0.1, "0.1"), (1e21, "1e+21"), (1e20, "100000000000000000000"), (100, "100"),
-        (123456789012345680000, "123456789012345680000"), (1e-6, "0.000001"), (1e-7, "1e-7"), (1.25e-9, "1.25e-9"),
-        (-1.5e300, "-1.5e+300"), (2**53 + 1, "9007199254740992"), (5e-324, "5e-324"), (0.00012, "0.00012"),
-    ],
-)  # fmt: skip
-def test_numbers_are_printed_as_javascript_does(value: Any, text: str) -> None:
-    assert as_text(value) == text
-
-
-@pytest.mark.requirement("BASH-03")
-@pytest.mark.parametrize(
-    ("path", "expected"),
-    [("a", "/w/a"), ("", "/w"), (".", "/w"), ("./a/../b", "/w/b"), ("..", "/"), ("a/", "/w/a/"), ("/x/../y", "/x/../y"),
-     ("../../..", "/"), ("a//b", "/w/a/b")],
-)  # fmt: skip
-def test_relative_paths_are_joined_and_normalised_absolute_ones_stay(path: str, expected: str) -> None:
-    assert absolute("/w", path) == expected
 
 
 @pytest.mark.requirement("BASH-05")
@@ -67,12 +42,6 @@ def test_arguments_and_environments_that_cannot_be(check: Any, given: dict[str, 
     with pytest.raises(ValueError) as caught:
         check(given)
     assert str(caught.value) == message
-
-
-def test_defaults() -> None:
-    assert bash.timeout({}) == 30_000
-    assert bash.optional_strings({}, "args") == []
-    assert bash.optional_string({}, "shell", bash.SCRIPT_SHELL) == "/bin/bash"
 
 
 def stream(data: bytes, name: str = "stdout") -> shell.Stream:

@@ -17,7 +17,7 @@ from goondan.toolhost.base.http_fetch import http_fetch
 def test_a_command_may_take_half_a_minute_and_a_script_is_for_bash() -> None:
     assert bash.timeout({}) == 30_000
     assert bash.timeout({"timeoutMs": 5}) == 5
-    assert bash.SCRIPT_SHELL == "/bin/bash"
+    assert bash.optional_string({}, "shell", bash.SCRIPT_SHELL) == "/bin/bash"
     assert bash.optional_strings({}, "args") == []
 
 

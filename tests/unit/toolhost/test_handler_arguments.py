@@ -47,7 +47,7 @@ def test_what_may_be_left_out() -> None:
             read({}, "x")
 
 
-@pytest.mark.requirement("FS-05")
+@pytest.mark.requirement("FS-05", "BASH-03")
 @pytest.mark.parametrize(
     ("path", "expected"),
     [("a", "/w/a"), ("", "/w"), (".", "/w"), ("./a/../b", "/w/b"), ("..", "/"), ("a/", "/w/a/"), ("/x/../y", "/x/../y"),
@@ -72,12 +72,13 @@ def test_numbers_are_printed_with_all_their_digits(value: float) -> None:
     assert not text.endswith(".0")
 
 
-@pytest.mark.requirement("TEXT-08")
+@pytest.mark.requirement("TEXT-08", "BASH-05")
 @pytest.mark.parametrize(
     ("value", "text"),
-    [("as is", "as is"), (True, "true"), (False, "false"), (-7, "-7"), (1.0, "1"), (-0.0, "0"), (1e21, "1e+21"),
-     (1e20, "100000000000000000000"), (1e-6, "0.000001"), (1e-7, "1e-7"), (-1.5e300, "-1.5e+300"),
-     (2**53 + 1, "9007199254740992"), (5e-324, "5e-324"), (0.00012, "0.00012")],
+    [("as is", "as is"), (True, "true"), (False, "false"), (42, "42"), (-7, "-7"), (1.0, "1"), (1.5, "1.5"),
+     (-0.0, "0"), (0.1, "0.1"), (1e21, "1e+21"), (1e20, "100000000000000000000"), (100, "100"),
+     (123456789012345680000, "123456789012345680000"), (1e-6, "0.000001"), (1e-7, "1e-7"), (1.25e-9, "1.25e-9"),
+     (-1.5e300, "-1.5e+300"), (2**53 + 1, "9007199254740992"), (5e-324, "5e-324"), (0.00012, "0.00012")],
 )  # fmt: skip
 def test_values_are_printed_as_javascript_does(value: Any, text: str) -> None:
     assert arguments.as_text(value) == text
