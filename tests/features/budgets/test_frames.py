@@ -19,8 +19,8 @@ from goondan.schemas.wire.usage import Pricing
 from tests.unit.kernel.broker.swarm import TOOL
 from tests.unit.kernel.broker.swarm import plan as swarm_plan
 from tests.unit.kernel.broker.test_acting import request
-from tests.unit.kernel.broker.test_durability import admin, said, subjects
-from tests.unit.kernel.broker.world import World, part_of, run
+from tests.unit.kernel.broker.test_durability import admin, subjects
+from tests.unit.kernel.broker.world import World, part_of, run, said
 
 PRICED = ModelSpec(provider="embedded", pricing=Pricing(input_per_million=1000.0, output_per_million=2000.0))
 

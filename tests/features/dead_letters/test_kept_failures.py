@@ -6,8 +6,8 @@ import pytest
 
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import AgentEvent, Answer, ErrorPayload, Frame, ReplyTo
-from tests.unit.kernel.broker.test_durability import admin, agent, said
-from tests.unit.kernel.broker.world import World, run
+from tests.unit.kernel.broker.test_durability import admin, agent
+from tests.unit.kernel.broker.world import World, run, said
 
 
 def fail_held(world: World, name: str, cause: str | None) -> None:

@@ -8,10 +8,10 @@ import pytest
 
 from goondan.kernel.broker.state.bus import MAX_ASKERS, RETURN_S
 from goondan.kernel.broker.state.entities import AGENTS, Connection
-from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
 from tests.unit.kernel.broker.actors import Agent
-from tests.unit.kernel.broker.world import World, client, run
+from tests.unit.kernel.broker.world import World, client, outgoing, run
 
 
 def working() -> tuple[World, Agent]:
@@ -32,13 +32,8 @@ def connection_of(world: World, cls: int, ident: bytes) -> Connection:
 
 def say(world: World, connection: Connection, frame: Frame) -> list[tuple[bytes, Frame]]:
     """What leaves the broker because of a frame: to whom, and what."""
-    bus = world.router.bus
-    frame.id = frame.id or f"x{world.now}.{len(bus.out)}"
-    world.router.receive(connection, encode(frame), world.now)
-    world.commit()
-    out = [(ident, decode(data)) for _, ident, data in bus.out]
-    bus.out.clear()
-    return out
+    frame.id = frame.id or f"x{world.now}"
+    return [(ident, sent) for _, ident, sent in outgoing(world, connection, frame)]
 
 
 def admin(**body: Any) -> Frame:

@@ -5,23 +5,17 @@ from __future__ import annotations
 import pytest
 
 from goondan.kernel.broker.state.entities import AGENTS, TOOLS
-from goondan.schemas.wire.codec import decode, encode, to_raw
+from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame, Source
 from tests.checks import there
-from tests.unit.kernel.broker.world import World, working
+from tests.unit.kernel.broker.world import World, host, outgoing, working
 
 
 def from_host(world: World, kind: str, *, to: str = "coder", key: str = "k", **header: object) -> list[Frame]:
     """What leaves the broker because of a frame of the tool host."""
-    bus = world.router.bus
-    (connection,) = bus.presence.connections[TOOLS].values()
     event = AgentEvent(id="e~completed", type="tool.completed", created_at="2026-01-01T00:00:00Z")
     frame = Frame(kind, id="h1", to=to, instance_key=key, event_id=event.id, payload=to_raw(event), **header)  # type: ignore[arg-type]
-    world.router.receive(connection, encode(frame), world.now)
-    world.commit()
-    out = [(cls, decode(data)) for cls, _, data in bus.out]
-    bus.out.clear()
-    return [frame for cls, frame in out if cls in (AGENTS, TOOLS)]
+    return [sent for cls, _, sent in outgoing(world, host(world), frame) if cls in (AGENTS, TOOLS)]
 
 
 @pytest.mark.requirement("RESULT-04")

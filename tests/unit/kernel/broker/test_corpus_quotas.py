@@ -16,9 +16,8 @@ from goondan.schemas.wire.frames import AgentEvent, Answer, Blob, ErrorPayload, 
 from goondan.schemas.wire.tokens import Claims, TokenClass, mint
 from tests.checks import there
 from tests.unit.kernel.broker.actors import SECRET
-from tests.unit.kernel.broker.test_durability import said
-from tests.unit.kernel.broker.test_quotas import error, event, tell
-from tests.unit.kernel.broker.world import CALL, World, client, host, run, working
+from tests.unit.kernel.broker.test_quotas import error, event
+from tests.unit.kernel.broker.world import CALL, World, client, host, run, said, working
 
 MIB = 1 << 20
 LONG = "x" * 900_000
@@ -48,7 +47,7 @@ HEADERS: dict[str, Callable[[Frame], Any]] = {
 def test_no_header_takes_what_is_not_counted(world: World, field: str) -> None:
     frame = event("e2")
     HEADERS[field](frame)
-    refusal = there(error(tell(world, client(world), frame)))
+    refusal = there(error(said(world, client(world), frame)))
     assert refusal.code in ("E_FRAME_INVALID", "E_AGENT_NOT_FOUND")
     assert len(refusal.message) < 1000
     assert "e2" not in world.router.bus.mailbox.events
@@ -61,7 +60,7 @@ def test_no_frame_has_an_id_that_is_kept_until_its_answer_comes() -> None:
     call = Frame("tool.call", id=LONG, tool="bash__exec", call_id="new", event_id="c0e0", epoch=instance.epoch)
     cancel = Frame("admin", id=LONG, payload=to_raw({"op": "cancel", "eventId": "c0e0"}))
     for connection, frame in ((agent, call), (client(world), cancel)):
-        refusal = there(error(tell(world, connection, frame)))
+        refusal = there(error(said(world, connection, frame)))
         assert refusal.code == "E_FRAME_INVALID"
     assert world.router.bus.calls.get("new") is None
 
@@ -70,7 +69,7 @@ def test_what_is_said_on_behalf_of_somebody_is_counted(world: World) -> None:
     before = world.router.bus.mailbox.held.held
     frame = event("e2")
     frame.auth = to_raw({"a": "x" * 16_000})
-    assert error(tell(world, client(world), frame)) is None
+    assert error(said(world, client(world), frame)) is None
     assert world.router.bus.mailbox.held.held - before > 16_000
 
 
@@ -103,14 +102,14 @@ def test_nobody_says_whose_work_it_is() -> None:
         stranger = client(world, operator=False)
         frame = event(f"lie{number}")
         setattr(frame, field, lie)
-        assert error(tell(world, stranger, frame)) is None
+        assert error(said(world, stranger, frame)) is None
         kept = world.router.bus.mailbox.events[f"lie{number}"]
         assert (kept.root, kept.session, kept.content.chain) == (kept.id, stranger.session, None), field
         assert (kept.by_operator, kept.in_reply_to, kept.asynchronous) == (False, None, False), field
         agent = event(f"agents{number}")
         agent.reply_to = ReplyTo("coder", f"c{number}")
         setattr(agent, field, lie)
-        assert error(tell(world, world.router.bus.presence.principals["agent/coder/k"], agent)) is None
+        assert error(said(world, world.router.bus.presence.principals["agent/coder/k"], agent)) is None
         kept = world.router.bus.mailbox.events[f"agents{number}"]
         asked_by = Source("agent", "coder", "k")
         assert (kept.root, kept.content.chain, kept.source) == ("c0e0", ["coder/k"], asked_by), field
@@ -120,7 +119,7 @@ def test_nobody_says_whose_work_it_is() -> None:
 def test_asynchronous_is_an_agents_word_only(world: World) -> None:
     frame = event("e2")
     frame.asynchronous, frame.reply_to = True, ReplyTo("coder", "corr")
-    assert error(tell(world, client(world), frame)) is None
+    assert error(said(world, client(world), frame)) is None
     run(world)
     world.host.work()
     world.settle()

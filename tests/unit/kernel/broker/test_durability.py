@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from goondan.kernel.broker.state import records
-from goondan.kernel.broker.state.entities import AGENTS, Connection
+from goondan.kernel.broker.state.entities import AGENTS
 from goondan.kernel.broker.state.ledger import Ledger
 from goondan.kernel.broker.state.mailbox import LEASE_S, MAX_ATTEMPTS
 from goondan.kernel.broker.state.records import Deadline, event_subject
@@ -18,7 +18,7 @@ from goondan.schemas.wire.control import Drain, Principal, SpawnFailed
 from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, FilePart, Frame, ReplyTo
 from tests.checks import there
 from tests.unit.kernel.broker.actors import Agent, Client
-from tests.unit.kernel.broker.world import World, client, run
+from tests.unit.kernel.broker.world import World, client, run, said
 
 
 def without_sender(world: World) -> Client:
@@ -401,18 +401,6 @@ def test_a_deadline_holds_on_the_boot_clock_and_after_a_reboot_on_the_wall_clock
 
 
 # --- what the tests above look at
-
-
-def said(world: World, connection: Connection, frame: Frame) -> list[Frame]:
-    """What a peer is told because of a frame of it."""
-    world.after_round()
-    world.router.receive(connection, encode(frame), world.now)
-    world.commit()
-    bus = world.router.bus
-    told = [decode(data) for _, ident, data in bus.out if ident == connection.ident]
-    bus.out[:] = [item for item in bus.out if item[1] != connection.ident]
-    world.after_round()
-    return told
 
 
 def subjects(world: World) -> list[str]:

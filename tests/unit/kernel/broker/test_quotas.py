@@ -9,24 +9,13 @@ import pytest
 from goondan.kernel.broker.routing.intake import MAX_NESTED_BYTES
 from goondan.kernel.broker.routing.processes import MAX_STARTING, STARTING_S
 from goondan.kernel.broker.state.bus import RETRY_AFTER_MS
-from goondan.kernel.broker.state.entities import REFUSED_AT_ONCE, REFUSED_S, Connection
-from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
+from goondan.kernel.broker.state.entities import REFUSED_AT_ONCE, REFUSED_S
+from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, Frame, ReplyTo
 from tests.checks import there
-from tests.unit.kernel.broker.world import CALL, World, client, host, run, waited_for_by, working
+from tests.unit.kernel.broker.world import CALL, World, client, host, run, said, waited_for_by, working
 
 MIB = 1 << 20
-
-
-def tell(world: World, connection: Connection, frame: Frame) -> list[Frame]:
-    """What its sender is answered."""
-    bus = world.router.bus
-    world.router.receive(connection, encode(frame), world.now)
-    world.commit()
-    mine = [decode(data) for cls, ident, data in bus.out if (cls, ident) == (connection.cls, connection.ident)]
-    bus.out[:] = [item for item in bus.out if (item[0], item[1]) != (connection.cls, connection.ident)]
-    world.after_round()
-    return [frame for frame in mine if frame.type != "ping"]
 
 
 def event(event_id: str, *, calls: int = 1, size: int = 0, to: str = "reviewer", key: str = "") -> Frame:
@@ -65,12 +54,12 @@ def states(world: World, prefix: str) -> dict[str, int]:
 def test_one_root_that_asks_four_hundred_leaves_places_for_others() -> None:
     world = working()
     for number in range(400):
-        assert error(tell(world, host(world), asked(f"r{number}"))) is None
+        assert error(said(world, host(world), asked(f"r{number}"))) is None
     run(world, 40)
     assert states(world, "r") == {"leased": 127 + 1, "accepted": 400 - 128}, "half with its own turn, and one lent"
     other = client(world, operator=False)
     for number in range(3):
-        assert error(tell(world, other, event(f"other{number}"))) is None
+        assert error(said(world, other, event(f"other{number}"))) is None
     run(world)
     assert states(world, "other") == {"leased": 3}, "nobody waits for what another root does"
     assert len(world.agents) <= 256 + 16 + 1
@@ -86,10 +75,10 @@ def test_processes_that_are_idle_are_no_way_around_the_shares() -> None:
     world.clients[0].ask("c0e0")
     run(world)
     for number in range(8):
-        tell(world, host(world), asked(f"r{number}", key=f"idle{number}"))
+        said(world, host(world), asked(f"r{number}", key=f"idle{number}"))
     run(world)
     assert states(world, "r") == {"leased": 4, "accepted": 4}, "three by its share, one lent"
-    assert error(tell(world, client(world, operator=False), event("other"))) is None
+    assert error(said(world, client(world, operator=False), event("other"))) is None
     world.goes_on(3)
     assert states(world, "other") == {"leased": 1}, "an idle process that waits for a place makes room"
 
@@ -98,13 +87,13 @@ def test_what_an_operator_sends_itself_gets_a_place_when_all_others_are_taken() 
     world = World(max_live_agents=4)
     run(world)
     for number in range(6):
-        tell(world, client(world, operator=False), event(f"stranger{number}"))
+        said(world, client(world, operator=False), event(f"stranger{number}"))
     run(world)
     assert states(world, "stranger") == {"leased": 4, "accepted": 2}
-    tell(world, client(world), event("person"))
+    said(world, client(world), event("person"))
     run(world)
     assert states(world, "person") == {"leased": 1}
-    tell(world, client(world, operator=False), event("late"))
+    said(world, client(world, operator=False), event("late"))
     run(world)
     assert states(world, "late") == {"accepted": 1}
 
@@ -114,11 +103,11 @@ def test_starts_are_few_at_a_time_and_the_next_session_is_next() -> None:
     run(world)
     flood, other = client(world), client(world)
     for number in range(1500):
-        tell(world, flood, event(f"flood{number}"))
+        said(world, flood, event(f"flood{number}"))
     told = set(world.supervisor.wanted)
     world.goes_down(world.supervisor)
     assert len(world.supervisor.wanted - told) == MAX_STARTING
-    tell(world, other, event("other"))
+    said(world, other, event("other"))
     assert world.router.bus.mailbox.places.waiting == 1500 - MAX_STARTING + 1
     world.supervisor.reconcile()
     first = next(iter(world.agents.values()))
@@ -134,8 +123,8 @@ def test_starts_that_hang_hold_up_nobody_for_longer_than_a_moment() -> None:
     run(world)
     flood, other = client(world), client(world)
     for number in range(MAX_STARTING + 8):
-        tell(world, flood, event(f"flood{number}"))  # and nobody starts them
-    tell(world, other, event("other"))
+        said(world, flood, event(f"flood{number}"))  # and nobody starts them
+    said(world, other, event("other"))
     world.advance(STARTING_S)
     world.goes_down(world.supervisor)
     assert ("reviewer", "other") in {(p.name, p.instance_key) for p in world.supervisor.wanted}
@@ -145,9 +134,9 @@ def test_spawned_instances_count_as_what_their_asker_does() -> None:
     world = working(max_live_agents=8)
     for number in range(20):
         frame = Frame("agents.spawn", id=f"s{number}", call_id=CALL, to="reviewer", instance_key=f"s{number}")
-        tell(world, host(world), frame)
+        said(world, host(world), frame)
     run(world)
-    tell(world, client(world, operator=False), event("other"))
+    said(world, client(world, operator=False), event("other"))
     world.goes_on(6)
     assert states(world, "other") == {"leased": 1}
     assert len(world.agents) <= 8 + 1 + 1, "those that are kept for operators, and one that was lent"
@@ -156,7 +145,7 @@ def test_spawned_instances_count_as_what_their_asker_does() -> None:
 def test_a_turn_that_starts_another_instance_lends_it_its_place() -> None:
     world = working(max_live_agents=1)
     frame = Frame("agents.spawn", id="s", call_id=CALL, to="reviewer", instance_key="new")
-    assert tell(world, host(world), frame) == []
+    assert said(world, host(world), frame) == []
     world.goes_on(3)
     assert ("reviewer", "new") in world.agents
     assert world.router.bus.mailbox.places.lent == 0, "it is idle now"
@@ -167,31 +156,31 @@ def test_a_turn_that_starts_another_instance_lends_it_its_place() -> None:
 
 def test_seventeen_large_requests_of_one_root_leave_room_for_others() -> None:
     world = working()
-    refused = [error(tell(world, host(world), asked(f"r{n}", size=16 * MIB))) for n in range(17)]
+    refused = [error(said(world, host(world), asked(f"r{n}", size=16 * MIB))) for n in range(17)]
     taken = sum(1 for one in refused if one is None)
     assert taken == 7, "half of 256 MiB and of what is kept for operators, as near as 16 MiB fit"
     last = there(refused[-1])
     assert (last.code, last.retry_after_ms) == ("E_OVERLOADED", RETRY_AFTER_MS)
     assert "root 'c0e0'" in last.message and "(quota: root)" in last.message and "268,435,456 in all" in last.message
     assert world.router.bus.refusals["c0e0", "root", "bytes of messages"] == 17 - taken
-    assert error(tell(world, client(world, operator=False), event("other", size=16 * MIB))) is None
+    assert error(said(world, client(world, operator=False), event("other", size=16 * MIB))) is None
 
 
 def test_one_sessions_events_leave_room_for_others() -> None:
     world = World(max_open_events=320)
     run(world)
     flood = client(world, operator=False)
-    codes = [error(tell(world, flood, event(f"flood{number}"))) for number in range(320)]
+    codes = [error(said(world, flood, event(f"flood{number}"))) for number in range(320)]
     assert 195 <= codes.count(None) <= 202, "two thirds of the 300 that are not kept for operators"
     last = there(codes[-1])
     assert "(quota: session)" in last.message
     instances = {key for _, key in world.router.bus.mailbox.instances}
     assert len(instances) == codes.count(None), "what was refused leaves nothing behind"
-    assert error(tell(world, client(world, operator=False), event("other"))) is None
+    assert error(said(world, client(world, operator=False), event("other"))) is None
     for number in range(110):
-        tell(world, client(world, operator=False), event(f"many{number}"))
-    assert error(tell(world, client(world, operator=False), event("one more"))) is not None
-    assert error(tell(world, client(world), event("person"))) is None, "operators have some left"
+        said(world, client(world, operator=False), event(f"many{number}"))
+    assert error(said(world, client(world, operator=False), event("one more"))) is not None
+    assert error(said(world, client(world), event("person"))) is None, "operators have some left"
 
 
 def test_what_is_not_taken_leaves_no_instance_behind() -> None:
@@ -199,10 +188,10 @@ def test_what_is_not_taken_leaves_no_instance_behind() -> None:
     instances = world.router.bus.mailbox.instances
     before = set(instances)
     mine = client(world)
-    assert error(tell(world, mine, event("c0e0", key="another"))) is not None, "the id is another sender's"
+    assert error(said(world, mine, event("c0e0", key="another"))) is not None, "the id is another sender's"
     waited_for_by(world.router.bus.mailbox.events["c0e0"], *(f"a/{n}" for n in range(32)))
-    assert error(tell(world, host(world), asked("too deep"))) is not None
-    assert error(tell(world, mine, event("x" * 300, key="new"))) is not None
+    assert error(said(world, host(world), asked("too deep"))) is not None
+    assert error(said(world, mine, event("x" * 300, key="new"))) is not None
     assert set(instances) == before
 
 
@@ -213,11 +202,11 @@ def test_a_turn_may_ask_one_thing_also_where_its_root_has_used_up_its_share() ->
     sent = [event(f"sent{number}") for number in range(320)]
     for frame in sent:
         frame.call_id = CALL
-    refused = [error(tell(world, host(world), frame)) for frame in sent]
+    refused = [error(said(world, host(world), frame)) for frame in sent]
     assert "(quota: root)" in there(refused[-1]).message
-    assert error(tell(world, host(world), asked("large", size=MAX_NESTED_BYTES + 1))) is not None
-    assert error(tell(world, host(world), asked("first"))) is None
-    assert error(tell(world, host(world), asked("second"))) is not None, "it waits for one already"
+    assert error(said(world, host(world), asked("large", size=MAX_NESTED_BYTES + 1))) is not None
+    assert error(said(world, host(world), asked("first"))) is None
+    assert error(said(world, host(world), asked("second"))) is not None, "it waits for one already"
 
 
 def test_a_flood_of_refused_events_is_told_to_come_back_slowly_and_keeps_its_order() -> None:
@@ -226,7 +215,7 @@ def test_a_flood_of_refused_events_is_told_to_come_back_slowly_and_keeps_its_ord
     flood = client(world, operator=False)
     hints = []
     for number in range(320 + 10 * REFUSED_AT_ONCE):
-        refused = error(tell(world, flood, event(f"flood{number}")))
+        refused = error(said(world, flood, event(f"flood{number}")))
         if refused is not None:
             hints.append(refused.retry_after_ms or 0)
     assert hints[0] == RETRY_AFTER_MS and hints == sorted(hints) and hints[-1] >= 10 * RETRY_AFTER_MS
@@ -235,10 +224,10 @@ def test_a_flood_of_refused_events_is_told_to_come_back_slowly_and_keeps_its_ord
         assert world.router._events is not None
         world.router._ends.give_up(events[name], "dead", "E_AGENT_FAILED", "no")
     later = event("later", key="flood319")
-    held = error(tell(world, flood, later))
+    held = error(said(world, flood, later))
     assert held is not None and "has to come first" in held.message
-    assert error(tell(world, flood, event("flood319"))) is None
-    assert error(tell(world, flood, later)) is None
+    assert error(said(world, flood, event("flood319"))) is None
+    assert error(said(world, flood, later)) is None
 
 
 @pytest.mark.parametrize("waits", [REFUSED_S + 6, 1.0])
@@ -247,13 +236,13 @@ def test_an_event_whose_sender_has_given_it_up_holds_up_no_other(waits: float) -
     run(world)
     flood = client(world, operator=False)
     for number in range(320):
-        tell(world, flood, event(f"flood{number}"))
+        said(world, flood, event(f"flood{number}"))
     events = world.router.bus.mailbox.events
     for name in [name for name, one in events.items() if one.state == "accepted"]:
         world.router._ends.give_up(events[name], "dead", "E_AGENT_FAILED", "no")
     world.commit()
     world.now += waits
-    held = error(tell(world, flood, event("later", key="flood319")))
+    held = error(said(world, flood, event("later", key="flood319")))
     assert (held is None) == (waits > REFUSED_S)
 
 
@@ -263,7 +252,7 @@ def test_an_event_whose_sender_has_given_it_up_holds_up_no_other(waits: float) -
 def test_after_a_new_broker_the_shares_are_what_they_were() -> None:
     world = working(max_live_agents=8)
     for number in range(6):
-        tell(world, host(world), asked(f"r{number}"))
+        said(world, host(world), asked(f"r{number}"))
     run(world)
     mailbox = world.router.bus.mailbox
     before = mailbox.places.pool.of_root("c0e0")

@@ -7,11 +7,11 @@ import hashlib
 import pytest
 from msgspec import Raw
 
-from goondan.kernel.broker.state.entities import CLIENTS
-from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
+from goondan.kernel.broker.state.entities import CLIENTS, Connection
+from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, Frame, ReplyTo
 from tests.unit.kernel.broker.test_completions import from_host
-from tests.unit.kernel.broker.world import World, working
+from tests.unit.kernel.broker.world import World, outgoing, working
 
 
 def ended(world: World) -> None:
@@ -19,6 +19,10 @@ def ended(world: World) -> None:
     for _ in range(4):
         world.flow(*world.actors())
         world.host.work()
+
+
+def asker(world: World) -> Connection:
+    return next(iter(world.router.bus.presence.connections[CLIENTS].values()))
 
 
 def repeat(
@@ -31,16 +35,11 @@ def repeat(
     blob: Blob | None = None,
 ) -> list[Frame]:
     """What the client is told when it sends the event that it has asked, or another one, under the same id."""
-    connection = next(iter(world.router.bus.presence.connections[CLIENTS].values()))
     frame = Frame("event", id="r", to="coder", instance_key=key, event_id=event_id, reply_to=ReplyTo("client", "r"))
     frame.digest, frame.blob = digest, blob
     if blob is None:
         frame.payload = payload_of(event_id, text)
-    world.router.receive(connection, encode(frame), world.now)
-    world.commit()
-    told = [decode(data) for _, _, data in world.router.bus.out]
-    world.router.bus.out.clear()
-    return [frame for frame in told if frame.in_reply_to == "r"]
+    return [sent for _, _, sent in outgoing(world, asker(world), frame) if sent.in_reply_to == "r"]
 
 
 def payload_of(event_id: str, text: object) -> Raw:
@@ -82,10 +81,9 @@ def test_who_still_wants_an_answer_that_is_no_longer_kept_is_told() -> None:
 
 def test_who_did_not_wait_may_come_back_for_the_answer() -> None:
     world = working()
-    client = next(iter(world.router.bus.presence.connections[CLIENTS].values()))
     payload = payload_of("quiet", 1)
     frame = Frame("event", id="q", to="coder", instance_key="k", event_id="quiet", payload=payload)
-    world.router.receive(client, encode(frame), world.now)
+    outgoing(world, asker(world), frame)
     ended(world)
     assert world.state("quiet") == "done"
     world.kill_broker()
@@ -132,12 +130,10 @@ def test_a_name_that_is_not_seen_is_refused(field: str, bad: str) -> None:
     if field == "correlation_id" and len(bad) > 256:
         bad *= 2
     world = working()
-    connection = next(iter(world.router.bus.presence.connections[CLIENTS].values()))
     frame = Frame("event", id="r", to="coder", instance_key="k", event_id="new", payload=payload_of("new", 1))
     frame.reply_to = ReplyTo("client", bad if field == "correlation_id" else "r")
     if field != "correlation_id":
         setattr(frame, field, bad)
-    world.router.receive(connection, encode(frame), world.now)
-    told = [decode(data) for _, _, data in world.router.bus.out]
-    assert code([one for one in told if one.type == "error"]) == "E_FRAME_INVALID"
+    told = outgoing(world, asker(world), frame)
+    assert code([sent for _, _, sent in told if sent.type == "error"]) == "E_FRAME_INVALID"
     assert "new" not in world.router.bus.mailbox.events

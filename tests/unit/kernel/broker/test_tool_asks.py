@@ -10,11 +10,11 @@ from msgspec import structs
 
 from goondan.kernel.broker.routing.calls import ToolCalls
 from goondan.kernel.broker.state.entities import AGENTS, TOOLS
-from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
+from goondan.schemas.wire.codec import encode, from_raw, to_raw
 from goondan.schemas.wire.frames import Frame, Source
 from goondan.schemas.wire.questions import ToolAnswer, ToolAsk
 from tests.unit.kernel.broker.test_acting import code, tell
-from tests.unit.kernel.broker.world import CALL, World, host, part_of, run
+from tests.unit.kernel.broker.world import CALL, World, host, outgoing, part_of, run
 from tests.unit.kernel.broker.world import working as plain
 
 
@@ -47,10 +47,8 @@ def agent(world: World, name: str = "coder") -> Any:
 
 def sent(world: World, cls: int, frame: Frame, by: Any) -> list[Frame]:
     """What leaves the broker for a class when this peer sends a frame."""
-    bus = world.router.bus
-    bus.out.clear()
-    world.router.receive(by, encode(frame), world.now)
-    return [decode(data) for kind, _, data in bus.out if kind == cls]
+    world.router.bus.out.clear()
+    return [left for kind, _, left in outgoing(world, by, frame) if kind == cls]
 
 
 LIES: dict[str, Any] = {

@@ -386,6 +386,28 @@ def host(world: World) -> Connection:
     return connection
 
 
+def outgoing(world: World, connection: Connection, frame: Frame) -> list[tuple[int, bytes, Frame]]:
+    """What leaves the broker because of a frame: for which class, to whom, and what. Nothing of it is delivered."""
+    bus = world.router.bus
+    world.router.receive(connection, encode(frame), world.now)
+    world.commit()
+    left = [(cls, ident, decode(data)) for cls, ident, data in bus.out]
+    bus.out.clear()
+    return left
+
+
+def said(world: World, connection: Connection, frame: Frame) -> list[Frame]:
+    """What a peer is told because of a frame of it; everything else is delivered."""
+    bus = world.router.bus
+    world.after_round()
+    world.router.receive(connection, encode(frame), world.now)
+    world.commit()
+    told = [decode(data) for _, ident, data in bus.out if ident == connection.ident]
+    bus.out[:] = [item for item in bus.out if item[1] != connection.ident]
+    world.after_round()
+    return [frame for frame in told if frame.type != "ping"]
+
+
 def part_of(router: Router, cls: type[APart]) -> APart:
     """The part of that class."""
     (found,) = [part for part in router.parts if isinstance(part, cls)]
