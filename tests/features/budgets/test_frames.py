@@ -14,13 +14,12 @@ from goondan.kernel.broker.state.entities import TOOLS, Connection
 from goondan.kernel.cli.rules.waits import render
 from goondan.schemas.bundle.launch import KernelPlan, ModelSpec
 from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, Frame, ReplyTo
+from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, Frame
 from goondan.schemas.wire.usage import Pricing
 from tests.unit.kernel.broker.swarm import TOOL
 from tests.unit.kernel.broker.swarm import plan as swarm_plan
-from tests.unit.kernel.broker.test_acting import request
 from tests.unit.kernel.broker.test_durability import admin, subjects
-from tests.unit.kernel.broker.world import World, part_of, run, said
+from tests.unit.kernel.broker.world import World, part_of, request, run, said
 
 PRICED = ModelSpec(provider="embedded", pricing=Pricing(input_per_million=1000.0, output_per_million=2000.0))
 
@@ -142,9 +141,7 @@ def spent(world: World, agent: str = "coder", what: str = "spent", event_id: str
 
 def ask(world: World, name: str, target: str = "reviewer", *, waits: bool = True) -> list[Frame]:
     """`coder/k` asks in its turn."""
-    event = AgentEvent(id=name, type="agent.request", created_at="2026-01-01T00:00:00Z", input=3)
-    frame = Frame("event", id=f"a-{name}", to=target, instance_key="k", event_id=name, payload=to_raw(event))
-    frame.reply_to, frame.asynchronous = ReplyTo("coder", f"corr:{name}"), not waits
+    frame = request(name, target, call_id=None, calls=3, asynchronous=not waits)
     return said(world, speaker(world), frame)
 
 

@@ -27,8 +27,8 @@ from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.control import ForFeature
 from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import ErrorPayload, Frame, Hello
-from tests.unit.kernel.broker.test_acting import from_supervisor, tell
-from tests.unit.kernel.broker.world import World, part_of, working
+from tests.unit.kernel.broker.test_acting import from_supervisor
+from tests.unit.kernel.broker.world import World, code, part_of, tell, working
 
 OPENED = OpenedChangeset("0123456789abcdef", "git:1", "/work")
 
@@ -56,11 +56,6 @@ def asked(world: World) -> list[ChangesetAsked]:
 def say(world: World, message: ToBroker) -> list[Frame]:
     """A message of the supervisor's half; what the agent gets."""
     return from_supervisor(world, ForFeature(FEATURE, to_raw(message)))
-
-
-def code_of(frames: list[Frame]) -> str:
-    (error,) = frames
-    return from_raw(error.payload, ErrorPayload).code
 
 
 def test_a_question_reaches_the_supervisor_and_its_answer_the_agent() -> None:
@@ -104,7 +99,7 @@ def test_what_an_agent_says_of_itself_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "code"),
+    ("more", "refusal"),
     [
         ({"call_id": None}, "E_FRAME_INVALID"),
         ({"call_id": "x" * 2000}, "E_FRAME_INVALID"),
@@ -112,9 +107,9 @@ def test_what_an_agent_says_of_itself_is_not_believed() -> None:
         ({"payload": to_raw(OpenChangeset("x" * LISTS_BYTES))}, "E_FRAME_TOO_LARGE"),
     ],
 )
-def test_what_is_no_question_is_refused(more: dict[str, object], code: str) -> None:
+def test_what_is_no_question_is_refused(more: dict[str, object], refusal: str) -> None:
     world = working()
-    assert code_of(ask(world, **more)) == code  # type: ignore[arg-type]
+    assert code(ask(world, **more)) == refusal  # type: ignore[arg-type]
     assert asked(world) == []
 
 
@@ -129,7 +124,7 @@ def test_only_a_turn_that_runs_may_ask() -> None:
     )
     instance.leased = None
 
-    assert code_of(ask(world)) == "E_LEASE_LOST"
+    assert code(ask(world)) == "E_LEASE_LOST"
     assert asked(world) == []
 
 
@@ -138,14 +133,14 @@ def test_without_a_supervisor_nobody_can_change_the_bundle() -> None:
     world.router.bus.control = None
     world.now = world.router.bus.started_ms / 1000 + RETURN_S + 1
 
-    assert code_of(ask(world)) == "E_CHANGESET_IO"
+    assert code(ask(world)) == "E_CHANGESET_IO"
 
 
 def test_one_question_has_so_many_askers() -> None:
     world = working()
     for number in range(MAX_ASKERS):
         assert ask(world, frame_id=f"f{number}") == []
-    assert code_of(ask(world, frame_id="more")) == "E_OVERLOADED"
+    assert code(ask(world, frame_id="more")) == "E_OVERLOADED"
 
 
 def test_a_supervisor_that_comes_back_is_asked_again() -> None:

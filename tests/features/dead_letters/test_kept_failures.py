@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from goondan.schemas.wire.codec import to_raw
-from goondan.schemas.wire.frames import AgentEvent, Answer, ErrorPayload, Frame, ReplyTo
+from goondan.schemas.wire.frames import AgentEvent, Answer, ErrorPayload, Frame
 from tests.unit.kernel.broker.test_durability import admin, agent
-from tests.unit.kernel.broker.world import World, run, said
+from tests.unit.kernel.broker.world import World, request, run, said
 
 
 def fail_held(world: World, name: str, cause: str | None) -> None:
@@ -59,10 +59,7 @@ def test_what_a_turn_waits_for_is_none_because_that_turn_is_told() -> None:
     world = World()
     world.clients[0].ask("e1")
     run(world)
-    event = AgentEvent(id="r1", type="agent.request", created_at="2026-01-01T00:00:00Z", input=1)
-    frame = Frame("event", id="f", to="reviewer", instance_key="k", event_id="r1", payload=to_raw(event))
-    frame.reply_to = ReplyTo("coder", "corr:r1")
-    said(world, world.router.bus.presence.principals["agent/coder/k"], frame)
+    said(world, world.router.bus.presence.principals["agent/coder/k"], request("r1", call_id=None, calls=1))
     run(world)
     fail_held(world, "reviewer", "E_MODEL_FAILED: gone")
     assert world.router.bus.mailbox.events["r1"].state == "failed"

@@ -22,8 +22,7 @@ from tests.contract.twists.stage import Actor, Model, Stage, Written, calls, new
 from tests.unit.agentproc.fakes import FakeLink
 from tests.unit.agentproc.turns import runner_of
 from tests.unit.kernel.broker.actors import Agent
-from tests.unit.kernel.broker.test_acting import tell
-from tests.unit.kernel.broker.world import World, part_of, run
+from tests.unit.kernel.broker.world import World, part_of, run, tell
 
 #: Proposes what the message says, one after the other, and notes what came of each.
 PROPOSER = """

@@ -19,8 +19,7 @@ from goondan.schemas.wire.codec import encode, from_raw, to_raw
 from goondan.schemas.wire.frames import ErrorPayload, Frame
 from tests.unit.kernel.broker.actors import Agent
 from tests.unit.kernel.broker.swarm import EXTENSIONS, TOOLS
-from tests.unit.kernel.broker.test_acting import out, tell
-from tests.unit.kernel.broker.world import World, part_of, run
+from tests.unit.kernel.broker.world import World, out, part_of, run, tell
 
 
 def with_extensions(plan: KernelPlan) -> KernelPlan:

@@ -22,7 +22,7 @@ from goondan.schemas.worker.servers import NamedServer, ServerListing, ServerNew
 from tests.unit.kernel.broker import approving
 from tests.unit.kernel.broker.approving import Peer
 from tests.unit.kernel.broker.swarm import plan
-from tests.unit.kernel.broker.world import part_of
+from tests.unit.kernel.broker.world import code, part_of
 
 SHARED, OWN = "github", "files"
 LISTING = to_raw(ServerListing(server_name="a server"))
@@ -89,12 +89,6 @@ class Bench(approving.Bench):
     def lose(self, peer: Peer) -> None:
         self.router.unreachable(peer.cls, peer.ident, self.now)
         self.flush()
-
-
-def code(frames: list[Frame]) -> str:
-    (error,) = frames
-    assert error.type == "error"
-    return from_raw(error.payload, ErrorPayload).code
 
 
 def news(frames: list[Frame]) -> list[tuple[str, str]]:

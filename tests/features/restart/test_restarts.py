@@ -27,8 +27,8 @@ from goondan.schemas.wire.control import (
 )
 from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.frames import ErrorPayload, Frame, RestartAnswer, RestartRequest, Shutdown
-from tests.unit.kernel.broker.test_acting import answer, code, from_supervisor, tell
-from tests.unit.kernel.broker.world import World, part_of, run, working
+from tests.unit.kernel.broker.test_acting import answer, from_supervisor
+from tests.unit.kernel.broker.world import World, code, part_of, run, tell, working
 
 
 def ask(world: World, call_id: str = "t1/c1") -> list[Frame]:

@@ -16,8 +16,7 @@ from goondan.kernel.broker.state.entities import AGENTS
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Frame
 from tests.kernel_fixture import sandbox
-from tests.unit.kernel.broker.test_acting import code, out, request, tell
-from tests.unit.kernel.broker.world import World, working
+from tests.unit.kernel.broker.world import World, code, out, request, tell, working
 
 BUNDLE = """\
 apiVersion: goondan.ai/v1

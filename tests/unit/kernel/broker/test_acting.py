@@ -23,24 +23,7 @@ from goondan.schemas.wire.frames import (
     Source,
 )
 from tests.unit.kernel.broker.actors import Agent
-from tests.unit.kernel.broker.world import CALL, World, host, run, waited_for_by, working
-
-
-def out(world: World, cls: int) -> list[Frame]:
-    """What leaves the broker for a class now; everything else is delivered."""
-    bus = world.router.bus
-    world.commit()
-    found = [decode(data) for kind, _, data in bus.out if kind == cls]
-    bus.out[:] = [item for item in bus.out if item[0] != cls]
-    world.after_round()
-    return [frame for frame in found if frame.type != "ping"]
-
-
-def tell(world: World, frame: Frame, connection: Connection | None = None) -> list[Frame]:
-    """A frame of the tool host, or another peer, and what is answered."""
-    connection = connection or host(world)
-    world.router.receive(connection, encode(frame), world.now)
-    return out(world, connection.cls)
+from tests.unit.kernel.broker.world import CALL, World, code, out, request, run, tell, waited_for_by, working
 
 
 def from_supervisor(world: World, message: object) -> list[Frame]:
@@ -49,23 +32,6 @@ def from_supervisor(world: World, message: object) -> list[Frame]:
     assert control is not None
     world.router.receive(control, encode(Frame("runtime.event", id="s", payload=to_raw(message))), world.now)
     return tell(world, Frame("pong", id="p"), agent)
-
-
-def request(
-    event_id: str = "r1", to: str = "reviewer", key: str = "k", call_id: str | None = CALL, **more: Any
-) -> Frame:
-    event = AgentEvent(id=event_id, type="agent.request", created_at="2026-01-01T00:00:00Z", input=0)
-    frame = Frame("event", id=f"f-{event_id}", to=to, instance_key=key, event_id=event_id, call_id=call_id)
-    frame.reply_to, frame.payload = ReplyTo("whoever", f"corr-{event_id}"), to_raw(event)
-    for name, value in more.items():
-        setattr(frame, name, value)
-    return frame
-
-
-def code(frames: list[Frame]) -> str:
-    (error,) = frames
-    assert error.type == "error", error
-    return from_raw(error.payload, ErrorPayload).code
 
 
 def answer(world: World, agent: str, key: str) -> None:
@@ -399,7 +365,7 @@ def test_a_spawn_that_fails_or_takes_too_long_says_so() -> None:
     control = world.router.bus.control
     assert control is not None
     failed = Frame("runtime.event", payload=to_raw(SpawnFailed(Principal("agent", "reviewer", "a"), 5, "no memory")))
-    (error,) = [f for f in _with(world, control, failed) if f.type == "error"]
+    (error,) = [f for f in tell(world, failed, control, TOOLS) if f.type == "error"]
     told = from_raw(error.payload, ErrorPayload)
     assert (error.in_reply_to, told.code) == ("q", "E_AGENT_SPAWN_FAILED")
     assert "no memory" in told.message
@@ -407,11 +373,6 @@ def test_a_spawn_that_fails_or_takes_too_long_says_so() -> None:
     world.now += 1
     world.router.tick(world.now)
     assert code(out(world, TOOLS)) == "E_AGENT_TIMEOUT"
-
-
-def _with(world: World, connection: Connection, frame: Frame) -> list[Frame]:
-    world.router.receive(connection, encode(frame), world.now)
-    return out(world, TOOLS)
 
 
 @pytest.mark.parametrize("ends", [False, True])
@@ -428,13 +389,13 @@ def test_a_process_that_still_loads_is_not_there_yet(ends: bool) -> None:
     reviewer, control = Principal("agent", "reviewer", "s"), world.router.bus.control
     assert control is not None
     if not ends:
-        told = _with(world, control, Frame("runtime.event", payload=to_raw(Ready(reviewer, conn.claims.launch))))
+        told = tell(world, Frame("runtime.event", payload=to_raw(Ready(reviewer, conn.claims.launch))), control, TOOLS)
         assert [from_raw(frame.payload, dict)["spawned"] for frame in told if frame.type == "reply"] == [True, True]
         return
     gone = Exited(reviewer, conn.claims.launch, "exit status 3", started=False)
-    assert not _with(world, control, Frame("runtime.event", payload=to_raw(gone)))
+    assert not tell(world, Frame("runtime.event", payload=to_raw(gone)), control, TOOLS)
     failed = Frame("runtime.event", payload=to_raw(SpawnFailed(reviewer, 5, "exit status 3")))
-    assert [code([frame]) for frame in _with(world, control, failed)] == ["E_AGENT_SPAWN_FAILED"] * 2
+    assert [code([frame]) for frame in tell(world, failed, control, TOOLS)] == ["E_AGENT_SPAWN_FAILED"] * 2
 
 
 def test_a_process_that_ends_before_its_hello_is_wanted_again() -> None:

@@ -17,7 +17,7 @@ from goondan.schemas.wire.tokens import Claims, TokenClass, mint
 from tests.checks import there
 from tests.unit.kernel.broker.actors import SECRET
 from tests.unit.kernel.broker.test_quotas import error, event
-from tests.unit.kernel.broker.world import CALL, World, client, host, run, said, working
+from tests.unit.kernel.broker.world import CALL, World, client, host, request, run, said, working
 
 MIB = 1 << 20
 LONG = "x" * 900_000
@@ -151,14 +151,8 @@ def test_a_hello_that_names_leases_of_others_gets_none_of_them(world: World) -> 
 
 def ask(world: World, name: str, *, size: int = 0) -> Frame:
     """`coder/k` asks `reviewer/k` without waiting; what it is told."""
-    body = AgentEvent(id=name, type="agent.request", created_at="2026-01-01T00:00:00Z", input=3)
-    frame = Frame("event", id=f"f-{name}", to="reviewer", instance_key="k", event_id=name, payload=to_raw(body))
-    frame.reply_to, frame.asynchronous = ReplyTo("coder", f"corr:{name}"), True
-    (told,) = [
-        frame
-        for frame in said(world, world.router.bus.presence.principals["agent/coder/k"], frame)
-        if frame.in_reply_to
-    ]
+    frame = request(name, call_id=None, calls=3, asynchronous=True)
+    (told,) = [one for one in said(world, world.peer(), frame) if one.in_reply_to]
     return told
 
 
@@ -237,13 +231,11 @@ def asks_one_by_one(world: World, asker: Connection, size: int, *, large: bool, 
     ended = []
     mailbox = world.router.bus.mailbox
     for number in range(times):
-        body = AgentEvent(id=f"s{number}", type="agent.request", created_at="2026-01-01T00:00:00Z", input=3)
-        frame = Frame("event", id=f"f{number}", to="reviewer", instance_key="k", event_id=body.id, payload=to_raw(body))
-        frame.reply_to, frame.call_id = ReplyTo("coder", f"corr{number}"), CALL if asker.cls == TOOLS else None
+        frame = request(f"s{number}", call_id=CALL if asker.cls == TOOLS else None, calls=3)
         assert error(told(world, asker, frame)) is None
         run(world)
         instance = mailbox.instances["reviewer", "k"]
-        done = Frame("ack", id=f"d{number}", stage="done", event_id=body.id, epoch=instance.epoch)
+        done = Frame("ack", id=f"d{number}", stage="done", event_id=f"s{number}", epoch=instance.epoch)
         if large:
             done.blob = Blob(f"{number:032x}", "0" * 64, size)
         else:
@@ -253,10 +245,10 @@ def asks_one_by_one(world: World, asker: Connection, size: int, *, large: bool, 
         world.agents["reviewer", "k"].held = None
         for actor in (world.host, world.agents["coder", "k"]):
             actor.wire.down.clear()  # what is read is said below
-        kept = mailbox.events[body.id].work
+        kept = mailbox.events[f"s{number}"].work
         ended.append("whole" if kept.answer_blob is not None or len(kept.answer or b"") >= size else "refused")
         if reads:
-            said(world, asker, Frame("ack", id=f"a{number}", stage="done", event_id=f"{body.id}:answer"))
+            said(world, asker, Frame("ack", id=f"a{number}", stage="done", event_id=f"s{number}:answer"))
     return ended
 
 
@@ -396,5 +388,5 @@ def test_a_dead_answer_that_is_sent_again_is_an_answer(world: World) -> None:
     frame = Frame("admin", id="again", payload=to_raw({"op": "dead.requeue", "eventId": "r1:answer"}))
     assert error(told(world, client(world), frame)) is None
     again = world.router.bus.mailbox.events["r1:answer~requeued"]
-    assert (again.in_reply_to, again.source) == ("corr:r1", Source("agent", "reviewer", "k"))
+    assert (again.in_reply_to, again.source) == ("corr-r1", Source("agent", "reviewer", "k"))
     assert world.router.bus.mailbox.late_of(again.instance) == 1

@@ -14,8 +14,8 @@ from goondan.schemas.wire.codec import decode, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame, ReplyTo
 from tests.checks import there
 from tests.unit.kernel.broker.histories import KILLS, NAMES, SETTLED, check, perform
-from tests.unit.kernel.broker.test_durability import said, subjects
-from tests.unit.kernel.broker.world import World, run
+from tests.unit.kernel.broker.test_durability import subjects
+from tests.unit.kernel.broker.world import World, run, said
 
 
 def ask(

@@ -9,8 +9,7 @@ from msgspec import Struct
 from goondan.kernel.broker.state.records import Accepted, Item, Put, decode, encode, event_subject, feature_of
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame, ReplyTo
-from tests.unit.kernel.broker.test_durability import said
-from tests.unit.kernel.broker.world import World, run
+from tests.unit.kernel.broker.world import World, run, said
 
 
 class Watched(Struct, array_like=True, tag="guards/watched"):

@@ -9,9 +9,9 @@ from msgspec import Raw
 
 from goondan.kernel.broker.state.entities import CLIENTS, Connection
 from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, Frame, ReplyTo
+from goondan.schemas.wire.frames import AgentEvent, Blob, Frame, ReplyTo
 from tests.unit.kernel.broker.test_completions import from_host
-from tests.unit.kernel.broker.world import World, outgoing, working
+from tests.unit.kernel.broker.world import World, code, outgoing, working
 
 
 def ended(world: World) -> None:
@@ -44,12 +44,6 @@ def repeat(
 
 def payload_of(event_id: str, text: object) -> Raw:
     return to_raw(AgentEvent(id=event_id, type="user", created_at="2026-01-01T00:00:00Z", input=text))
-
-
-def code(frames: list[Frame]) -> str:
-    (frame,) = frames
-    assert frame.type == "error"
-    return from_raw(frame.payload, ErrorPayload).code
 
 
 def test_a_repeat_of_an_event_that_has_ended_is_not_a_second_event() -> None:

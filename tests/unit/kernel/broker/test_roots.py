@@ -6,10 +6,11 @@ import pytest
 
 from goondan.kernel.broker.state.entities import Connection
 from goondan.schemas.wire.codec import decode, encode, to_raw
-from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, ReplyTo
+from goondan.schemas.wire.frames import AgentEvent, Answer, Frame
 from tests.checks import there
 from tests.unit.kernel.broker.actors import Actor, Agent
 from tests.unit.kernel.broker.world import CALL, World, run, working
+from tests.unit.kernel.broker.world import request as asked_by
 
 
 def connection(world: World, actor: Actor) -> Connection:
@@ -28,10 +29,7 @@ def tell(world: World, actor: Actor, frame: Frame) -> list[Frame]:
 
 
 def request(event_id: str, *, call_id: str | None = None, to: str = "reviewer", root: str | None = "a-lie") -> Frame:
-    event = AgentEvent(id=event_id, type="agent.request", created_at="2026-01-01T00:00:00Z", input=1)
-    frame = Frame("event", id=f"f-{event_id}", to=to, instance_key="asked", event_id=event_id, payload=to_raw(event))
-    frame.reply_to, frame.call_id, frame.root_event = ReplyTo("coder", f"corr-{event_id}"), call_id, root
-    return frame
+    return asked_by(event_id, to, "asked", call_id, calls=1, root_event=root)
 
 
 def agent(world: World, name: str = "coder", key: str = "k") -> Agent:

@@ -9,8 +9,8 @@ import pytest
 from goondan.kernel.broker.state.workdirs import Beneath, Workdir, passed_on
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame, ReplyTo
-from tests.unit.kernel.broker.test_acting import request, spawn, start_wanted, tell
-from tests.unit.kernel.broker.world import World, run, working
+from tests.unit.kernel.broker.test_acting import spawn, start_wanted
+from tests.unit.kernel.broker.world import World, request, run, tell, working
 
 ENTRY = "/state/instances/coder/{key}/workspace"
 NAMED = "/srv/work"

@@ -13,8 +13,7 @@ from goondan.kernel.broker.state.entities import AGENTS, TOOLS
 from goondan.schemas.wire.codec import encode, from_raw, to_raw
 from goondan.schemas.wire.frames import Frame, Source
 from goondan.schemas.wire.questions import ToolAnswer, ToolAsk
-from tests.unit.kernel.broker.test_acting import code, tell
-from tests.unit.kernel.broker.world import CALL, World, host, outgoing, part_of, run
+from tests.unit.kernel.broker.world import CALL, World, code, host, outgoing, part_of, run, tell
 from tests.unit.kernel.broker.world import working as plain
 
 

@@ -12,9 +12,7 @@ from goondan.schemas.wire.codec import encode, to_raw
 from goondan.schemas.wire.frames import TOOL_COMPLETED, AgentEvent, Frame
 from goondan.schemas.wire.spans import call_span, is_trace_id
 from tests.unit.kernel.broker.swarm import TOOL
-from tests.unit.kernel.broker.test_acting import code, out, request, tell
-from tests.unit.kernel.broker.test_durability import said
-from tests.unit.kernel.broker.world import CALL, World, run, working
+from tests.unit.kernel.broker.world import CALL, World, code, out, request, run, said, tell, working
 
 TRACE, OTHER = "4bf92f3577b34da6a3ce929d0e0e4736", "a" * 32
 SPAN = "00f067aa0ba902b7"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from msgspec import Raw, structs
 
@@ -25,9 +25,9 @@ from goondan.kernel.broker.state.parts import Part
 from goondan.kernel.broker.state.records import EPOCHS, Row, event_subject
 from goondan.kernel.broker.state.workdirs import Workdir
 from goondan.schemas.wire.blobs import REFERENCES, check_reference, describe
-from goondan.schemas.wire.codec import decode, encode, to_raw
+from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.control import Principal
-from goondan.schemas.wire.frames import Blob, Frame, Hello
+from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, Frame, Hello, ReplyTo
 from goondan.schemas.wire.tokens import Claims, mint
 from tests.unit.kernel.broker.actors import SECRET, Actor, Agent, Client, Host, Store, Supervisor, Wire
 from tests.unit.kernel.broker.journals import BothJournals
@@ -406,6 +406,48 @@ def said(world: World, connection: Connection, frame: Frame) -> list[Frame]:
     bus.out[:] = [item for item in bus.out if item[1] != connection.ident]
     world.after_round()
     return [frame for frame in told if frame.type != "ping"]
+
+
+def out(world: World, cls: int) -> list[Frame]:
+    """What leaves the broker for a class now; everything else is delivered."""
+    bus = world.router.bus
+    world.commit()
+    found = [decode(data) for kind, _, data in bus.out if kind == cls]
+    bus.out[:] = [item for item in bus.out if item[0] != cls]
+    world.after_round()
+    return [frame for frame in found if frame.type != "ping"]
+
+
+def tell(world: World, frame: Frame, connection: Connection | None = None, cls: int | None = None) -> list[Frame]:
+    """A frame of the tool host, or another peer, and what is answered to its class, or told to another class."""
+    connection = connection or host(world)
+    world.router.receive(connection, encode(frame), world.now)
+    return out(world, connection.cls if cls is None else cls)
+
+
+def request(
+    event_id: str = "r1",
+    to: str = "reviewer",
+    key: str = "k",
+    call_id: str | None = CALL,
+    *,
+    calls: int = 0,
+    **more: Any,
+) -> Frame:
+    """What an agent or its handler asks another one, who makes so many calls."""
+    event = AgentEvent(id=event_id, type="agent.request", created_at="2026-01-01T00:00:00Z", input=calls)
+    frame = Frame("event", id=f"f-{event_id}", to=to, instance_key=key, event_id=event_id, call_id=call_id)
+    frame.reply_to, frame.payload = ReplyTo("whoever", f"corr-{event_id}"), to_raw(event)
+    for name, value in more.items():
+        setattr(frame, name, value)
+    return frame
+
+
+def code(frames: list[Frame]) -> str:
+    """The code of the error that is the one frame of these."""
+    (error,) = frames
+    assert error.type == "error", error
+    return from_raw(error.payload, ErrorPayload).code
 
 
 def part_of(router: Router, cls: type[APart]) -> APart:
