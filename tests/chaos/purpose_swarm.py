@@ -1,5 +1,5 @@
-"""A swarm that does a real piece of work: planner, coder and reviewer in one folder, with a tool that has a pip
-dependency, an MCP server, a skill and two extensions; and a model server that plays the three over 40 steps.
+"""A swarm that does a real piece of work: planner, coder and reviewer in one folder, with a tool that has a
+dependency of its own, an MCP server, a skill and two extensions; and a model server that plays the three over 40 steps.
 
 The model reads as a model does: what it says next follows from the conversation that it is shown. Where it is told that
 nobody knows what became of a call, it makes the call again. So every step leaves the same files however often it runs.
@@ -7,13 +7,10 @@ nobody knows what became of a call, it makes the call again. So every step leave
 
 from __future__ import annotations
 
-import ensurepip
 import json
-import os
 import subprocess
 import sys
 import threading
-import zipfile
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -22,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tests.bundles import documents
+from tests.mcp_fixture import SERVER
 
 #: How long a tool works at which something is killed (seconds).
 PAUSE_S: Final = 0.5
@@ -296,26 +294,14 @@ def render(ctx, input):
 
 handlers = {"render": render}
 """
-SERVER: Final = """\
-import pathlib
-import sys
-import time
+NUMBERS: Final = """\
+def add(args, ask):
+    open(f"{sys.argv[1]}/{args['at']}", "w").close()
+    time.sleep(float(args["pause"]))
+    return args["a"] + args["b"]
 
-sys.path.insert(0, PACKAGES)
-from mcp.server.mcpserver import MCPServer
-
-server = MCPServer("numbers")
-
-
-@server.tool()
-def add(a: int, b: int, at: str, pause: str) -> int:
-    \"\"\"Adds two numbers.\"\"\"
-    pathlib.Path(sys.argv[1], at).touch()
-    time.sleep(float(pause))
-    return a + b
-
-
-server.run()
+tools["add"] = add
+serve()
 """
 CHECK: Final = """\
 #!/bin/sh
@@ -358,8 +344,7 @@ BUNDLE: Final = documents(
     "Extension seal {entry: ./extensions/seal/seal.py}",
     'Extension skills {entry: "@goondan/base/skills", config: {discovery: {skillDirs: [skills]}}}',
     'Extension mcp-numbers {entry: "@goondan/base/mcp", config: {transport: {type: stdio, command: [PYTHON, "-I", '
-    './servers/numbers.py, "${WORKDIR}"]}, attach: {mode: stateful, scope: agent}, expose: {tools: true}, '
-    "sandbox: {filesystem: {read: [PACKAGES]}}}}",
+    './servers/numbers.py, "${WORKDIR}"]}, attach: {mode: stateful, scope: agent}, expose: {tools: true}}}',
 )
 SWARM: Final = "---\n" + documents(
     "Swarm purpose {entryAgent: Agent/planner, workdir: shared, policy: {agentIdleSeconds: 60}}",
@@ -368,10 +353,9 @@ SWARM: Final = "---\n" + documents(
 
 def make_bundle(folder: Path, base: str) -> None:
     """Write the bundle's files. Nothing is fetched."""
-    packages = next(path for path in sys.path if (Path(path) / "mcp").is_dir())
     files = {
         "tools/table/table.py": TABLE,
-        "servers/numbers.py": SERVER.replace("PACKAGES", repr(packages)),
+        "servers/numbers.py": f"{SERVER}\n{NUMBERS}",
         "skills/style/SKILL.md": "---\nname: style\ndescription: Checks the style of a file.\n---\n\nRun ./check.sh.\n",
         "skills/style/check.sh": CHECK,
         "extensions/guard/guard.py": GUARD,
@@ -387,23 +371,12 @@ def make_bundle(folder: Path, base: str) -> None:
         ("planner", "", ""), ("coder", ", Tool/table", ", Extension/mcp-numbers"), ("reviewer", "", ""),
     ):  # fmt: skip
         agents += AGENT.replace("NAME", name).replace("TOOLS", tools).replace("EXTENSIONS", extensions)
-    text_ = (
-        BUNDLE.replace("BASE", base).replace("PYTHON", f"{sys.base_prefix}/bin/python3").replace("PACKAGES", packages)
-    )
+    text_ = BUNDLE.replace("BASE", base).replace("PYTHON", f"{sys.base_prefix}/bin/python3")
     (folder / "goondan.yaml").write_text(text_ + agents + SWARM)
 
 
 def _install(venv: Path) -> None:
-    """A virtual environment with the dependency, installed by pip from a wheel."""
-    wheel = venv.parent / "plaintable-1.0-py3-none-any.whl"
-    about = "plaintable-1.0.dist-info"
-    with zipfile.ZipFile(wheel, "w") as packed:
-        packed.writestr("plaintable.py", DEPENDENCY)
-        packed.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: plaintable\nVersion: 1.0\n")
-        packed.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        packed.writestr(f"{about}/RECORD", f"plaintable.py,,\n{about}/METADATA,,\n{about}/WHEEL,,\n{about}/RECORD,,\n")
-    base = f"{sys.base_prefix}/bin/python3"
-    subprocess.run([base, "-m", "venv", "--without-pip", venv], check=True)
-    (pip,) = Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl")
-    options = ["--python", str(venv), "install", "-q", "--no-index", "--disable-pip-version-check", str(wheel)]
-    subprocess.run([sys.executable, "-m", "pip", *options], check=True, env={**os.environ, "PYTHONPATH": str(pip)})
+    """A virtual environment with the dependency."""
+    subprocess.run([f"{sys.base_prefix}/bin/python3", "-m", "venv", "--without-pip", venv], check=True)
+    (packages,) = venv.glob("lib/python3*/site-packages")
+    (packages / "plaintable.py").write_text(DEPENDENCY)

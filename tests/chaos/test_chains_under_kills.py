@@ -52,7 +52,7 @@ LEAST: Final = 10 if KILLS >= 200 else 1
 AGENTS: Final = [f"a{number}" for number in range(8)]
 ROLES: Final = ("broker", "toolhost", "forkserver", "agent", "worker")
 #: Requests that are under way at any time, each for an instance key of its own.
-WINDOW: Final = 12 if KILLS >= 200 else 8
+WINDOW: Final = 12 if KILLS >= 200 else 5
 #: Every so many requests end in a tool that may run again, and some in one that may not; the others in the last agent's
 #: answer.
 AGAIN_EVERY: Final = 3
