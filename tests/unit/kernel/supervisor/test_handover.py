@@ -75,9 +75,10 @@ def test_signals_wait_for_the_next_program() -> None:
     program = f"""
 import os, signal, sys
 sys.path.insert(0, {str(os.getcwd())!r})
+from goondan.kernel import spawn
 from goondan.kernel.supervisor import handover
 from tests.unit.kernel.supervisor.test_handover import handed
-handover.command = lambda module, arguments: [sys.executable, "-c", {_NEXT!r}, *arguments]
+spawn.command = lambda module, arguments: [sys.executable, "-c", {_NEXT!r}, *arguments]
 fds = [os.memfd_create("x") for _ in range(6)]
 execve = os.execve
 def late(*arguments):

@@ -21,6 +21,7 @@ from goondan.kernel.grants.powers import Power, Variable
 from goondan.kernel.paths import root_of
 from goondan.kernel.trust import records
 from goondan.schemas.bundle import launch, resources
+from goondan.schemas.wire import usage
 
 SECRET = "AWS_SECRET_ACCESS_KEY"
 ENV = {
@@ -392,7 +393,7 @@ FIELDS: dict[str, str] = {
 def test_every_field_of_a_bundle_has_been_thought_about() -> None:
     """Those of a feature's kind: the test of the same name in tests/features/."""
     kinds = {kind.__name__ for kind in resources.DOCUMENTS.values()}
-    shared = [launch.Filesystem, launch.Limits, launch.OutputSpec, launch.PythonSpec]
+    shared = [launch.Filesystem, launch.Limits, launch.OutputSpec, launch.PythonSpec, usage.Pricing]
     structs = [kind for name, kind in vars(resources).items() if not name.startswith("_")] + shared
     there = {
         (kind.__name__, field)
