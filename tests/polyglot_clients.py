@@ -1,14 +1,10 @@
-"""The clients as programs, for tests that drive each of them, and their certificates. One that this machine cannot run
-is skipped.
-"""
+"""The clients as programs, for tests that drive each of them. One that this machine cannot run is skipped."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -47,24 +43,6 @@ def rust() -> Path:
     done = cargo("build")
     assert done.returncode == 0, done.stderr
     return BUILT / "debug" / "ask"
-
-
-def certify(program: Sequence[str], without: Collection[str] = ()) -> None:
-    """The program keeps every rule that `gdn certify client` knows, and offers all but some of the sections `without`.
-
-    Each client's own tests replay the recorded sequences, frame by frame. So the real socket sees those in `make chaos`
-    alone, and the scenarios that are not recorded in each run.
-    """
-    from goondan.features.certify.command import certify_client
-    from goondan.features.certify.command.client import scenarios
-
-    recorded = json.loads((ROOT / "schemas" / "vectors" / "sequences.json").read_text())["sequences"]
-    known = set() if "GOONDAN_CHAOS_KILLS" in os.environ else {one["name"] for one in recorded}
-    report = certify_client(program, os.environ, [one.name for one in scenarios()[0] if one.name not in known])
-    assert [(row.rule, row.seen) for row in report.rules if row.outcome == "broken"] == []
-    assert {row.section for row in report.rules if row.outcome == "not offered"} <= {*without}
-    assert report.certified
-    assert len(report.rules) > 60
 
 
 def cargo(command: str) -> subprocess.CompletedProcess[str]:

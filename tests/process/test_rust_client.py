@@ -18,7 +18,7 @@ import pytest
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import Frame
 from tests.kernel_fixture import PATIENCE_S, wait_until
-from tests.polyglot_clients import BUILD_S, cargo, certify, rust
+from tests.polyglot_clients import BUILD_S, cargo, rust
 from tests.process.bare_broker import bare_broker
 
 #: The first of them builds it.
@@ -34,6 +34,8 @@ def test_the_recorded_frames_and_sequences_are_replayed() -> None:
 
 @pytest.mark.feature("certify")
 def test_it_is_certified() -> None:
+    from tests.features.certify.process.certificates import certify
+
     certify([str(rust()), "certified"], {"Frames", "Payloads"})  # calls of tools are in another document
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.polyglot_clients import certify, command_of
+from tests.features.certify.process.certificates import certify
+from tests.polyglot_clients import command_of
 
 
 def test_the_node_client_is_certified() -> None:

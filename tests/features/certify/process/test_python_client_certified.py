@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import goondan_client.certified
+from tests.features.certify.process.certificates import certify
 from tests.forked_programs import forked
-from tests.polyglot_clients import certify
 
 
 def test_the_python_client_is_certified() -> None:
