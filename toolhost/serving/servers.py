@@ -1,4 +1,4 @@
-"""The agents that are attached to MCP servers, and what they are told of them.
+"""The agents that are attached to MCP servers: what servers offer, and what agents are told of them.
 
 The session of a server is held as long as somebody is attached (calls/machine.py). This module knows who that is,
 passes on what servers say has changed, and remembers of which servers agents have lost the session. A call to such a
@@ -108,13 +108,47 @@ class Servers:
 
     # --- listings
 
-    def knows(self, session: JailSession, call: Listing) -> bool:
-        """Whether a listing can be answered at once: the server is asked anew only if somebody wants that."""
-        return call.attaches and session.number in self._listings
+    def run_listing(self, live: LiveSession, call: Listing, now: float) -> list[Action]:
+        """A listing has its place. Before `ready` it is answered with that, later at once or by the server, which is
+        asked anew only if somebody wants that.
+        """
+        session = live.session
+        if session.login is not None and not live.jail.live:
+            return self._has_to_log_in(session, call, session.login, now)
+        if live.jail.live and call.attaches and session.number in self._listings:
+            return self._listed(live, call, now)
+        if live.jail.live:
+            live.jail.send(worker_frames.List(int(call.worker_call_id)))
+        return []
 
-    def ask(self, live: LiveSession, call: Listing) -> None:
-        """Ask a server what it offers."""
-        live.jail.send(worker_frames.List(int(call.worker_call_id)))
+    def ready(self, live: LiveSession, frame: worker_frames.Ready, now: float) -> list[Action]:
+        """A server has said what it offers: whoever asked is answered. Raises Violation."""
+        if frame.listing is None:
+            raise untrusted.Violation("the MCP worker said `ready` without a listing")
+        session = live.session
+        self.heard(session, frame.listing)
+        self._pool.logged_in(session, now)
+        self.report(live)
+        calls = [call for call in session.calls.values() if isinstance(call, Listing)]
+        return [action for call in calls for action in self._listed(live, call, now)]
+
+    def said(self, live: LiveSession, frame: worker_frames.Listed | worker_frames.News, now: float) -> list[Action]:
+        """A server says that something has changed, or what it offers, or why it does not. Raises Violation."""
+        if isinstance(frame, worker_frames.News):
+            self._changed(live.session, frame)
+            return []
+        call = live.session.calls.get(str(frame.list_id))
+        if not isinstance(call, Listing):
+            return []  # nobody waits for it any more
+        if frame.listing is not None:
+            self.heard(live.session, frame.listing)
+            return self._listed(live, call, now)
+        message = "the MCP server does not say what it offers"
+        if frame.error is not None:
+            message = f"{message}: {frame.error.message[:4096]}"
+        error = errors.tool_error(servers.NOT_CONNECTED, message, name=servers.ERROR_NAME)
+        self._answers.fail(call, error)
+        return self._machine.listed(live.session, call, now)
 
     def heard(self, session: JailSession, listing: ServerListing) -> ServerListing:
         """A server has said what it offers. Returns it with the session's number, by which agents tell sessions
@@ -124,13 +158,17 @@ class Servers:
         known = self._listings[session.number] = msgspec.structs.replace(listing, session=session.number)
         return known
 
-    def answer(self, session: JailSession, call: Listing) -> None:
+    def _listed(self, live: LiveSession, call: Listing, now: float) -> list[Action]:
         """Tell an agent what its server offers, and hold the session for it if it attaches."""
+        session = live.session
         if call.attaches:
             self._lost.pop((call.owner, session.key[0]), None)
             if not session.once and not session.closed:
                 self._pool.attach(session, call.owner)
         self._answers.listed(call, self._listings[session.number])
+        actions = self._machine.listed(session, call, now)
+        self.report(live)
+        return actions
 
     # --- logins
 
@@ -149,17 +187,17 @@ class Servers:
         actions: list[Action] = [] if live.jail.live else [Wait(session, LOGIN_S, "load")]
         for call in list(session.calls.values()):
             if isinstance(call, Listing):
-                actions += self.has_to_log_in(session, call, error, now)
+                actions += self._has_to_log_in(session, call, error, now)
         return actions
 
-    def has_to_log_in(self, session: JailSession, call: Listing, error: ToolError, now: float) -> list[Action]:
+    def _has_to_log_in(self, session: JailSession, call: Listing, error: ToolError, now: float) -> list[Action]:
         """Answer a listing: nothing can be said before somebody has logged in."""
         self._answers.fail(call, error)
         return self._machine.listed(session, call, now)
 
     # --- what has changed at a server
 
-    def changed(self, session: JailSession, news: worker_frames.News) -> None:
+    def _changed(self, session: JailSession, news: worker_frames.News) -> None:
         """A server says that something of it has changed."""
         if news.kind == "tools":
             self._listings.pop(session.number, None)  # who attaches next is not told the old one

@@ -262,7 +262,7 @@ class Sessions:
         self._machine.enter(session, call, now)
         call.denied_before = 0 if live.network is None else live.network.denied_count
         if isinstance(call, Listing):
-            self._list(live, call)
+            self._perform(self.servers.run_listing(live, call, now))
             return
         try:
             live.send_call(call, self._messages, now)
@@ -273,21 +273,6 @@ class Sessions:
             with suppress(OSError):  # the next call asks for its own
                 live.sandboxes.prepare()
         self._watch.wake()
-
-    def _list(self, live: LiveSession, call: Listing) -> None:
-        """A listing has its place. Before `ready` it is answered with that, later at once or by the server."""
-        if live.session.login is not None and not live.jail.live:
-            self._perform(self.servers.has_to_log_in(live.session, call, live.session.login, self._loop.time()))
-        elif live.jail.live:
-            if self.servers.knows(live.session, call):
-                self._listed(live, call)
-            else:
-                self.servers.ask(live, call)
-
-    def _listed(self, live: LiveSession, call: Listing) -> None:
-        self.servers.answer(live.session, call)
-        self._perform(self._machine.listed(live.session, call, self._loop.time()))
-        self.servers.report(live)
 
     # --- what the machine decides
 
@@ -549,7 +534,7 @@ class Sessions:
         elif isinstance(frame, frames.LoginNeeded) and isinstance(live.jail, RemoteServer):
             self._perform(self.servers.login(live, frame, self._loop.time()))
         elif isinstance(frame, frames.Listed | frames.News) and live.session.server:
-            self._server_said(live, frame)
+            self._perform(self.servers.said(live, frame, self._loop.time()))
         else:
             raise Violation("the worker sent a frame that is none of its")
 
@@ -572,38 +557,9 @@ class Sessions:
             live.stop_timer()
             self._machine.ready(live.session)
             if live.session.server:
-                self._server_ready(live, frame)
+                self._perform(self.servers.ready(live, frame, self._loop.time()))
             if (event := live.started()) is not None:
                 self._on_worker(event)
-
-    def _server_ready(self, live: LiveSession, frame: frames.Ready) -> None:
-        """A server has said what it offers: whoever asked is answered. Raises Violation."""
-        if frame.listing is None:
-            raise Violation("the MCP worker said `ready` without a listing")
-        self.servers.heard(live.session, frame.listing)
-        self.pool.logged_in(live.session, self._loop.time())
-        self.servers.report(live)
-        for call in list(live.session.calls.values()):
-            if isinstance(call, Listing):
-                self._listed(live, call)
-
-    def _server_said(self, live: LiveSession, frame: frames.Listed | frames.News) -> None:
-        if isinstance(frame, frames.News):
-            self.servers.changed(live.session, frame)
-            return
-        call = live.session.calls.get(str(frame.list_id))
-        if not isinstance(call, Listing):
-            return  # nobody waits for it any more
-        if frame.listing is not None:
-            self.servers.heard(live.session, frame.listing)
-            self._listed(live, call)
-            return
-        said = frame.error
-        error = tool_error(servers.NOT_CONNECTED, "the MCP server does not say what it offers", name=servers.ERROR_NAME)
-        if said is not None:
-            error = msgspec.structs.replace(error, message=f"{error.message}: {said.message[:4096]}")
-        self._answers.fail(call, error)
-        self._perform(self._machine.listed(live.session, call, self._loop.time()))
 
     def _result(self, live: LiveSession, worker: Worker, result: frames.Result) -> None:
         """A call has ended, or goes on after its answer. Raises Violation."""
