@@ -9,7 +9,6 @@ Source: docs/design/turns.md section 6; the WHATWG HTML standard, "Server-sent e
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar, Final, TypeVar
@@ -18,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from goondan.agentproc.machine.turn import AskedCall
-from goondan.agentproc.providers.base import ModelAnswer, Usage, asked_call
+from goondan.agentproc.providers.base import ModelAnswer, Usage, asked_call, read_json
 from goondan.agentproc.providers.faults import Fault, FaultKind, plain
 from goondan.agentproc.providers.history import kept_by
 from goondan.schemas.wire.codec import describe_decode_error, replace_surrogates
@@ -358,7 +357,8 @@ def decode_json(decoder: msgspec.json.Decoder[T], data: str | bytes) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         pass
     try:
-        return msgspec.convert(replace_surrogates(json.loads(data)), decoder.type)
+        text = data if isinstance(data, str) else data.decode("utf-8-sig")
+        return msgspec.convert(replace_surrogates(read_json(text)), decoder.type)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         shown = plain(data if isinstance(data, str) else data[:200].decode("utf-8", "replace"))[:80]
         raise Fault("broken", f"an answer that is no JSON ({describe_decode_error(error)}): {shown}") from None

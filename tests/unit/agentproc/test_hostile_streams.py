@@ -168,6 +168,13 @@ def test_why_a_model_stopped_is_a_short_line(provider: str) -> None:
     assert answer.finish_reason == "[2J" + "x" * (MAX_NAME - 3)
 
 
+@pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"1e999", b'["\\ud83d", 1e999]'])
+def test_a_number_that_is_none_is_no_answer(number: bytes) -> None:
+    tool = b'{"type": "tool_use", "id": "c1", "name": "t", "input": {"a": %s}}' % number
+    with pytest.raises(Fault, match=r"no JSON|out of range"):
+        wire_of("anthropic").VENDOR().reader(asked([], "anthropic")).read_whole(b'{"content": [%s]}' % tool)
+
+
 #: A piece of reasoning in each format.
 THOUGHTS: dict[str, list[dict[str, Any]]] = {
     "anthropic": [
