@@ -179,11 +179,12 @@ class Agents:
 
     def _exited(self, launch: int, seen: Exit) -> None:
         agent = self.roster.find(launch)
+        cause = seen.cause if agent is None else agent.why_ended(seen.cause)
         if agent is not None and not (agent.ordered or seen.clean):
-            _log.warning("agent %s/%s ended: %s", agent.principal.name, agent.principal.instance_key, seen.cause)
+            _log.warning("agent %s/%s ended: %s", agent.principal.name, agent.principal.instance_key, cause)
         self._children.pop(launch, None)
         report = self._forget(launch)
-        cause = f"{seen.cause}: {report}" if report else seen.cause
+        cause = f"{cause}: {report}" if report else cause
         self.perform(self.roster.exited(launch, cause, self._loop.time(), clean=seen.clean))
         self._on_change()
 

@@ -338,6 +338,12 @@ class Agent(Struct):
         """Whether it counts as one of the agents that start now."""
         return self.phase in ("asked", "starting") and not self.slow
 
+    def why_ended(self, cause: str) -> str:
+        """Why its process has ended, which is seen to have ended by `cause`."""
+        if self.phase == "dying" and not self.ordered:
+            return f"it was not ready within {START_LIMIT_S:g} s, and was killed"
+        return cause
+
 
 class History(Struct):
     """The past of a principal that is wanted or runs."""

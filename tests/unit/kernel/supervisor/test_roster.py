@@ -179,6 +179,9 @@ def test_starts_that_take_long_keep_nobody_else_from_starting() -> None:
         [Tell(Ready(everyone[launch - 1], launch))] for launch in (1, 2)
     ]
     assert made.tick(START_LIMIT_S + 0.1)[:1] == [KillAgent(3)], "one that hangs is ended all the same"
+    hung, ready = made.find(3), made.find(1)
+    assert hung is not None and hung.why_ended("signal SIGKILL") == "it was not ready within 15 s, and was killed"
+    assert ready is not None and ready.why_ended("signal SIGKILL") == "signal SIGKILL"
 
 
 def test_a_fork_server_that_does_not_answer_is_noticed() -> None:
