@@ -13,7 +13,7 @@ import pytest
 from goondan.schemas.bundle.launch import ExportSpec, Limits, SandboxSpec
 from goondan.schemas.wire.errors import CODES, HELP_BASE
 from goondan.toolhost.inside.worker import LOG_BURST, LOG_PER_S
-from tests.toolhost_fixture import Bench, bench, error_of, make_tool, until
+from tests.toolhost_fixture import POWERS, Bench, bench, error_of, make_tool, until
 
 HANDLERS = """
 import os, sys, time, threading
@@ -537,6 +537,7 @@ async def test_nothing_is_left_of_many_jails(short_tmp: Path, workdir: Path) -> 
         return len(Path("/proc/self/mountinfo").read_text().splitlines())
 
     served = tool(short_tmp)
+    POWERS.launcher.start()  # one for all tests of this process
     before = (mounts(), sorted(os.listdir(short_tmp)), len(os.listdir("/proc/self/fd")))
     async with bench(served, max_jails=8) as made:
         calls = [
