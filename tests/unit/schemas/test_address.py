@@ -60,6 +60,12 @@ def test_what_validation_accepts_comes_back_from_its_full_name(resource: str, ex
     assert parse_tool_name(build_tool_name(resource, export)) == (resource, export)
 
 
+@pytest.mark.requirement("NAME-09")
+def test_no_resource_name_ends_like_the_separator() -> None:
+    assert parse_tool_name(build_tool_name("a_", "b")) == ("a", "_b")
+    assert not is_resource_name("a_")
+
+
 @pytest.mark.requirement("NAME-13")
 def test_a_tool_is_identified_by_kind_and_name() -> None:
     assert tool_identity("bash") == "Tool/bash"

@@ -164,6 +164,7 @@ async def test_one_that_fails_to_register_fails_every_turn_and_is_told_in_the_lo
     for number in (1, 2):
         await runner.run(event_frame(f"e{number}", "go"))
         assert code_of(link.answers()[-1]) == "E_EXTENSION_FAILED"
+        assert link.answers()[-1].steps == 0, "no step has begun"
     for part in ("broken", spec.entry, "KeyError", "no such thing", "Traceback"):
         assert part in caplog.text
 
