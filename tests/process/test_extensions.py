@@ -104,7 +104,7 @@ def test_an_extension_works_around_turns_and_calls_of_a_running_swarm() -> None:
         assert "refused by extension; to allow it: the config or the code of Extension/guard, which decides" in trace
         assert "(turn 1)" in ended.out
         assert "guard__turns" in ended.out
-        assert "(turn 3)" in ended.out
+        assert "\n3 (turn 3)\n" in ended.out, "what its tool says"
         assert "(turn 4)" not in ended.out, "/tools is answered by the console"
         assert "guard: called bash__exec ok" in kernel.log("agent")
         state = (kernel.home / "state").resolve()
