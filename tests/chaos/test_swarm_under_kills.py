@@ -127,7 +127,7 @@ class Work:
             over.set()
             watching.join()
             self.model.before = lambda agent, message, step: None
-        assert not faults, faults
+            assert not faults, faults  # here: without the kernel that was to be started again, nobody answers
         return done
 
     def job(self, key: str, restarting: threading.Lock) -> None:
