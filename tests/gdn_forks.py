@@ -22,6 +22,7 @@ import ctypes
 import fcntl
 import gc
 import json
+import logging
 import os
 import select
 import signal
@@ -139,6 +140,8 @@ def _make_once() -> None:
             msgspec.json.Decoder(kind)
     for _ in warm_up(BY_NAME):
         pass
+    logging.root.handlers.clear()  # an agent's log, in which a supervisor would write its own
+    logging.root.setLevel(logging.WARNING)
     forkserver._warming = lambda providers, scratch: iter((None,))
 
 
