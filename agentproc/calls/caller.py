@@ -9,7 +9,9 @@ Source: docs/design/delivery.md section 6; requirements CALL-01 to CALL-07, ERRO
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from math import inf
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -28,8 +30,10 @@ DEFAULT_CALL_S: Final = 120.0
 #: A call ends this much earlier than its turn (seconds). So the model or the operator sees the call's own timeout. A
 #: turn with little time left gives half of that time.
 TURN_MARGIN_S: Final = 0.5
-#: How many cancelled calls are remembered while no broker is there. Others end at their own deadlines.
+#: How many cancelled calls are remembered for the next broker. Others end at their own deadlines.
 MAX_UNHEARD: Final = 1000
+#: How long after a cancel its broker may be found dead, so that nobody has heard it (seconds).
+UNHEARD_S: Final = 30.0
 #: How often a call that may be repeated is made again. After so many lost tool hosts its outcome is called unknown. The
 #: call is seldom the reason for the loss; but if it is, each repeat ends the tool host that everybody uses. All repeats
 #: share the call's time.
@@ -105,7 +109,8 @@ class ToolCaller:
         self._link = link
         self._loop = loop
         self._open: dict[str, OpenCall] = {}
-        self._unheard: list[Frame] = []  # cancelled while no broker was there
+        #: Cancelled calls, their events, and when a broker was told; infinite: none was there.
+        self._cancelled: deque[tuple[str | None, str | None, float]] = deque(maxlen=MAX_UNHEARD)
         self._preparing: set[asyncio.Task[None]] = set()
 
     @property
@@ -229,17 +234,18 @@ class ToolCaller:
             self._cancel(call_id, event_id)
 
     def _cancel(self, call_id: str | None, event_id: str | None) -> None:
-        frame = Frame("tool.cancel", call_id=call_id, event_id=event_id)
-        if not self._link.send(frame) and len(self._unheard) < MAX_UNHEARD:
-            self._unheard.append(frame)
+        sent = self._link.send(Frame("tool.cancel", call_id=call_id, event_id=event_id))
+        self._cancelled.append((call_id, event_id, self._loop.time() if sent else inf))
 
     def welcomed(self) -> None:
-        """A broker is there (again). Calls that were cancelled in between still run in the tool host, so cancel them
-        now.
+        """A broker is there (again). Calls that were cancelled in between, or just before the last one was lost, may
+        still run in the tool host, so cancel them now. For a call that is over this has no effect.
         """
-        unheard, self._unheard = self._unheard, []
-        for frame in unheard:
-            self._link.send(frame)
+        before, since = list(self._cancelled), self._loop.time() - UNHEARD_S
+        self._cancelled.clear()
+        for call_id, event_id, told in before:
+            if told >= since and call_id not in self._open:  # a script makes its calls again under the same ids
+                self._cancel(call_id, event_id)
 
     def abandon(self) -> None:
         """Forget every open call without telling anybody: another incarnation may wait for the same calls."""

@@ -285,21 +285,23 @@ class ToolCalls(Part, OfHosts):
         if instance is not None and instance.leased is not None:
             self._over(instance.leased, call_id)
         if call is None and instance is not None and len(call_id) <= MAX_ID:
-            self._cancel_unknown(instance, call_id, now)
+            self._cancel_unknown(instance, call_id)
         if call is None or call.event.instance is not instance:
             return
         if call.host is None:
+            if call.sent_before is not None:  # a host that is not back yet may run it
+                self._cancel_unknown(call.event.instance, call_id)
             self.fail(call, "E_CANCELLED", "the call was cancelled before it started")
         else:
             self._bus.send(call.host, _cancel(instance, call_id))
 
-    def _cancel_unknown(self, instance: Instance, call_id: str, now: float) -> None:
+    def _cancel_unknown(self, instance: Instance, call_id: str) -> None:
         """Cancel a call that is older than this broker and that its agent has not sent again. Its host knows whose call
         it is.
         """
         for host in [instance.host] if instance.host is not None else self._hosts.values():
             self._bus.send(host, _cancel(instance, call_id))
-        if now - self._bus.started_ms / 1000 < RETURN_S and len(self._early) < MAX_EARLY:
+        if self._bus.now - self._bus.started_ms / 1000 < RETURN_S and len(self._early) < MAX_EARLY:
             self._early.append((instance, call_id))  # for hosts that are not back yet
 
     def stored(self, instance: Instance, frame: Frame) -> None:
@@ -442,6 +444,8 @@ class ToolCalls(Part, OfHosts):
                 self._call_ended(event, call_id)
                 if call.host is not None:
                     self._bus.send(call.host, _cancel(event.instance, call_id))
+                elif call.sent_before is not None:
+                    self._cancel_unknown(event.instance, call_id)
 
     def tick(self, now: float) -> None:
         """End calls that have waited for a tool host past their deadline."""

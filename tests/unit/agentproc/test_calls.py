@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from goondan.agentproc.calls.caller import DEFAULT_CALL_S, MAX_REPEATS, CallContext, ToolCaller
+from goondan.agentproc.calls.caller import DEFAULT_CALL_S, MAX_REPEATS, UNHEARD_S, CallContext, ToolCaller
 from goondan.agentproc.machine.catalog import Catalog, StepCatalog
 from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire.blobs import MAX_ARGS_BYTES
@@ -223,16 +223,32 @@ async def test_cancelled_calls_are_taken_back_and_abandoned_ones_left_alone() ->
     assert results == []
 
 
-async def test_a_call_cancelled_while_no_broker_is_there_is_cancelled_when_one_is() -> None:
-    link = FakeLink(lambda *_: None)
-    one = caller(link)
-    one.start(catalog(), "notes__add", {}, call_id="t1/c1", context=CONTEXT, done=lambda *_: None)
+async def test_the_next_broker_hears_what_was_cancelled_while_none_was_there_or_just_before_one_was_lost() -> None:
+    now, link = 0.0, FakeLink(lambda *_: None)
+    one = ToolCaller(link, cast(Any, SimpleNamespace(time=lambda: now)))
+
+    def cancelled(call_id: str) -> None:
+        one.start(catalog(), "notes__add", {}, call_id=call_id, context=CONTEXT, done=lambda *_: None)
+        one.cancel([call_id])
+
+    cancelled("t1/long-ago")
+    now = UNHEARD_S + 1
+    cancelled("t1/just-before")
+    cancelled("t1/made-again")
     link.connected = False
-    one.cancel(["t1/c1"])
+    cancelled("t1/in-between")
+    now += UNHEARD_S - 1
     link.connected = True
+    one.start(catalog(), "notes__add", {}, call_id="t1/made-again", context=CONTEXT, done=lambda *_: None)
+    link.sent.clear()
     one.welcomed()
+    assert [(frame.type, frame.call_id) for frame in link.sent] == [
+        ("tool.cancel", "t1/just-before"),
+        ("tool.cancel", "t1/in-between"),
+    ]
+    now += UNHEARD_S + 1
     one.welcomed()
-    assert [(frame.type, frame.call_id) for frame in link.sent] == [("tool.cancel", "t1/c1")]
+    assert len(link.sent) == 2
 
 
 async def test_a_message_too_large_to_send_along_is_left_out(tmp_path: Path) -> None:

@@ -170,3 +170,19 @@ def test_whatever_breaks_while_the_holder_is_told_the_event_ends_as_cancelled_on
     world.settle()
     assert world.clients[0].ended == {"e1": ["cancelled"]}
     assert len(world.clients[0].answers["e1"]) == len(world.clients[0].answers["e2"]) == 1
+
+
+def test_a_call_that_waits_for_its_host_to_come_back_ends_there_too() -> None:
+    """The agent is back with its call before the host is, and the turn is cancelled in between."""
+    world, agent = working()
+    world.kill_broker()
+    for _ in range(8):
+        world.flow(agent, world.clients[0])
+        world.supervisor.reconcile()
+    world.clients[0].cancel("e1")
+    for _ in range(8):
+        world.flow(agent, world.clients[0])
+    assert (world.clients[0].ended, list(world.host.running)) == ({"e1": ["cancelled"]}, ["coder/k/e1/0"])
+    world.flow(world.host)
+    world.flow(world.host)
+    assert "coder/k/e1/0" not in world.host.running
