@@ -25,8 +25,7 @@ from goondan.agentproc.calls.caller import CallContext, OpenCalls, failed_result
 from goondan.agentproc.calls.swarm import Handler, Swarm
 from goondan.agentproc.extensions import api, local_calls
 from goondan.agentproc.extensions.points.results import output_of, tool_error_of
-from goondan.agentproc.machine import catalog, questions
-from goondan.agentproc.machine import context_shape as shape
+from goondan.agentproc.machine import catalog, context_shape, questions
 from goondan.agentproc.machine.messages import REASONING, Message, encode_message, error_result
 from goondan.agentproc.machine.turn import Pause, RunTool, Turn
 from goondan.agentproc.model.context import TurnContext
@@ -96,7 +95,7 @@ class CallHandlers:
         if action.broken is not None and args == part.args:
             error = arguments.invalid_arguments(name, [f"args: {action.broken}"], self.catalog.parameters(name))
             then(error_result(error))
-        elif name == shape.NAME and name not in self.catalog:
+        elif name == context_shape.NAME and name not in self.catalog:
             then(self._shown.read(args))
         elif (local := tools.get(name)) is not None:
             self._local.start(

@@ -16,7 +16,7 @@ import msgspec
 
 from goondan.agentproc.conversation.store import ConversationStore, StoredEvent
 from goondan.agentproc.extensions.points.pipeline import MiddlewareError
-from goondan.agentproc.machine.messages import Append, Message, MessageEvent, fold
+from goondan.agentproc.machine.messages import Append, Message, MessageEvent, Replace, fold
 from goondan.agentproc.machine.turn import BeginCall, Resume
 from goondan.schemas.wire import errors, questions
 from goondan.schemas.wire.codec import DECODE_ERRORS, check_depth, check_json, describe_decode_error, encode_value
@@ -39,6 +39,7 @@ class Transcript:
         self._next: list[Message] | None = None
         self._own: list[Message] | None = []
         self._last = -1  # the highest position
+        self._given: set[str] = set()  # ids that extensions have given to messages
         self.closed = False
 
     def restore(self, stored: Iterable[StoredEvent]) -> None:
@@ -104,19 +105,21 @@ class Transcript:
     # --- inside
 
     def _keep(self, position: int, event: MessageEvent, *, is_new: bool) -> None:
-        """Remember an event. `is_new`: no other message has the id of its message. Such a message, if it comes last, is
-        put behind what is known, so a step pays only for what is new.
+        """Remember an event. `is_new`: its message has an id of the turn, which no other has, unless an extension has
+        given it to one. Such a message, if it comes last, is put behind what is known, so a step pays only for what is
+        new.
         """
         self._events[position] = event
-        if is_new and position > self._last and isinstance(event, Append):
-            self._last = position
+        if is_new and position > self._last and isinstance(event, Append) and event.message.id not in self._given:
             if self._own is not None:
                 self._own.append(event.message)
             if self._next is not None:
                 self._next.append(event.message)
         else:
             self._next = self._own = None
-            self._last = max(self._last, position)
+            if isinstance(event, Append | Replace):
+                self._given.add(event.message.id)
+        self._last = max(self._last, position)
 
 
 def read_event(event: Any, *, message_id: str, source: str, at: str) -> MessageEvent:

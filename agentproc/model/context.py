@@ -26,7 +26,6 @@ from msgspec import Struct, structs
 from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.conversation.transcript import Transcript
 from goondan.agentproc.machine import context_shape, estimate
-from goondan.agentproc.machine import context_shape as shape
 from goondan.agentproc.machine.messages import Message, UserData
 from goondan.agentproc.providers.base import ContextOverflow, ModelAnswer, ModelRequest, Provider, Usage, output_limit
 from goondan.schemas.bundle.launch import ModelSpec
@@ -178,12 +177,12 @@ class TurnContext:
         self._asked = False  # for the window
         self._view = context_shape.View()
         self._sizes = estimate.MessageSizes()
-        self._tools = shape.Offered()
-        self._result_size = shape.USUAL_BYTES
+        self._tools = context_shape.Offered()
+        self._result_size = context_shape.USUAL_BYTES
 
     def read(self, args: Any) -> frames.ToolResult:
         """The result of a call of the tool that reads a part of a result."""
-        return shape.read(self._transcript.next_messages, args, self._result_size)
+        return context_shape.read(self._transcript.next_messages, args, self._result_size)
 
     async def ask(
         self,
