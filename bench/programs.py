@@ -17,7 +17,8 @@ from typing import Literal
 import msgspec
 
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, KernelPlan, ModelSpec, ToolHostSpec, ToolSpec
-from goondan.schemas.wire.tokens import SECRET_BYTES, SOCKETS, Claims, TokenClass, mint
+from goondan.schemas.transport import SOCKETS
+from goondan.schemas.wire.tokens import SECRET_BYTES, Claims, TokenClass, mint
 
 #: The only agent of a benchmark's plan, and the instance that is used.
 AGENT, INSTANCE = "caller", "bench"

@@ -35,6 +35,16 @@ SHARED: Final = (
     "goondan.schemas.transport.link",
     "goondan.schemas.worker.grantable",
     "goondan.schemas.bundle.arguments",
+    "goondan.schemas.bundle.launch",
+    "goondan.schemas.bundle.effective_config",
+    "goondan.schemas.models.server_answers",
+    "goondan.schemas.text.secret_values",
+    "goondan.schemas.text.redaction",
+    "goondan.schemas.text.times",
+    "goondan.schemas.wire.spans",
+    "goondan.schemas.worker.servers",
+    "goondan.features",
+    "sqlite3",
     "uvloop",
 )
 #: More than arguments and environment of a program have, and than a socket takes by default (bytes).

@@ -19,8 +19,8 @@ from typing import Final
 
 from goondan.kernel.paths import FRESH_BASE, MAX_SOCKET_PATH, fresh_name, socket_bytes
 from goondan.schemas.system.directories import Directory, DirectoryRefused, open_directory, replace_in
+from goondan.schemas.transport import SOCKETS
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.tokens import SOCKETS
 
 CLIENT_TOKEN: Final = "client.token"  # noqa: S105 - a file's name
 #: The kernel's secret, for whoever makes tokens by hand; only a broker that was started by hand leaves it.

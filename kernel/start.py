@@ -19,7 +19,6 @@ from __future__ import annotations
 import atexit
 import gc
 import os
-import runpy
 import sys
 import threading
 from collections.abc import Sequence
@@ -91,6 +90,8 @@ def leave(end: SystemExit) -> NoReturn:
 
 
 if __name__ == "__main__":
+    import runpy
+
     for name in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the listing's own is closed already
             if int(name) > 2:

@@ -30,6 +30,8 @@ Source: docs/design/commands.md section 4.
 from __future__ import annotations
 
 import os
+import select
+import signal
 import socket
 import struct
 import time
@@ -45,6 +47,10 @@ from goondan.schemas.worker.tool_host_reports import WorkerNews
 
 #: How long a supervisor may take to accept and answer `ps` before it counts as hung (seconds).
 ANSWER_S: Final = 5.0
+#: How long `gdn stop` may take (seconds). The steps of the supervisor take less time together.
+STOP_S: Final = 10.0
+#: How long a start may take (seconds): the supervisor's own limit, and some time for the interpreter.
+READY_S: Final = 40.0
 #: How long a living kernel that cannot be reached is waited for (seconds): a supervisor looks after its runtime
 #: directory every second (kernel/supervisor/__main__.py), and makes it again at once.
 RETURN_S: Final = 3.0
@@ -211,6 +217,24 @@ class SupervisorClient:
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
+
+
+def end_of(pidfd: int, state_dir: str, timeout_s: float = STOP_S, *, leftovers: bool = True) -> bool:
+    """Wait for the end of a supervisor. One that does not end in time is killed, and its leftovers are removed. Returns
+    whether it ended by itself.
+
+    `leftovers`: the processes and folders in the record of the workspace are this supervisor's.
+    """
+    readable, _, _ = select.select([pidfd], [], [], timeout_s)
+    if readable:
+        if leftovers:
+            lock.clear_after_death(state_dir)  # a supervisor that ends in order leaves nothing
+        return True
+    with suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    select.select([pidfd], [], [], 1.0)
+    lock.clear_after_death(state_dir)
+    return False
 
 
 #: How long a supervisor may take to answer (seconds): one that hangs keeps nobody from seeing the others.

@@ -30,8 +30,7 @@ import msgspec
 
 from goondan.features import FEATURES
 from goondan.kernel import lock
-from goondan.kernel.cli.attach import end_of
-from goondan.kernel.supervisor_client import SupervisorClient
+from goondan.kernel.supervisor_client import SupervisorClient, end_of
 from goondan.schemas.wire.errors import GoondanError
 from tests.program_forks import MAX_REQUEST
 from tests.ready_gdn import ForkedGdn, ReadyGdn

@@ -25,19 +25,21 @@ def main(argv: list[str] | None = None) -> int:
     startup.keep_memory_steady()
     startup.set_process_name("gdn-toolhost")
     try:
-        token = startup.read_token(arguments.token_fd, arguments.token_file)
+        # A file may be closed to the user that we become. A descriptor may say nothing until the bundle is opened.
+        token = None if arguments.token_file is None else startup.read_token(None, arguments.token_file)
+        # Ours is another one when root was given up.
+        broker_uid = os.geteuid() if arguments.broker_uid is None else arguments.broker_uid
+        umask = inherited if arguments.umask is None else arguments.umask
+        unprivileged = drop_privileges(arguments.endpoint, broker_uid, umask=umask)
+        startup.die_with_parent(arguments.parent_pid)  # a change of user has undone it
         settings = Settings(
             endpoint=arguments.endpoint,
-            token=token,
+            token=token or startup.read_token(arguments.token_fd, None),
             ready_fd=arguments.ready_fd,
             status_fd=arguments.status_fd,
             granted=read_granted(arguments.env_fd),
-            # Ours is another one when root was given up.
-            broker_uid=os.geteuid() if arguments.broker_uid is None else arguments.broker_uid,
+            broker_uid=broker_uid,
         )
-        umask = inherited if arguments.umask is None else arguments.umask
-        unprivileged = drop_privileges(arguments.endpoint, settings.broker_uid, umask=umask)
-        startup.die_with_parent(arguments.parent_pid)  # a change of user has undone it
         uvloop.run(_run(settings, unprivileged))
     except GoondanError as error:
         message = f"toolhost: {error.info.message} [{error.info.code}]; {error.info.suggestion}"

@@ -26,7 +26,7 @@ import msgspec
 
 from goondan.schemas.bundle.launch import Filesystem, SandboxSpec, ToolHostSpec, ToolSpec, entry_kind
 from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.worker.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport, Reason, Refusal
+from goondan.schemas.worker.inspection import InspectionAnswer, InspectionRequest, ModuleReport, Reason, Refusal
 from goondan.schemas.worker.worker_frames import LoadFailed, Ready, WorkerFrame
 from goondan.toolhost.drop_privileges import drop_privileges
 from goondan.toolhost.jails.jail import Jail, Visit

@@ -40,6 +40,8 @@ from goondan.schemas.wire.tokens import SECRET_BYTES
 if TYPE_CHECKING:
     from goondan.kernel.premises import Premises
 
+parts("broker")  # now, while a broker that was forked ahead waits for its start
+
 
 def assemble(
     plan: KernelPlan,
@@ -99,7 +101,7 @@ def refuse_unclaimed(plan: KernelPlan) -> None:
 
 
 def features() -> list[MakeParts]:
-    """What makes the parts of each feature. Raises ImportError when a file of one is missing."""
+    """What makes the parts of each feature."""
     return [module.parts for module in parts("broker")]
 
 

@@ -32,9 +32,9 @@ from goondan.kernel.broker.transport import Transport
 from goondan.schemas.system import blob_files, startup
 from goondan.schemas.system.users import TOOLHOST_UID
 from goondan.schemas.text.visible import visible_line
-from goondan.schemas.transport import chosen
+from goondan.schemas.transport import SOCKETS, chosen
 from goondan.schemas.wire.blobs import KEEP_S
-from goondan.schemas.wire.tokens import SOCKETS, TokenClass
+from goondan.schemas.wire.tokens import TokenClass
 
 #: How often the keeper looks for files that nobody refers to (seconds).
 SWEEP_S: Final = 300.0

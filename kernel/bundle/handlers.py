@@ -30,7 +30,7 @@ from goondan.kernel.bundle.files import read_file, tree_digest
 from goondan.kernel.bundle.rules.lookup import Unreadable
 from goondan.kernel.bundle.rules.problems import Path, Report, did_you_mean, shown
 from goondan.schemas.bundle import address, launch
-from goondan.schemas.worker.tool_host_reports import InspectionAnswer, InspectionRequest, ModuleReport
+from goondan.schemas.worker.inspection import InspectionAnswer, InspectionRequest, ModuleReport
 
 if TYPE_CHECKING:
     from goondan.kernel.bundle.rules.checked import CheckedTool

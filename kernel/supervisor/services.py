@@ -38,8 +38,9 @@ from goondan.kernel.supervisor_client import ProcessInfo
 from goondan.kernel.traces.logs import open_log
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.text.times import rfc3339
+from goondan.schemas.transport import SOCKETS
 from goondan.schemas.wire import control, frames
-from goondan.schemas.wire.tokens import SOCKETS, Claims, mint
+from goondan.schemas.wire.tokens import Claims, mint
 from goondan.schemas.worker import servers
 from goondan.schemas.worker.tool_host_reports import WorkerNews
 

@@ -11,7 +11,6 @@ docs/design/wire.md section 8; docs/design/commands.md section 9.
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from itertools import islice
@@ -152,6 +151,8 @@ def argument_line(args: Any) -> str:
 
 
 def _value(value: Any) -> str:
+    import json  # most programs show no arguments
+
     if isinstance(value, str):
         text = value[:MAX_LINE]
         return text if text and " " not in text and text.isprintable() else json.dumps(text, ensure_ascii=False)

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 #: The variable that chooses, and what it may say. The first is the default.
 VARIABLE: Final = "GOONDAN_TRANSPORT"
 TRANSPORTS: Final = ("libzmq", "native")
+#: The socket of each class of peers, in the runtime directory.
+SOCKETS: Final[dict[str, str]] = {
+    "agent": "agents.sock",
+    "toolhost": "tools.sock",
+    "client": "clients.sock",
+    "control": "control.sock",
+}
 #: The length of the routing ids that links choose at random.
 ROUTING_ID_BYTES: Final = 16
 _IPC: Final = "ipc://"
@@ -90,9 +97,11 @@ class Transport:
         """End the connection, and make no other one. What was not sent is gone. A second call does nothing."""
 
 
-def chosen() -> str:
-    """The transport that GOONDAN_TRANSPORT names. Raises GoondanError E_USAGE for one that is not there."""
-    name = os.environ.get(VARIABLE) or TRANSPORTS[0]
+def chosen(default: str = TRANSPORTS[0]) -> str:
+    """The transport that GOONDAN_TRANSPORT names, or else `default`. Raises GoondanError E_USAGE for one that is not
+    there.
+    """
+    name = os.environ.get(VARIABLE) or default
     if name not in TRANSPORTS:
         raise fail("E_USAGE", f"{VARIABLE} is {name!r}; there are {' and '.join(TRANSPORTS)}")
     return name

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from msgspec import Raw
 
 from goondan.schemas.system import blob_files, broker_identity
-from goondan.schemas.transport import Transport, chosen, path_of
+from goondan.schemas.transport import TRANSPORTS, Transport, chosen, path_of
 from goondan.schemas.wire import peer
 from goondan.schemas.wire.blobs import INLINE_FRAME_BYTES, REFERENCES, check_reference, is_reference
 from goondan.schemas.wire.codec import DECODE_ERRORS, MAX_RELAYED_BYTES, decode, encode_value
@@ -60,9 +60,9 @@ def boottime_ms() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
-def transport_class() -> Callable[..., Transport]:
-    """The chosen transport, imported. Raises GoondanError E_USAGE."""
-    if chosen() == "native":
+def transport_class(default: str = TRANSPORTS[0]) -> Callable[..., Transport]:
+    """The chosen transport, imported: `default` where GOONDAN_TRANSPORT names none. Raises GoondanError E_USAGE."""
+    if chosen(default) == "native":
         from goondan.schemas.transport.native import NativeTransport
 
         return NativeTransport
@@ -85,6 +85,7 @@ class Link:
     - `by_reference` False: this process has no access to the kernel's files, so its frames have at most 1 MiB.
     - `broker_uid` is the user of the broker. None: our own user.
     - `renew_token` is called before each hello but the first, because tokens end with a kernel that restarts.
+    - `transport` is what connects it where GOONDAN_TRANSPORT says nothing.
 
     `closed` is done when the link is over. It has an exception when the broker refused the link or could not be
     trusted, otherwise None after `close`.
@@ -104,8 +105,10 @@ class Link:
         broker_uid: int | None = None,
         renew_token: Callable[[], str] | None = None,
         held: Callable[[], Mapping[str, Any]] = dict,
+        transport: str = TRANSPORTS[0],
     ) -> None:
         self.endpoint = endpoint
+        self._transport_class = transport_class(transport)
         self._broker = broker_identity.BrokerIdentity(endpoint, broker_uid)
         self._on_frame = on_frame
         self._held = held
@@ -137,7 +140,7 @@ class Link:
         self.heard_at = 0.0
 
     def _new_transport(self) -> Transport:
-        return transport_class()(
+        return self._transport_class(
             path_of(self.endpoint),
             MAX_RELAYED_BYTES,
             admits=self._admits,

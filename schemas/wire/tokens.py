@@ -20,13 +20,6 @@ from msgspec import Struct
 from goondan.schemas.wire.errors import fail
 
 TokenClass = Literal["agent", "toolhost", "client", "control"]
-#: The socket of each class, in the runtime directory.
-SOCKETS: Final[dict[str, str]] = {
-    "agent": "agents.sock",
-    "toolhost": "tools.sock",
-    "client": "clients.sock",
-    "control": "control.sock",
-}
 SECRET_BYTES: Final = 32
 #: Longer strings are refused before anything is computed.
 _MAX_TOKEN: Final = 2048

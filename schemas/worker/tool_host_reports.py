@@ -3,7 +3,6 @@ exposures.
 
 - the log lines of tools, one JSON object a line on standard error;
 - `WorkerNews`, one JSON object a line on the status descriptor;
-- the question and the answer of `python -m goondan.toolhost.inspection`;
 - what `python -m goondan.toolhost.survey` has found to be in the way of the full sandbox.
 
 The tool host writes the record of write exposures, and the kernel reads it before it loads a bundle.
@@ -22,8 +21,6 @@ from __future__ import annotations
 from typing import Final, Literal
 
 from msgspec import Struct
-
-from goondan.schemas.bundle.launch import ToolSpec
 
 
 class LogLine(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -96,57 +93,6 @@ class WorkerNews(Struct, rename="camel", omit_defaults=True, kw_only=True):
     cause: str | None = None
     #: Of `server`: how it is.
     server: ServerState | None = None
-
-
-#: Why a module cannot serve. `sandbox`: no jail can be given what the tool asks for, so the module was not loaded.
-#: `runtime`: nothing on this machine can load it.
-Reason = Literal["import", "handlers", "timeout", "crash", "sandbox", "runtime"]
-
-
-class InspectionRequest(Struct, frozen=True, rename="camel", kw_only=True):
-    """The tools whose modules are to be looked at."""
-
-    #: The tools.
-    tools: list[ToolSpec]
-    #: The state directory of the workspace, which no module sees.
-    state_dir: str
-    #: The documents of the bundle, which no module sees.
-    protected: list[str] = []
-    #: What each tool may take (seconds).
-    timeout_s: float = 5.0
-    #: Values of variables; a module gets those that its tool's sandbox.env names.
-    values: dict[str, str] = {}
-
-
-class Refusal(Struct, frozen=True):
-    """Why a module cannot serve, also in words."""
-
-    #: The reason.
-    reason: Reason
-    #: The same in words.
-    message: str
-    #: What helps; None: nothing beside mending the module.
-    suggestion: str | None = None
-
-
-class ModuleReport(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
-    """What was found out about one tool's module."""
-
-    #: The tool's name.
-    name: str
-    #: The module was loaded in a jail, or its source was read.
-    method: Literal["jail", "source"]
-    #: The names in `handlers`. None: they could not be told, or there is an error.
-    exports: list[str] | None = None
-    #: Why the module cannot serve. None: it can.
-    error: Refusal | None = None
-
-
-class InspectionAnswer(Struct, frozen=True):
-    """The reports of all tools that were asked for."""
-
-    #: The reports.
-    tools: list[ModuleReport]
 
 
 class Obstacle(Struct, frozen=True):

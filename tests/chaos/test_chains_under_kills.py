@@ -37,10 +37,10 @@ import pytest
 
 from goondan.agentproc.calls.caller import MAX_REPEATS
 from goondan.kernel import lock, rundir
+from goondan.schemas.transport import SOCKETS
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import AgentEvent, Frame, ReplyTo
-from goondan.schemas.wire.tokens import SOCKETS
 from goondan.toolhost.watch.procfs import stranded
 from tests.chaos.raw_client import RawClient
 from tests.kernel_fixture import PATIENCE_S, Sandbox, sandbox, wait_until

@@ -28,11 +28,12 @@ import msgspec
 import pytest
 
 from goondan.kernel.spawn import memory_file
+from goondan.schemas.transport import SOCKETS
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, Lease
-from goondan.schemas.wire.tokens import SECRET_BYTES, SOCKETS, Claims, mint
+from goondan.schemas.wire.tokens import SECRET_BYTES, Claims, mint
 from tests.kernel_fixture import ROOT
 from tests.polyglot_clients import BUILD_S, CLIENTS, command_of
 from tests.process.bare_broker import plan

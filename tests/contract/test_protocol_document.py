@@ -18,11 +18,11 @@ from goondan.kernel.broker.state.blobs import MAX_CALL_BYTES
 from goondan.kernel.broker.state.presence import MAX_CLIENTS
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.bundle.resources import SwarmPolicy
+from goondan.schemas.transport import SOCKETS
 from goondan.schemas.wire import blobs, frames
 from goondan.schemas.wire.codec import MAX_DEPTH, MAX_FRAME_BYTES, MAX_RELAYED_BYTES
 from goondan.schemas.wire.errors import CODES
 from goondan.schemas.wire.frames import AckStage, Frame
-from goondan.schemas.wire.tokens import SOCKETS
 from scripts.export_schemas import frame_types
 
 FRAME_TYPES = set(frame_types())

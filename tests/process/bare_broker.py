@@ -20,11 +20,12 @@ import zmq
 
 from goondan.kernel.spawn import memory_file
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, KernelPlan, ModelSpec, ToolHostSpec
+from goondan.schemas.transport import SOCKETS
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.codec import decode, encode, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import Frame, Hello
-from goondan.schemas.wire.tokens import SOCKETS, Claims, TokenClass, mint
+from goondan.schemas.wire.tokens import Claims, TokenClass, mint
 
 TOOL = "bash__exec"
 READY_S = 10.0

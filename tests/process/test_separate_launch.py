@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from goondan.schemas.transport import SOCKETS
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame, ReplyTo
-from goondan.schemas.wire.tokens import SOCKETS
 from tests.kernel_fixture import BUNDLE, ROOT
 
 READY_S = 15.0

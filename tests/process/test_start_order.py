@@ -11,6 +11,7 @@ import pytest
 
 from goondan.schemas.bundle.launch import ExtensionSpec, KernelPlan
 from tests.bundles import documents
+from tests.kernel_fixture import Sandbox
 from tests.process.bare_broker import bare_broker, plan
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -124,6 +125,37 @@ def test_what_only_development_tools_bring_along_is_not_imported(
     imported = {line.split("'")[1] for line in run.stderr.splitlines() if line.startswith("import '")}
     assert "msgspec" in imported
     assert not imported & unneeded
+
+
+def test_a_call_on_a_kernel_that_runs_imports_little(kernel: Sandbox) -> None:
+    kernel.detach()
+    command = [sys.executable, "-I", "-v", "-m", "goondan.kernel.cli", "call", "bash__exec", '{"command": "echo hi"}']
+    run = subprocess.run(
+        command, capture_output=True, text=True, env=kernel.env, cwd=kernel.home, timeout=30, check=True
+    )
+    assert "hi" in run.stdout
+    imported = {line.split("'")[1] for line in run.stderr.splitlines() if line.startswith("import '")}
+    assert {"asyncio", "click", "goondan.kernel.cli.session"} <= imported
+    # What only starts a kernel, what only one that runs needs, libzmq and TLS.
+    assert not imported & {
+        "zmq",
+        "uvloop",
+        "ssl",
+        "base64",
+        "secrets",
+        "typing_extensions",
+        "yaml",
+        "jsonschema_rs",
+        "sqlite3",
+        "argparse",
+        "goondan.kernel.spawn",
+        "goondan.kernel.cli.starting",
+        "goondan.kernel.cli.console.screen",
+        "goondan.kernel.bundle.rules.problems",
+        "goondan.kernel.traces.logs",
+        "goondan.schemas.bundle.launch",
+        "goondan.schemas.wire.tokens",
+    }
 
 
 def test_a_module_that_was_hidden_is_there_for_whoever_asks_later() -> None:

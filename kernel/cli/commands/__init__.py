@@ -14,7 +14,7 @@ Source: docs/design/commands.md section 1.
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Final
@@ -27,16 +27,30 @@ from goondan.features import FEATURES, parts
 _ENDING: Final = {signal.SIGINT, signal.SIGTERM}
 
 
-def import_whole(name: str) -> ModuleType:
-    """Import a module. A signal that ends commands and comes meanwhile is handled when the import is over.
+def import_whole(name: str, first: Callable[[], object] | None = None) -> ModuleType:
+    """Call `first`, and import a module. A signal that ends commands and comes meanwhile is handled when the import is
+    over.
 
     Raises what the import raises, and what the handler of the signal raises.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     try:
+        if first is not None:
+            first()
         return import_module(name)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+#: The module of the link. While a kernel starts, there is time to import it.
+SESSION: Final = "goondan.kernel.cli.session"
+
+
+def import_session(module: str = SESSION) -> None:
+    """Import a module that speaks over the link. asyncio comes without TLS: the link stays on this machine."""
+    from goondan.kernel.start import asyncio_without_tls
+
+    import_whole(module, asyncio_without_tls)
 
 
 #: name -> the module of this package that has the command, and one line of help. A command of a group has the group's

@@ -71,15 +71,13 @@ def call(
 ) -> int:
     """Call one tool, or a batch of tools, in the sandbox."""
     from goondan.kernel.cli.attach import attach_or_start
-    from goondan.kernel.cli.console.lines import FROM_STDIN, read_all
-    from goondan.kernel.cli.state import locate
 
     if (tool is None) == (batch is None):
         raise fail("E_USAGE", "name a tool, or give --batch FILE")
     check_instance(instance)
     for grant in allow_net:
         check_grant(grant)
-    place = locate(bundle, policy, trust=trust)
+    place = state.locate(bundle, policy, trust=trust)
     if workdir is not None:
         workdir = state.absolute_workdir(workdir, place)
     call = None
@@ -90,7 +88,7 @@ def call(
             message = f"expected KEY=VALUE words or one JSON object, got {words[0][:80]!r}"
             raise fail("E_USAGE", message, suggestion=_WORDS)
         else:
-            args = parse_arguments(read_all(MAX_LINE_BYTES) if words == (FROM_STDIN,) else (*words, "{}")[0])
+            args = parse_arguments(_standard_input() if words == ("-",) else (*words, "{}")[0])
         call = ToolCall(tool=tool, args=args, instance=instance, workdir=workdir)
     fd = -1 if batch is None else open_batch(batch)
     kernel = attach_or_start(place, allow_net)
@@ -107,6 +105,12 @@ def _declared(tool: str, bundle: str | None) -> dict[str, Any]:
     schema = next((export.parameters for found, export in exports if tool == f"{found.name}__{export.name}"), None)
     properties = (schema or {}).get("properties")
     return properties if isinstance(properties, dict) else {}
+
+
+def _standard_input() -> bytes:
+    from goondan.kernel.cli.console.lines import read_all
+
+    return read_all(MAX_LINE_BYTES)
 
 
 def check_grant(text: str) -> None:
@@ -160,11 +164,14 @@ async def _ask_one(session: Session, call: ToolCall) -> dict[str, Any] | _Cancel
     """Make the call, and show its progress on a terminal. Raises GoondanError, SystemExit after a second signal."""
     import asyncio
 
-    from goondan.kernel.cli.console.screen import Screen, shows_status
     from goondan.kernel.cli.session import Cancelling, Interrupts, was_cancelled
 
     event_id = session.new_id()
-    screen = Screen(text=False) if shows_status() and not wants_json() else None
+    screen = None
+    if is_terminal(sys.stderr) and not wants_json():
+        from goondan.kernel.cli.console.screen import Screen, shows_status
+
+        screen = Screen(text=False) if shows_status() else None
     cancelling = Cancelling(session.cancel, lambda: [event_id])
     with Interrupts(cancelling.came, signal.SIGINT, signal.SIGTERM) as interrupts:
         try:

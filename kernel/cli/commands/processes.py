@@ -20,13 +20,13 @@ from msgspec import UNSET
 
 from goondan.kernel import lock
 from goondan.kernel.cli import options
-from goondan.kernel.cli.attach import STOP_S, ByHand, by_hand, end_of
+from goondan.kernel.cli.attach import ByHand, by_hand
 from goondan.kernel.cli.operator_question import NO_SUCH_QUESTION, ask_broker, ask_kernel, learned
 from goondan.kernel.cli.output import OPERATOR_NOTE, columns, emit
 from goondan.kernel.cli.rules.plain import one_line
 from goondan.kernel.cli.rules.waits import render as render_waits
 from goondan.kernel.cli.state import BundleTarget, locate
-from goondan.kernel.supervisor_client import ProcessInfo, SupervisorClient, ask_supervisor, kernels
+from goondan.kernel.supervisor_client import STOP_S, ProcessInfo, SupervisorClient, ask_supervisor, end_of, kernels
 from goondan.schemas.text.times import age, rfc3339
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import OPERATOR_AGENT

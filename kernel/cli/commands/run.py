@@ -73,7 +73,9 @@ def run(
 
 
 def _detach(place: BundleTarget) -> int:
-    started = attach.start_supervisor(place, detach=True, meanwhile=None)
+    from goondan.kernel.cli.starting import start_supervisor
+
+    started = start_supervisor(place, detach=True, meanwhile=None)
     started.let_go()
     model = _model_of(place)
     record = lock.read_record(place.state_dir)

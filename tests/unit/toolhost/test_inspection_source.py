@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from goondan.schemas.bundle.launch import ExportSpec, ToolSpec
-from goondan.schemas.worker.tool_host_reports import ModuleReport
+from goondan.schemas.worker.inspection import ModuleReport
 from goondan.toolhost.inspection import MAX_SOURCE_BYTES, read_source
 
 FOUND = {

@@ -13,7 +13,7 @@ from goondan.kernel.bundle.rules.checked import CheckedTool
 from goondan.kernel.bundle.rules.problems import Report
 from goondan.schemas.bundle.launch import SandboxSpec
 from goondan.schemas.text.redaction import Redactor
-from goondan.schemas.worker.tool_host_reports import ModuleReport, Reason, Refusal
+from goondan.schemas.worker.inspection import ModuleReport, Reason, Refusal
 from tests.unit.kernel.bundle.conftest import GOOD, Look
 
 
