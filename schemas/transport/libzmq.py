@@ -1,7 +1,8 @@
 """A link's connection on libzmq: a DEALER, in the event loop of its process. libzmq has a thread that reads and writes.
 
 The descriptor. libzmq signals on it only once, and each send or receive may use the signal up. So whoever was woken
-takes until nothing is left, and the socket is asked again after each send. One missed signal hangs a link.
+takes until nothing is left, and the socket is asked after what was sent together. When its answer is no, the next
+message signals again, and nothing is asked before. One missed signal hangs a link.
 
 The connection. libzmq makes it, and makes it again, without a word. So nothing is believed of the listener before
 `admits` has seen the descriptor that a message came from. From then on the connection is known by its descriptor and
@@ -59,8 +60,8 @@ class LibzmqTransport(Transport):
         self._batch: deque[bytes] = deque()
         #: The descriptor and the inode of the connection that was admitted; (-1, 0) without one.
         self._connection = _NONE
-        #: The socket was sent on, and not asked since.
-        self._touched = False
+        #: Whether the socket may have messages: the descriptor has signalled, or the socket said so.
+        self._due = False
         self._looking: asyncio.Handle | None = None
         self._retry: asyncio.TimerHandle | None = None
 
@@ -90,7 +91,8 @@ class LibzmqTransport(Transport):
         self._fd = int(socket.getsockopt(zmq.FD))
         if not self._paused:
             loop.add_reader(self._fd, self._wake)
-        self._look_soon(loop)
+        self._due = True
+        self._look_soon()
 
     # --- receiving
 
@@ -98,11 +100,7 @@ class LibzmqTransport(Transport):
         """The next message; it may be empty. None: there is none now."""
         if self._batch:
             return self._batch.popleft()
-        if self._socket is None:
-            return None
-        self._touched = False
-        # An empty receive costs twice as much as this question, and most turns follow a send and find nothing.
-        if not self._option(_EVENTS) & _POLLIN:
+        if not self._due or self._socket is None:
             return None
         if self._connection is _NONE:
             return self._receive_first(self._socket)
@@ -116,12 +114,13 @@ class LibzmqTransport(Transport):
             for _ in range(BATCH):
                 batch.append(receive(_NOBLOCK))
                 if not option(_EVENTS) & _POLLIN:
+                    self._due = False
                     break  # the other parts of a message come with its first one, so this had one
                 if option(_RCVMORE):
                     batch.pop()
                     self._drop_parts()
         except zmq.Again:
-            pass
+            self._due = False
         if not self._is_same():
             batch.clear()
             self._lose()
@@ -129,15 +128,17 @@ class LibzmqTransport(Transport):
 
     def _receive_first(self, socket: zmq.Socket[bytes]) -> bytes | None:
         """A message of a connection that was not looked at yet; None when it may not be used."""
+        if not self._ask():
+            return None
         try:
             part = socket.recv(_NOBLOCK, copy=False)
             if part.more:
                 self._drop_parts()
-                if self._loop is not None:
-                    self._look_soon(self._loop)
+                self._look_soon()
                 return None
             fd = int(part.get(zmq.SRCFD))
         except zmq.ZMQError:
+            self._look_soon()
             return None
         if not self._admits(fd) or self._socket is None:
             return None
@@ -189,7 +190,8 @@ class LibzmqTransport(Transport):
                 messages.popleft()
         except zmq.Again:
             self._retry = loop.call_later(RETRY_SEND_S, self._send_on)
-        self._look_soon(loop)
+        if self._due or self._ask():
+            self._look_soon()
 
     def _send_on(self) -> None:
         self._retry = None
@@ -198,24 +200,27 @@ class LibzmqTransport(Transport):
 
     # --- waking up
 
-    def _look_soon(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Ask the socket in the next turn of the loop, unless `take` does so before."""
-        self._touched = True
-        if self._looking is None:
-            self._looking = loop.call_soon(self._look)
+    def _ask(self) -> bool:
+        """Ask the socket whether it has messages."""
+        self._due = bool(self._option(_EVENTS) & _POLLIN)
+        return self._due
+
+    def _look_soon(self) -> None:
+        """Take what is there in the next turn of the loop, unless somebody does so before."""
+        if self._looking is None and self._loop is not None:
+            self._looking = self._loop.call_soon(self._look)
 
     def _look(self) -> None:
         self._looking = None
-        if self._touched:
+        if self._due or self._batch:
             self._wake()
 
     def _wake(self) -> None:
-        """The descriptor has signalled, or may have."""
+        """The descriptor has signalled, or there is something to take."""
         if self._socket is None or self._paused:
             return
-        self._touched = False
-        if self._batch or self._option(_EVENTS) & _POLLIN:
-            self._on_messages()
+        self._due = True
+        self._on_messages()
 
     def pause(self) -> None:
         """Read nothing until `resume`."""
@@ -228,7 +233,8 @@ class LibzmqTransport(Transport):
         self._paused = False
         if self._socket is not None and self._loop is not None:
             self._loop.add_reader(self._fd, self._wake)
-            self._look_soon(self._loop)
+            self._due = True
+            self._look_soon()
 
     # --- the end
 

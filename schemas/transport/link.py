@@ -395,27 +395,30 @@ class Link:
 
     def _turn(self) -> None:
         """Write the queue, handle the frames that were read, and write the frames that they caused."""
-        self._scheduled = False
-        self._write()
-        if self._stopped():
-            return
-        take, handle = self._transport.take, self._handle
-        for _ in range(FRAMES_PER_WAKEUP):
-            data = take()
-            if data is None:
-                break
-            handle(data)
-            if self._stopped():
-                break
-        else:
+        self._scheduled = True  # what is queued from here on leaves with this turn
+        more = False
+        try:
+            self._write()
+            more = self._receive()
+            if self._peer.has_waiting and self._peer.phase == "ready":
+                self._queue_waiting()
+            self._write()
+        finally:
+            self._scheduled = False
+        if more:
             self._schedule()
-        if self._peer.has_waiting and self._peer.phase == "ready":
-            self._queue_waiting()
-        self._write()
 
-    def _stopped(self) -> bool:
-        """Whether no frame may be handled now: a payload is being read, or the link is closed."""
-        return self._paused or not self._open
+    def _receive(self) -> bool:
+        """Handle the frames that were read. Whether there may be more of them than one turn takes."""
+        transport, handle = self._transport, self._handle
+        for _ in range(FRAMES_PER_WAKEUP):
+            if self._paused or not self._open:  # a payload is being read, or the link is closed
+                return False
+            data = transport.take()
+            if data is None:
+                return False
+            handle(data)
+        return True
 
     def _admits(self, fd: int) -> bool:
         """Whether the broker is at the other end of a new connection. When somebody else is, the link is over."""
@@ -512,11 +515,12 @@ class Link:
         if greet:
             self._greet(loop)
         self._turn()
-        if not self._stopped():
-            self._probe(loop)
+        self._probe(loop)
 
     def _probe(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Look whether the broker was silent for too long."""
+        """Look whether the broker was silent for too long. A link that reads a payload hears nothing."""
+        if self._paused or not self._open:
+            return
         silence = self._peer.silence(self.heard_at, loop.time())
         if silence == "ping" and self._peer.phase == "ready":
             # Without an id: a broker that does not know this connection asks for hello.

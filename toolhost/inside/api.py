@@ -237,7 +237,7 @@ class ToolContext(_ReadOnly):
         """The assistant message that contains this call; None when an operator made the call by hand."""
         call = self._call
         if call.message is None:
-            call.message = _copy(call.worker.messages.get(call.frame.get("messageId", "")))
+            call.message = call.worker.message_of(call)
         return None if call.message is None else Message(call.message)
 
     @property
@@ -287,9 +287,3 @@ class ToolContext(_ReadOnly):
         if message is not None:
             frame["message"] = str(message)[:MAX_LINE]
         call.worker.send(wire.pack(frame))
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list) else value

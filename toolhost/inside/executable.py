@@ -110,7 +110,7 @@ def request(export: str, ctx: ToolContext, input: Any) -> bytes:
         "turnId": ctx.turn_id,
         "toolCallId": ctx.tool_call_id,
         "workdir": ctx.workdir,
-        "message": call.worker.messages.get(call.frame.get("messageId", "")),
+        "message": call.worker.message_of(call),
         "remainingMs": ctx.remaining_ms,
         "outputLimit": ctx.output_limit,
     }

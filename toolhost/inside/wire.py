@@ -61,6 +61,14 @@ def unpack(data: bytes) -> Any:
     return value
 
 
+def value_at(data: bytes, at: int) -> Any:
+    """The value that begins at `at`, whatever follows. Raises ValueError."""
+    try:
+        return _unpack(data, at)[0]
+    except (IndexError, UnicodeDecodeError, RecursionError, TooShort) as error:
+        raise ValueError(f"not msgpack: {error}") from None
+
+
 def _unpack(data: bytes, at: int) -> tuple[Any, int]:
     first = data[at]
     at += 1

@@ -19,7 +19,7 @@ import errno
 import posix
 import sys
 from _thread import allocate_lock, get_ident, stack_size
-from time import monotonic, sleep
+from time import monotonic
 
 from . import running, wire
 from .api import Pending, ToolContext
@@ -39,8 +39,9 @@ else:
 PROTOCOL = 1
 #: A handler that runs longer than this on the reader loses the reading role to the watcher (seconds).
 TAKEOVER_S = 0.005
-#: The watcher sleeps for good after this many ticks without a call (one tick is TAKEOVER_S).
-WATCH_TICKS = 20
+#: The watcher looks so often while no handler runs on the reader (seconds), and sleeps for good after so many looks
+#: without a call. So a handler that was quick before and is slow now keeps the role for their sum at most.
+LOOK_S, LOOKS = 0.025, 4
 #: Exports that take longer than this run on a thread of their own from the start (seconds).
 SLOW_S = 0.001
 #: Results wait to be written together only while the next handler is known to be quicker than this (seconds).
@@ -66,8 +67,8 @@ class Worker:
     def __init__(self) -> None:
         #: The tool's functions by the names of their exports.
         self.handlers: dict[str, Callable[[ToolContext, Any], Any]] = {}
-        #: Assistant messages by their ids, for later calls.
-        self.messages: dict[str, Any] = {}
+        #: The `message` frames of assistant messages by their ids, for later calls. Most handlers look at none.
+        self.messages: dict[str, bytes] = {}
         #: The longest output as it travels (bytes).
         self.output_limit = 1 << 20
         #: The tool was granted no network.
@@ -84,6 +85,8 @@ class Worker:
         self._send_lock = allocate_lock()
         self._inbox: deque[bytes] = deque()
         self._frames = Frames()
+        #: Waits until there is something to read.
+        self._poll: Callable[[], object] | None = None
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
         #: How long an export takes (seconds).
@@ -92,7 +95,7 @@ class Worker:
         self._reader: running.Slot | None = None
         #: Since when the reader runs a handler (time.monotonic); 0: it runs none.
         self._inline_since = 0.0
-        #: The watcher sleeps until `_doze` is released.
+        #: Whether the watcher sleeps for good. It wakes up when `_doze` is released.
         self._dozing = False
         self._doze = allocate_lock()
         self._doze.acquire()
@@ -143,7 +146,11 @@ class Worker:
         """One read; complete frames go to the inbox."""
         if self.forked:
             leave()
+        if self._poll is None and self._seconds:  # not before the first result: a cold jail waits for that
+            self._poll = input_poll()
         try:
+            if self._poll is not None:
+                self._poll()
             data = posix.read(FD, READ_BYTES)
         except OSError:
             data = b""
@@ -157,28 +164,31 @@ class Worker:
     def _watch(self, slot: running.Slot) -> None:
         """Take the role over from a reader that is busy with a handler; then somebody else watches."""
         quiet = 0
-        last = 0.0
         while True:
-            sleep(TAKEOVER_S)
             since = self._inline_since
-            if since and monotonic() - since >= TAKEOVER_S:
-                with self._lock:
-                    if self._inline_since != since:
-                        continue
-                    self._reader = slot
-                    self._inline_since = 0.0
-                self._threads.run(self._watch)
-                self._read_loop(slot)
-                return
-            quiet = quiet + 1 if since == last else 0
-            last = since
-            if quiet >= WATCH_TICKS and not since:
-                self._dozing = True
-                if self._inline_since:  # a call began meanwhile and may not have seen it
-                    self._dozing = False
-                    continue
-                self._doze.acquire()
+            if since:
                 quiet = 0
+                woken = self._doze.acquire(True, TAKEOVER_S)
+            elif quiet < LOOKS:
+                quiet += 1
+                woken = self._doze.acquire(True, LOOK_S)
+            else:
+                self._dozing = True
+                if not self._inline_since:  # else a call began meanwhile and may not have seen it
+                    self._doze.acquire()
+                self._dozing = False
+                quiet = 0
+                continue
+            if woken or not since:
+                continue
+            with self._lock:
+                if self._inline_since != since:
+                    continue
+                self._reader = slot
+                self._inline_since = 0.0
+            self._threads.run(self._watch)
+            self._read_loop(slot)
+            return
 
     def _wake_watcher(self) -> None:
         self._dozing = False
@@ -220,12 +230,15 @@ class Worker:
 
     def _handle(self, data: bytes, slot: running.Slot) -> None:
         try:
+            if data.startswith(_MESSAGE):
+                self._remember(wire.value_at(data, len(_MESSAGE)), data)
+                return
             frame = wire.unpack(data)
             kind = frame["type"]
             if kind == "call":
                 self._start(frame, slot)
             elif kind == "message":
-                self._remember(frame["messageId"], frame["message"])
+                self._remember(frame["messageId"], data)
             elif kind == "cancel":
                 self._cancel(frame["callId"])
             elif kind == "answer":
@@ -238,10 +251,15 @@ class Worker:
         except (ValueError, KeyError, TypeError) as error:
             leave(f"bad frame from the host: {type(error).__name__}: {error}")
 
-    def _remember(self, message_id: str, message: Any) -> None:
-        self.messages[message_id] = message
+    def _remember(self, message_id: str, data: bytes) -> None:
+        self.messages[message_id] = data
         if len(self.messages) > MAX_MESSAGES:
             del self.messages[next(iter(self.messages))]
+
+    def message_of(self, call: running.Running) -> Any:
+        """The assistant message that made the call, a new copy of it; None when there is none."""
+        data = self.messages.get(call.frame.get("messageId", ""))
+        return None if data is None else wire.unpack(data)["message"]
 
     def _cancel(self, call_id: str) -> None:
         call = self.running.get(call_id)
@@ -312,7 +330,7 @@ class Worker:
         ):
             self._flush()
         self._inline_since = now
-        if self._dozing:
+        if self._dozing or seconds is None:
             self._wake_watcher()
         result = self._run(call)
         with self._lock:
@@ -474,6 +492,8 @@ class Worker:
         return call_id
 
 
+#: How the host writes a `message` frame, up to the value of `messageId`.
+_MESSAGE = b"\x83\xa4type\xa7message\xa9messageId"
 # type, callId and status of an `ok` result, the way `wire.pack` would write them
 _RESULT = b"\x84\xa4type\xa6result\xa6callId"
 _OK = b"\xa6status\xa2ok\xa6output"
@@ -512,6 +532,19 @@ def load_handlers(entry: str, *, compiled: bool = True) -> dict[str, Callable[[T
     if not isinstance(handlers, dict) or not all(isinstance(k, str) and callable(v) for k, v in handlers.items()):
         raise NoHandlers(f"{entry} exposes no `handlers`, a dict from export names to functions")
     return handlers
+
+
+def input_poll() -> Callable[[], object]:
+    """A function that waits until the host has sent something.
+
+    A read that blocks is woken once more for each result, when the host has read it: on a Unix socket whoever waits
+    hears of room to write as well.
+    """
+    import select
+
+    waiting = select.poll()
+    waiting.register(FD, select.POLLIN)
+    return waiting.poll
 
 
 def leave(reason: str = "") -> NoReturn:

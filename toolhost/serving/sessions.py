@@ -272,7 +272,7 @@ class Sessions:
         if live.sandboxes is not None and not session.closed:
             with suppress(OSError):  # the next call asks for its own
                 live.sandboxes.prepare()
-        self._watch.wake()
+        self._watch.wake(live.jail.usage)
 
     # --- what the machine decides
 
@@ -597,6 +597,7 @@ class Sessions:
         # A large output harms nobody.
         spent = said is not result.error and result.error is not None and result.error.code == "E_TOOL_LIMIT"
         self._perform(self._machine.result(session, call, result, payload, spent=spent, now=now))
+        self._watch.rest(live.jail.usage)
 
     def _ask(self, live: LiveSession, worker: Worker, ask: frames.Ask) -> None:
         """A handler, or the worker of a server, asks something of the bus. Raises Violation."""

@@ -20,7 +20,8 @@ the rest.
 How often. The file systems that jails write to are asked for their free space every DISK_S in any case; processor
 time, processes and memory are looked at every LOOK_S. No more than a quarter of the time goes into looks,
 no more than a quarter of a processor into walks over one jail's folders, and half of one into walks over all of them.
-While no jail runs anything the thread sleeps.
+While no jail runs anything the thread sleeps. It wakes up when jails have run for DISK_S since it fell asleep, in one
+call or in several: most calls end before that, and would wake it for nothing.
 
 It must not be late while many programs want the processor. So it runs before all others where root's launcher can do
 it.
@@ -393,7 +394,9 @@ Report = Callable[[JailUsage, str, list[str] | None], None]
 
 
 class Watch:
-    """All watched jails of one tool host. Use from the loop's thread; `wake` whenever a jail gets a call."""
+    """All watched jails of one tool host. Use from the loop's thread: `wake` when a jail gets a call, `rest` when one
+    has ended.
+    """
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, report: Report, put_first: Callable[[int], None] = lambda thread: None
@@ -406,6 +409,15 @@ class Watch:
         self._disks = Disks()
         self._awake = threading.Event()
         self._asleep = True
+        #: Jails that have got a call and may still run it.
+        self._busy: set[JailUsage] = set()
+        #: Wakes the thread. It is there while the thread sleeps and a jail is busy.
+        self._rousing: asyncio.TimerHandle | None = None
+        #: Since when jails are busy, how long they were before, since the thread fell asleep (seconds), and which ones.
+        self._busy_since = self._ran_s = 0.0
+        self._have_run: set[JailUsage] = set()
+        #: Those that the thread was woken for. It looks at them in any case.
+        self._roused: frozenset[JailUsage] = frozenset()
         self._thread: threading.Thread | None = None
         self._closing = False
         self._slow: set[JailUsage] = set()  # of the jails that ran calls at the last look, those that are not quick
@@ -432,13 +444,37 @@ class Watch:
     def remove(self, jail: JailUsage) -> None:
         """Its last process is gone."""
         self._jails = [other for other in self._jails if other is not jail]
+        self._busy.discard(jail)
+        self._have_run.discard(jail)
 
     def niceness_of_next(self, launching: int) -> int:
         """The niceness that a jail should be started with, while `launching` more are being started."""
         return limits.niceness_of_slow(1 + launching + (0 if self._asleep else len(self._slow)))
 
-    def wake(self) -> None:
-        """A jail has got a call."""
+    def wake(self, jail: JailUsage) -> None:
+        """This jail has got a call."""
+        self._busy.add(jail)
+        if self._asleep:
+            self._have_run.add(jail)
+        if self._asleep and self._rousing is None:
+            self._busy_since = time.monotonic()
+            self._rousing = self._loop.call_later(max(0.0, DISK_S - self._ran_s), self._rouse)
+
+    def rest(self, jail: JailUsage) -> None:
+        """A call of this jail has ended."""
+        if jail.running() is not None:
+            return
+        self._busy.discard(jail)
+        if self._rousing is not None and not self._busy:
+            self._rousing.cancel()
+            self._rousing = None
+            self._ran_s += time.monotonic() - self._busy_since
+
+    def _rouse(self) -> None:
+        self._rousing = None
+        self._ran_s = 0.0
+        self._roused = frozenset(self._have_run)
+        self._have_run.clear()
         if self._asleep:
             self._asleep = False
             self._awake.set()
@@ -446,6 +482,8 @@ class Watch:
     def close(self) -> None:
         """End the thread and wait for its end."""
         self._closing = True
+        if self._rousing is not None:
+            self._rousing.cancel()
         self._awake.set()
         if self._thread is not None:
             self._thread.join()
@@ -470,7 +508,8 @@ class Watch:
         many.
         """
         if self._disks.due_in() <= 0:
-            busy = [jail for jail in self._jails if jail.running() is not None]
+            roused, self._roused = self._roused, frozenset()
+            busy = [jail for jail in self._jails if jail in roused or jail.running() is not None]
             if not busy:
                 self._sleep()
                 return
@@ -509,7 +548,7 @@ class Watch:
         self._to_look_at = []
         self._awake.clear()
         self._asleep = True
-        if not self._closing and all(jail.running() is None for jail in self._jails):
+        if not self._closing and not self._roused and all(jail.running() is None for jail in self._jails):
             self._awake.wait()
         self._asleep = False
 
