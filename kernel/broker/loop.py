@@ -103,13 +103,15 @@ class BrokerLoop:
         for fd in (self._wake_r, self._journal.wake_fd()):
             if fd is not None:
                 self._epoll.register(fd, select.EPOLLIN)
-        self._tick(clock())  # what a part loads beforehand is there before anybody is served
-        next_tick = clock() + TICK_S
+        self._tick(now := clock())  # what a part loads beforehand is there before anybody is served
+        next_tick = now + TICK_S
+        due = self._transport.due
         while not self._stop:
-            self._wait(next_tick)
+            self._wait(now, next_tick)
             now = clock()
-            for cls in range(len(CLASSES)):
-                self._drain(cls, now)
+            for cls, waits in enumerate(due):
+                if waits:
+                    self._drain(cls, now)
             self._commit(now)
             if now >= next_tick:
                 next_tick = now + TICK_S
@@ -125,12 +127,11 @@ class BrokerLoop:
         gc.set_threshold(100_000, 50, 50)
         gc.enable()  # kernel/start.py turned it off
 
-    def _wait(self, next_tick: float) -> None:
-        """Sleep until there is something to do."""
+    def _wait(self, now: float, next_tick: float) -> None:
+        """Sleep until there is something to do. `now`: when this round began."""
         journal, transport = self._journal, self._transport
-        now = clock()
         # Acting on settled decisions may stage new ones. Those must not wait until something else happens.
-        wait = 0.0 if transport.is_due or self._bus.staged else max(0.0, next_tick - now)
+        wait = 0.0 if any(transport.due) or self._bus.staged else max(0.0, next_tick - now)
         if journal.is_behind():
             if transport.wait(0, now):
                 return

@@ -59,7 +59,7 @@ class NativeTransport(Transport):
     @property
     def more(self) -> bool:
         """Whether bytes were read that `take` has not looked at."""
-        return self._messages.more
+        return bool(self._messages.more)
 
     def take(self) -> bytes | None:
         """The next message; it may be empty. None: there is none now."""

@@ -69,14 +69,14 @@ class Handshake:
     def __init__(self, types: Collection[bytes]) -> None:
         """`types` are the socket types of the other side that we talk to."""
         self._types = types
-        self._data = bytearray()
+        self.more = bytearray()
         self.done = False
         #: What came after READY.
         self.rest = b""
 
     def feed(self, data: bytes) -> bool:
         """Take bytes. True when the handshake is over. Raises ZmtpError."""
-        known = self._data
+        known = self.more
         known += data
         _check_greeting(known)
         if len(known) < _GREETING_BYTES + _SHORT_HEAD:
@@ -97,7 +97,7 @@ class Handshake:
             return False
         self._check_ready(bytes(known[start : start + size]))
         self.rest = bytes(known[start + size :])
-        self._data = bytearray()
+        self.more = bytearray()
         self.done = True
         return True
 
@@ -142,12 +142,13 @@ class Messages:
     before you feed again.
     """
 
-    __slots__ = ("_at", "_commands", "_data", "_max", "_needed", "_partial", "_several", "answers", "multipart")
+    __slots__ = ("_at", "_commands", "_max", "_needed", "_partial", "_several", "answers", "more", "multipart")
 
     def __init__(self, max_bytes: int) -> None:
         """`max_bytes`: the largest message."""
         self._max = max_bytes
-        self._data = b""
+        #: What `take` has not looked at to its end; empty when there is no such thing.
+        self.more = b""
         self._at = 0
         #: The beginning of a frame, and how many bytes must be there before it is looked at again.
         self._partial = bytearray()
@@ -159,11 +160,6 @@ class Messages:
         #: Messages of several parts that were dropped.
         self.multipart = 0
 
-    @property
-    def more(self) -> bool:
-        """Whether there are bytes that `take` has not looked at."""
-        return bool(self._data)
-
     def feed(self, data: bytes) -> None:
         """Take bytes."""
         self._commands = 0
@@ -173,12 +169,12 @@ class Messages:
                 return
             data = bytes(self._partial)
             self._partial = bytearray()
-        self._data = self._data[self._at :] + data if self._data else data
+        self.more = self.more[self._at :] + data if self.more else data
         self._at = 0
 
     def take(self) -> bytes | None:
         """The next message; it may be empty. None: the rest is not there yet. Raises ZmtpError."""
-        while data := self._data:
+        while data := self.more:
             at = self._at
             start = at + _SHORT_HEAD
             if len(data) < start:
@@ -202,7 +198,7 @@ class Messages:
                 self._keep(stop - at)
                 return None
             if stop == len(data):
-                self._data = b""
+                self.more = b""
             self._at = stop
             if flags & ~_LONG or self._several:
                 self._put_aside(flags, data[start:stop])
@@ -211,9 +207,9 @@ class Messages:
         return None
 
     def _keep(self, needed: int) -> None:
-        self._partial = bytearray(self._data[self._at :])
+        self._partial = bytearray(self.more[self._at :])
         self._needed = needed
-        self._data = b""
+        self.more = b""
 
     def _put_aside(self, flags: int, body: bytes) -> None:
         """Handle a frame that is no message: a command, or a part of a message of several."""

@@ -249,7 +249,7 @@ class Served:
     def turn(self, quota: int = 64, seconds: float = 0.01) -> None:
         if self.other is not None:
             self.other.getsockopt(zmq.EVENTS)
-        self.sockets.wait(0 if self.sockets.is_due else seconds, time.monotonic())
+        self.sockets.wait(0 if any(self.sockets.due) else seconds, time.monotonic())
         self.got += self.sockets.receive(0, quota)
         self.given_up += self.sockets.flush()
 

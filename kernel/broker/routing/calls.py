@@ -124,8 +124,9 @@ class ToolCalls(Part, OfHosts):
             raise fail("E_FORBIDDEN", message)
         if frame.workdir is not None:
             raise fail("E_FORBIDDEN", "an agent may not name a workdir")
-        place = instance.place
-        check_opened(place, self._bus.plan.spawn_workdirs)
+        content, work, place = event.content, event.work, instance.place
+        if place.beneath is not None:
+            check_opened(place, self._bus.plan.spawn_workdirs)
         frame.attach = False
         if frame.within is not None:
             outer_call(self._bus, event, frame.within)
@@ -145,15 +146,15 @@ class ToolCalls(Part, OfHosts):
         frame.instance_key = instance.key
         frame.workdir = place.path
         frame.workdir_base = None if place.beneath is None else place.beneath.base
-        frame.chain = event.content.chain
+        frame.chain = content.chain
         frame.root_event = event.root
-        frame.trace_id = event.content.trace_id
+        frame.trace_id = content.trace_id
         frame.source = frame.auth = frame.within = frame.step = None
         host = instance.host or self._assigned.host_for(instance, self._hosts.values())
         if host is None:
             self._calls.wait(call, encode_value(frame))
             return
-        given_to = event.work.calls
+        given_to = work.calls
         had = given_to[call.id]
         if had is not host.incarnation and self._may_have_run(call, had, host):
             self._outcome_unknown(call)
@@ -166,7 +167,8 @@ class ToolCalls(Part, OfHosts):
         """Open a call: a new one, or one whose result was sent and lost on the way."""
         if not call_id or not is_name(call_id, MAX_ID):
             raise fail("E_FRAME_INVALID", f"a call needs a callId of 1 to {MAX_ID} visible characters")
-        if event.work.open_calls > _MAX_OPEN:
+        work = event.work
+        if work.open_calls > _MAX_OPEN:
             self._bus.counters["overloaded"] += 1
             raise overloaded("too many calls are open")
         call = Call(call_id, event, frame.id, frame.tool, frame.deadline_ms, now)
@@ -175,11 +177,10 @@ class ToolCalls(Part, OfHosts):
         call.deadline_ms = frame.deadline_ms  # a part may have shortened it
         if frame.blob is not None:
             self._take_large(call, frame.blob)
-        work = event.work
         if len(work.calls) >= MAX_REMEMBERED + work.open_calls:
             self._forget_oldest(event)
         work.calls.setdefault(call_id, None)
-        event.moved(frame.position)
+        work.moved(frame.position)
         work.step = frame.step or work.step
         first_sent = frame.first_sent_ms
         if first_sent is not None and first_sent < self._bus.started_ms:

@@ -269,7 +269,7 @@ class Events(Part):
 
     def _renewed(self, connection: Connection, event: Event, frame: Frame, now: float) -> None:
         event.work.lease_until = now + mailbox.LEASE_S
-        event.moved(frame.position)
+        event.work.moved(frame.position)
 
     def _ended(self, connection: Connection, event: Event, frame: Frame, now: float) -> None:
         state: End = "done" if frame.stage == "done" else "cancelled" if event.cancelled else "failed"

@@ -41,7 +41,8 @@ from goondan.kernel.broker.state.parts import (
     Waiting,
     hooks_of,
 )
-from goondan.schemas.bundle import address, effective_config
+from goondan.schemas.bundle import effective_config
+from goondan.schemas.bundle.address import is_name
 from goondan.schemas.bundle.launch import AgentSpec, KernelPlan
 from goondan.schemas.wire import codec
 from goondan.schemas.wire.control import ForFeature, Revise, Revised, ToBroker
@@ -191,9 +192,7 @@ class Router:
             return
         connection.last_seen = self.bus.now = now
         try:
-            if frame.id and not address.is_name(
-                frame.id, MAX_ID
-            ):  # the answer names it, and some answers come much later
+            if frame.id and not is_name(frame.id, MAX_ID):  # the answer names it, and some answers come much later
                 raise fail("E_FRAME_INVALID", f"id has at most {MAX_ID} characters, all of them visible")
             if frame.blob is not None or frame.files is not None:
                 blobs.check(frame, from_host=connection.cls == TOOLS, by_operator=connection.claims.operator)

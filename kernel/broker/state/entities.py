@@ -262,6 +262,11 @@ class Work(Struct, eq=False):
     #: Those of them in a file.
     kept_in_file: int = 0
 
+    def moved(self, position: int | None) -> None:
+        """Its holder has stored so many messages of the turn."""
+        if position is not None and position > self.position:
+            self.position, self.progressed = position, True
+
 
 class Event(Struct, eq=False):
     """One accepted (or staged) event. Times are seconds on the broker's clock."""
@@ -364,13 +369,6 @@ class Event(Struct, eq=False):
     def finished(self) -> bool:
         """Whether it will never be handed over again."""
         return self.state in FINISHED
-
-    def moved(self, position: int | None) -> None:
-        """Its holder has stored so many messages of the turn."""
-        work = self.work
-        if position is not None and position > work.position:
-            work.position = position
-            work.progressed = True
 
     @property
     def ending(self) -> bool:

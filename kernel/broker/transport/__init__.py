@@ -26,8 +26,8 @@ class Transport(Protocol):
         """
 
     @property
-    def is_due(self) -> bool:
-        """Whether there may be messages that `receive` has not given."""
+    def due(self) -> Sequence[object]:
+        """For each class: true while there may be messages that `receive` has not given."""
 
     def wait(self, seconds: float, now: float) -> bool:
         """Sleep until there is something to do. Whether there was. `now`: the broker's clock before it slept."""

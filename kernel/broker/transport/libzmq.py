@@ -3,7 +3,7 @@
 Rules (docs/design/wire.md section 6).
 - The descriptors of libzmq are waited on here, because `zmq_poll` asks each socket twice in a wake-up. libzmq signals
   on a descriptor only once, and any call on the socket may use the signal up. So a socket that was sent on is asked
-  before the loop sleeps.
+  before the loop waits.
 - Sends never block (ROUTER_MANDATORY, NOBLOCK). What a peer cannot take waits here, in order. A peer with more than
   MAX_WAITING_PEER bytes, or the one that makes it more than MAX_WAITING_ALL for all, is given up. Live news are dropped
   instead.
@@ -48,9 +48,6 @@ _MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 _EVENTS: Final = int(zmq.EVENTS)
 _POLLIN: Final = int(zmq.POLLIN)
 _RCVMORE: Final = int(zmq.RCVMORE)
-#: Why a socket is due: its descriptor signalled (or its quota was used up), or a send may have used the signal up.
-_SIGNALLED: Final = 2
-_TOUCHED: Final = 1
 
 
 class LibzmqTransport:
@@ -67,8 +64,10 @@ class LibzmqTransport:
         self._classes: dict[int, int] = {}
         self._senders: list[Callable[[bytes, int], object]] = []
         self._receivers: list[tuple[_Receive, _Option]] = []
-        #: For each class: why its socket must be asked before the loop may sleep, or 0.
-        self._due: list[int] = []
+        #: For each class: whether its descriptor has signalled, or its quota was used up.
+        self.due: list[bool] = []
+        #: The classes on whose sockets was sent since the last wait: a send may have used the signal up.
+        self._sent_on: set[int] = set()
         #: What peers did not take, by class and routing id, and the bytes of it: in all, and for each peer.
         self._blocked: dict[tuple[int, bytes], deque[bytes]] = {}
         self._waiting = 0
@@ -106,41 +105,38 @@ class LibzmqTransport:
         # pyzmq's own classes below the Python layer: the layer adds options we do not use, at a third of the cost.
         self._senders.append(zmq.backend.Socket.send.__get__(socket))
         self._receivers.append((zmq.backend.Socket.recv.__get__(socket), zmq.backend.Socket.get.__get__(socket)))
-        self._due.append(_SIGNALLED)
+        self.due.append(True)
 
     # --- waiting and receiving
 
-    @property
-    def is_due(self) -> bool:
-        """Whether a socket may have messages that were not received."""
-        return any(self._due)
-
     def wait(self, seconds: float, now: float) -> bool:
         """Sleep until there is something to do. Whether there was."""
+        due = self.due
+        for cls in self._sent_on:
+            if not due[cls] and self._receivers[cls][1](_EVENTS) & _POLLIN:
+                due[cls], seconds = True, 0.0
+        self._sent_on.clear()
         ready = self._epoll.poll(min(seconds, BLOCKED_RETRY_S) if self._blocked else seconds)
-        classes, due = self._classes, self._due
+        classes = self._classes
         for fd, _ in ready:
-            cls = classes.get(fd)
-            if cls is not None:
-                due[cls] = _SIGNALLED
+            signalled = classes.get(fd)
+            if signalled is not None:
+                due[signalled] = True
         if self._blocked:
             self._retry()
-        return bool(ready)
+        return bool(ready) or any(due)
 
     def receive(self, cls: int, quota: int) -> Sequence[tuple[bytes, bytes]]:
         """At most `quota` messages of a class."""
-        reason = self._due[cls]
-        if not reason:
+        if not self.due[cls]:
             return ()
-        self._due[cls] = 0
+        self.due[cls] = False
         receive, option = self._receivers[cls]
-        # An empty receive costs twice as much as this question, and usually there is one message or none.
-        if reason == _TOUCHED and not option(_EVENTS) & _POLLIN:
-            return ()
         known = self._known[cls]
         messages: list[tuple[bytes, bytes]] = []
         try:
             for count in range(quota):
+                # An empty receive costs twice as much as this question, and usually there is one message.
                 if count == 1 and not option(_EVENTS) & _POLLIN:
                     break
                 ident = receive(_NOBLOCK)
@@ -155,7 +151,7 @@ class LibzmqTransport:
                 else:
                     self._counters["frames_multipart"] += 1
             else:
-                self._due[cls] = _SIGNALLED  # its quota is used; there may be more
+                self.due[cls] = True  # its quota is used; there may be more
         except zmq.Again:
             pass
         return messages
@@ -174,8 +170,7 @@ class LibzmqTransport:
             self._block(cls, ident, data)
             return True
         send = self._senders[cls]
-        if not self._due[cls]:
-            self._due[cls] = _TOUCHED
+        self._sent_on.add(cls)
         try:
             send(ident, _MORE)
             send(data, _NOBLOCK)
@@ -201,7 +196,7 @@ class LibzmqTransport:
         """Try again to send what peers did not take."""
         for (cls, ident), queue in list(self._blocked.items()):
             send = self._senders[cls]
-            self._due[cls] = _SIGNALLED
+            self._sent_on.add(cls)
             try:
                 while queue:
                     send(ident, _MORE)

@@ -117,7 +117,7 @@ class NativeTransport:
         #: For each class: by routing id, its connections after READY.
         self._peers: list[dict[bytes, PeerSocket]] = []
         #: For each class: the connections that may have something to say, in the order in which they are served.
-        self._due: list[deque[PeerSocket]] = []
+        self.due: list[deque[PeerSocket]] = []
         #: The connections before READY, the oldest first.
         self._greeting: dict[PeerSocket, None] = {}
         self._touched: list[PeerSocket] = []
@@ -136,15 +136,10 @@ class NativeTransport:
         listener.listen(BACKLOG)
         self._listeners[listener.fileno()] = (len(self._peers), listener, users)
         self._peers.append({})
-        self._due.append(deque())
+        self.due.append(deque())
         self._epoll.register(listener.fileno(), _READ)
 
     # --- waiting
-
-    @property
-    def is_due(self) -> bool:
-        """Whether some connection may have something to say that was not looked at yet."""
-        return any(self._due)
 
     def wait(self, seconds: float, now: float) -> bool:
         """Sleep until there is something to do. Whether there was. `now`: the broker's clock before it slept."""
@@ -160,15 +155,15 @@ class NativeTransport:
                 self._write_on(peer)
             if events != _WRITE and not peer.due:
                 peer.due = True
-                self._due[peer.cls].append(peer)
+                self.due[peer.cls].append(peer)
         return bool(ready_ones)
 
     # --- reading
 
     def receive(self, cls: int, quota: int) -> Sequence[tuple[bytes, bytes]]:
         """At most `quota` messages of a class. Within it, whoever was served goes to the end."""
-        due = self._due[cls]
-        messages: list[tuple[bytes, bytes]] = []
+        due = self.due[cls]
+        found: list[tuple[bytes, bytes]] = []
         while due and quota > 0:
             peer = due.popleft()
             peer.due = False
@@ -177,12 +172,17 @@ class NativeTransport:
             if not self._read(peer):
                 quota -= 1
                 continue
-            ident = peer.ident
-            while quota > 0 and (data := self._take(peer)) is not None:
-                quota -= 1
-                messages.append((ident, data))
-            self._served(peer)
-        return messages
+            ident, messages = peer.ident, peer.messages
+            try:
+                while messages.more and quota > 0:
+                    if (data := messages.take()) is not None:
+                        quota -= 1
+                        found.append((ident, data))
+            except ZmtpError:
+                self._fault(peer)
+            if messages.more or messages.answers or messages.multipart:
+                self._served(peer)
+        return found
 
     def _read(self, peer: PeerSocket) -> bool:
         """Read what a peer has said. Whether there may be a message."""
@@ -202,16 +202,8 @@ class NativeTransport:
         peer.messages.feed(data)
         return True
 
-    def _take(self, peer: PeerSocket) -> bytes | None:
-        """The next message of a peer that was read; it may be empty. None: there is none now."""
-        try:
-            return peer.messages.take()
-        except ZmtpError:
-            self._fault(peer)
-            return None
-
     def _served(self, peer: PeerSocket) -> None:
-        """Enough was taken of a peer in this round."""
+        """Enough was taken of a peer in this round, and that was not all."""
         messages = peer.messages
         if messages.multipart:
             self._counters["frames_multipart"] += messages.multipart
@@ -225,7 +217,7 @@ class NativeTransport:
             messages.answers.clear()
         if messages.more and not peer.due:
             peer.due = True
-            self._due[peer.cls].append(peer)
+            self.due[peer.cls].append(peer)
 
     def _greeted(self, peer: PeerSocket, handshake: Handshake, data: bytes) -> bool:
         try:

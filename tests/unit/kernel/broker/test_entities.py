@@ -172,13 +172,13 @@ def test_new_work_has_come_to_nothing() -> None:
 def test_only_a_position_beyond_the_last_is_progress() -> None:
     made = event()
     for position in (None, 0):
-        made.moved(position)
+        made.work.moved(position)
         assert (made.work.position, made.work.progressed) == (0, False)
-    made.moved(2)
+    made.work.moved(2)
     assert (made.work.position, made.work.progressed) == (2, True)
     made.work.progressed = False
     for position in (2, 1, None):
-        made.moved(position)
+        made.work.moved(position)
         assert (made.work.position, made.work.progressed) == (2, False)
 
 

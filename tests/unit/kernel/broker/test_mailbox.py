@@ -269,7 +269,7 @@ def test_whoever_listens_is_told_of_an_event_that_loses_its_holder(box: Box) -> 
 
 def test_a_holder_that_has_got_on_costs_no_attempt_and_the_journal_hears_of_it(box: Box) -> None:
     event = box.leased(box.event("e"))
-    event.moved(3)
+    event.work.moved(3)
     assert box.mailbox.lose_holder(event.instance, counts=False) is event
     assert event.work.attempts == 0
 
