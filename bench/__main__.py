@@ -1,21 +1,22 @@
-"""`python -m bench`: run the benchmarks and print a table; a run of all of them also writes bench/results.json.
+"""`python -m bench`: run the benchmarks and print a table.
 
-`--against TREE` runs them alternately here and in another tree of this repository, and prints the differences.
+`--record` also keeps what was measured in bench/results.json, from which the page and the READMEs have their figures
+(bench/page.py), in place of what stood there; other benchmarks' figures stay. `--against TREE` runs them alternately
+here and in another tree of this repository, and prints the quotients.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib
-import json
+import os
 import sys
 from pathlib import Path
 
-from bench import pairs
+from bench import pairs, records
 from bench.compare import Benchmark, machine, run, table
+from goondan.schemas.transport import chosen
 
-RESULTS = Path(__file__).parent / "results.json"
 #: The benchmarks run in this order. Each module has one BENCHMARK.
 MODULES = (
     "round_trip",
@@ -29,7 +30,6 @@ MODULES = (
     "tool_call",
     "arguments",
     "extensions",
-    "mcp_sdk",
     "mcp_jailed",
     "cold_jail",
     "forked_call",
@@ -48,49 +48,39 @@ MODULES = (
 )
 
 
+#: Beside other systems; they must be installed first (bench/others.py).
+PEERS = ("others",)
+
+
 def main(arguments: list[str]) -> int:
     """Run the benchmarks that were asked for. Returns 0 even when a goal is missed: a slow machine is no broken
     program.
     """
     parser = argparse.ArgumentParser(prog="python -m bench", description="Benchmarks beside their baselines.")
-    parser.add_argument("names", nargs="*", choices=[[], *MODULES], metavar="NAME", help="which ones (default: all)")
+    parser.add_argument("names", nargs="*", choices=[[], *MODULES, *PEERS], metavar="NAME", help="default: all")
     parser.add_argument("--rounds", type=int, default=5, help="how often every side runs (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=1.5, help="length of one measurement (default: %(default)s)")
-    parser.add_argument(
-        "--against", type=Path, metavar="TREE", help="compare with this tree, pair by pair (see pairs.py)"
-    )
+    parser.add_argument("--against", type=Path, metavar="TREE", help="compare with this tree, pair by pair (pairs.py)")
+    parser.add_argument("--sides", help="with --against: only these sides, with commas between them")
+    parser.add_argument("--record", action="store_true", help="keep the figures in bench/results.json")
     options = parser.parse_args(arguments)
+    found: list[Benchmark] = [importlib.import_module(f"bench.{name}").BENCHMARK for name in options.names or MODULES]
     if options.against is not None:
-        found = [importlib.import_module(f"bench.{name}").BENCHMARK for name in options.names or MODULES]
-        pairs.main(found, options.against.resolve(), options.rounds, options.seconds)
+        sides = options.sides.split(",") if options.sides else None
+        there = options.against.resolve()
+        pairs.main(found, there, options.rounds, options.seconds, sides=sides, record=options.record)
         return 0
-
     facts = machine()
-    results = {}
-    for name in options.names or MODULES:
-        benchmark: Benchmark = importlib.import_module(f"bench.{name}").BENCHMARK
-        rows = run(benchmark, options.rounds, options.seconds, lambda line: print(line, file=sys.stderr, flush=True))
+    for benchmark in found:
+        rounds = min(options.rounds, benchmark.rounds)
+        told = records.facts(facts, chosen(), rounds, options.seconds)
+        rows = run(benchmark, rounds, options.seconds, lambda line: print(line, file=sys.stderr, flush=True))
         print(table(benchmark, rows), flush=True)
-        results[name] = {
-            row.metric.name: {
-                "unit": row.metric.unit,
-                "medians": row.medians,
-                "runs": row.runs,
-                "target": row.target,
-                "met": row.met,
-            }
-            for row in rows
-        }
-    print(", ".join(f"{key} {value}" for key, value in facts.items()))
-    report = {
-        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "machine": facts,
-        "rounds": options.rounds,
-        "seconds": options.seconds,
-        "benchmarks": results,
-    }
-    if not options.names:
-        RESULTS.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        if options.record:
+            report = records.read()
+            records.put(report, benchmark, rows, told)
+            records.write(report)
+    print(", ".join(f"{key} {value}" for key, value in facts.items()), f"load {os.getloadavg()[0]:.1f}", sep=", ")
     return 0
 
 

@@ -9,11 +9,9 @@ Durability is `process`: with `power`, the client waits for its disk as well.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -24,27 +22,23 @@ from urllib.parse import urlsplit
 import uvloop
 
 from bench.compare import Benchmark, Goal, Metric
+from bench.swarm import PATIENCE_S, Swarm
 from bench.turn import kernel, model_server
-from goondan.kernel.cli.attach import Kernel
-from goondan.kernel.cli.session import Message, Session, opened_files
 
 SIZE = 2 << 20
 #: Instances in which the pair of messages is sent, after WARM_UP others.
 PAIRS, WARM_UP = 12, 2
-PATIENCE_S = 60.0
 
 
-async def measure(running: Kernel, base: str, picture: str) -> Mapping[str, float]:
+async def measure(made: Swarm, picture: str) -> Mapping[str, float]:
     """Pairs of messages, each in an instance of its own whose agent is there."""
-    async with Session(running) as session:
+    async with made.client() as client:
 
         async def turn(instance: str, *paths: str) -> float:
             before = time.perf_counter()
-            with opened_files(paths) as opened:
-                files = session.lay_down(opened)
-                answer = await session.ask(Message("main", instance, "look", files=files), timeout_s=PATIENCE_S)
-                took = (time.perf_counter() - before) * 1000
-            if answer.status != "completed" or not (answer.response or "").startswith("echo"):
+            answer = await client.ask("main", "look", instance=instance, files=paths, deadline=PATIENCE_S)
+            took = (time.perf_counter() - before) * 1000
+            if not (answer.text or "").startswith("echo"):
                 raise SystemExit(f"the turn came to {answer}")
             return took
 
@@ -58,12 +52,11 @@ async def measure(running: Kernel, base: str, picture: str) -> Mapping[str, floa
         "without": statistics.median([without for without, _ in pairs]),
         "with 2 MiB": statistics.median([having for _, having in pairs]),
         "adds": statistics.median([having - without for without, having in pairs]),
-        "bare POST": bare_post(base),
     }
 
 
-def bare_post(base: str) -> float:
-    """Milliseconds of a request with a body of the same size, from memory."""
+def bare_post(base: str) -> Mapping[str, float]:
+    """A request with a body of the same size, from memory."""
     place = urlsplit(base)
     body = b"x" * (4 * ((SIZE + 2) // 3))
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {place.netloc}\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -77,7 +70,7 @@ def bare_post(base: str) -> float:
             while not answer.endswith(b"0\r\n\r\n"):
                 answer += server.recv(65536)
             took.append((time.perf_counter() - before) * 1000)
-    return statistics.median(took)
+    return {"adds": statistics.median(took)}
 
 
 def side(provider: str, seconds: float) -> Mapping[str, float]:
@@ -85,21 +78,25 @@ def side(provider: str, seconds: float) -> Mapping[str, float]:
     with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder:
         picture = Path(folder, "picture.png")
         picture.write_bytes(b"\x89PNG\r\n\x1a\n" + os.urandom(SIZE - 8))
-        with model_server() as base, kernel(provider, "process", base) as running:
-            return uvloop.run(measure(running, base, str(picture)))
+        with model_server() as base, kernel(provider, "process", base) as made:
+            return uvloop.run(measure(made, str(picture)))
+
+
+def bare(seconds: float) -> Mapping[str, float]:
+    """Without a kernel."""
+    with model_server() as base:
+        return bare_post(base)
 
 
 BENCHMARK = Benchmark(
     name="attachments",
     what="a message with a picture of 2 MiB beside one without, through a whole kernel",
-    sides={"anthropic": partial(side, "anthropic"), "openai": partial(side, "openai")},
+    sides={"kernel": partial(side, "anthropic"), "bare POST": bare, "openai": partial(side, "openai")},
     metrics=[
         Metric("without", "ms", "lower"),
         Metric("with 2 MiB", "ms", "lower"),
         Metric("adds", "ms", "lower", Goal(20)),
-        Metric("bare POST", "ms", "lower"),
     ],
+    by_gdn=True,
+    durability="process",
 )
-
-if __name__ == "__main__":
-    print(json.dumps(side(sys.argv[1], 0)))

@@ -144,11 +144,13 @@ BENCHMARK = Benchmark(
     what="a request to one of 64 agents and its answer, both journaled; 64 under way for the rate, one for the times",
     sides={"process": side("process"), "memory": side(None)},
     metrics=[
-        Metric("rate", "/s", "higher", Goal(0.7, of="memory")),
+        Metric("rate", "/s", "higher", Goal(0.75, of="memory")),
         Metric("p50", "µs", "lower", Goal(150, of="memory", plus=True)),
         Metric("p99", "µs", "lower"),
         Metric("broker's cpu", "µs", "lower"),
     ],
+    native=True,
+    durability="process",
 )
 
 

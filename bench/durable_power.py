@@ -16,4 +16,5 @@ BENCHMARK = Benchmark(
         Metric("fsync", "µs", "lower"),
         Metric("broker's cpu", "µs", "lower"),
     ],
+    durability="power",
 )

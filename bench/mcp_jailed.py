@@ -14,11 +14,9 @@ from pathlib import Path
 
 import uvloop
 
-from bench import mcp_sdk
 from bench.compare import Benchmark, Goal, Metric
-from bench.mcp_sdk import SDK
 from bench.programs import broker, tool_host
-from bench.tool_call import SCHEMA, measure
+from bench.tool_call import SCHEMA, SDK, measure, sdk
 from goondan.schemas.bundle.launch import CatalogItem, Filesystem, Limits, SandboxSpec, ServerSpec, ToolSpec
 
 _PROGRAM = "features/mcp/jail/start.py"
@@ -68,7 +66,7 @@ def _memory(pid: int, *fields: str) -> float:
 BENCHMARK = Benchmark(
     name="mcp_jailed",
     what="one call of an MCP server: ours through bus, worker and jail, the SDK's to a process without a sandbox",
-    sides={"jailed server": jailed, SDK: lambda seconds: uvloop.run(mcp_sdk.measure(seconds))},
+    sides={"jailed server": jailed, SDK: sdk},
     metrics=[
         Metric("p50", "µs", "lower", Goal(600, of=SDK, plus=True)),
         Metric("rate", "/s", "higher"),

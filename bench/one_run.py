@@ -2,7 +2,8 @@
 
     TREE/.venv/bin/python -I bench/one_run.py NAME SIDE SECONDS
 
-SIDE is empty where all sides are measured together. One line of JSON: side -> metric -> figure.
+SIDE is empty where all sides are measured together. One line of JSON: side -> metric -> figure; nothing, if that tree's
+benchmark has no such side.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ def benchmark(name: str) -> Any:
 def main(name: str, side: str, seconds: str) -> None:
     """Measure and print."""
     sides = benchmark(name).sides
-    figures = {side: sides[side](float(seconds))} if side else sides.measure(float(seconds) * len(sides.names))
+    if not side:
+        figures = sides.measure(float(seconds) * len(sides.names))
+    else:
+        figures = {side: sides[side](float(seconds))} if side in sides else {}
     print(json.dumps({name: dict(found) for name, found in figures.items()}))
 
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import statistics
 import sys
-import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Mapping
 
+from bench.asker import TEXT, measure
 from bench.compare import Benchmark, Goal, Metric
-from bench.durable import AT, INPUT_BYTES, RESPONDERS, key
+from bench.durable import AT, key
 from bench.programs import AGENT, Bus, broker
 from bench.round_trip import line, peer
 from goondan.schemas.transport.link import Link
@@ -23,43 +21,11 @@ from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame, ReplyTo
 from goondan_client import connect
 
-#: Questions before anything is measured.
-WARM_UP: Final = 500
-TEXT: Final = "x" * INPUT_BYTES
-
-#: Asks an instance, and waits for the answer.
-Ask = Callable[[str], Awaitable[object]]
-
-
-async def measure(ask: Ask, seconds: float) -> Mapping[str, float]:
-    """First the rate with a question for each responder under way, then the time of single ones."""
-
-    async def keep_asking(number: int, until: float) -> int:
-        done = 0
-        while time.perf_counter() < until:
-            await ask(key(number))
-            done += 1
-        return done
-
-    for number in range(WARM_UP):
-        await ask(key(number % RESPONDERS))
-    begun, spent = time.perf_counter(), time.process_time()
-    until = begun + seconds * 2 / 3
-    done = sum(await asyncio.gather(*(keep_asking(number, until) for number in range(RESPONDERS))))
-    rate, cpu = done / (time.perf_counter() - begun), (time.process_time() - spent) / done
-    times = []
-    until = time.perf_counter() + seconds / 3
-    while (before := time.perf_counter()) < until:
-        await ask(key(0))
-        times.append(time.perf_counter() - before)
-    centiles = statistics.quantiles(times, n=100)
-    return {"rate": rate, "p50": centiles[49] * 1e6, "p99": centiles[98] * 1e6, "asker's cpu": cpu * 1e6}
-
 
 async def by_client(run_dir: str, seconds: float) -> Mapping[str, float]:
     """With goondan_client."""
     async with connect(run_dir=run_dir) as gdn:
-        return await measure(lambda instance: gdn.ask(AGENT, TEXT, instance=instance), seconds)
+        return await measure(lambda number: gdn.ask(AGENT, TEXT, instance=key(number)), seconds)
 
 
 async def by_link(run_dir: str, seconds: float) -> Mapping[str, float]:
@@ -69,11 +35,11 @@ async def by_link(run_dir: str, seconds: float) -> Mapping[str, float]:
     await link.start()
     count = 0
 
-    async def ask(instance: str) -> object:
+    async def ask(number: int) -> object:
         nonlocal count
         count += 1
         event = AgentEvent(id=f"e-{count}", type="user.message", created_at=AT, input=TEXT)
-        frame = Frame("event", to=AGENT, instance_key=instance, event_id=event.id, payload=to_raw(event))
+        frame = Frame("event", to=AGENT, instance_key=key(number), event_id=event.id, payload=to_raw(event))
         frame.reply_to, frame.deadline_ms = ReplyTo("client", event.id), 600_000
         return from_raw((await link.ask(frame)).payload, AgentEvent).answer
 

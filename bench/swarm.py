@@ -1,23 +1,32 @@
-"""A whole kernel for one benchmark: it is started and stopped with `gdn`, and the use of its processes is measured."""
+"""A whole kernel for one benchmark: it is started and stopped with `gdn`, and the use of its processes is measured.
+
+BENCH_TREE names another tree whose `gdn` is measured. What asks it then speaks the protocol, by the client for Python.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from goondan.kernel import lock
 from goondan.kernel.cli.attach import attach
 from goondan.kernel.cli.session import Message, Session
 from goondan.kernel.cli.state import locate
+from goondan_client import connect
+from goondan_client.client import Client
 
+#: The variable with the tree that is measured; without it, this one is.
+TREE: Final = "BENCH_TREE"
 #: A turn that takes longer is stuck (seconds).
 PATIENCE_S = 120.0
 #: An agent with the console for a model, so that a turn takes only the kernel's own time.
@@ -39,7 +48,7 @@ kind: Swarm
 metadata: {name: bench}
 spec: {entryAgent: Agent/main, agents: [{ref: Agent/main}], policy: {maxLiveAgents: LIVE}}
 """
-_TICKS_S = os.sysconf("SC_CLK_TCK")
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
@@ -47,7 +56,9 @@ class Swarm:
     """A bundle in a folder of its own; its kernel runs between `start` and `stop`."""
 
     bundle: Path
-    runs: bool = False
+    #: The pid of its supervisor, and where its sockets are, while it runs.
+    supervisor: int = 0
+    run_dir: str = ""
 
     def use(self) -> None:
         """From now on commands refer to this swarm."""
@@ -57,18 +68,20 @@ class Swarm:
     def start(self) -> float:
         """Run `gdn run --detach`. Returns how long it took (seconds)."""
         begun = time.perf_counter()
-        self._gdn("run", "--detach")
-        self.runs = True
+        told = json.loads(self._gdn("run", "--detach", "--json"))
+        self.supervisor, self.run_dir = told["pid"], told["runDir"]
         return time.perf_counter() - begun
 
     def stop(self) -> None:
         """`gdn stop`."""
         self._gdn("stop")
-        self.runs = False
+        self.supervisor = 0
 
-    def _gdn(self, *arguments: str) -> None:
-        command = [sys.executable, "-I", "-m", "goondan.kernel.cli", *arguments, "--bundle", str(self.bundle)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    def _gdn(self, *arguments: str) -> bytes:
+        tree = os.environ.get(TREE)
+        gdn = [f"{tree}/.venv/bin/gdn"] if tree else [sys.executable, "-I", "-m", "goondan.kernel.cli"]
+        command = [*gdn, *arguments, "--bundle", str(self.bundle)]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
 
     @property
     def state_dir(self) -> Path:
@@ -77,18 +90,19 @@ class Swarm:
 
     @contextmanager
     def session(self) -> Iterator[Session]:
-        """A link of a client; enter it with `async with`."""
+        """The kernel's own link of a client; enter it with `async with`."""
         kernel = attach(locate(str(self.bundle)))
         try:
             yield Session(kernel)
         finally:
             kernel.finish()
 
+    def client(self) -> Client:
+        """The client for Python; enter it with `async with`."""
+        return connect(run_dir=self.run_dir)
+
     def processes(self) -> dict[int, str]:
         """Every process of the kernel, with its name."""
-        record = lock.read_record(str(self.state_dir))
-        if record is None:
-            raise SystemExit("the kernel of the benchmark has gone")
         children: dict[int, list[int]] = {}
         names: dict[int, str] = {}
         for entry in os.listdir("/proc"):
@@ -96,7 +110,7 @@ class Swarm:
                 stat = Path("/proc", entry, "stat").read_text(encoding="utf-8", errors="replace")
                 names[int(entry)] = stat[stat.index("(") + 1 : stat.rindex(")")]
                 children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry))
-        found, todo = {}, [record.pid]
+        found, todo = {}, [self.supervisor]
         while todo:
             pid = todo.pop()
             found[pid] = names.get(pid, "")
@@ -107,14 +121,16 @@ class Swarm:
         """The process of this name."""
         return next(pid for pid, known in self.processes().items() if known == name)
 
+    def cpu_by_name(self) -> dict[str, float]:
+        """Processor time of all living processes by name, with that of their children that have ended (seconds)."""
+        total: dict[str, float] = defaultdict(float)
+        for pid, name in self.processes().items():
+            total[name] += processor_time(pid)
+        return total
+
     def cpu(self) -> float:
-        """Processor time of all living processes, with that of their children that have ended (seconds)."""
-        total = 0
-        for pid in self.processes():
-            with suppress(OSError):
-                stat = Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace")
-                total += sum(map(int, stat.rpartition(")")[2].split()[11:15]))
-        return total / _TICKS_S
+        """The same, all together."""
+        return sum(self.cpu_by_name().values())
 
     def pss(self) -> float:
         """The memory of all processes (GiB). A shared page counts in parts."""
@@ -124,6 +140,16 @@ class Swarm:
                 rollup = Path("/proc", str(pid), "smaps_rollup").read_text(encoding="ascii")
                 total += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
         return total / (1 << 20)
+
+
+def processor_time(pid: int) -> float:
+    """The processor time of a process and of its children that have ended (seconds)."""
+    try:
+        ended = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[13:15]
+        threads = [Path(f"/proc/{pid}/task/{thread}/schedstat") for thread in os.listdir(f"/proc/{pid}/task")]
+        return sum(map(int, ended)) * _TICK_S + sum(int(thread.read_text().split()[0]) for thread in threads) / 1e9
+    except OSError:
+        return 0.0
 
 
 async def said(session: Session, instance: str, text: str) -> float:
@@ -141,19 +167,17 @@ async def all_said(session: Session, instances: Sequence[str], text: str) -> lis
 
 
 @contextmanager
-def swarm(live: int = 256, model: str | None = None) -> Iterator[Swarm]:
+def swarm(live: int = 256, model: str | None = None, bundle: str = BUNDLE) -> Iterator[Swarm]:
     """A swarm that is not started yet. It is stopped and removed at the end. `model` is a Model's `spec` in YAML."""
     with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder:
-        bundle = Path(folder, "goondan.yaml")
-        bundle.write_text(
-            BUNDLE.replace("LIVE", str(live)).replace("{provider: embedded}", model or "{provider: embedded}")
-        )
+        made = Swarm(Path(folder, "goondan.yaml"))
+        text = bundle.replace("LIVE", str(live)).replace("{provider: embedded}", model or "{provider: embedded}")
+        made.bundle.write_text(text)
         Path(folder, "r").mkdir(mode=0o700)
-        made = Swarm(bundle)
         made.use()
         try:
             yield made
         finally:
-            if made.runs:
+            if made.supervisor:
                 made.use()
                 made.stop()

@@ -1,4 +1,5 @@
-"""A tool call from an agent to a jailed handler and back.
+"""A tool call from an agent to a jailed handler and back, beside the same call through the official MCP SDK, and beside
+two programs without a middle and without a tool.
 
 The caller is an agent without a model: the agent's own link, catalog, argument check and call bookkeeping, in this
 process. Broker, tool host and jail are the real programs. Nothing is written to a conversation.
@@ -7,7 +8,9 @@ process. Broker, tool host and jail are the real programs. Nothing is written to
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -18,6 +21,7 @@ import uvloop
 
 from bench.compare import Benchmark, Goal, Metric
 from bench.programs import AGENT, INSTANCE, Bus, broker, tool_host
+from bench.round_trip import direct
 from goondan.agentproc.calls.caller import CallContext, ToolCaller
 from goondan.agentproc.machine.catalog import Catalog, StepCatalog
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExportSpec, ToolSpec
@@ -33,6 +37,8 @@ WINDOW = 64
 WARM_UP = 300
 #: Stored results are acknowledged in batches of this size, as agents do.
 ACK_EVERY = 64
+#: The name of the side with the MCP SDK.
+SDK = "MCP SDK over stdio"
 ARGUMENTS = {"text": "x" * 100}
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 
@@ -155,13 +161,55 @@ def warm(seconds: float) -> Mapping[str, float]:
         return uvloop.run(measure(bus, item.name, seconds))
 
 
+async def of_the_sdk(seconds: float) -> Mapping[str, float]:
+    """The same call through the official Python MCP SDK: its own client and server with their defaults, one process
+    behind two pipes. No sandbox, no bus.
+    """
+    from mcp import Client, StdioServerParameters
+
+    command = ["-I", "-m", "bench.mcp_server"]
+    parameters = StdioServerParameters(command=sys.executable, args=command, env=dict(os.environ), cwd=os.getcwd())
+    async with Client(parameters) as client:
+
+        async def call() -> None:
+            result = await client.call_tool("same", ARGUMENTS)
+            if result.is_error or result.structured_content != ARGUMENTS:
+                raise SystemExit(f"the MCP server: {result}")
+
+        async def caller(until: float) -> int:
+            made = 0
+            while time.perf_counter() < until:
+                await call()
+                made += 1
+            return made
+
+        for _ in range(WARM_UP):
+            await call()
+        times = []
+        end = time.perf_counter() + seconds / 2
+        while (before := time.perf_counter()) < end:
+            await call()
+            times.append(time.perf_counter() - before)
+        before = time.perf_counter()
+        made = await asyncio.gather(*(caller(before + seconds / 2) for _ in range(WINDOW)))
+        rate = sum(made) / (time.perf_counter() - before)
+        centiles = statistics.quantiles(times, n=100)
+        return {"p50": centiles[49] * 1e6, "p99": centiles[98] * 1e6, "rate": rate}
+
+
+def sdk(seconds: float) -> Mapping[str, float]:
+    """See of_the_sdk."""
+    return uvloop.run(of_the_sdk(seconds))
+
+
 BENCHMARK = Benchmark(
     name="tool_call",
     what="agent, broker, tool host, jailed handler and back; single calls, then 64 in flight",
-    sides={"warm jail": warm},
+    sides={"warm jail": warm, SDK: sdk, "direct pair": direct},
     metrics=[
-        Metric("p50", "µs", "lower", Goal(350)),
+        Metric("p50", "µs", "lower", Goal(0.26, of=SDK), native=Goal(0.20, of=SDK)),
         Metric("p99", "µs", "lower"),
-        Metric("rate", "/s", "higher", Goal(18_000)),
+        Metric("rate", "/s", "higher", Goal(3, of=SDK), against={"cacb0f6e": 1.2}),
     ],
+    native=True,
 )

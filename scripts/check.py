@@ -108,6 +108,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "imports": python("-m", "scripts.every_import"),
     "fields": python("-m", "scripts.documented_fields"),
     "pins": python("-m", "scripts.pin", "--check"),
+    "figures": python("-m", "bench.page", "--check"),
     "lint": tool(str(BIN / "ruff"), "check", "--quiet", "."),
     "format": tool(str(BIN / "ruff"), "format", "--check", "--quiet", "."),
     "layout": layout,
