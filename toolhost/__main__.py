@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
             status_fd=arguments.status_fd,
             granted=read_granted(arguments.env_fd),
             broker_uid=broker_uid,
+            survey_path=arguments.survey,
         )
         uvloop.run(_run(settings, unprivileged))
     except GoondanError as error:
@@ -84,6 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         "--status-fd", type=int, help="descriptor that gets a JSON line for each worker's start and end"
     )
     parser.add_argument("--env-fd", type=int, help="descriptor with the values that sandbox.env can grant, as msgpack")
+    parser.add_argument("--survey", help="file in its own folder of the state for what it finds out about this machine")
     parser.add_argument("--umask", type=_umask, help="octal: what jails write is made under it (default: ours)")
     parser.add_argument("--parent-pid", type=int, help="end when this process ends")
     parser.add_argument("--broker-uid", type=int, help="user of the broker (default: ours); no other one is obeyed")

@@ -48,6 +48,7 @@ from goondan.toolhost.jails.write_exposures import WriteExposures
 from goondan.toolhost.lookup import folders, hiding
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.privileges.powers import Powers
+from goondan.toolhost.remembered import Memory
 from goondan.toolhost.survey import ALONE, Survey, survey, why_calls_are_not_forked
 from goondan.toolhost.watch.procfs import end_stranded
 
@@ -167,6 +168,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     patience_s: float = 10.0
     #: The broker's user; None: ours.
     broker_uid: int | None = None
+    #: The file in this host's folder with what an earlier survey has found; None: nothing is remembered.
+    survey_path: str | None = None
 
 
 class App:
@@ -186,6 +189,7 @@ class App:
         self._shutdown: Frame | None = None
         self._broken: GoondanError | None = None
         self._facts: HostFacts | None = None
+        self._memory: Memory | None = None
         self._forking: asyncio.Task[None] | None = None
         self._announcing: set[asyncio.Task[None]] = set()
         self._link = Link(
@@ -213,14 +217,26 @@ class App:
             pidfd = os.pidfd_open(self._powers.lifeline)
             loop.add_reader(pidfd, self._helper_lost, pidfd)
         self._powers.offload.remove(end_stranded)  # of a tool host that was killed
-        probing = asyncio.ensure_future(survey(self._powers, self._machine))  # while the broker answers
+        memory = self._remember()
+        probing = asyncio.ensure_future(self._survey(memory))  # while the broker answers
         try:
             if (welcome := await self._connect()) is not None:
-                await self._live(welcome, probing)
+                await self._live(welcome, probing, memory)
         finally:
             await asyncio.wait([probing])  # its jail goes before this process
 
-    async def _live(self, welcome: Welcome, probing: asyncio.Future[Survey]) -> None:
+    def _remember(self) -> Memory | None:
+        path, usual = self._settings.survey_path, self._machine
+        if path is None or isinstance(usual, GoondanError):
+            return None
+        operator = self._settings.broker_uid
+        return Memory(path, self._powers, usual, os.geteuid() if operator is None else operator)
+
+    async def _survey(self, memory: Memory | None) -> Survey:
+        known = None if memory is None else memory.survey
+        return known or await survey(self._powers, self._machine)
+
+    async def _live(self, welcome: Welcome, probing: asyncio.Future[Survey], memory: Memory | None) -> None:
         """Work from the welcome to the end."""
         powers = self._powers
         spec = _spec(welcome)
@@ -266,10 +282,14 @@ class App:
             gc.set_threshold(*GC_THRESHOLDS)
             gc.enable()  # kernel/start.py turned it off
             startup.report_ready(self._settings.ready_fd)
-            self._facts = found.facts
+            self._facts, self._memory = found.facts, memory
+            if memory is not None and memory.survey is None:
+                memory.keep(found)
             self._fork_calls()
             await self._serve()
         finally:
+            if memory is not None and host.answers.unmade:
+                memory.forget()
             await host.close()
             self._logbook.close()
             if self._shutdown is not None:
@@ -343,12 +363,19 @@ class App:
         if host is None or facts is None or self._forking is not None or not host.wants_forks:
             return
 
+        memory = self._memory
+
         async def find_out() -> None:
-            problem = await why_calls_are_not_forked(facts, self._powers)
-            if problem is None:
+            if memory is not None and memory.forks:
                 host.sessions.fork_calls()
-            else:
+                return
+            problem = await why_calls_are_not_forked(facts, self._powers)
+            if problem is not None:
                 _say("warn", f"{ALONE}: {problem}.")
+                return
+            host.sessions.fork_calls()
+            if memory is not None:
+                memory.keep_forks()
 
         self._forking = asyncio.ensure_future(find_out())
 

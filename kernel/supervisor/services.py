@@ -42,7 +42,7 @@ from goondan.schemas.transport import SOCKETS
 from goondan.schemas.wire import control, frames
 from goondan.schemas.wire.tokens import Claims, mint
 from goondan.schemas.worker import servers
-from goondan.schemas.worker.tool_host_reports import WorkerNews
+from goondan.schemas.worker.tool_host_reports import SURVEY, TOOLHOSTS, WorkerNews
 
 #: The one tool host of a kernel, as the broker names it.
 TOOLHOST_NAME: Final = "1"
@@ -156,6 +156,7 @@ class Launches:
         arguments = ["--endpoint", self.endpoint("toolhost"), "--token-fd", str(token_fd)]
         arguments += ["--status-fd", str(status_write), "--broker-uid", str(os.geteuid())]
         arguments += ["--umask", f"{self._options.umask:03o}", "--env-fd", str(values_fd)]
+        arguments += ["--survey", os.path.join(self._options.state_dir, TOOLHOSTS, TOOLHOST_NAME, SURVEY)]
         env = spawn.environment(os.environ, spawn.AUTHORITIES)
         return Launch(
             module="goondan.toolhost", arguments=arguments, env=env, pass_fds=[token_fd, status_write, values_fd]

@@ -112,6 +112,8 @@ class Obstacle(Struct, frozen=True):
 TOOLHOSTS: Final = "toolhosts"
 LOCK: Final = "lock"
 EXPOSURES: Final = "workdirs.json"
+#: What the tool host has found out about this machine (toolhost/remembered.py).
+SURVEY: Final = "survey.json"
 #: The times of files come from a clock that ticks every few milliseconds (nanoseconds).
 SLACK_NS: Final = 50_000_000
 #: A tool host that was killed had its last touch at most so long before its jails ended (seconds): it touches every

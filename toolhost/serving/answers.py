@@ -188,6 +188,8 @@ class Answers:
         self._remember = remember
         self.calls = CallRegistry()
         self.pending = PendingRegistry()
+        #: Whether the walls of a call could not be put up.
+        self.unmade = False
 
     # --- calls
 
@@ -199,6 +201,7 @@ class Answers:
 
     def fail(self, call: Call, error: frames.ToolError, receipt: Raw | None = None, work: Work | None = None) -> None:
         """`error` is the result of the call, or of the `work` that went on after it. `receipt` is its jail's."""
+        self.unmade |= error.code == "E_SANDBOX_UNAVAILABLE"
         if isinstance(call, Listing):
             self._end_listing(call, refusal_of(call, error))
             return
