@@ -1,7 +1,7 @@
 """A turn behind 10,000 messages of history, beside one behind 10: with the console, and with a model over HTTP.
 
-The history is sent to a model, but not to the console. So a turn with a model must take longer, by as little as
-possible for each message. Most of that turn's time belongs to the model server, which reads the history. So the figure
+The history is sent to a model, but not to the console. The agent reads, measures and writes it once, before the turns
+that are measured. Most of a turn's time belongs to the model server, which reads the history each time. So the figure
 is the processor time of the kernel's own processes.
 """
 
@@ -23,8 +23,6 @@ from bench.turn import model_server
 
 LONG, SHORT = 10_000, 10
 WARM_UP, TURNS = 3, 15
-#: The highest cost of each message in a turn that sends all of them (milliseconds).
-EACH_MS = 0.01
 
 
 def lengthen(conversation: Path, messages: int) -> None:
@@ -76,6 +74,6 @@ BENCHMARK = Benchmark(
     metrics=[
         Metric("console", "ms", "lower", Goal(1.5, of=f"{SHORT}")),
         Metric("model", "ms", "lower"),
-        Metric("model, cpu", "ms", "lower", Goal(LONG * EACH_MS, of=f"{SHORT}", plus=True)),
+        Metric("model, cpu", "ms", "lower", Goal(4, of=f"{SHORT}")),
     ],
 )

@@ -6,7 +6,8 @@ Rules.
 - A turn appends message events at positions of its own; `finish_turn` folds them into the base and stores the answer
   under the event's key, in the same transaction. An event key has at most one row, so a finished event is answered
   again from its row and never run again.
-- Only `load_messages` reads the history, so a turn costs the same at any age of the conversation.
+- Only `load_messages` reads the history, so a turn costs the same at any age of the conversation. It reads it once, as
+  long as nobody else writes the file, and turns only add to it.
 
 Source: docs/design/turns.md section 4; docs/design/delivery.md sections 2 and 6.
 """
@@ -97,6 +98,8 @@ class ConversationStore(ConversationFile):
         self._kept_messages = kept_messages
         self._finished = 0
         self._stored = 0  # bytes since the last trim
+        self._base: list[messages.Message] | None = None  # as far as it is known
+        self._base_version: int | None = None  # what SQLite called the file when they were read
 
     # --- turns
 
@@ -220,9 +223,37 @@ class ConversationStore(ConversationFile):
             ]
 
     def load_messages(self) -> list[messages.Message]:
-        """BaseMessages, in order. This is the only read whose cost grows with the conversation."""
+        """BaseMessages, in order; the list must not be changed. This is the only read whose cost grows with the
+        conversation.
+        """
         with self.errors:
-            return [messages.decode_message(row[0]) for row in self.rows("SELECT message FROM base ORDER BY seq")]
+            version = self.rows("PRAGMA data_version")[0][0]  # another one after a commit of any other connection
+            if self._base is None or self._base_version != version:
+                self._base_version = version
+                rows = self.rows("SELECT message FROM base ORDER BY seq")
+                self._base = [messages.decode_message(row[0]) for row in rows]
+            return self._base
+
+    def keep_messages(self, base: list[messages.Message]) -> None:
+        """BaseMessages, as the turn that was finished last has left them: its transaction is committed, and it has read
+        them by `load_messages`. They need not be read again.
+        """
+        if self._base_version is not None and self._kept_messages is None:
+            self._base = base
+
+    def forget_messages(self) -> None:
+        """Hold no message."""
+        self._base = None
+
+    def close(self) -> None:
+        """See ConversationFile."""
+        super().close()
+        self._base = self._base_version = None
+
+    def ids_of(self, turn_id: str) -> list[str]:
+        """The ids among BaseMessages that are those of this turn: an extension may have given them."""
+        rows = self.rows("SELECT id FROM base WHERE id > ? AND id < ?", (f"{turn_id}.", f"{turn_id}/"))
+        return [row[0] for row in rows]
 
     def file_names(self) -> set[str]:
         """The files to which a message refers, by `blob.file`. It reads the whole history."""
@@ -282,6 +313,7 @@ class ConversationStore(ConversationFile):
         return int(found[0][0])
 
     def _fold(self, turn_id: str) -> None:
+        self._base = None
         kinds = self.rows("SELECT DISTINCT type FROM events WHERE turn_id = ?", (turn_id,))
         if kinds in ([], [("append",)]):
             self.execute(

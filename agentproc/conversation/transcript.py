@@ -40,6 +40,7 @@ class Transcript:
         self._own: list[Message] | None = []
         self._last = -1  # the highest position
         self._given: set[str] = set()  # ids that extensions have given to messages
+        self._grows = True  # nothing has happened but that messages of the turn came
         self.closed = False
 
     def restore(self, stored: Iterable[StoredEvent]) -> None:
@@ -79,9 +80,7 @@ class Transcript:
     @property
     def base_messages(self) -> list[Message]:
         """The messages that earlier turns left."""
-        if self._base is None:
-            self._base = self._store.load_messages()
-        return list(self._base)
+        return list(self._load())
 
     @property
     def events(self) -> list[MessageEvent]:
@@ -92,8 +91,17 @@ class Transcript:
     def next_messages(self) -> list[Message]:
         """The current messages of the conversation."""
         if self._next is None:
-            self._next = fold(self.base_messages, self.events)
+            base = self._load()
+            if self._grows and self._own is not None:
+                self._next = [*base, *self._own]
+            else:
+                self._next = fold(base, self.events)
         return list(self._next)
+
+    @property
+    def known_messages(self) -> list[Message] | None:
+        """The same list each time, as far as it is known. It must not be changed."""
+        return self._next
 
     @property
     def own_messages(self) -> list[Message]:
@@ -103,6 +111,14 @@ class Transcript:
         return list(self._own)
 
     # --- inside
+
+    def _load(self) -> list[Message]:
+        if self._base is None:
+            self._base = self._store.load_messages()
+            taken = self._store.ids_of(self._turn_id)
+            self._given.update(taken)
+            self._grows = self._grows and not taken
+        return self._base
 
     def _keep(self, position: int, event: MessageEvent, *, is_new: bool) -> None:
         """Remember an event. `is_new`: its message has an id of the turn, which no other has, unless an extension has
@@ -117,6 +133,7 @@ class Transcript:
                 self._next.append(event.message)
         else:
             self._next = self._own = None
+            self._grows = False
             if isinstance(event, Append | Replace):
                 self._given.add(event.message.id)
         self._last = max(self._last, position)

@@ -174,8 +174,8 @@ class HttpProvider:
             goes_on = bool(answer.calls)
             return answer
         finally:
-            if not goes_on:  # the turn is over, and an idle agent holds nothing of it
-                self._vendor.forget()
+            if not goes_on:
+                self._vendor.end_turn()
 
     async def window(self, request: base.ModelRequest) -> int | None:
         """The model's context as its server says (tokens). Of the vendor's own server the table knows the models."""

@@ -160,16 +160,20 @@ class View:
         self._noted: tuple[Message, str, list[Message]] | None = None
 
     def of(self, messages: list[Message], shape: Shape, opening: str | None) -> list[Message]:
-        """What is shown of a conversation. `opening` is the id of the message that began the turn."""
+        """What is shown of a conversation. `opening` is the id of the message that began the turn. Neither list may be
+        changed afterwards.
+        """
         if not shape.through and not shape.shortened:
-            return list(messages)
+            return messages
         begin = begin_of(messages, shape)
         shown = messages[begin:] if begin else messages
         if shape.shortened:
             most = shape.shortened
+            if len(self._shortened) > 2 * len(most):
+                self._shortened = {name: known for name, known in self._shortened.items() if name in most}
             shown = [self._short(message, most[message.id]) if message.id in most else message for message in shown]
         if begin == 0:
-            return list(shown)
+            return shown
         began = index_of(messages, opening)
         if 0 <= began < begin:
             shown = [messages[began], *shown]

@@ -192,21 +192,28 @@ def _item_size(item: CatalogItem) -> int:
 class MessageSizes:
     """The bytes of a conversation's messages. Those that were counted before are not counted again."""
 
-    __slots__ = ("_known", "_sizes")
+    __slots__ = ("_known", "_sizes", "largest", "total")
 
     def __init__(self) -> None:
         self._known: list[Message] = []
         self._sizes: list[int] = []
+        #: The bytes of all of them.
+        self.total = 0
+        #: The bytes of the longest one.
+        self.largest = 0
 
     def of(self, messages: list[Message]) -> list[int]:
-        """The bytes of each. Neither list may be changed afterwards."""
-        same = 0
-        if len(messages) >= len(self._known) and all(map(is_, self._known, messages)):
-            same = len(self._known)
-        sizes = self._sizes[:same]
-        sizes += map(message_size, messages[same:] if same else messages)
-        self._known, self._sizes = messages, sizes
-        return sizes
+        """The bytes of each. `messages` may not be changed afterwards; the sizes are good until the next call."""
+        known = self._known
+        if len(messages) < len(known) or not all(map(is_, known, messages)):
+            known, self._sizes, self.total, self.largest = [], [], 0, 0
+        for message in messages[len(known) :] if known else messages:
+            size = message_size(message)
+            self._sizes.append(size)
+            self.total += size
+            self.largest = max(self.largest, size)
+        self._known = messages
+        return self._sizes
 
 
 #: Asks the agent's model outside of the conversation: a text, and a system prompt.

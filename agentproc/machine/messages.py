@@ -237,9 +237,7 @@ def presentable(messages: Sequence[Message]) -> list[Message]:
 
 
 class Presented:
-    """`presentable` for a conversation that grows: it walks only the messages that are new since the last time.
-
-    A turn of N steps calls it N times. Walking all messages each time took a third of such a turn's processor time. The
+    """`presentable` for a conversation that grows: it walks only the messages that are new since the last time. The
     earlier work is used as long as the same message objects begin the conversation.
     """
 
@@ -255,7 +253,17 @@ class Presented:
         if not is_presentable(messages[len(known) :] if known else messages):
             return presentable(messages)
         self._known = messages
-        return list(messages)
+        return messages
+
+
+#: A longer conversation is not kept in memory from turn to turn: so many messages, and bytes of text.
+MAX_KEPT_MESSAGES: Final = 16_384
+MAX_KEPT_BYTES: Final = 8 << 20
+
+
+def is_kept(messages: int, size: int) -> bool:
+    """Whether so many messages of `size` bytes are kept in memory from turn to turn."""
+    return messages <= MAX_KEPT_MESSAGES and size <= MAX_KEPT_BYTES
 
 
 def files_of(message: Message) -> list[FilePart]:

@@ -146,6 +146,7 @@ class ModelCalls:
                 step=step,
                 system=system,
                 timeout_s=self._turn.time_left(),
+                aside=True,
             )
             asking = self._asking = asyncio.ensure_future(self._ask_once(request, hidden=True))
             try:

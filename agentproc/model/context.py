@@ -26,7 +26,7 @@ from msgspec import Struct, structs
 from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.conversation.transcript import Transcript
 from goondan.agentproc.machine import context_shape, estimate
-from goondan.agentproc.machine.messages import Message, UserData
+from goondan.agentproc.machine.messages import Message, Presented, UserData, is_kept
 from goondan.agentproc.providers.base import ContextOverflow, ModelAnswer, ModelRequest, Provider, Usage, output_limit
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.models.server_answers import LEAST_WINDOW, known_window
@@ -60,6 +60,12 @@ class ContextMemory:
 
     def __init__(self, store: ConversationStore) -> None:
         self._store = store
+        #: What its conversation has cost once, and need not cost again in the next turn.
+        self.presented = Presented()
+        self.sizes = estimate.MessageSizes()
+        self.view = context_shape.View()
+        #: The tools of its last request.
+        self.tools = context_shape.Offered()
         self._kept: Kept | None = None
         self._stored: Kept | None = None
         self._model: ModelSpec | None = None  # that was asked for last
@@ -111,6 +117,14 @@ class ContextMemory:
             self._write(kept)
         self._kept = kept
         return kept
+
+    def end_turn(self, messages: list[Message] | None) -> None:
+        """The conversation is this after a turn; None: it is not known. A short one is kept for the next turn."""
+        if messages is not None and is_kept(len(messages), self.sizes.total):
+            self._store.keep_messages(messages)
+        else:
+            self._store.forget_messages()
+            self.presented, self.sizes, self.view = Presented(), estimate.MessageSizes(), context_shape.View()
 
     def keep(self) -> None:
         """Store what a vendor's counts have changed (inside the store's `write`)."""
@@ -175,9 +189,7 @@ class TurnContext:
         self._transcript = transcript
         self._opening: str | None = None
         self._asked = False  # for the window
-        self._view = context_shape.View()
-        self._sizes = estimate.MessageSizes()
-        self._tools = context_shape.Offered()
+        self._through = 0  # the place behind the last message that was left out
         self._result_size = context_shape.USUAL_BYTES
 
     def read(self, args: Any) -> frames.ToolResult:
@@ -218,17 +230,18 @@ class TurnContext:
     # --- one request
 
     def _parts(self, request: ModelRequest, aside: estimate.AskModel, wishes: estimate.Wishes) -> _Parts:
-        tools = self._tools.of(request.tools)
+        memory = self._memory
+        tools = memory.tools.of(request.tools)
         if tools is not request.tools:
             request = structs.replace(request, tools=tools)
         if self._opening is None:
             own = self._transcript.own_messages
             self._opening = next((message.id for message in own if isinstance(message.data, UserData)), "")
-        fixed = estimate.text_size(request.system) + self._tools.size
+        fixed = estimate.text_size(request.system) + memory.tools.size
         if request.blocks:
             fixed += estimate.blocks_size(request.blocks)
         messages = request.messages
-        return _Parts(request, messages, self._sizes.of(messages), fixed, aside, wishes)
+        return _Parts(request, messages, memory.sizes.of(messages), fixed, aside, wishes)
 
     async def _fit(self, provider: Provider, parts: _Parts) -> _Fitted:
         """The request with what fits of its conversation. Raises GoondanError."""
@@ -258,7 +271,7 @@ class TurnContext:
 
     def _unwished(self, parts: _Parts, kept: Kept, tokens: int) -> bool:
         """Whether extensions wish that a request of so many tokens is cut."""
-        shown = len(parts.messages) - context_shape.begin_of(parts.messages, kept.shape)
+        shown = len(parts.messages) - self._begin(parts, kept.shape)
         return parts.wishes.too_much(shown, tokens - estimate.tokens_of(parts.fixed, kept.ratio))
 
     def _fitted(
@@ -268,25 +281,34 @@ class TurnContext:
             answer = window.answer_beside(self._tokens(kept, size))
         request = structs.replace(
             parts.request,
-            messages=self._view.of(parts.messages, kept.shape, self._opening),
+            messages=self._memory.view.of(parts.messages, kept.shape, self._opening),
             max_tokens=answer,
-            left_out=kept.shape.left_out
-            if kept.shape.through and context_shape.begin_of(parts.messages, kept.shape)
-            else 0,
+            left_out=kept.shape.left_out if self._begin(parts, kept.shape) else 0,
             shortened=len(kept.shape.shortened),
         )
         return _Fitted(request, size)
 
     def _size(self, parts: _Parts, shape: context_shape.Shape) -> int:
         """The bytes of a request that shows the conversation in this shape."""
-        begin = context_shape.begin_of(parts.messages, shape)
-        shown = context_shape.shown_sizes(parts.messages, parts.sizes, shape)
-        size = parts.fixed + sum(shown[begin:] if begin else shown)
+        begin = self._begin(parts, shape)
+        if not begin and not shape.shortened:
+            return parts.fixed + self._memory.sizes.total
+        shown = context_shape.shown_sizes(parts.messages[begin:], parts.sizes[begin:], shape)
+        size = parts.fixed + sum(shown)
         return (
             size + estimate.text_size(context_shape.note_of(shape)) + self._opening_size(parts, begin)
             if begin
             else size
         )
+
+    def _begin(self, parts: _Parts, shape: context_shape.Shape) -> int:
+        """The index of the first message that is shown. It is sought once."""
+        if not shape.through:
+            return 0
+        messages, begin = parts.messages, self._through
+        if not (0 < begin <= len(messages) and messages[begin - 1].id == shape.through):
+            begin = self._through = context_shape.begin_of(messages, shape)
+        return begin
 
     def _opening_size(self, parts: _Parts, begin: int) -> int:
         """The bytes of the message that began the turn, if it stands before `begin`."""
@@ -330,7 +352,7 @@ class TurnContext:
             return kept
         share = estimate.size_of(int(window.tokens * parts.wishes.result_share), max(kept.ratio, estimate.FIRST_GUESS))
         self._result_size = max(share, context_shape.LEAST_RESULT)
-        if max(parts.sizes, default=0) <= self._result_size + estimate.AROUND:
+        if self._memory.sizes.largest <= self._result_size + estimate.AROUND:
             return kept
         new = context_shape.long_results(parts.messages, parts.sizes, kept.shape, self._result_size)
         if not new:
@@ -455,7 +477,7 @@ class TurnContext:
         window = self._window(request, kept)
         shares = {
             "the system prompt": estimate.text_size(request.system),
-            f"the definitions of {len(request.tools)} tools": self._tools.size,
+            f"the definitions of {len(request.tools)} tools": self._memory.tools.size,
             "what extensions add": estimate.blocks_size(request.blocks),
             "the messages that cannot be left out": fitted.size - parts.fixed,
         }

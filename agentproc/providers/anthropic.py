@@ -20,7 +20,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from goondan.agentproc.providers import faults, history, reader
-from goondan.agentproc.providers.base import ModelRequest, Usage, encode_json
+from goondan.agentproc.providers.base import ModelRequest, Usage, append_to, array_of, encode_json
 from goondan.agentproc.providers.vendor import Vendor, WireRequest, headers_of, is_closed, put_last
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ModelSpec, ToolChoice
 from goondan.schemas.models.model_providers import BY_NAME, DEFAULT_MAX_TOKENS
@@ -110,11 +110,11 @@ class Turns:
 
     def __init__(self) -> None:
         self.rules: list[str] = []
-        self._turns: list[bytes] = []  # all but the last one
+        self._written = bytearray()  # all but the next three
+        self._user = self._marked = b""  # the last whole message of the user, and the same with a mark
+        self._behind = b""  # the whole answer behind it
         self._role: Literal["user", "assistant"] = "user"
-        self._blocks: list[bytes] = []  # the blocks of the last one
-        self._users = -1  # the place of the last message of the user among `_turns`
-        self._marked = b""  # that message with a mark
+        self._blocks: list[bytes] = []  # the blocks of the last message
 
     def add(self, entry: history.HistoryEntry) -> None:
         """Add the next entry."""
@@ -133,24 +133,29 @@ class Turns:
         """All messages as a JSON array. `beside` is a text of the user at the end of this request only; no mark is
         behind it.
         """
-        turns = list(self._turns)
-        if marks and self._users >= 0:
-            turns[self._users] = self._marked
+        before = self._written, self._marked if marks else self._user, self._behind
         told = [encode_json(_text(beside))] if beside else []
         if told and self._role == "assistant":
-            return Raw(b"[%s]" % b",".join([*turns, _turn(self._role, self._blocks), _turn("user", told)]))
+            return array_of(*before, _turn(self._role, self._blocks), _turn("user", told))
         own = _with_mark(self._blocks) if marks and self._role == "user" else self._blocks
-        return Raw(
-            b"[%s]" % b",".join([*turns, _turn(self._role, [*own, *told] or [encode_json(_text(history.EMPTY))])])
-        )
+        return array_of(*before, _turn(self._role, [*own, *told] or [encode_json(_text(history.EMPTY))]))
+
+    @property
+    def size(self) -> int:
+        """The bytes of what is written."""
+        return len(self._written)
 
     def _add(self, role: Literal["user", "assistant"], blocks: Sequence[Block]) -> None:
         if not blocks:
             return
         if role != self._role:
+            whole = _turn(self._role, self._blocks)
             if self._role == "user":
-                self._users, self._marked = len(self._turns), _turn("user", _with_mark(self._blocks))
-            self._turns.append(_turn(self._role, self._blocks))
+                if self._user:
+                    append_to(self._written, b"%s,%s" % (self._user, self._behind))
+                self._user, self._marked, self._behind = whole, _turn("user", _with_mark(self._blocks)), b""
+            else:
+                self._behind = whole
             self._role, self._blocks = role, []
         self._blocks += [encode_json(block) for block in blocks]
 

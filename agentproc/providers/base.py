@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Protocol
 from urllib.parse import unquote, urlsplit
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from goondan.agentproc.machine.messages import Message
 from goondan.agentproc.machine.turn import AskedCall
@@ -94,6 +94,8 @@ class ModelRequest(Struct, frozen=True, kw_only=True):
     hidden_files: frozenset[str] = frozenset()
     #: Words stand for every file, whatever the model sees: of a fallback that cannot see.
     files_as_words: bool = False
+    #: It stands outside of the conversation.
+    aside: bool = False
     #: Its way out. None: it goes out at once.
     permit: Permit | None = None
 
@@ -275,6 +277,18 @@ def asked_call(call_id: str, name: str, arguments: str | dict[str, Any]) -> Aske
 
 encode_json: Final = msgspec.json.Encoder(enc_hook=str).encode
 """JSON for a vendor; what JSON cannot hold becomes text."""
+
+
+def append_to(written: bytearray, item: bytes) -> None:
+    """Add an item to what stands between the brackets of a JSON array."""
+    if written:
+        written += b","
+    written += item
+
+
+def array_of(*items: bytes | bytearray) -> Raw:
+    """A JSON array of parts, each with any number of items."""
+    return Raw(b"[%s]" % b",".join([part for part in items if part]))
 
 
 def read_json(text: str) -> Any:

@@ -36,10 +36,12 @@ from goondan.agentproc.machine.messages import (
     ToolResultPart,
     UserData,
     files_of,
+    is_kept,
     is_presentable,
     presentable,
 )
-from goondan.agentproc.providers.base import FilesPlace, ModelRequest, encode_json, storable
+from goondan.agentproc.providers.base import ModelRequest, encode_json, storable
+from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire import blobs, codec, errors
 from goondan.schemas.wire.frames import FilePart, ToolResult
 
@@ -162,25 +164,30 @@ def in_kept_order(said: Said, name: str) -> list[Any] | None:
 
 class Entries:
     """Makes the entries of a conversation that comes in parts. An assistant message without text and calls is left out.
-    `catalog` are the names of the tools in the request.
+    `request` is the first one with this conversation.
     """
 
-    def __init__(
-        self,
-        catalog: Collection[str],
-        provider: str,
-        model: str,
-        hidden: Collection[str] = frozenset(),
-        files: FilesPlace | None = None,
-    ) -> None:
-        """Words stand for the files that are `hidden` (by `blob.file`), and for all when there are no `files`."""
-        self._catalog = catalog
-        self._hidden = hidden
-        self._files = files
+    def __init__(self, provider: str, request: ModelRequest) -> None:
+        #: The tools of the last request.
+        self.tools = request.tools
+        self._hidden = request.hidden_files
+        self._files = request.files
         self._provider = provider
-        self._model = model
+        self._model = request.model.model
         self._used: set[str] = set()
         self._calls = 0
+        self._odd = False  # a call has a name that only some catalogs take
+
+    def fits(self, request: ModelRequest) -> bool:
+        """Whether a request shows what it begins with in the same way: the files, what the model gets back of its own
+        answers, and odd names of tools.
+        """
+        return (
+            request.model.model == self._model
+            and request.files == self._files
+            and request.hidden_files == self._hidden
+            and (not self._odd or _names(request.tools) == _names(self.tools))
+        )
 
     def extend(self, messages: Sequence[Message]) -> list[HistoryEntry]:
         """The entries of the next part. Each part keeps the conversation's invariant by itself."""
@@ -232,13 +239,19 @@ class Entries:
         while call_id in self._used:
             call_id, copy = own if copy == 1 else f"{own}_{copy}", copy + 1
         self._used.add(call_id)
-        name = tool_name(part.tool_name, self._catalog)
+        name = part.tool_name
+        if not _NAME.fullmatch(name):
+            self._odd, name = True, tool_name(name, _names(self.tools))
         text, (words, files) = result_text(result), self._split(answered.files)
         return AnsweredCall(call_id, name, part.args, "\n".join([text, *words]), result.status == "error", files)
 
 
 class Writer(Protocol):
     """Writes a conversation in a vendor's form, entry by entry."""
+
+    @property
+    def size(self) -> int:
+        """The bytes of what is written."""
 
     def add(self, entry: HistoryEntry) -> None:
         """Add the next entry."""
@@ -250,8 +263,17 @@ W = TypeVar("W", bound=Writer)
 class Written(Generic[W]):
     """A conversation in a vendor's form, which grows from one request to the next. Only the new part is written.
 
-    A turn of N steps asks N times with the same beginning. Writing all of it each time would cost N times N. The
-    earlier part is used as long as the same message objects begin the request, with the same tools and model.
+    A turn of N steps asks N times with the same beginning, and the next turn goes on with it. The earlier part is used
+    as long as the same message objects begin the request, and `Entries.fits`. So all of it is written anew
+
+    - where the conversation was cut, a result was shortened, a message was taken out or replaced, or a view of an
+      extension shows other messages;
+    - after a change of the model, of the files that become words, or of the tools if the conversation has odd names;
+    - when the vendor's module has learned that a server refuses something;
+    - in the next turn of a conversation that is too long to be kept, and after a turn that was given back.
+
+    What stands before or behind it in a request (system prompt, tools, blocks, marks) is no part of it. A question
+    aside is written by itself.
     """
 
     def __init__(self, provider: str, writer: Callable[[], W]) -> None:
@@ -262,36 +284,42 @@ class Written(Generic[W]):
     def forget(self) -> None:
         """Begin again with the next request. Until then this object holds no conversation."""
         self._messages: list[Message] = []
-        self._offered: tuple[str, list[str], frozenset[str]] | None = None
         self._writer: W | None = None
         self._entries: Entries | None = None
+
+    def end_turn(self) -> None:
+        """The turn is over. A long conversation is not kept."""
+        if self._writer is not None and not is_kept(len(self._messages), self._writer.size):
+            self.forget()
 
     def of(self, request: ModelRequest) -> W:
         """The writer that has written the request's conversation."""
         messages, known = request.messages, self._messages
-        offered = (request.model.model, [item.name for item in request.tools], request.hidden_files)
         writer, source = self._writer, self._entries
         if (
             writer is not None
             and source is not None
-            and offered == self._offered
             and len(messages) >= len(known)
             and all(map(is_, known, messages))
+            and source.fits(request)
             and is_presentable(new := messages[len(known) :])
         ):
             known += new
+            source.tools = request.tools
         else:
-            self.forget()
-            writer = self._make()
-            source = Entries(
-                frozenset(offered[1]), self._provider, request.model.model, request.hidden_files, request.files
-            )
-            new = presentable(messages)
-            if is_presentable(messages):
-                self._messages, self._offered, self._writer, self._entries = list(messages), offered, writer, source
+            writer, source, whole = self._make(), Entries(self._provider, request), is_presentable(messages)
+            new = messages if whole else presentable(messages)
+            if not request.aside:
+                self.forget()
+                if whole:
+                    self._messages, self._writer, self._entries = list(messages), writer, source
         for entry in source.extend(new):
             writer.add(entry)
         return writer
+
+
+def _names(tools: Sequence[CatalogItem]) -> list[str]:
+    return [item.name for item in tools]
 
 
 def tool_name(name: str, catalog: Collection[str]) -> str:

@@ -19,7 +19,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from goondan.agentproc.providers import faults, reader
-from goondan.agentproc.providers.base import ModelRequest, Usage, encode_json
+from goondan.agentproc.providers.base import ModelRequest, Usage, append_to, array_of, encode_json
 from goondan.agentproc.providers.history import EMPTY, HistoryEntry, Said, SentFile, blocks_text
 from goondan.agentproc.providers.vendor import ANSWER_TOOL, Vendor, WireRequest, headers_of, is_closed, put_last
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ToolChoice
@@ -85,7 +85,7 @@ class Messages:
         self._reasons = reasons
         #: Whether the conversation has reasoning in it.
         self.gives_reasoning = False
-        self._messages: list[bytes] = []
+        self._written = bytearray()
         self._only_rules = True
         self._acting = False  # the turn that is written has called tools
         self._reasoning = ""  # the name that the server gives to reasoning, once an answer had some
@@ -126,13 +126,18 @@ class Messages:
 
         It is a message of the user, because many servers accept a system message only as the first one.
         """
-        first = [encode_json({"role": "system", "content": system})] if system and system.strip() else []
-        last = [encode_json({"role": "user", "content": beside or EMPTY})] if beside or self._only_rules else []
-        return Raw(b"[%s]" % b",".join([*first, *self._messages, *last]))
+        first = encode_json({"role": "system", "content": system}) if system and system.strip() else b""
+        last = encode_json({"role": "user", "content": beside or EMPTY}) if beside or self._only_rules else b""
+        return array_of(first, self._written, last)
+
+    @property
+    def size(self) -> int:
+        """The bytes of what is written."""
+        return len(self._written)
 
     def _add(self, message: dict[str, Any]) -> None:
         self._only_rules = self._only_rules and message["role"] == "system"
-        self._messages.append(encode_json(message))
+        append_to(self._written, encode_json(message))
 
 
 def _response_format(schema: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from goondan.agentproc.providers import faults, reader
-from goondan.agentproc.providers.base import ModelRequest, encode_json
+from goondan.agentproc.providers.base import ModelRequest, append_to, array_of, encode_json
 from goondan.agentproc.providers.history import EMPTY, HistoryEntry, Said, SentFile, blocks_text, in_kept_order
 from goondan.agentproc.providers.vendor import ANSWER_TOOL, Vendor, WireRequest, headers_of, is_closed, put_last
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ToolChoice
@@ -82,7 +82,7 @@ class Items:
     """The conversation as items. Every result is an item of its own behind its answer."""
 
     def __init__(self) -> None:
-        self._items: list[bytes] = []
+        self._written = bytearray()
         self._only_rules = True
 
     def add(self, entry: HistoryEntry) -> None:
@@ -101,11 +101,17 @@ class Items:
 
     def json(self, beside: str | None = None) -> Raw:
         """All items as a JSON array. `beside` is a text of the user at the end of this request only."""
-        last = [encode_json(_message("user", beside or EMPTY))] if beside or self._only_rules else []
-        return Raw(b"[%s]" % b",".join([*self._items, *last]))
+        return array_of(
+            self._written, encode_json(_message("user", beside or EMPTY)) if beside or self._only_rules else b""
+        )
+
+    @property
+    def size(self) -> int:
+        """The bytes of what is written."""
+        return len(self._written)
 
     def _add(self, item: dict[str, Any]) -> None:
-        self._items.append(encode_json(item))
+        append_to(self._written, encode_json(item))
 
 
 def _message(role: str, content: str | list[dict[str, Any]]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from goondan.agentproc.extensions.stages import Stages
 from goondan.agentproc.machine import turn as machine
 from goondan.agentproc.machine.answers import TurnUsage, answer_payload, done_frame, failed, told_event, turn_id
 from goondan.agentproc.machine.catalog import StepCatalog
-from goondan.agentproc.machine.messages import Append, Presented, ToolData, ToolResultPart
+from goondan.agentproc.machine.messages import Append, Message, ToolData, ToolResultPart
 from goondan.agentproc.machine.questions import Ended, end_of
 from goondan.agentproc.model.calls import ModelCalls
 from goondan.agentproc.model.context import TurnContext
@@ -97,7 +97,6 @@ class TurnRun:
             judge=instance.judge,
         )
         self._transcript = Transcript(instance.store, name, self.turn.take_position, instance.clock)
-        self._presented = Presented()
         texts = instance.redact, lambda: instance.spec
         self.notes = notes.TurnNotes(
             instance.store, name, self._trace_id, frame.parent_span_id, *texts, live=frame.live
@@ -159,6 +158,8 @@ class TurnRun:
         self._completed: dict[str, Ended] = {}  # pending work that has ended since the last model call
         self._renewing: Frame | None = None
         self._messages = 0  # of the turn, that are stored
+        self._left: list[Message] | None = None  # the conversation after the turn, as far as it is known
+        self._own_code = False  # an extension of the bundle's own, which might change a message in place
         self._position: int | None = None  # the same, once this incarnation has stored one
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._notes_timer: asyncio.TimerHandle | None = None
@@ -262,6 +263,7 @@ class TurnRun:
             if timer is not None:
                 timer.cancel()
         self._models.close()
+        self.instance.context.end_turn(self._left)
         if self._renewing is not None:
             self.instance.link.forget(self._renewing.id)
         self._transcript.closed = True
@@ -330,6 +332,7 @@ class TurnRun:
     def _follow(self, in_force: configuration.InForce) -> None:
         """Begin the parts of the features that apply now. Raises GoondanError: the turn fails."""
         self._followed = in_force
+        self._own_code = self._own_code or not all(one.bundled for one in in_force.spec.extensions)
         self.parts.follow(in_force.spec)
 
     def _close_leftover(self, row: TurnRow, at: str) -> None:
@@ -429,6 +432,8 @@ class TurnRun:
             for storing in self.parts.hooks.storing:
                 storing(end)
             self.notes.actions(actions, at, self.calls.catalog)
+        if end is not None and not self._own_code:
+            self._left = self._transcript.known_messages
         if results:
             instance.acks.add(self.calls.stored(results))
         if stores and end is None:
@@ -536,7 +541,7 @@ class TurnRun:
         request = ModelRequest(
             agent=instance.spec.name,
             model=self._config.in_force.model,
-            messages=self._presented.of(messages),
+            messages=instance.context.presented.of(messages),
             tools=self.calls.catalog.shown,
             step=action.step,
             system=own if self._stages is None else self._stages.system(own),

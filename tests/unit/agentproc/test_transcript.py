@@ -64,5 +64,5 @@ def test_what_is_shown_is_what_is_stored(steps: list[tuple[str, Any]]) -> None:
                     what = {**what, "message": {**what["message"], "data": {"role": "user", "content": "said"}}}
                 shown.emit(kind, "extension", what)
             stored = [row.event for row in store.turn_events("t1")]
-            assert shown.next_messages == fold(store.load_messages(), stored)
             assert shown.own_messages == fold([], stored)
+            assert shown.next_messages == fold(store.load_messages(), stored)

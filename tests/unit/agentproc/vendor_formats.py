@@ -81,7 +81,8 @@ def read_responses(*events: dict[str, Any]) -> ModelAnswer:
 
 
 def entries(messages: list[Message], provider: str, model: str) -> list[HistoryEntry]:
-    return Entries([], provider, model).extend(presentable(messages))
+    request = asked(messages, provider, model={"model": model}, tools=[])
+    return Entries(provider, request).extend(presentable(messages))
 
 
 def begin(index: int, **block: Any) -> dict[str, Any]:
