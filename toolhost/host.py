@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from goondan.schemas.bundle.address import MAX_PATH_BYTES, is_path
-from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, ToolHostSpec, ToolSpec
+from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, ServerSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.wire.blobs import MAX_ARGS_BYTES, too_large
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
@@ -252,9 +252,9 @@ class Host:
         if isinstance(args, ToolError):
             self._refuse(frame, args)
             return
-        tool = entry.tool
-        blind = _is_blind(tool)
-        milliseconds = _milliseconds(tool, frame)
+        tool, blind, milliseconds = entry.tool, entry.is_blind, entry.longest_ms
+        if frame.deadline_ms is not None:
+            milliseconds = min(milliseconds, max(0, frame.deadline_ms))
         now = self._loop.time()
         self._keep_message((agent, instance_key), payload)
         call = Call(
@@ -276,7 +276,8 @@ class Host:
             root_event=frame.root_event,
             trace_id=frame.trace_id,
         )
-        _bound_silence(call, now)
+        if tool.server is not None:
+            _bound_silence(call, tool.server, now)
         self._calls.open(call)
         if self._ticker is None:
             self._ticker = self._loop.call_later(TICK_S, self._tick)
@@ -372,21 +373,9 @@ class Host:
         self._ticker = self._loop.call_later(TICK_S, self._tick) if more else None
 
 
-def _is_blind(tool: ToolSpec) -> bool:
-    """Whether the jail of a tool is for several instances, and so sees the workdir of none."""
-    return tool.sandbox.isolation == "shared" if tool.server is None else tool.server.scope == "instance"
-
-
-def _milliseconds(tool: ToolSpec, frame: Frame) -> float:
-    """How long a call may take."""
-    milliseconds = (tool.sandbox.limits.wall_seconds if tool.server is None else tool.server.total_s) * 1000
-    return milliseconds if frame.deadline_ms is None else min(milliseconds, max(0, frame.deadline_ms))
-
-
-def _bound_silence(call: Call, now: float) -> None:
+def _bound_silence(call: Call, server: ServerSpec, now: float) -> None:
     """A call of a server is given up as well when nothing is heard of it for some time."""
-    server = call.tool.server
-    if server is not None and server.idle_s * 1000 < call.allowed_ms:
+    if server.idle_s * 1000 < call.allowed_ms:
         call.idle_s, call.total = server.idle_s, call.deadline
         call.deadline = now + server.idle_s
 
@@ -394,7 +383,7 @@ def _bound_silence(call: Call, now: float) -> None:
 def _check_workdir(frame: Frame) -> None:
     """Raise GoondanError E_FRAME_INVALID for a bad working directory, or a bad base of one."""
     path, base = frame.workdir, frame.workdir_base
-    if any(given is not None and not is_path(given) for given in (path, base)):
+    if (path is not None and not is_path(path)) or (base is not None and not is_path(base)):
         message = f"a workdir is an absolute path of at most {MAX_PATH_BYTES} bytes, none of them zero"
         raise GoondanError(error_payload("E_FRAME_INVALID", message))
     if base is not None and not (path is not None and grantable.within(os.path.normpath(path), os.path.normpath(base))):

@@ -368,7 +368,8 @@ class Link:
         self._outgoing.append(data)
         if len(self._outgoing) >= BURST:
             self._write()
-        self._schedule()
+        if not self._scheduled:
+            self._schedule()
 
     def _queue_waiting(self) -> None:
         """Queue entries that waited for credit, for an overloaded target or for the broker, and may be sent now."""
@@ -383,8 +384,7 @@ class Link:
 
     def _write(self) -> None:
         """Send the queue, as far as the broker takes it now. The rest goes out when it takes more."""
-        if self._outgoing:
-            self._transport.send(self._outgoing)
+        self._transport.send(self._outgoing)
 
     # --- receiving
 
@@ -398,11 +398,13 @@ class Link:
         self._scheduled = True  # what is queued from here on leaves with this turn
         more = False
         try:
-            self._write()
+            if self._outgoing:
+                self._write()
             more = self._receive()
-            if self._peer.has_waiting and self._peer.phase == "ready":
+            if self._peer.waiting and self._peer.phase == "ready":
                 self._queue_waiting()
-            self._write()
+            if self._outgoing:
+                self._write()
         finally:
             self._scheduled = False
         if more:

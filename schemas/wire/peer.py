@@ -196,7 +196,8 @@ class Peer:
         self._by_correlation: dict[str, OutboxEntry] = {}
         #: Correlation ids of requests that were not answered in time, oldest first.
         self._overdue: dict[str, None] = {}
-        self._waiting: deque[OutboxEntry] = deque()
+        #: What `sendable` could give, now or later.
+        self.waiting: deque[OutboxEntry] = deque()
         #: Whether an entry that costs no credit may be among them.
         self._free_waits = False
         self._unwritten: list[OutboxEntry] = []
@@ -251,8 +252,8 @@ class Peer:
             self._by_call[entry.call_id] = entry
         elif entry.correlation is not None:
             self._by_correlation[entry.correlation] = entry
-        if self.phase != "ready" or self._waiting or self._held or not data or not self._admit(entry):
-            self._waiting.append(entry)
+        if self.phase != "ready" or self.waiting or self._held or not data or not self._admit(entry):
+            self.waiting.append(entry)
             self._free_waits = self._free_waits or not entry.costs_credit
             return None
         return data
@@ -300,14 +301,14 @@ class Peer:
 
     def sendable(self, now: float) -> OutboxEntry | None:
         """The next waiting entry that may be sent now, or None. It counts as sent."""
-        if self.phase != "ready" or not self._waiting:
+        if self.phase != "ready" or not self.waiting:
             return None
         if self._held:
             self._held = {target: until for target, until in self._held.items() if until > now}
         unwritten: set[str] = set()
         found: OutboxEntry | None = None
         over = blocked = free = False
-        for at, entry in enumerate(self._waiting):
+        for at, entry in enumerate(self.waiting):
             if entry.over:
                 over = True
                 continue
@@ -317,7 +318,7 @@ class Peer:
             if not entry.data:
                 unwritten.add(entry.target)
             elif self._admit(entry):
-                del self._waiting[at]
+                del self.waiting[at]
                 found = entry
                 break
             elif not self._free_waits:
@@ -327,7 +328,7 @@ class Peer:
         else:
             self._free_waits = free
         if over:
-            self._waiting = deque(entry for entry in self._waiting if not entry.over)
+            self.waiting = deque(entry for entry in self.waiting if not entry.over)
         if found is not None and found.kind == "ask" and found.expires is not None:
             found.data = _with_deadline(found.data, found.expires - (found.held_since or now) - DEADLINE_GRACE_S)
         return found
@@ -336,11 +337,6 @@ class Peer:
     def rests(self) -> bool:
         """Whether nothing is due: the link is ready, and no entry waits for an answer."""
         return self.phase == "ready" and not self._outbox
-
-    @property
-    def has_waiting(self) -> bool:
-        """Whether `sendable` could give something, now or later."""
-        return bool(self._waiting)
 
     def forget(self, frame_id: str) -> OutboxEntry | None:
         """Take an entry out of the outbox without an answer."""
@@ -432,7 +428,7 @@ class Peer:
         self.in_use = 0
         for entry in self._outbox.values():
             entry.holds_credit = False
-        self._waiting = deque(self._outbox.values())
+        self.waiting = deque(self._outbox.values())
         self._free_waits = True
         self._held.clear()
 
@@ -478,7 +474,7 @@ class Peer:
         frame = decode(entry.data)
         frame.asynchronous, entry.patience = True, None
         entry.data = encode_value(frame)
-        self._waiting.append(entry)
+        self.waiting.append(entry)
         self._restore_order()
 
     def close(self) -> list[OutboxEntry]:
@@ -488,7 +484,7 @@ class Peer:
         self._outbox.clear()
         self._by_call.clear()
         self._by_correlation.clear()
-        self._waiting.clear()
+        self.waiting.clear()
         return entries
 
     # --- inside
@@ -610,14 +606,14 @@ class Peer:
         self._release(entry)
         entry.refused = True
         self._held[entry.target] = max(until, self._held.get(entry.target, 0.0))
-        self._waiting.append(entry)
+        self.waiting.append(entry)
         self._free_waits = self._free_waits or not entry.costs_credit
         self._restore_order()
 
     def _restore_order(self) -> None:
         """Sort the waiting entries by the order in which they came into the outbox (a dict keeps it)."""
-        waiting = {entry.id for entry in self._waiting}
-        self._waiting = deque(entry for key, entry in self._outbox.items() if key in waiting)
+        waiting = {entry.id for entry in self.waiting}
+        self.waiting = deque(entry for key, entry in self._outbox.items() if key in waiting)
 
     def _remember_overdue(self, entry: OutboxEntry) -> None:
         if entry.kind == "ask" and entry.correlation is not None:

@@ -39,6 +39,18 @@ class Entry(NamedTuple):
     checker: ArgumentChecker
     #: Tells the tool from a tool of the same name in an earlier bundle, or for another agent.
     generation: str
+    #: How long a call may take at most (milliseconds).
+    longest_ms: float
+    #: Whether the jail of the tool is for several instances, and so sees the workdir of none.
+    is_blind: bool
+
+
+def _entry(tool: ToolSpec, export: ExportSpec, checker: ArgumentChecker, generation: str) -> Entry:
+    sandbox, server = tool.sandbox, tool.server
+    if server is not None:
+        return Entry(tool, export, checker, generation, server.total_s * 1000, server.scope == "instance")
+    longest_ms = sandbox.limits.wall_seconds * 1000
+    return Entry(tool, export, checker, generation, longest_ms, sandbox.isolation == "shared")
 
 
 class Exports:
@@ -61,11 +73,10 @@ class Exports:
             for export in tool.exports:
                 name = build_tool_name(tool.name, export.name)
                 checker = compile_arguments(export.parameters, export.aliases)
-                self._everyone[name] = Entry(tool, export, checker, generation)
+                self._everyone[name] = _entry(tool, export, checker, generation)
                 for agent, sandbox in tool.narrowed.items():
                     narrow = msgspec.structs.replace(tool, sandbox=sandbox, cut_from=tool.sandbox.filesystem)
-                    entry = Entry(narrow, export, checker, f"{generation}/{agent}")
-                    self._narrowed[agent, name] = entry
+                    self._narrowed[agent, name] = _entry(narrow, export, checker, f"{generation}/{agent}")
 
     def find(self, name: str | None, agent: str | None) -> Entry | None:
         """The export that `agent` calls by the full name of a tool; None when there is none."""
@@ -97,7 +108,7 @@ class Exports:
         found = self.server(prefix, agent) if separator and export else None
         if found is None:
             return None
-        return Entry(found[0], ExportSpec(name=export), self._anything, found[1])
+        return _entry(found[0], ExportSpec(name=export), self._anything, found[1])
 
 
 def arguments(entry: Entry, name: str, raw: Raw) -> Raw | frames.ToolError:

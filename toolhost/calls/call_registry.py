@@ -267,7 +267,7 @@ class CallRegistry:
             return False
         call.state = "done"
         del self._open[call.id]
-        size, owner = memoryview(payload).nbytes + _KEPT_OVERHEAD, call.owner
+        size, owner = memoryview(payload).nbytes + _KEPT_OVERHEAD, (call.agent, call.instance_key)
         self._kept.put(call.id, owner, size, StoredResult(call.id, owner, payload, now))
         while self._kept.total > self._max_bytes:
             self._forget(self._kept.first_to_go())

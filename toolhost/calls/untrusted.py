@@ -62,7 +62,7 @@ def check_json(data: bytes) -> None:
 
 def _walk(data: bytes) -> int:
     """The end of the value."""
-    at = 0
+    at, end = 0, len(data)
     left = 1  # values that are missing in the innermost container, keys included
     keys = False  # whether the innermost container is a map, whose values at even `left` are keys
     outer: list[tuple[int, bool]] = []
@@ -82,7 +82,7 @@ def _walk(data: bytes) -> int:
         if width:
             size = int.from_bytes(data[at : at + width], "big") * (2 if kind == MAP else 1)
             at += width
-        if size > len(data) - at:  # every value in a container takes a byte
+        if size > end - at:  # every value in a container takes a byte
             raise Violation(_TOO_EARLY)
         if kind == STRING:
             str(data[at : at + size], "utf-8")
@@ -93,20 +93,12 @@ def _walk(data: bytes) -> int:
             if first in _FLOATS and not math.isfinite(_FLOATS[first](data, at)[0]):
                 raise Violation("a number in the output is not finite")
             at += size
+        elif kind == OTHER or len(outer) >= MAX_OUTPUT_DEPTH:
+            deep = f"is nested deeper than {MAX_OUTPUT_DEPTH}"
+            raise Violation(f"the output {'has a type that is not JSON' if kind == OTHER else deep}")
         else:
             outer.append((left, keys))
-            left, keys = size, _is_map(kind, len(outer))
-
-
-def _is_map(kind: int, depth: int) -> bool:
-    """Whether a container is a map. Raises Violation for a value that is no container, and for one container too
-    many.
-    """
-    if kind == OTHER:
-        raise Violation("the output has a type that is not JSON")
-    if depth > MAX_OUTPUT_DEPTH:
-        raise Violation(f"the output is nested deeper than {MAX_OUTPUT_DEPTH}")
-    return kind == MAP
+            left, keys = size, kind == MAP
 
 
 def output_limit(output_mb: int) -> int:

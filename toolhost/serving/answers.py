@@ -109,7 +109,7 @@ class Asking:
 
     def drop(self, call: Call) -> None:
         """The call or its jail has ended: nobody waits for its answers."""
-        if left := self._close(call.worker_call_id):
+        if call.worker_call_id in self._askers and (left := self._close(call.worker_call_id)):
             names = ", ".join(question.frame.event_id or question.frame.type for question in left[:4])
             message = f"the call ended while {len(left)} of its questions were open: {names}"
             line = tool_host_reports.LogLine(time=time.time(), level="warn", message=message, tool=call.tool.name)

@@ -75,9 +75,7 @@ class Servers:
     # --- attachments
 
     def refuses(self, call: Call) -> ToolError | None:
-        """Why a call cannot be made: the agent has lost its session with this server. None: it can be."""
-        if call.tool.server is None:
-            return None
+        """Why a call of a server cannot be made: the agent has lost its session with it. None: it can be."""
         if isinstance(call, Listing):
             return None
         why = self._lost.get((call.owner, call.tool.name))

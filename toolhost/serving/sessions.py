@@ -199,7 +199,7 @@ class Sessions:
         if self._unavailable is not None:
             self._answers.fail(call, refusal(self._unavailable.info))
             return
-        if (refused := self.servers.refuses(call)) is not None:
+        if call.tool.server is not None and (refused := self.servers.refuses(call)) is not None:
             self._answers.fail(call, refused)
             return
         forks = call.tool.sandbox.isolation == "call" and self._starter.forks(call.tool)

@@ -70,7 +70,7 @@ def test_a_payload_larger_than_any_is_refused_before_it_is_kept() -> None:
     with pytest.raises(FrameError) as caught:
         peer.submit("post", frame, None, 0.0)
     assert caught.value.info.code == "E_FRAME_TOO_LARGE"
-    assert not peer.has_waiting
+    assert not peer.waiting
 
 
 def test_what_waits_for_its_file_keeps_its_place() -> None:
@@ -92,7 +92,7 @@ def test_what_waits_for_its_file_keeps_its_place() -> None:
     assert bytes(large.payload) != b"\xc0"  # the caller's own frame is as it was
     assert next_id(peer) == "same"
     peer.lost()
-    assert [entry.id for entry in peer._waiting] == ["f1", "same", "other"]
+    assert [entry.id for entry in peer.waiting] == ["f1", "same", "other"]
 
 
 def next_id(peer: Peer) -> str | None:

@@ -228,7 +228,7 @@ def test_a_frame_that_is_too_large_is_refused_before_it_is_kept(peer: Peer) -> N
     with pytest.raises(FrameError) as error:
         peer.submit("ask", event("e1", reply_to=ReplyTo("c", "c"), payload=to_raw("x" * (1 << 20))), "w", 0.0)
     assert error.value.info.code == "E_FRAME_TOO_LARGE"
-    assert not peer.has_waiting
+    assert not peer.waiting
 
 
 def test_hello_required_for_an_early_frame_starts_no_second_greeting(peer: Peer) -> None:
