@@ -4,13 +4,13 @@ It imports once what every agent needs, and forks. So an agent shares the pages 
 server must stay fork-safe: no thread, no event loop, no ZeroMQ context, no
 bundle code.
 
-It is ready after the first step of the warm-up (warmup.py). The other steps follow when the whole kernel is ready, and
-each waits until the machine has time to spare (SpareTime): the first turns need the processors. Requests that come
-meanwhile are answered between two steps; those agents share less.
+It is ready after the first step of the warm-up (warmup.py), which imports. The other steps follow when the whole kernel
+is ready, and each waits until the machine has time to spare (SpareTime): the start and the first turns need the
+processors. Requests that come meanwhile are answered between two steps; those agents share less.
 
-One agent is always forked ahead and waits for its request, so a request costs no fork. Two forks and the end of the
-middle process were half of the time to an agent's welcome. The waiting agent has no name and no token before its
-request, and ends when the fork server does.
+From then on one agent is always forked ahead and waits for its request, so a request costs no fork. Two forks and the
+end of the middle process were half of the time to an agent's welcome. The waiting agent has no name and no token before
+its request, and ends when the fork server does.
 
 Parents. An agent is forked twice. So it becomes a child of the supervisor (a subreaper) and outlives the fork server.
 The middle process ends at once. The agent waits until its parent is the supervisor. Only then it asks to be killed with
@@ -152,7 +152,6 @@ class ForkServer:
         """Answer requests until the other end is closed, and take the steps of `warming` meanwhile. Returns the exit
         status.
         """
-        self._prepare(1)
         goes_on = self._warm(warming)
         while goes_on:
             self._prepare(1)
@@ -184,6 +183,7 @@ class ForkServer:
                 self._prepare(1)
             elif self._warm_by is None:
                 self._kernel_is_ready()
+                self._prepare(1)
             elif spare_time.found():
                 return True
             else:

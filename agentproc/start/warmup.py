@@ -33,9 +33,11 @@ from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.providers.base import Provider
 from goondan.agentproc.start import app, log
 from goondan.agentproc.turn.instance import Instance
+from goondan.agentproc.turn.parts import kinds
 from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
 from goondan.schemas.models.model_providers import BY_NAME
+from goondan.schemas.system.directories import remove_tree
 from goondan.schemas.transport.link import Done, transport_class
 from goondan.schemas.wire import errors, frames
 from goondan.schemas.wire.codec import FrameError, decode, encode, from_raw, to_raw
@@ -73,7 +75,7 @@ _ZERO_PAGE: Final = bytes(mmap.PAGESIZE)
 
 def warm_up(providers: Collection[str] = (), scratch: str | None = None) -> Iterator[None]:
     """Warm the fork server up, in steps of 10 to 20 ms. After each of them it has one thread, no loop and no open file
-    of its own. After the first one an agent is quick, and smaller with each further one.
+    of its own. The first one only imports. After the second an agent is quick, and smaller with each further one.
 
     `providers` are those of later agents besides `embedded`; unknown names are skipped. `scratch` is a folder that is
     made and removed here. When this process is killed, another process clears its place. None: a folder for temporary
@@ -81,7 +83,11 @@ def warm_up(providers: Collection[str] = (), scratch: str | None = None) -> Iter
     """
     import uvloop  # noqa: F401
 
+    from goondan.agentproc.providers import embedded  # noqa: F401
+
     transport_class()
+    kinds()
+    yield
     # Decoders are built at their first use. A payload that does not fit builds them as well.
     for kind in (frames.Credit, frames.ErrorPayload, frames.Shutdown):
         with suppress(FrameError):
@@ -176,15 +182,12 @@ def _play(
     scratch: str | None, rounds: int, model: ModelSpec, make_provider: Callable[[], Provider] | None = None
 ) -> None:
     """Play so many turns in a folder and a loop of their own. A stop waits until the folder is gone."""
-    import shutil
-    import tempfile
-
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
     try:
+        folder = scratch or _temporary()
         if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)  # a fork server that was killed has left it
-            os.mkdir(scratch, 0o700)
-        folder = scratch or tempfile.mkdtemp(prefix="gdn-")
+            remove_tree(folder)  # a fork server that was killed has left it
+            os.mkdir(folder, 0o700)
         try:
             loop = asyncio.SelectorEventLoop()
             try:
@@ -193,9 +196,15 @@ def _play(
             finally:
                 loop.close()
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP)
+
+
+def _temporary() -> str:
+    import tempfile  # under a supervisor there is another place
+
+    return tempfile.mkdtemp(prefix="gdn-")
 
 
 async def _play_turns(folder: str, rounds: int, model: ModelSpec, provider: Provider | None) -> None:
