@@ -81,7 +81,10 @@ class Swarm:
         tree = os.environ.get(TREE)
         gdn = [f"{tree}/.venv/bin/gdn"] if tree else [sys.executable, "-I", "-m", "goondan.kernel.cli"]
         command = [*gdn, *arguments, "--bundle", str(self.bundle)]
-        return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+        done = subprocess.run(command, stdout=subprocess.PIPE)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)}: {done.stdout.decode(errors='replace')}")
+        return done.stdout
 
     @property
     def state_dir(self) -> Path:
