@@ -22,7 +22,7 @@ import uvloop
 from bench.compare import Benchmark, Goal, Metric
 from bench.programs import AGENT, INSTANCE, Bus, broker, tool_host
 from bench.round_trip import direct
-from goondan.agentproc.calls.caller import CallContext, ToolCaller
+from goondan.agentproc.calls.caller import Answered, CallContext, ToolCaller
 from goondan.agentproc.machine.catalog import Catalog, StepCatalog
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ExportSpec, ToolSpec
 from goondan.schemas.transport.link import Link
@@ -93,7 +93,7 @@ class BareAgent:
             if refused is not None:
                 finished.set_exception(SystemExit(f"{name}: {refused.error}"))
 
-        def done(result: ToolResult | GoondanError, answered: str | None) -> None:
+        def done(result: ToolResult | GoondanError, answered: Answered | None) -> None:
             nonlocal count, out
             out -= 1
             count += 1

@@ -22,6 +22,7 @@ import msgspec
 
 from goondan.schemas.bundle.address import MAX_PATH_BYTES, is_path
 from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, ServerSpec, ToolHostSpec, ToolSpec
+from goondan.schemas.transport.link import boottime_us
 from goondan.schemas.wire.blobs import MAX_ARGS_BYTES, too_large
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
@@ -275,6 +276,7 @@ class Host:
             generation=entry.generation,
             root_event=frame.root_event,
             trace_id=frame.trace_id,
+            came_us=boottime_us(),
         )
         if tool.server is not None:
             _bound_silence(call, tool.server, now)

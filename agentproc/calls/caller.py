@@ -19,6 +19,8 @@ from msgspec import Raw, Struct
 
 from goondan.agentproc.machine.catalog import Allowed, StepCatalog
 from goondan.schemas.bundle import arguments, launch
+from goondan.schemas.traces.turn_notes import WayDetail
+from goondan.schemas.transport.link import boottime_us
 from goondan.schemas.wire import blobs, spans
 from goondan.schemas.wire.codec import check_depth, check_json, encode_value, from_raw
 from goondan.schemas.wire.errors import GoondanError, cut_message, row_of, tool_error
@@ -50,8 +52,17 @@ class AgentLink(Protocol):
     def forget(self, frame_id: str) -> None: ...
 
 
-#: Gets a call's result, and the callId under which the tool host gave it (None: the tool host gave no result).
-Done = Callable[[ToolResult | GoondanError, str | None], None]
+class Answered(Struct, frozen=True):
+    """The result of a call that its tool host has given."""
+
+    #: The callId under which it was given.
+    call_id: str
+    #: When the call passed where.
+    way: WayDetail
+
+
+#: Gets a call's result, and how its tool host gave it (None: the tool host gave no result).
+Done = Callable[[ToolResult | GoondanError, Answered | None], None]
 
 
 class CallContext(Struct, frozen=True):
@@ -84,6 +95,8 @@ class OpenCall(Struct, eq=False):
     waits: Callable[[str], None] | None
     #: Whether the link has it. False while a person is asked, or its server is attached to again.
     sent: bool = False
+    #: When it was sent last (CLOCK_BOOTTIME, microseconds).
+    sent_us: int = 0
     #: How often it was made again. Each repeat has an id of its own.
     repeats: int = 0
     #: Its own process has ended once already.
@@ -141,7 +154,7 @@ class ToolCaller:
         """Make one call and wait for its result. Raises GoondanError E_LEASE_LOST when the event is no longer ours."""
         waiter: asyncio.Future[ToolResult] = self._loop.create_future()
 
-        def done(result: ToolResult | GoondanError, answered_id: str | None) -> None:
+        def done(result: ToolResult | GoondanError, answered: Answered | None) -> None:
             if waiter.done():
                 return
             if isinstance(result, GoondanError):
@@ -257,6 +270,7 @@ class ToolCaller:
     def _send(self, call: OpenCall) -> None:
         call_id = call.frame.call_id or ""
         self._open[call_id] = call
+        call.sent_us = boottime_us()
         try:
             self._link.start_call(call.frame, lambda frame, error: self._answered(call_id, call, frame, error))
         except GoondanError as error:
@@ -267,9 +281,10 @@ class ToolCaller:
     def _answered(self, call_id: str, call: OpenCall, frame: Frame | None, error: GoondanError | None) -> None:
         if self._open.get(call_id) is not call:
             return
-        answered_id: str | None = None
+        answered: Answered | None = None
         if frame is not None:
-            result, answered_id = read_result(frame, call.item), call_id
+            answered = Answered(call_id, WayDetail(call.sent_us, boottime_us(), frame.passed_us or []))
+            result = read_result(frame, call.item)
         elif error is None or error.info.code == "E_LEASE_LOST":
             if error is not None:
                 self._finish(call_id, call, error)
@@ -281,23 +296,23 @@ class ToolCaller:
         else:
             result = _refused(error, call.item)
         if call.prepare is not None and self._loop.time() < call.until and _was_lost(result, call):
-            self._preparing.add(task := self._loop.create_task(self._prepare(call_id, call, result, answered_id)))
+            self._preparing.add(task := self._loop.create_task(self._prepare(call_id, call, result, answered)))
             task.add_done_callback(self._preparing.discard)
             return
         if call.item.idempotent and self._loop.time() < call.until and _may_help(result, call):
             call.crashed = call.crashed or _code(result) == "E_TOOL_CRASHED"
             self._repeat(call_id, call)
             return
-        self._finish(call_id, call, result, answered_id)
+        self._finish(call_id, call, result, answered)
 
-    async def _prepare(self, call_id: str, call: OpenCall, result: ToolResult, answered_id: str | None) -> None:
+    async def _prepare(self, call_id: str, call: OpenCall, result: ToolResult, answered: Answered | None) -> None:
         """Make a call again whose server had not begun with it. When that cannot be prepared, the result counts."""
         prepare, call.prepare, call.sent = call.prepare, None, False
         try:
             if prepare is not None:
                 await prepare()
         except GoondanError:
-            self._finish(call_id, call, result, answered_id)
+            self._finish(call_id, call, result, answered)
             return
         if self._open.get(call_id) is call:
             self._repeat(call_id, call)
@@ -326,11 +341,11 @@ class ToolCaller:
         self._send(call)
 
     def _finish(
-        self, call_id: str, call: OpenCall, result: ToolResult | GoondanError, answered_id: str | None = None
+        self, call_id: str, call: OpenCall, result: ToolResult | GoondanError, answered: Answered | None = None
     ) -> None:
         if self._open.get(call_id) is call:
             del self._open[call_id]
-            call.done(result, answered_id)
+            call.done(result, answered)
 
     def _drop(self, call_id: str) -> OpenCall | None:
         under = (_nth(call_id, repeats) for repeats in range(MAX_REPEATS + 1))

@@ -21,7 +21,7 @@ from msgspec import structs
 from goondan.agentproc.base.agents import agents
 from goondan.agentproc.base.handoff import handoff
 from goondan.agentproc.calls.asks import ToolAsks
-from goondan.agentproc.calls.caller import CallContext, OpenCalls, failed_result
+from goondan.agentproc.calls.caller import Answered, CallContext, OpenCalls, failed_result
 from goondan.agentproc.calls.swarm import Handler, Swarm
 from goondan.agentproc.extensions import api, local_calls
 from goondan.agentproc.extensions.points.results import output_of, tool_error_of
@@ -134,18 +134,18 @@ class CallHandlers:
         if message.id != self._shown_message:
             encoded, self._shown_message = encode_message(_for_tools(message)), message.id
 
-        def done(result: frames.ToolResult | errors.GoondanError, answered_id: str | None) -> None:
+        def done(result: frames.ToolResult | errors.GoondanError, answered: Answered | None) -> None:
             if isinstance(result, errors.GoondanError):
                 log.warning("turn %s: %s", turn_id, result)
                 self._turn.abandon()
                 return
             self.asks.drop(f"{turn_id}/{part.tool_call_id}")
-            if answered_id is not None and within is None:
-                self._answered[part.tool_call_id] = answered_id
-            elif answered_id is not None:
-                instance.acks.add([answered_id])  # nobody stores it
-            if result.receipt is not None:
-                self._turn.notes.received(part.tool_call_id, result.receipt)
+            if answered is not None:
+                if within is None:
+                    self._answered[part.tool_call_id] = answered.call_id
+                else:
+                    instance.acks.add([answered.call_id])  # nobody stores it
+                self._turn.notes.received(part.tool_call_id, result.receipt, answered.way)
             then(result)
 
         refused = instance.caller.start(

@@ -84,7 +84,8 @@ class TurnNotes:
         self._model_ends: list[
             turn_notes.ModelDetail
         ] = []  # not stored yet; extensions may ask the model several times in a step
-        self._receipts: dict[str, Raw] = {}  # of calls whose results are not stored yet
+        #: Of calls whose results are not stored yet.
+        self._receipts: dict[str, tuple[Raw | None, turn_notes.WayDetail]] = {}
         self._refusals: dict[str, tuple[str, str]] = {}  # of calls whose results are not noted yet
         self._endings: list[Ending] = []
         self._live = live
@@ -173,7 +174,8 @@ class TurnNotes:
         self, tool: str, tool_call_id: str, args: Any, result: ToolResult, at: str, parent: str, kept: str | None
     ) -> None:
         error = result.error
-        receipt = self._receipt(tool_call_id)
+        data, way = self._receipts.pop(tool_call_id, (None, None))
+        receipt = None if data is None else self._receipt(tool_call_id, data)
         kind: turn_notes.NoteKind = "tool.failed" if result.status == "error" else "tool.completed"
         detail = turn_notes.ResultDetail(
             tool_call_id,
@@ -182,6 +184,7 @@ class TurnNotes:
             None if receipt is None else turn_notes.encode_receipt(receipt),
             None if error is None else self._bounded(errors.for_people(error)),
             kept,
+            way,
         )
         self._note_call(kind, at, tool_call_id, turn_notes.encode_detail(detail), parent)
         found = None
@@ -210,11 +213,11 @@ class TurnNotes:
     def _span_of(self, tool_call_id: str) -> str:
         return call_span(f"{self._turn_id}/{tool_call_id}")
 
-    def received(self, tool_call_id: str, receipt: Raw) -> None:
-        """Remember the tool host's receipt of a call. It is noted with the call's result, even if middleware changes
-        the result.
+    def received(self, tool_call_id: str, receipt: Raw | None, way: turn_notes.WayDetail) -> None:
+        """Remember the tool host's receipt of a call, and the call's way. They are noted with the call's result, even
+        if middleware changes the result.
         """
-        self._receipts[tool_call_id] = receipt
+        self._receipts[tool_call_id] = receipt, way
 
     def refused(self, tool_call_id: str, by: str, allow: str) -> None:
         """Remember who has refused a call, and what would allow it: whoever knows it better than its code says it."""
@@ -332,10 +335,9 @@ class TurnNotes:
     def _bounded(self, message: str) -> str:
         return errors.cut_message(self._redact(message), turn_notes.MAX_NOTED_MESSAGE)
 
-    def _receipt(self, tool_call_id: str) -> Receipt | None:
-        data = self._receipts.pop(tool_call_id, None)
+    def _receipt(self, tool_call_id: str, data: Raw) -> Receipt | None:
         try:
-            return None if data is None else kept(codec.from_raw(data, Receipt))
+            return kept(codec.from_raw(data, Receipt))
         except errors.GoondanError as error:
             log.warning("call %s: its receipt cannot be read: %s", tool_call_id, error.info.message)
             return None

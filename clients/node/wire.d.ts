@@ -287,6 +287,11 @@ export interface Frame {
   cause?: string | null;
   /** `tool.call` only: the number of its step, from 1. */
   step?: number | null;
+  /**
+   * `tool.result` to an agent: when the broker had the call, and when it had this result (CLOCK_BOOTTIME,
+   * microseconds). The broker sets it.
+   */
+  passedUs?: number[] | null;
 }
 
 /** The first frame of every connection. Leases and calls survive a reconnect. */

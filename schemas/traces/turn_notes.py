@@ -190,6 +190,19 @@ class CallDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
     args: str | None = None
 
 
+class WayDetail(Struct, frozen=True, rename="camel"):
+    """When a call passed where, on its way to its tool host and back (CLOCK_BOOTTIME, microseconds). The tool host's
+    own times are in the receipt.
+    """
+
+    #: When the agent sent it.
+    sent_us: int
+    #: When the agent had its result.
+    got_us: int
+    #: When the broker had the call, and when it had the result. Empty: the broker does not say.
+    passed_us: list[int] = []
+
+
 class ResultDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
     """The one result of a call."""
 
@@ -206,6 +219,8 @@ class ResultDetail(Struct, frozen=True, rename="camel", omit_defaults=True):
     message: str | None = None
     #: What the call gave, as CallDetail has the arguments.
     output: str | None = None
+    #: Its way, when it had one over the bus.
+    way: WayDetail | None = None
 
 
 class RefusedDetail(Struct, frozen=True, rename="camel", omit_defaults=True):

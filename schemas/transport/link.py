@@ -60,6 +60,11 @@ def boottime_ms() -> int:
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
 
 
+def boottime_us() -> int:
+    """The same in microseconds: when a call passed where."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1000
+
+
 def transport_class(default: str = TRANSPORTS[0]) -> Callable[..., Transport]:
     """The chosen transport, imported: `default` where GOONDAN_TRANSPORT names none. Raises GoondanError E_USAGE."""
     if chosen(default) == "native":

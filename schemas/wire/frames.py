@@ -218,6 +218,9 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     cause: str | None = None
     #: `tool.call` only: the number of its step, from 1.
     step: int | None = None
+    #: `tool.result` to an agent: when the broker had the call, and when it had this result (CLOCK_BOOTTIME,
+    #: microseconds). The broker sets it.
+    passed_us: list[int] | None = field(default=None, name="passedUs")
 
 
 # --- payloads -------------------------------------------------------------------------------------------------------

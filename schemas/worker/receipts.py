@@ -1,5 +1,5 @@
 """The receipt of a tool call, and the tiers of the sandbox: what the sandbox was, as the tool host saw it. Nothing in
-it is a jail's word. Pure.
+it is a jail's word but one number, by which nothing is decided. Pure.
 
 A tier says how strong the walls of a jail are; toolhost/policy/plan.py says what each is made of.
 
@@ -69,7 +69,7 @@ class JailReceipt(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     calls: Literal["forked", "alone"] | None = None
 
 
-class CallReceipt(Struct, frozen=True, rename="camel", omit_defaults=True, kw_only=True):
+class CallReceipt(Struct, frozen=True, rename="camel", omit_defaults=True):
     """The call, seen from the host."""
 
     #: From the hand-over to the jail until the result (milliseconds).
@@ -78,6 +78,12 @@ class CallReceipt(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     exit: str | None = None
     #: Where network connections of the jail could not go while it ran, as "host:port".
     denied: list[str] = []
+    #: When the tool host got the call (CLOCK_BOOTTIME, microseconds).
+    came_us: int = 0
+    #: When it handed the call to the jail, by the same clock.
+    began_us: int = 0
+    #: How long the worker had it, as the worker says: no more than `wall_ms` (milliseconds). 0: that is not known.
+    handler_ms: float = 0.0
 
 
 class Receipt(Struct, frozen=True, rename="camel", kw_only=True):

@@ -203,6 +203,8 @@ class Result(Struct, frozen=True, tag="result", rename="camel", omit_defaults=Tr
     continues: bool = False
     #: Why the call failed.
     error: WorkerError | None = None
+    #: How long the worker had the call (milliseconds); 0: it does not say. Nothing is decided by it.
+    handler_ms: float = 0.0
 
 
 class Log(Struct, frozen=True, tag="log", rename="camel", omit_defaults=True, kw_only=True):

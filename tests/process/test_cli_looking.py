@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 
@@ -53,6 +54,33 @@ def test_a_turn_is_shown_while_its_agent_lives(running: Sandbox) -> None:
     assert (unknown.status, unknown.json["error"]["code"]) == (1, "E_TURN_NOT_FOUND")
     both = running.gdn("trace", "t0", "--last")
     assert (both.status, "E_USAGE" in both.err) == (2, True)
+
+
+def test_the_way_of_a_call_is_told_by_agent_broker_and_tool_host(running: Sandbox) -> None:
+    running.gdn("send", "main", '/bash__exec {"command": "sleep 0.1"}', "--instance", "way")
+    trace = running.gdn("trace", "--instance", "way", "--json").json
+    (call,) = trace["steps"][0]["tools"]
+    way, seen = call["way"], call["receipt"]["call"]
+    there, back = way["passedUs"]
+    ended = seen["beganUs"] + seen["wallMs"] * 1000
+    times = [way["sentUs"], there, seen["cameUs"], seen["beganUs"], ended, back, way["gotUs"]]
+    # In the order of the way. The broker notes when its round began, which may be a little before a frame of the round.
+    assert all(before <= after + 50_000 for before, after in itertools.pairwise(times)), times
+    assert way["sentUs"] <= seen["cameUs"] <= seen["beganUs"] <= ended <= way["gotUs"]
+    assert way["gotUs"] - way["sentUs"] >= 100_000
+    assert 100 <= seen["handlerMs"] <= seen["wallMs"]
+    lines = running.gdn("trace", "--instance", "way", "--waterfall").out.splitlines()
+    names = [line.strip().partition("  ")[0] for line in lines]
+    assert names == [
+        "bash__exec",
+        "agent to broker",
+        "broker to tool host",
+        "tool host, until the jail has it",
+        "jail",
+        "its handler, as it says",
+        "tool host to broker",
+        "broker to agent",
+    ]
 
 
 def test_an_operator_call_can_be_traced(running: Sandbox) -> None:

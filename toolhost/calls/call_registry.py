@@ -185,6 +185,10 @@ class Call(Struct, eq=False, kw_only=True):
     attempts: int = 0
     #: When its jail got it (seconds, on the loop's clock).
     started: float = 0.0
+    #: When the host got it (CLOCK_BOOTTIME, microseconds).
+    came_us: int = 0
+    #: When its jail got it, by the same clock.
+    began_us: int = 0
     #: When its last progress was passed on (seconds, on the loop's clock).
     progress_at: float = 0.0
     #: How often the host has looked and its jail had not got it.

@@ -365,8 +365,12 @@ LONG_S: Final = 0.05
 
 _START: Final = b"\x82\xa4jail"
 _CALL: Final = b"\xa4call"
-_WALL: Final = b"\x81\xa6wallMs\xcb"
-_pack_double = struct.Struct(">d").pack
+# The parts of a CallReceipt without `exit` and `denied`, as `encode_value` would write them.
+_WALL: Final = b"\x84\xa6wallMs\xcb"
+_CAME: Final = b"\xa6cameUs\xcf"
+_BEGAN: Final = b"\xa7beganUs\xcf"
+_HANDLER: Final = b"\xa9handlerMs\xcb"
+_pack_times = struct.Struct(f">{len(_WALL)}sd{len(_CAME)}sQ{len(_BEGAN)}sQ{len(_HANDLER)}sd").pack
 
 
 class JailReceipts:
@@ -403,16 +407,29 @@ class JailReceipts:
         """The jail has ended, or is being ended, for this reason."""
         self._change(exit=cause)
 
-    def receipt(self, call_s: float, cause: str | None = None, denied: Sequence[str] = ()) -> Raw:
-        """The receipt of a call that took `call_s` seconds. `cause`: why its processes ended before it had a result.
-        `denied`: where connections could not go meanwhile.
+    def receipt(
+        self,
+        came_us: int,
+        began_us: int,
+        ended_us: int,
+        handler_ms: float = 0.0,
+        cause: str | None = None,
+        denied: Sequence[str] = (),
+    ) -> Raw:
+        """The receipt of a call, with when the host got it, when its jail did, and when it ended (CLOCK_BOOTTIME,
+        microseconds). `handler_ms`: how long the worker says that it had the call. `cause`: why its processes ended
+        before it had a result. `denied`: where connections could not go meanwhile.
         """
         if self._encoded is None:
             self._encoded = _START + encode_value(self._known) + _CALL
-        wall_ms = round(call_s * 1000, 3)
+        wall_ms = (ended_us - began_us) / 1000
+        if not 0 <= handler_ms <= wall_ms:
+            handler_ms = 0.0
         if cause is not None or denied:
-            return Raw(self._encoded + encode_value(CallReceipt(wall_ms=wall_ms, exit=cause, denied=list(denied))))
-        return Raw(self._encoded + _WALL + _pack_double(wall_ms))
+            call = CallReceipt(wall_ms, cause, list(denied), came_us, began_us, handler_ms)
+            return Raw(self._encoded + encode_value(call))
+        times = _pack_times(_WALL, wall_ms, _CAME, came_us, _BEGAN, began_us, _HANDLER, handler_ms)
+        return Raw(self._encoded + times)
 
     def _change(self, **values: object) -> None:
         self._known = msgspec.structs.replace(self._known, **values)

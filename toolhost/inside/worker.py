@@ -426,7 +426,8 @@ class Worker:
         if len(output) > self.output_limit:
             message = f"the output has {len(output)} bytes, limit {self.output_limit} (outputMb)"
             return running.error_frame(call_id, "OutputTooLarge", message, code="E_TOOL_LIMIT")
-        return _RESULT + wire.pack_str(call_id) + _OK + output
+        handler_ms = wire.pack((monotonic() - call.started) * 1000)
+        return _RESULT + wire.pack_str(call_id) + _HANDLER + handler_ms + _OK + output
 
     def _failure(self, call_id: str, error: BaseException) -> bytes:
         """The result frame of an exception; where it came from goes to the log."""
@@ -494,8 +495,9 @@ class Worker:
 
 #: How the host writes a `message` frame, up to the value of `messageId`.
 _MESSAGE = b"\x83\xa4type\xa7message\xa9messageId"
-# type, callId and status of an `ok` result, the way `wire.pack` would write them
-_RESULT = b"\x84\xa4type\xa6result\xa6callId"
+# type, callId, handlerMs and status of an `ok` result, the way `wire.pack` would write them
+_RESULT = b"\x85\xa4type\xa6result\xa6callId"
+_HANDLER = b"\xa9handlerMs"
 _OK = b"\xa6status\xa2ok\xa6output"
 
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from goondan.schemas.bundle.launch import ServerSpec, ToolSpec
 from goondan.schemas.text import redaction, secret_values, times
+from goondan.schemas.transport.link import boottime_us
 from goondan.schemas.wire.errors import tool_error
 from goondan.schemas.wire.frames import ToolError
 from goondan.schemas.worker import hosts, servers
@@ -310,10 +311,11 @@ class LiveSession:
         refused = lacks_processes(error) and usage.refused()
         return with_limit(error, usage.limits, refused=refused, counted=usage.keeper.counts_processes)
 
-    def receipt(self, call: call_registry.Call, now: float, cause: str | None = None) -> Raw:
+    def receipt(self, call: call_registry.Call, now: float, cause: str | None = None, handler_ms: float = 0.0) -> Raw:
         """The receipt of a call that this jail has, or had until now.
 
         `cause`: why the call's processes end before it had a result; for a call without its own processes, the jail's.
+        `handler_ms`: how long the worker says that it had the call (milliseconds).
         """
         receipts, call_s = self.receipts, now - call.started
         if receipts.is_due(now, call_s):
@@ -328,7 +330,7 @@ class LiveSession:
         if cause is not None and not self.session.forks:
             receipts.ended(cause)
             cause = None
-        return receipts.receipt(call_s, cause, denied)
+        return receipts.receipt(call.came_us, call.began_us, boottime_us(), handler_ms, cause, denied)
 
     # --- logs and events
 

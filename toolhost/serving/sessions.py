@@ -21,6 +21,7 @@ from typing import Final
 import msgspec
 
 from goondan.schemas.bundle.launch import ToolHostSpec, ToolSpec
+from goondan.schemas.transport.link import boottime_us
 from goondan.schemas.wire.errors import GoondanError, tool_error
 from goondan.schemas.wire.frames import Frame, ToolError
 from goondan.schemas.wire.questions import MAX_ANSWER_BYTES
@@ -260,6 +261,7 @@ class Sessions:
         """Hand a call to its jail."""
         session, now = live.session, self._loop.time()
         self._machine.enter(session, call, now)
+        call.began_us = boottime_us()
         call.denied_before = 0 if live.network is None else live.network.denied_count
         if isinstance(call, Listing):
             self._perform(self.servers.run_listing(live, call, now))
@@ -336,7 +338,8 @@ class Sessions:
         if result.error is not None and live.network is not None:
             denied = live.network.denied_since(call.denied_before)
             result = msgspec.structs.replace(result, error=with_denial(result.error, denied))
-        self._answers.conclude(call, work, shape(result, live.receipt(call, self._loop.time()), call.tool))
+        receipt = live.receipt(call, self._loop.time(), handler_ms=result.handler_ms)
+        self._answers.conclude(call, work, shape(result, receipt, call.tool))
 
     def _wait(self, live: LiveSession, seconds: float, then: machine.Waiting) -> None:
         live.stop_timer()
@@ -583,7 +586,7 @@ class Sessions:
         if said is not None:
             said = own_error(said, call)
             result = msgspec.structs.replace(result, error=live.explained(said))
-        payload = shape(result, live.receipt(call, now), call.tool)
+        payload = shape(result, live.receipt(call, now, handler_ms=result.handler_ms), call.tool)
         if result.continues:
             self._machine.check_continues(session, call, result)
             begun: Work | ToolError

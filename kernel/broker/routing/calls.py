@@ -251,6 +251,7 @@ class ToolCalls(Part, OfHosts):
         frame.to = instance.agent
         frame.instance_key = instance.key
         frame.workdir = frame.workdir_base = frame.chain = frame.source = frame.auth = frame.root_event = None
+        frame.passed_us = [int(call.began * 1e6), int(now * 1e6)]
         self._out.append((AGENTS, target.ident, encode_value(frame)))
 
     def progress(self, connection: Connection, frame: Frame, now: float) -> None:

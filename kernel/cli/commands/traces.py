@@ -20,8 +20,9 @@ from goondan.kernel.cli.output import Style, columns, emit, money, printable, st
 from goondan.kernel.cli.rules.plain import duration, one_line
 from goondan.kernel.paths import find_bundle
 from goondan.kernel.traces.conversations import conversation_files, read_file
-from goondan.kernel.traces.rules.tree import TraceTree, total_of
+from goondan.kernel.traces.rules.tree import TraceTree, calls_of, total_of
 from goondan.kernel.traces.rules.turn import ModelCall, Step, Tokens, ToolCall, Total, Trace, between_ms
+from goondan.kernel.traces.rules.waterfall import rows, stages
 from goondan.kernel.traces.search import Search
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.traces.turn_notes import RefusedDetail, Refuser, TryDetail
@@ -39,6 +40,8 @@ commands.load_codes()  # of features, which refuse calls as well
 Line = tuple[str | None, str]
 #: Lines for the calls of one script. It may have made thousands.
 MAX_INNER: Final = 30
+#: Calls whose way is shown.
+MAX_WATERFALLS: Final = 50
 #: Arguments and results in a line (characters). --json has what is kept.
 MAX_SAID: Final = 200
 #: The statuses of turns and calls that are not over, or whose end is not known.
@@ -48,6 +51,7 @@ _OPEN: Final = ("running", "pending", "lost", "abandoned", "interrupted")
 @click.command()
 @click.argument("turn", required=False, metavar="[TURN]")
 @click.option("--last", is_flag=True, help="The last message of a person, with all that it set going.")
+@click.option("--waterfall", is_flag=True, help="Show the way of each tool call, from the agent to its jail and back.")
 @click.option("--search", is_flag=True, help="Look into the files of all instances for a turn that the index has not.")
 @click.option(
     "--agent", metavar="AGENT", shell_complete=options.completed("agents"), help="Look only at this agent's turns."
@@ -63,6 +67,7 @@ _OPEN: Final = ("running", "pending", "lost", "abandoned", "interrupted")
 def trace_(
     turn: str | None,
     last: bool,
+    waterfall: bool,
     search: bool,
     agent: str | None,
     instance: str | None,
@@ -79,7 +84,7 @@ def trace_(
     agent, instance = options.named(agent, instance)
     found = _find(state.state_of(find_bundle(bundle)), turn, agent, instance, search, last)
     found.total = total_of(found)
-    emit(found, trace_lines(found, style_of(sys.stdout)))
+    emit(found, (waterfall_lines if waterfall else trace_lines)(found, style_of(sys.stdout)))
 
 
 def _find(
@@ -120,6 +125,18 @@ def trace_lines(found: Trace | TraceTree, style: Style) -> list[str]:
         turns = f" of {total.turns} turns" if total.turns > 1 else ""
         lines.append((None, f"  in all{turns}: {used}"))
     return [text if offset is None else f"{offset:>10}  {text}" for offset, text in lines]
+
+
+def waterfall_lines(found: Trace | TraceTree, style: Style) -> list[str]:
+    """The way of each tool call for a person: a line for each stage, with its times and a bar."""
+    lines: list[str] = []
+    calls = calls_of(found)
+    for call in calls[:MAX_WATERFALLS]:
+        table = columns(rows(stages(call))) if call.way is not None else ["its way was not kept"]
+        lines += [_tool(call, style), *(f"  {line}" for line in table)]
+    if len(calls) > MAX_WATERFALLS:
+        lines.append(f"and {len(calls) - MAX_WATERFALLS} more calls; --json has them")
+    return lines or ["no tool was called"]
 
 
 def _turn(trace: Trace, start: str, style: Style) -> Iterator[Line]:

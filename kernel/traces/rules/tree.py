@@ -107,6 +107,12 @@ def total_of(found: Trace | TraceTree) -> Total:
     return total
 
 
+def calls_of(found: Trace | TraceTree) -> list[ToolCall]:
+    """The tool calls of all turns that are shown, in the order in which they began."""
+    everything = _deepest_first([found] if isinstance(found, Trace) else found.turns)
+    return sorted((call for turn in everything for call in turn.tools), key=lambda call: call.started_at)
+
+
 def find(roots: Iterable[Trace], turn_id: str) -> Trace | None:
     """A turn somewhere in the tree."""
     return next((turn for turn in _deepest_first(list(roots)) if turn.turn_id == turn_id), None)

@@ -160,6 +160,8 @@ class ToolCall(Struct, rename="camel", omit_defaults=True, kw_only=True):
     refused: turn_notes.RefusedDetail | None = None
     #: What it gave, in the same form. None: nothing, or it is not known any more.
     output: str | None = None
+    #: When it passed where, on its way to its tool host and back.
+    way: turn_notes.WayDetail | None = None
 
 
 class Hang(Struct, rename="camel", omit_defaults=True, kw_only=True):
@@ -361,7 +363,7 @@ def _call_ended(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:
     known.status, known.code, known.message = ended.status, ended.code, ended.message
     known.duration_ms = between_ms(known.started_at, note.at)
     known.receipt = turn_notes.read_receipt(ended.receipt)
-    known.output = ended.output
+    known.output, known.way = ended.output, ended.way
 
 
 def _call_refused(trace: Trace, calls: dict[str, ToolCall], note: Note) -> None:

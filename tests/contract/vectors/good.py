@@ -312,6 +312,11 @@ def good_frames() -> list[tuple[str, Frame, str | None]]:
             ),
             "ToolResult",
         ),
+        (
+            "tool.result as an agent gets it",
+            Frame("tool.result", id="h.8", call_id="t1/c1", payload=to_raw(ok), passed_us=[51583412187, 51583413238]),
+            "ToolResult",
+        ),
         ("tool.result error", Frame("tool.result", id="h.3", call_id="t1/c1", payload=to_raw(error)), "ToolResult"),
         (
             "tool.result pending",

@@ -9,7 +9,7 @@ import pytest
 from msgspec import Raw
 
 from goondan.agentproc.calls.asks import ToolAsks
-from goondan.agentproc.calls.caller import CallContext, ToolCaller
+from goondan.agentproc.calls.caller import Answered, CallContext, ToolCaller
 from goondan.agentproc.machine.catalog import Catalog
 from goondan.features.approvals.agent import Questions, item_name
 from goondan.features.approvals.wire import ApprovalAsk, ApprovalState
@@ -51,7 +51,7 @@ class Turn:
             done=self.ended,
         )
 
-    def ended(self, result: ToolResult | GoondanError, answered_id: str | None) -> None:
+    def ended(self, result: ToolResult | GoondanError, answered: Answered | None) -> None:
         self.results.append(result)
         self.elicitations.over("t1/c1")
 

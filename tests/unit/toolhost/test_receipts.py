@@ -16,7 +16,7 @@ PLAN = plan(Request(tool=ToolSpec(name="t", entry="/b/t/h.py", root="/b/t", expo
 
 
 def read(receipts: JailReceipts, call_s: float = 0.0) -> Receipt:
-    return msgspec.msgpack.decode(receipts.receipt(call_s), type=Receipt)
+    return msgspec.msgpack.decode(receipts.receipt(500, 1000, 1000 + round(call_s * 1e6)), type=Receipt)
 
 
 def test_a_fresh_jail() -> None:
@@ -24,7 +24,7 @@ def test_a_fresh_jail() -> None:
     assert (found.jail.tier, found.jail.walls) == ("full", ["namespaces", "seccomp", "limits"])
     assert found.jail.limits["memoryMb"] == "watched"
     assert (found.jail.cpu_ms, found.jail.peak_memory_kb, found.jail.exit) == (0, 0, None)
-    assert found.call.wall_ms == 12.346
+    assert (found.call.wall_ms, found.call.came_us, found.call.began_us) == (12.346, 500, 1000)
 
 
 def test_what_was_seen_never_falls() -> None:
