@@ -259,5 +259,7 @@ class CallHandlers:
 
 def _for_tools(message: Message) -> Message:
     """The message of a call as handlers get it: without the model's reasoning, and without what is for its vendor."""
+    if message.metadata.keys().isdisjoint((KEPT, REASONING)):
+        return message
     metadata = {key: value for key, value in message.metadata.items() if key not in (KEPT, REASONING)}
-    return message if metadata == message.metadata else structs.replace(message, metadata=metadata)
+    return structs.replace(message, metadata=metadata)

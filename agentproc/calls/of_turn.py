@@ -60,21 +60,18 @@ class TurnCalls(handlers.CallHandlers):
         ]
         self._turn.push(Listed(ToolResult(status="ok", output=to_raw(listed))))
 
-    def run(self, action: RunTool) -> None:
-        """Make a call of the model. Its result becomes an input of the turn."""
-        tool_call_id = action.part.tool_call_id
-
-        def done(result: ToolResult) -> None:
-            self._turn.push(ToolFinished(tool_call_id, *self._instance.files.lift(result)))
-
-        self.make_call(action, done)
-
-    def make_call(self, action: RunTool, done: Done) -> None:
-        """Make a call inside its middleware. `done` gets its result, without the secrets of the agent."""
-        part, secrets = action.part, self._instance.secrets
+    def make_call(self, action: RunTool, done: Done | None = None) -> None:
+        """Make a call inside its middleware. `done` gets its result, without the secrets of the agent. None: it is a
+        call of the model, and its result becomes an input of the turn.
+        """
+        part = action.part
 
         def ended(result: ToolResult) -> None:
-            done(secrets.out_of(result))
+            result = self._instance.secrets.out_of(result)
+            if done is None:
+                self._turn.push(ToolFinished(part.tool_call_id, *self._instance.files.lift(result)))
+            else:
+                done(result)
 
         start: Callable[[Any, Done], None] = partial(self.make, action)
         if self._parts.hooks.call:
@@ -104,8 +101,7 @@ class TurnCalls(handlers.CallHandlers):
 
     def stored(self, results: Sequence[ToolResultPart]) -> list[str]:
         """callIds of the stored results that came from the tool host."""
-        found = [self._answered.pop(part.tool_call_id, None) for part in results]
-        return [call_id for call_id in found if call_id is not None]
+        return [call_id for part in results if (call_id := self._answered.pop(part.tool_call_id, None)) is not None]
 
     # --- what parts of features ask for
 

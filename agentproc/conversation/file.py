@@ -23,7 +23,7 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import msgspec
 
@@ -77,6 +77,7 @@ class ConversationFile:
         self._generation = generation
         self._durability = durability
         self._writing: _Writing = "usual"
+        self._waits = False  # the commit waits for the disk
         self._room = 0  # bytes that can be written before the sizes have to be looked at again
         self._unlooked = LARGE_LOG_BYTES  # bytes that may have gone into the log since its size was looked at
         self._db: sqlite3.Connection | None = None
@@ -102,14 +103,43 @@ class ConversationFile:
                 self._epoch = epoch
             return stored
 
-    def write(self, *, final: bool = False, reserve: bool = False) -> _Transaction:
-        """One transaction under the adopted epoch: a context. With `final` its commit is as durable as the instance
-        promises. With `reserve` it may use the room that is kept for the end of a turn; it must be small.
+    def write(self, *, final: bool = False, reserve: bool = False) -> Self:
+        """One transaction under the adopted epoch: a context, in which there is no other one. With `final` its commit
+        is as durable as the instance promises. With `reserve` it may use the room that is kept for the end of a turn;
+        it must be small.
 
         Raises E_LEASE_LOST when a later epoch was adopted meanwhile, E_STORE_FULL, E_STATE, E_DISK_FULL. Then nothing
-        is written.
+        is written: a failure rolls it back.
         """
-        return _Transaction(self, "reserve" if reserve else "final" if final else "usual", final)
+        self._writing = "reserve" if reserve else "final" if final else "usual"
+        self._waits = final and self._durability == "power"
+        return self
+
+    def __enter__(self) -> Self:
+        try:
+            db = self._db or self._open()
+            if self._unlooked >= LARGE_LOG_BYTES // 8:
+                self._empty_log(db)
+            if self._waits:
+                db.execute("PRAGMA synchronous = FULL")
+            db.execute("BEGIN IMMEDIATE")
+            stored = self._stored_epoch(db)
+            if stored != self._epoch:
+                raise _stale(stored, self._epoch)
+        except BaseException as error:
+            self.failed(error)
+            raise
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.failed(error)
+            return
+        try:
+            self.commit()
+        except BaseException as failure:
+            self.failed(failure)
+            raise
 
     def close(self) -> None:
         """Close the file. The next use opens it again."""
@@ -138,7 +168,6 @@ class ConversationFile:
         """Store a runtime event, which only traces use: inside `write`, or with the next one. `detail` has a form of
         schemas/traces/turn_notes.py.
         """
-        self._room -= 4 * (_NOTE_BYTES + len(detail or ""))
         self.notes.append((turn_id, kind, at, detail, span_id, parent_span_id))
 
     def rows(self, statement: str, values: Sequence[object] = ()) -> list[Any]:
@@ -156,8 +185,8 @@ class ConversationFile:
                 size += len(value)
         self._room -= 4 * size
         self._unlooked += size
-        if size > _WRITE_BYTES and self._room <= 0:
-            self._check_room(self._db, more=size)  # before it is in the log
+        if size > _WRITE_BYTES and self._room <= 0 and self._max_bytes is not None:
+            self._check_room(self._db, self._max_bytes, more=size)  # before it is in the log
         self._db.execute(statement, values)
 
     def failed(self, error: BaseException) -> None:
@@ -176,33 +205,22 @@ class ConversationFile:
         if isinstance(error, msgspec.DecodeError | UnicodeDecodeError):
             raise fail("E_STATE", f"{self.path} holds something that is no message: {error}") from None
 
-    def begin(self, writing: _Writing, *, final: bool) -> None:
-        """Begin a transaction (see `write`)."""
-        db = self._db or self._open()
-        if self._unlooked >= LARGE_LOG_BYTES // 8:
-            self._empty_log(db)
-        self._writing = writing
-        if final and self._durability == "power":
-            db.execute("PRAGMA synchronous = FULL")
-        db.execute("BEGIN IMMEDIATE")
-        stored = self._stored_epoch(db)
-        if stored != self._epoch:
-            raise _stale(stored, self._epoch)
-
-    def commit(self, *, final: bool) -> None:
-        """End it."""
+    def commit(self) -> None:
+        """End the transaction."""
         db = self._db
         if db is None:
             raise _closed()
-        if self.notes:
-            db.executemany(_INSERT_NOTE, self.notes)
-            self.notes.clear()
         self._room -= _WRITE_BYTES
         self._unlooked += _WRITE_BYTES
-        if self._room <= 0:
-            self._check_room(db)
+        if self.notes:
+            for note in self.notes:
+                self._room -= 4 * (_NOTE_BYTES + len(note[3] or ""))
+            db.executemany(_INSERT_NOTE, self.notes)
+            self.notes.clear()
+        if self._room <= 0 and self._max_bytes is not None:
+            self._check_room(db, self._max_bytes)
         db.execute("COMMIT")
-        if final and self._durability == "power":
+        if self._waits:
             db.execute("PRAGMA synchronous = NORMAL")
 
     # --- inside
@@ -221,7 +239,7 @@ class ConversationFile:
         except (FileNotFoundError, sqlite3.OperationalError):
             pass
 
-    def _check_room(self, db: sqlite3.Connection, *, more: int = 0) -> None:
+    def _check_room(self, db: sqlite3.Connection, max_bytes: int, *, more: int = 0) -> None:
         """The known room is used up: look at the sizes. Raise E_STORE_FULL when the transaction leaves no room for the
         end of its turn, or (a final one) for itself.
 
@@ -229,20 +247,20 @@ class ConversationFile:
         `more` bytes are about to be added. As a message they count for themselves, for their copy, and for the log of
         both.
         """
-        if self._max_bytes is None or self._writing == "reserve":
+        if self._writing == "reserve":
             return
         page, pages, free = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in _PAGES)
         copied = db.execute("SELECT coalesce(sum(length(message) + ?), 0) FROM events", (_EVENT_BYTES,)).fetchone()[0]
         log = os.stat(self._log).st_size - _CACHE * 1024  # what is in memory still goes there
         final = self._writing == "final"
         most = max(pages * page, (pages - free) * page + copied) + log + copied + more * (2 if final else 4)
-        self._room = self._max_bytes - RESERVE_BYTES - most
-        if self._room < 0 and not (final and most <= self._max_bytes):
+        self._room = max_bytes - RESERVE_BYTES - most
+        if self._room < 0 and not (final and most <= max_bytes):
             used = (pages - free) * page
             raise fail(
                 "E_STORE_FULL",
                 f"the conversation takes {used / (1 << 20):.1f} MiB and needs {(most - used) / (1 << 20):.1f} MiB more "
-                f"to store this and to end the turn; limit {self._max_bytes >> 20} MiB, of which "
+                f"to store this and to end the turn; limit {max_bytes >> 20} MiB, of which "
                 f"{RESERVE_BYTES >> 20} MiB are kept for ends of turns",
             )
 
@@ -272,8 +290,7 @@ class ConversationFile:
         return db
 
 
-# Contexts as classes: the functions that contextlib makes of a generator take four times as many calls, and a step
-# enters some five of these.
+# Contexts without contextlib: what it makes of a generator takes four times as many calls, and a step enters some five.
 
 
 class _Errors:
@@ -290,34 +307,6 @@ class _Errors:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._file.failed(error)
-
-
-class _Transaction:
-    """A transaction, which a failure rolls back."""
-
-    __slots__ = ("_file", "_final", "_writing")
-
-    def __init__(self, file: ConversationFile, writing: _Writing, final: bool) -> None:
-        self._file = file
-        self._writing: _Writing = writing
-        self._final = final
-
-    def __enter__(self) -> None:
-        try:
-            self._file.begin(self._writing, final=self._final)
-        except BaseException as error:
-            self._file.failed(error)
-            raise
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self._file.failed(error)
-            return
-        try:
-            self._file.commit(final=self._final)
-        except BaseException as failure:
-            self._file.failed(failure)
-            raise
 
 
 def _is_full(folder: Path) -> bool:

@@ -17,6 +17,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
+from operator import is_
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
@@ -42,16 +43,20 @@ class Allowed(Struct, frozen=True):
 
 
 class StepCatalog:
-    """The tools of one step, in the order in which the model sees them."""
+    """The tools of one step, in the order in which the model sees them. No list of it is ever changed: a step that
+    begins with the same tools shares them.
+    """
 
     __slots__ = ("_catalog", "_items", "items", "shown")
 
-    def __init__(self, catalog: Catalog, items: Iterable[CatalogItem]) -> None:
+    def __init__(self, catalog: Catalog, items: Iterable[CatalogItem], same: StepCatalog | None = None) -> None:
+        """`same`: a catalog of these items."""
         self._catalog = catalog
-        self._items = {item.name: item for item in items}
-        self.items = list(self._items.values())
+        self._items: dict[str, CatalogItem] = {item.name: item for item in items} if same is None else same._items
+        self.items: list[CatalogItem] = list(self._items.values()) if same is None else same.items
+        shown = [item for item in self.items if not item.deferred] if same is None else same.shown
         #: The tools that the model sees. The others may still be called.
-        self.shown = [item for item in self.items if not item.deferred]
+        self.shown: list[CatalogItem] = shown
 
     def __contains__(self, name: str) -> bool:
         return name in self._items
@@ -129,6 +134,8 @@ class Catalog:
         self.widened = widened
         self._checkers: dict[str, tuple[CatalogItem, ArgumentChecker]] = {}
         self._followed: AgentSpec | None = None
+        self._begun_with: list[CatalogItem] = []  # the items of the last step
+        self._last: StepCatalog | None = None
 
     @classmethod
     def of(cls, spec: AgentSpec, dynamic: DynamicItems | None = None) -> Catalog:
@@ -170,7 +177,14 @@ class Catalog:
 
     def for_step(self) -> StepCatalog:
         """The catalog of a new step (CATALOG-03, CATALOG-09)."""
-        return StepCatalog(self, self._initial if self._dynamic is None else [*self._initial, *self.dynamic])
+        items, dynamic = self._initial, self.dynamic
+        if dynamic:
+            items = [*items, *dynamic]
+        known = self._begun_with
+        if items is not known and (len(items) != len(known) or not all(map(is_, items, known))):
+            self._begun_with, self._last = items, None
+        self._last = made = StepCatalog(self, items, self._last)
+        return made
 
     @property
     def dynamic(self) -> list[CatalogItem]:

@@ -283,7 +283,7 @@ class Offered:
         afterwards.
         """
         known = self._given
-        if len(items) != len(known) or not all(map(is_, items, known)):
+        if items is not known and (len(items) != len(known) or not all(map(is_, items, known))):
             needs = bool(items) and all(item.name != NAME for item in items)
             self._given, self._offered = items, [ITEM, *items] if needs else items
             self.size = tools_size(self._offered)

@@ -274,9 +274,9 @@ class Wishes(Struct, frozen=True, kw_only=True):
     def both(self, other: Wishes) -> Wishes:
         """What fulfils both: the smaller numbers. The later summary is made."""
         return Wishes(
-            max_messages=_least(self.max_messages, other.max_messages),
-            max_tokens=_least(self.max_tokens, other.max_tokens),
-            keep_tokens=_least(self.keep_tokens, other.keep_tokens),
+            max_messages=least(self.max_messages, other.max_messages),
+            max_tokens=least(self.max_tokens, other.max_tokens),
+            keep_tokens=least(self.keep_tokens, other.keep_tokens),
             result_share=min(self.result_share, other.result_share),
             summarise=other.summarise or self.summarise,
         )
@@ -285,5 +285,6 @@ class Wishes(Struct, frozen=True, kw_only=True):
 NO_WISHES: Final = Wishes()
 
 
-def _least(one: int | None, other: int | None) -> int | None:
+def least(one: int | None, other: int | None) -> int | None:
+    """The smaller number; None: there is none."""
     return min(one, other) if one is not None and other is not None else one if other is None else other

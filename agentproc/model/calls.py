@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -24,7 +24,7 @@ from goondan.agentproc.machine.model_waits import ModelAttempts, StallClock, sta
 from goondan.agentproc.machine.turn import ModelAnswered, ModelFailed
 from goondan.agentproc.model.context import TurnContext
 from goondan.agentproc.providers import base
-from goondan.agentproc.turn.parts import Ask, TurnCore, TurnParts
+from goondan.agentproc.turn import parts
 from goondan.schemas.text.secret_values import in_texts
 from goondan.schemas.wire import frames, runtime_events
 from goondan.schemas.wire.errors import GoondanError, cut_message, error_payload, fail
@@ -53,17 +53,18 @@ class ModelCalls:
     one question at a time, because one clock watches a silent model.
     """
 
-    def __init__(self, turn: TurnCore, context: TurnContext, parts: TurnParts) -> None:
+    def __init__(self, turn: parts.TurnCore, context: TurnContext, turn_parts: parts.TurnParts) -> None:
         self._turn = turn
         self._instance = turn.instance
         self._loop = turn.instance.loop
         self._event_id = turn.event.event_id
         self._context = context
-        self._parts = parts
+        self._parts = turn_parts
         self._aside = asyncio.Lock()
         self._asking: asyncio.Task[base.ModelAnswer] | None = None  # the question aside that is open
         self._call: asyncio.Task[None] | None = None
         self._attempts = ModelAttempts()
+        self._requests = 0  # of the step's call
         self._asked: base.ModelRequest | None = None  # the request that is out
         self._stall = StallClock(turn.spec.stall_timeout_s)
         self._stall_timer: asyncio.TimerHandle | None = None
@@ -97,17 +98,12 @@ class ModelCalls:
 
     async def _complete(self, request: base.ModelRequest, stages: Stages | None) -> None:
         """Make the model call inside the wraps of extensions."""
-        tries = count(1)
-
-        async def again(blocks: list[dict[str, Any]], catalog: StepCatalog) -> base.ModelAnswer:
-            changed = msgspec.structs.replace(request, blocks=blocks, tools=catalog.shown)
-            return await self._ask(changed, stages, tries)
-
+        self._requests = 0
         try:
             if stages is not None and stages.wraps_model:
-                answer = await stages.ask_model(again)
+                answer = await stages.ask_model(partial(self._ask_again, request, stages))
             else:
-                answer = await self._ask(request, stages, tries)
+                answer = await self._ask(request, stages)
         except GoondanError as error:
             if error.info.code == "E_LEASE_LOST":  # the broker has said so, to a part that asked it
                 self._turn.abandon()
@@ -118,20 +114,23 @@ class ModelCalls:
         else:
             calls = [self._instance.tools.spelt(call) for call in answer.calls]
             self._turn.push(ModelAnswered(answer.text, calls, answer.finish_reason, stored_metadata(answer)))
-        self._stop_watching()
 
-    async def _ask(self, request: base.ModelRequest, stages: Stages | None, tries: Iterator[int]) -> base.ModelAnswer:
-        """Ask the model with what fits into its context. News of an earlier one of the `tries` is void."""
+    def _ask_again(
+        self, request: base.ModelRequest, stages: Stages, blocks: list[dict[str, Any]], catalog: StepCatalog
+    ) -> Awaitable[base.ModelAnswer]:
+        return self._ask(msgspec.structs.replace(request, blocks=blocks, tools=catalog.shown), stages)
 
-        async def once(fitted: base.ModelRequest) -> base.ModelAnswer:
-            fitted = msgspec.structs.replace(fitted, timeout_s=self._turn.time_left())
-            return await self._ask_once(fitted, anew=next(tries) > 1)
+    def _ask(self, request: base.ModelRequest, stages: Stages | None) -> Awaitable[base.ModelAnswer]:
+        """Ask the model with what fits into its context."""
+        provider = self._instance.provider
+        once = self._ask_once if self._instance.spec.fallback else partial(self._request, provider)
+        if not provider.needs_history:
+            return once(request)
 
         async def aside(text: str, system: str | None) -> str:
             return (await self.ask_aside(text, system, request.step)).text
 
-        wishes = NO_WISHES if stages is None else stages.wishes
-        return await self._context.ask(self._instance.provider, request, once, aside, wishes)
+        return self._context.ask(provider, request, once, aside, NO_WISHES if stages is None else stages.wishes)
 
     async def ask_aside(self, text: str, system: str | None, step: int) -> base.ModelAnswer:
         """The model's answer to `text` in this step (from 1), outside of the conversation. Raises GoondanError. A
@@ -145,10 +144,9 @@ class ModelCalls:
                 tools=[],
                 step=step,
                 system=system,
-                timeout_s=self._turn.time_left(),
                 aside=True,
             )
-            asking = self._asking = asyncio.ensure_future(self._ask_once(request, hidden=True))
+            asking = self._asking = asyncio.ensure_future(self._ask_once(request))
             try:
                 await asyncio.wait([asking])
             finally:
@@ -161,24 +159,20 @@ class ModelCalls:
         if self._asking is not None:
             self._asking.cancel()
 
-    async def _ask_once(
-        self, request: base.ModelRequest, *, anew: bool = False, hidden: bool = False
-    ) -> base.ModelAnswer:
+    async def _ask_once(self, request: base.ModelRequest) -> base.ModelAnswer:
         """Ask the model once, and when it gives no answer, those that the bundle names in its place, in their order.
-        `anew`: news of an earlier request is void. `hidden`: no news of this request is sent. Raises GoondanError in a
-        form that may be stored and shown.
+        Raises GoondanError in a form that may be stored and shown.
         """
         try:
-            return await self._request(self._instance.provider, request, anew=anew, hidden=hidden)
+            return await self._request(self._instance.provider, request)
         except GoondanError as error:
             failed = error.info
             if failed.code not in _WITHOUT_ANSWER:
                 raise
         for model in self._instance.spec.fallback:
             log.warning("event %s: no answer (%s); Model/%s is asked instead", self._event_id, failed, model.document)
-            other = msgspec.structs.replace(request, model=model, timeout_s=self._turn.time_left())
             try:
-                return await self._request_in_place(other, hidden)
+                return await self._request_in_place(msgspec.structs.replace(request, model=model))
             except GoondanError as error:
                 if error.info.code not in _WITHOUT_ANSWER:
                     raise
@@ -186,45 +180,38 @@ class ModelCalls:
                 failed = msgspec.structs.replace(failed, message=cut_message(message, MODEL_ERROR_CHARS))
         raise GoondanError(failed)
 
-    async def _request_in_place(self, request: base.ModelRequest, hidden: bool) -> base.ModelAnswer:
+    async def _request_in_place(self, request: base.ModelRequest) -> base.ModelAnswer:
         """Ask a model that the bundle names in place of another. One that cannot see reads words for the files."""
         provider = self._instance.provider_in_place(request.model)
         try:
-            return await self._request(provider, request, anew=True, hidden=hidden)
+            return await self._request(provider, request)
         except GoondanError as error:
             if error.info.code != "E_MODEL_CANNOT_SEE":
                 raise
-        words = msgspec.structs.replace(request, files_as_words=True, timeout_s=self._turn.time_left())
-        return await self._request(provider, words, anew=True, hidden=hidden)
+        return await self._request(provider, msgspec.structs.replace(request, files_as_words=True))
 
-    async def _request(
-        self, provider: base.Provider, request: base.ModelRequest, *, anew: bool, hidden: bool
-    ) -> base.ModelAnswer:
-        """Make one request to one model. The arguments and errors are those of `_ask_once`."""
+    async def _request(self, provider: base.Provider, request: base.ModelRequest) -> base.ModelAnswer:
+        """Make one request to one model, in the time that the turn has left. News of an earlier one of the step's
+        requests is void; a question aside has none. Raises GoondanError as `_ask_once`.
+        """
+        request = msgspec.structs.replace(request, timeout_s=self._turn.time_left())
         attempts, began = ModelAttempts(), self._loop.time()
         self._attempts = attempts
-
-        def on_news(news: base.ModelNews) -> None:
-            self._hear(news, request, attempts, began)
-
-        show, void = None if hidden else self._turn.live.on_delta, anew
-
-        def on_delta(delta: base.TextDelta) -> None:
-            nonlocal void
-            if show is not None:
-                show(msgspec.structs.replace(delta, again=True) if void else delta)
-            void = False
-
-        self._stall.begin(began)
-        self._watch(request)
+        on_news: parts.OnNews = partial(self._hear, request, attempts, began)
+        show = None if request.aside else self._turn.live.on_delta
+        if not request.aside:
+            self._requests += 1
+            if show is not None and self._requests > 1:
+                show = _void_before(show)
         self._asked = request
+        self._stall.begin(began)
+        self._watch()
         try:
-            shown = on_delta if anew else show
             if self._parts.hooks.model:
-                asked: Ask = lambda given, news: provider.complete(given, shown, news)
+                asked: parts.Ask = lambda given, news: provider.complete(given, show, news)
                 answer = await self._parts.ask_model(asked, request, on_news)
             else:
-                answer = await provider.complete(request, shown, on_news)
+                answer = await provider.complete(request, show, on_news)
         except GoondanError as error:
             spent = base.ModelAnswer(usage=error.usage) if isinstance(error, base.ModelFailure) else None
             self._turn.notes.model_ended(request, attempts, code=error.info.code, answer=spent)
@@ -248,7 +235,7 @@ class ModelCalls:
         self._turn.notes.model_ended(request, attempts, answer=answer)
         return answer
 
-    def _hear(self, news: base.ModelNews, request: base.ModelRequest, attempts: ModelAttempts, began: float) -> None:
+    def _hear(self, request: base.ModelRequest, attempts: ModelAttempts, began: float, news: base.ModelNews) -> None:
         """The news of the provider while a request runs, which began at `began`."""
         now = self._loop.time()
         if news == "content":
@@ -262,7 +249,7 @@ class ModelCalls:
             self._tell_wait(request, began, words, wait_ms)
         elif news == "asking":
             self._stall.asking(now)
-            self._watch(request)
+            self._watch()
         else:
             self._stall.waiting(now)
             if self._told and news == "queued":  # the broker knows itself what it waits for now
@@ -277,10 +264,12 @@ class ModelCalls:
 
     # --- a model that says nothing
 
-    def _watch(self, request: base.ModelRequest) -> None:
-        """Check again when the model's time is over, unless a check is planned already."""
+    def _watch(self) -> None:
+        """Check again when the model's time is over, unless a check is planned already. One that comes too early plans
+        the next one, so a quick call plans none.
+        """
         if self._stall_timer is None and (due := self._stall.look_at) is not None:
-            self._stall_timer = self._loop.call_at(due, self._look, request)
+            self._stall_timer = self._loop.call_at(due, self._look)
 
     def _tell_wait(
         self, request: base.ModelRequest, since: float, message: str | None = None, wait_ms: int | None = None
@@ -306,14 +295,16 @@ class ModelCalls:
         self._told = False
         self._turn.live.end_wait("model.waits")
 
-    def _look(self, request: base.ModelRequest) -> None:
-        self._stall_timer = None
+    def _look(self) -> None:
+        self._stall_timer, request = None, self._asked
+        if request is None:
+            return
         now = self._loop.time()
         since = self._stall.silent_since(now)
         if since is None:
             if (silence_s := self._stall.notice(now)) is not None:
                 self._tell_wait(request, now - silence_s)
-            self._watch(request)
+            self._watch()
             return
         self._stop_aside()
         model = f"{request.model.provider}/{request.model.model}".rstrip("/")
@@ -326,6 +317,18 @@ class ModelCalls:
         if self._stall_timer is not None:
             self._stall_timer.cancel()
             self._stall_timer = None
+
+
+def _void_before(show: Callable[[base.TextDelta], None]) -> Callable[[base.TextDelta], None]:
+    """The same, but the first piece makes earlier ones void."""
+    void = True
+
+    def on_delta(delta: base.TextDelta) -> None:
+        nonlocal void
+        show(msgspec.structs.replace(delta, again=True) if void else delta)
+        void = False
+
+    return on_delta
 
 
 def out_of_answer(answer: base.ModelAnswer, redact: Callable[[str], str]) -> base.ModelAnswer:

@@ -207,8 +207,6 @@ class TurnContext:
         """Ask the model with as much of the conversation as fits. `once` makes one request, `aside` asks for a summary.
         Raises what `once` raises, and GoondanError E_CONTEXT_OVERFLOW with the numbers.
         """
-        if not provider.needs_history:
-            return await once(request)
         parts = self._parts(request, aside, wishes)
         fitted = await self._fit(provider, parts)
         refusals = 0
@@ -245,22 +243,24 @@ class TurnContext:
 
     async def _fit(self, provider: Provider, parts: _Parts) -> _Fitted:
         """The request with what fits of its conversation. Raises GoondanError."""
-        request = parts.request
-        kept = self._memory.of(request.model)
+        request, memory, wishes = parts.request, self._memory, parts.wishes
+        kept = memory.of(request.model)
         size = self._size(parts, kept.shape)
-        unsaid = request.model.context_tokens is None and self._memory.listed is None
+        unsaid = request.model.context_tokens is None and memory.listed is None and memory.asks_left and not self._asked
         if unsaid and estimate.tokens_of(size, kept.ratio) > SURE_TOKENS:
             await self._ask_window(provider, request)
         known = self._known(request)
         if kept.told is not None and known not in (None, kept.known):
-            kept = self._memory.forget_told(kept)  # the model has another window now
+            kept = memory.forget_told(kept)  # the model has another window now
         window = self._window(request, kept)
+        if window is None and wishes is estimate.NO_WISHES:
+            return self._fitted(parts, kept, size, window)
         shorter = self._shorten_new(parts, kept, window)
         if shorter is not kept:
             kept, size = shorter, self._size(parts, shorter.shape)
         tokens = self._tokens(kept, size)
         forced = window is not None and tokens > window.high
-        if forced or (parts.wishes is not estimate.NO_WISHES and self._unwished(parts, kept, tokens)):
+        if forced or (wishes is not estimate.NO_WISHES and self._unwished(parts, kept, tokens)):
             kept = await self._jump(parts, kept, self._low(parts, kept, window), forced=forced)
             size = self._size(parts, kept.shape)
         fitted = self._fitted(parts, kept, size, window)
@@ -283,16 +283,16 @@ class TurnContext:
             parts.request,
             messages=self._memory.view.of(parts.messages, kept.shape, self._opening),
             max_tokens=answer,
-            left_out=kept.shape.left_out if self._begin(parts, kept.shape) else 0,
+            left_out=kept.shape.left_out if kept.shape.through and self._begin(parts, kept.shape) else 0,
             shortened=len(kept.shape.shortened),
         )
         return _Fitted(request, size)
 
     def _size(self, parts: _Parts, shape: context_shape.Shape) -> int:
         """The bytes of a request that shows the conversation in this shape."""
-        begin = self._begin(parts, shape)
-        if not begin and not shape.shortened:
+        if not shape.through and not shape.shortened:
             return parts.fixed + self._memory.sizes.total
+        begin = self._begin(parts, shape)
         shown = context_shape.shown_sizes(parts.messages[begin:], parts.sizes[begin:], shape)
         size = parts.fixed + sum(shown)
         return (
@@ -328,17 +328,14 @@ class TurnContext:
 
     async def _ask_window(self, provider: Provider, request: ModelRequest) -> None:
         """Ask the server for its window, once in a turn until it says: the request is long enough to be in danger."""
-        memory = self._memory
-        if memory.asks_left and not self._asked:
-            self._asked = True
-            memory.asks_left -= 1
-            memory.listed = await provider.window(request)
+        self._asked = True
+        self._memory.asks_left -= 1
+        self._memory.listed = await provider.window(request)
 
     def _window(self, request: ModelRequest, kept: Kept) -> estimate.Window | None:
         """The window of the model; None: nobody knows it."""
-        known = self._known(request)
-        sizes = [size for size in (known, kept.told) if size is not None]
-        return estimate.Window(min(sizes), output_limit(request.model)) if sizes else None
+        tokens = estimate.least(self._known(request), kept.told)
+        return None if tokens is None else estimate.Window(tokens, output_limit(request.model))
 
     def _known(self, request: ModelRequest) -> int | None:
         """The window by what the bundle, the server or the table says (tokens)."""

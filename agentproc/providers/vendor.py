@@ -161,14 +161,14 @@ class OfferedTools:
         self._items: list[CatalogItem] = []
         self._encoded = Raw(b"[]")
 
-    def of(self, items: Sequence[CatalogItem]) -> Raw:
-        """The list of these tools. Items are read-only, so the same ones have the same JSON."""
+    def of(self, items: list[CatalogItem]) -> Raw:
+        """The list of these tools. Items and list are read-only, so the same ones have the same JSON."""
         known = self._items
-        if len(items) == len(known) and all(map(is_, items, known)):
+        if items is known or (len(items) == len(known) and all(map(is_, items, known))):
             return self._encoded
         encoded = Raw(encode_json([self._offer(item) for item in items]))
         if len(memoryview(encoded)) <= MAX_KEPT:
-            self._items, self._encoded = list(items), encoded
+            self._items, self._encoded = items, encoded
         return encoded
 
 

@@ -73,6 +73,7 @@ class TurnNotes:
         self._spec = spec
         self._whole = spec().traces == "whole"
         self._store = store
+        self._add = store.notes.append  # see ConversationFile.note
         self._turn_id = turn_id
         self._trace_id = trace_id
         self._parent = parent_span_id
@@ -81,9 +82,8 @@ class TurnNotes:
         self._step = 0  # the step that was begun and has no end; 0: none
         self._step_error: ErrorPayload | None = None
         self._called: dict[str, Any] = {}  # the arguments of calls that this incarnation makes, or has noted
-        self._model_ends: list[
-            turn_notes.ModelDetail
-        ] = []  # not stored yet; extensions may ask the model several times in a step
+        #: The ends of model calls that are not noted yet. Extensions may ask the model several times in a step.
+        self.model_ends: list[turn_notes.ModelDetail] = []
         #: Of calls whose results are not stored yet.
         self._receipts: dict[str, tuple[Raw | None, turn_notes.WayDetail]] = {}
         self._refusals: dict[str, tuple[str, str]] = {}  # of calls whose results are not noted yet
@@ -259,16 +259,16 @@ class TurnNotes:
             left_out=request.left_out,
             shortened=request.shortened,
         )
-        self._model_ends.append(ended)
+        self.model_ends.append(ended)
 
     def model(self, at: str) -> None:
         """Note the remembered ends of model calls."""
-        ends, self._model_ends = self._model_ends, []
+        ends, self.model_ends = self.model_ends, []
         for ended in ends:
             self.usage.count(ended, at)
             kind: turn_notes.NoteKind = "model.failed" if ended.code is not None else "model.answered"
             span = model_span(self._turn_id, ended.step)
-            self._store.note(self._turn_id, kind, at, turn_notes.encode_detail(ended), span, self._step_span)
+            self._add((self._turn_id, kind, at, turn_notes.encode_detail(ended), span, self._step_span))
 
     def take_endings(self) -> list[Ending]:
         """The ends that were noted since the last call of this function."""
@@ -286,7 +286,7 @@ class TurnNotes:
             return  # its model is asked again, by another incarnation
         self._end_step(at, None)
         self._step, self._step_span = step, step_span(self._turn_id, step)
-        self._store.note(self._turn_id, "step.started", at, str(step), self._step_span, self._span)
+        self._add((self._turn_id, "step.started", at, str(step), self._step_span, self._span))
 
     def _end_step(self, at: str, error: ErrorPayload | None) -> None:
         error, self._step_error = error or self._step_error, None
@@ -309,7 +309,7 @@ class TurnNotes:
         if error is not None:
             error = ErrorPayload(error.code, self._bounded(error.message), name=error.name)
             detail = turn_notes.encode_detail(turn_notes.FailureDetail(error, step or None))
-        self._store.note(self._turn_id, kind, at, detail, span_id, parent_span_id)
+        self._add((self._turn_id, kind, at, detail, span_id, parent_span_id))
         if self._live:
             self._endings.append(Ending(kind, span_id, parent_span_id, step, error))
 
@@ -325,12 +325,13 @@ class TurnNotes:
         self._note_call("tool.waits", at, tool_call_id, json.dumps(tool_call_id), parent)
 
     def _note(self, kind: turn_notes.NoteKind, at: str, detail: str | None = None) -> None:
-        self._store.note(self._turn_id, kind, at, detail, self._span, self._parent)
+        self._add((self._turn_id, kind, at, detail, self._span, self._parent))
 
     def _note_call(
         self, kind: turn_notes.NoteKind, at: str, tool_call_id: str, detail: str, parent: str | None = None
     ) -> None:
-        self._store.note(self._turn_id, kind, at, detail, self._span_of(tool_call_id), parent or self._step_span)
+        span = call_span(f"{self._turn_id}/{tool_call_id}")
+        self._add((self._turn_id, kind, at, detail, span, parent or self._step_span))
 
     def _bounded(self, message: str) -> str:
         return errors.cut_message(self._redact(message), turn_notes.MAX_NOTED_MESSAGE)

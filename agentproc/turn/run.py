@@ -123,7 +123,7 @@ class TurnRun:
         #: The function that performs each action, after the messages of the actions were stored.
         self._performs: dict[type[machine.Action], Callable[[Any], None]] = {
             machine.AskModel: self._ask_model,
-            machine.RunTool: calls.run,
+            machine.RunTool: calls.make_call,
             machine.ListTools: calls.list_tools,
             machine.DropCalls: calls.drop,
         }
@@ -222,10 +222,11 @@ class TurnRun:
             inputs, self._inputs = self._inputs, []
             at = self.instance.clock()
             self.turn.max_steps = self.instance.config.current.max_steps
+            actions = []
             for event in inputs:
                 if isinstance(event, machine.Cancel):
                     self._models.give_up(event.error.code)
-            actions = [action for event in inputs for action in self.turn.handle(event, at)]
+                actions += self.turn.handle(event, at)
 
     def push(self, event: machine.Input) -> None:
         """Give the turn an input. It is handled in the next round of the loop."""
@@ -405,42 +406,47 @@ class TurnRun:
         """Store the messages of the actions in one transaction. Returns the answer if the turn ends, else b""."""
         instance, payload = self.instance, b""
         stores = [action for action in actions if isinstance(action, machine.Store)]
-        if not stores and end is None:
+        if self.notes.model_ends:
             self.notes.model(at)
+        if not stores and end is None:
             self.notes.actions(actions, at, self.calls.catalog)
             self._noted()
             return payload
         results: list[ToolResultPart] = []
         with instance.store.write(final=end is not None):
-            self.notes.model(at)
             for store in stores:
                 self._transcript.append(store.position, store.message)
                 if isinstance(store.message.data, ToolData):
                     results += store.message.data.content
-            self.notes.results(results, at)
+            if results:
+                self.notes.results(results, at)
             if end is not None:
-                name = self.turn.turn_id
-                used = self.notes.usage
-                payload = answer_payload(end, name, self._event_id, at, self._trace_id, used)
-                self.notes.ended(end, at)
-                if self._by_operator and end.output is not None and end.output.status == "pending":
-                    note_work(instance.store, name)
-                instance.context.keep()
-                instance.store.finish_turn(
-                    self._event_id, name, end.status, at, steps=end.steps, answer=payload, used=used.parts
-                )
+                payload = self._finish(end, at)
             for storing in self.parts.hooks.storing:
                 storing(end)
             self.notes.actions(actions, at, self.calls.catalog)
-        if end is not None and not self._own_code:
-            self._left = self._transcript.known_messages
         if results:
             instance.acks.add(self.calls.stored(results))
-        if stores and end is None:
+        if end is not None:
+            self._left = None if self._own_code else self._transcript.known_messages
+        elif stores:
             self._messages += len(stores)  # not the place of the last one: results are stored in any order
             first, self._position = self._position is None, self._messages
             if first:
                 self._renew()  # at once: a process that has got on and then dies is no reason to give the event up
+        return payload
+
+    def _finish(self, end: machine.End, at: str) -> bytes:
+        """Store the end of the turn (inside `write`). Returns the answer."""
+        instance, name, used = self.instance, self.turn.turn_id, self.notes.usage
+        payload = answer_payload(end, name, self._event_id, at, self._trace_id, used)
+        self.notes.ended(end, at)
+        if self._by_operator and end.output is not None and end.output.status == "pending":
+            note_work(instance.store, name)
+        instance.context.keep()
+        instance.store.finish_turn(
+            self._event_id, name, end.status, at, steps=end.steps, answer=payload, used=used.parts
+        )
         return payload
 
     def _store_notes(self) -> None:
@@ -524,12 +530,13 @@ class TurnRun:
         if self._wraps_steps and self._completed:
             self.turn.hear()  # what came since then, the middleware of the next step sees first
         if not self._wraps_steps:
-            self._tell_completed()
+            if self._completed:
+                self._tell_completed()
             in_force = self._config.begin_step(action.step, again=False)
             if in_force is not self._followed:
                 self._follow(in_force)
             self.calls.catalog = instance.catalog.for_step()
-        own = self._config.in_force.system
+        own, spec = self._config.in_force.system, instance.spec
         provider = instance.provider
         messages = self._transcript.next_messages if provider.needs_history else self._transcript.own_messages
         try:
@@ -539,29 +546,27 @@ class TurnRun:
             self.push(machine.ModelFailed(error.info))
             return
         request = ModelRequest(
-            agent=instance.spec.name,
+            agent=spec.name,
             model=self._config.in_force.model,
             messages=instance.context.presented.of(messages),
             tools=self.calls.catalog.shown,
             step=action.step,
             system=own if self._stages is None else self._stages.system(own),
-            timeout_s=self.time_left(),
             blocks=[] if self._stages is None else self._stages.blocks,
             turn_id=self.turn.turn_id,
             files=instance.files.place,
-            output=instance.spec.output,
-            tool_choice=self._tool_choice(action.step),
+            output=spec.output,
+            tool_choice=self._tool_choice(action.step, spec.tool_choice),
         )
         self._models.start(request, self._stages)
 
-    def _tool_choice(self, step: int) -> launch.ToolChoice | None:
+    def _tool_choice(self, step: int, own: launch.ToolChoice | None) -> launch.ToolChoice | None:
         """Which tools the model has to call in a step: the word of the step's middleware, else the agent's. The agent's
         word that one is called holds for the first step, or the turn would not end.
         """
         given = None if self._stages is None else self._stages.tool_choice
         if given is not None:
             return given
-        own = self.instance.spec.tool_choice
         return own if step == 1 or own in ("auto", "none") else None
 
     def time_left(self) -> float | None:

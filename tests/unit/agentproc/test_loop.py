@@ -527,11 +527,11 @@ class CrashingStore(ConversationStore):
         self._left = crash_at
         self._committed = committed
 
-    def commit(self, *, final: bool) -> None:
+    def commit(self) -> None:
         self._left -= 1
         if self._left == 0 and not self._committed:
             raise Crash
-        super().commit(final=final)
+        super().commit()
         if self._left == 0:
             raise Crash
 
