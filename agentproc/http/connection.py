@@ -329,6 +329,11 @@ class Response:
         return self._heard == 0 and self._fault is not None and self._fault.kind == "busy"
 
     @property
+    def ended(self) -> bool:
+        """Whether it was read to its end."""
+        return self._complete and not self._parts
+
+    @property
     def coding(self) -> str:
         """The content coding of the body, which is never asked for; "" where there is none."""
         coding = plain(self.headers.get("content-encoding", "")).strip().lower()[:40]

@@ -75,7 +75,7 @@ class Tries:
         self, request: base.ModelRequest, on_news: Callable[[base.ModelNews], None], clock: Callable[[], float]
     ) -> None:
         self.retries = faults.Retries(request.model.retry)
-        self._permit: base.Permit | None = request.permit
+        self._permit = request.permit
         self._on_news = on_news
         self._clock = clock
         self._until = None if request.timeout_s is None else clock() + request.timeout_s
@@ -325,7 +325,11 @@ class HttpProvider:
             raise faults.Fault("broken", message, suggestion=faults.ADVICE["page"])
 
     async def _read_rest(self, response: Response) -> None:
-        """Read the end mark behind a complete answer. Any other data there is not worth waiting for."""
+        """Read the end mark behind a complete answer, if it has not come yet. Any other data there is not worth waiting
+        for.
+        """
+        if response.ended:
+            return
         size = 0
         with suppress(TimeoutError, faults.Fault):
             async with asyncio.timeout(self._patience.rest_s):

@@ -72,19 +72,15 @@ class TurnUsage:
 
 def used_by(usage: CallUsage) -> Used:
     """What one call used, without its price. A server may report any number."""
-    read, written = _believed(usage.input_tokens, _MOST), _believed(usage.output_tokens, _MOST)
-    cached = _believed(usage.cached_tokens, read)
+    read, written = max(0, min(usage.input_tokens, _MOST)), max(0, min(usage.output_tokens, _MOST))
+    cached = max(0, min(usage.cached_tokens, read))
     return Used(
         input_tokens=read,
         output_tokens=written,
         cached_tokens=cached,
-        cache_write_tokens=_believed(usage.cache_write_tokens, read - cached),
-        reasoning_tokens=_believed(usage.reasoning_tokens, written),
+        cache_write_tokens=max(0, min(usage.cache_write_tokens, read - cached)),
+        reasoning_tokens=max(0, min(usage.reasoning_tokens, written)),
     )
-
-
-def _believed(tokens: int, most: int) -> int:
-    return max(0, min(tokens, most))
 
 
 def money_of(model: ModelSpec, used: Used) -> int | None:

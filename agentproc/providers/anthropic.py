@@ -17,7 +17,6 @@ from typing import Any, Final, Literal
 
 import msgspec
 from msgspec import Raw, Struct
-from msgspec.structs import replace
 
 from goondan.agentproc.providers import faults, history, reader
 from goondan.agentproc.providers.base import ModelRequest, Usage, append_to, array_of, encode_json
@@ -162,8 +161,10 @@ class Turns:
 
 def _with_mark(blocks: list[bytes]) -> list[bytes]:
     """The blocks with a mark on the last one that may have it: the vendor takes none on a block without content."""
-    at = next((at for at in reversed(range(len(blocks))) if _NO_CONTENT not in blocks[at]), None)
-    return blocks if at is None else [*blocks[:at], marked(blocks[at]), *blocks[at + 1 :]]
+    for at in range(len(blocks) - 1, -1, -1):
+        if _NO_CONTENT not in blocks[at]:
+            return [*blocks[:at], marked(blocks[at]), *blocks[at + 1 :]]
+    return blocks
 
 
 def _turn(role: str, blocks: list[bytes]) -> bytes:
@@ -404,19 +405,16 @@ class Reader(reader.AnswerReader):
         if usage is None:
             return
         known = self._usage or Usage()
+        read, cached, written = known.input_tokens, known.cached_tokens, known.cache_write_tokens
         if self._usage is None or usage.input_tokens:
-            cached, written = (
-                reader.tokens(usage.cache_read_input_tokens),
-                reader.tokens(usage.cache_creation_input_tokens),
-            )
+            cached = reader.tokens(usage.cache_read_input_tokens)
+            written = reader.tokens(usage.cache_creation_input_tokens)
             read = reader.tokens(reader.tokens(usage.input_tokens) + cached + written)
-            known = replace(known, input_tokens=read, cached_tokens=cached, cache_write_tokens=written)
-        details = usage.output_tokens_details or _OutputDetails()
-        self._usage = replace(
-            known,
-            output_tokens=reader.tokens(usage.output_tokens) or known.output_tokens,
-            reasoning_tokens=reader.tokens(details.thinking_tokens) or known.reasoning_tokens,
-        )
+        thought, details = known.reasoning_tokens, usage.output_tokens_details
+        if details is not None:
+            thought = reader.tokens(details.thinking_tokens) or thought
+        said = reader.tokens(usage.output_tokens) or known.output_tokens
+        self._usage = Usage(read, said, cached, written, thought)
 
 
 def _stream_error(error: Any) -> faults.Fault:

@@ -265,7 +265,9 @@ def asked_call(call_id: str, name: str, arguments: str | dict[str, Any]) -> Aske
     name, call_id = codec.replace_surrogates(name), codec.replace_surrogates(call_id)
     try:
         value = read_json(arguments.strip() or "{}") if isinstance(arguments, str) else arguments
-        args = storable(codec.replace_surrogates(value))
+        if not (isinstance(arguments, str) and arguments.isascii() and "\\u" not in arguments):
+            value = codec.replace_surrogates(value)
+        args = storable(value)
     except ValueError as error:
         return AskedCall(call_id, name, {}, f"they are no JSON: {str(error)[:200]}")
     except RecursionError:

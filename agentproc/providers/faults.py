@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from email.utils import parsedate_to_datetime
@@ -318,13 +317,10 @@ class Retries:
 
     def __init__(self, retry: model_providers.ModelRetry) -> None:
         self._retry = retry
-        self._faults: Counter[FaultKind] = Counter()
+        self._faults: dict[FaultKind, int] = {}
         self._waited_s = 0.0
-
-    @property
-    def count(self) -> int:
-        """How many tries have failed."""
-        return self._faults.total()
+        #: How many tries have failed.
+        self.count = 0
 
     def patience_s(self, kind: FaultKind) -> float:
         """How long the model is asked again after faults of this kind (seconds)."""
@@ -341,9 +337,10 @@ class Retries:
         None when there is no limit. A wait that a vendor asked for is never shortened.
         """
         kind = fault.kind
-        self._faults[kind] += 1
+        self.count += 1
+        self._faults[kind] = faults = self._faults.get(kind, 0) + 1
         repeats = REPEATS.get(kind)
-        if (repeats is not None and self._faults[kind] > repeats) or self.asks_too_long(fault):
+        if (repeats is not None and faults > repeats) or self.asks_too_long(fault):
             return None
         own = min(FIRST_WAIT_S * 2.0 ** min(self.count - 1, 10), MAX_WAIT_S)
         asked = fault.retry_after_s
@@ -390,8 +387,18 @@ _PARTS = re.compile(r"(\d+(?:\.\d+)?)(ms|us|µs|s|m|h|d)")
 _UNITS_MS = {"us": 0.001, "µs": 0.001, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6, "d": 8.64e7}
 
 
+#: The headers that say how much is left.
+_REMAINING: Final = frozenset(
+    name
+    for what in ("requests", "tokens")
+    for name in (f"x-ratelimit-remaining-{what}", f"anthropic-ratelimit-{what}-remaining")
+)
+
+
 def rate_limits(headers: Mapping[str, str], now: float) -> server_answers.RateLimits | None:
     """What the headers say; None when they say nothing. `now` is Unix time, for servers that send a date."""
+    if _REMAINING.isdisjoint(headers):
+        return None
     requests, tokens = _left(headers, "requests"), _left(headers, "tokens")
     if requests is None and tokens is None:
         return None
