@@ -102,7 +102,8 @@ class ToolAsks:
         self._link = link
         self._is_open = is_open
         self._handlers: dict[str, Handler] = {}
-        self._calls: dict[str, _Call] = {}
+        #: The calls that have asked something, by their callIds.
+        self.calls: dict[str, _Call] = {}
 
     def handle(self, kind: str, handler: Handler) -> None:
         """`handler` gets the questions of this kind."""
@@ -117,7 +118,7 @@ class ToolAsks:
         if not self._is_open(call_id):
             self._send(asked, to_raw(_error(asked, error_payload("E_CALL_ENDED", "the call has ended"))))
             return
-        call = self._calls.setdefault(call_id, _Call())
+        call = self.calls.setdefault(call_id, _Call())
         if frame.id in call.open:
             return  # it will be answered
         if frame.id in call.answered:
@@ -139,14 +140,14 @@ class ToolAsks:
 
     def waits_for(self, asked: Asked) -> bool:
         """Whether a question has no answer yet, and its call waits for one."""
-        call = self._calls.get(asked.call_id)
+        call = self.calls.get(asked.call_id)
         return call is not None and call.open.get(asked.frame_id) is asked
 
     def send(self, asked: Asked, answer: ToolAnswer) -> None:
         """Answer a question, unless that was done before or nobody waits."""
         if not self.waits_for(asked):
             return
-        call = self._calls[asked.call_id]
+        call = self.calls[asked.call_id]
         del call.open[asked.frame_id]
         payload = to_raw(answer)
         call.keep(asked.frame_id, payload)
@@ -162,12 +163,12 @@ class ToolAsks:
 
     def drop(self, call_id: str) -> list[Asked]:
         """A call has ended: forget its questions. Returns those that were open."""
-        call = self._calls.pop(call_id, None)
+        call = self.calls.pop(call_id, None)
         return [] if call is None else list(call.open.values())
 
     def close(self) -> None:
         """Forget every question: the turn is left."""
-        self._calls.clear()
+        self.calls.clear()
 
 
 #: The answer to a repeated question when the first answer is gone.

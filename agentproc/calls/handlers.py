@@ -139,7 +139,8 @@ class CallHandlers:
                 log.warning("turn %s: %s", turn_id, result)
                 self._turn.abandon()
                 return
-            self.asks.drop(f"{turn_id}/{part.tool_call_id}")
+            if self.asks.calls:
+                self.asks.drop(f"{turn_id}/{part.tool_call_id}")
             if answered is not None:
                 if within is None:
                     self._answered[part.tool_call_id] = answered.call_id

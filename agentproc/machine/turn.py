@@ -487,7 +487,7 @@ class Turn:
         if not parts:
             return [stored, *self._judged(answer.text, at)]
         self._open(stored.position, parts)
-        return [stored, *(RunTool(part, stored.message, broken.get(part.tool_call_id)) for part in parts)]
+        return [stored, *[RunTool(part, stored.message, broken.get(part.tool_call_id)) for part in parts]]
 
     def _judged(self, text: str, at: str) -> list[Action]:
         """The model has answered. An answer that does not fit is asked for again, once."""
@@ -618,7 +618,7 @@ class Turn:
     ) -> Store:
         position = self._next
         self._next += 1
-        return Store(position, messages.Message(self._message_id(position), data, at, source, metadata or {}))
+        return Store(position, messages.Message(f"{self.turn_id}.{position}", data, at, source, metadata or {}))
 
     def _store_result(
         self, position: int, part: messages.ToolCallPart, result: ToolResult, at: str, files: Sequence[FilePart] = ()
@@ -626,7 +626,7 @@ class Turn:
         if result.receipt is not None:
             result = structs.replace(result, receipt=None)  # for operators; a model reads what is stored
         shown = messages.ToolResultPart(part.tool_call_id, part.tool_name, result, list(files))
-        return Store(position, messages.result_message(self._message_id(position), shown, at))
+        return Store(position, messages.result_message(f"{self.turn_id}.{position}", shown, at))
 
     def _open(self, position: int, parts: Sequence[messages.ToolCallPart]) -> None:
         self.phase = "acting"
@@ -647,9 +647,6 @@ class Turn:
     def _failure(self, error: ErrorPayload) -> End:
         reason = "cancelled" if error.code == "E_CANCELLED" else row_of(error.code).finish_reason
         return End(status="failed", steps=self.steps, finish_reason=reason, error=error)
-
-    def _message_id(self, position: int) -> str:
-        return f"{self.turn_id}.{position}"
 
     def _name_call(self, call: AskedCall, index: int) -> messages.ToolCallPart:
         """The call with an id that is unique in this turn."""
