@@ -45,6 +45,7 @@ MODULES = (
     "scale",
     "dormant",
     "start",
+    "gdn_call",
 )
 
 

@@ -21,7 +21,7 @@ GROUPS: Final = {
     "bus": ("round_trip", "durable", "durable_power", "queued", "python_client", "node_client", "journal_start"),
     "tools": ("tool_call", "mcp_jailed", "cold_jail", "forked_call", "javascript", "walls", "arguments", "others"),
     "agents": ("turn", "attachments", "asking", "code_mode", "history", "extensions", "agent", "scale"),
-    "commands": ("start", "trace", "dormant", "recovery"),
+    "commands": ("gdn_call", "start", "trace", "dormant", "recovery"),
 }
 #: Inches: the width of a plot, the height of a row, and what is above and below all rows.
 WIDTH, ROW, MARGIN = 9.0, 0.22, 0.9

@@ -77,10 +77,13 @@ class Swarm:
         self._gdn("stop")
         self.supervisor = 0
 
+    @staticmethod
+    def gdn() -> list[str]:
+        """The command of the tree that is measured."""
+        return [f"{os.environ.get(TREE) or Path(sys.prefix).parent}/.venv/bin/gdn"]
+
     def _gdn(self, *arguments: str) -> bytes:
-        tree = os.environ.get(TREE)
-        gdn = [f"{tree}/.venv/bin/gdn"] if tree else [sys.executable, "-I", "-m", "goondan.kernel.cli"]
-        command = [*gdn, *arguments, "--bundle", str(self.bundle)]
+        command = [*self.gdn(), *arguments, "--bundle", str(self.bundle)]
         done = subprocess.run(command, stdout=subprocess.PIPE)
         if done.returncode:
             raise SystemExit(f"{' '.join(command)}: {done.stdout.decode(errors='replace')}")
