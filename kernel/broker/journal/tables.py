@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from goondan.kernel.broker.journal.redo import RedoEntry, record_checksum
+from goondan.kernel.broker.journal.redo import RedoEntry, advance, record_checksum
 from goondan.kernel.broker.state.records import DropAnswer, Put, Retire
 from goondan.schemas.wire.errors import GoondanError, fail
 
@@ -101,35 +101,34 @@ def write_rows(db: sqlite3.Connection, entries: Sequence[RedoEntry], meta: Meta)
     """Bring the tables to what `entries` leave when all of them are over, within the caller's transaction. Counts their
     writes in `meta`. Raises sqlite3.Error.
     """
-    retired = _retired(entries, meta.last)
+    number, last = meta.last, entries[-1]
+    retired = _retired(entries, number)
     records: list[tuple[int, str, bytes, int]] = []
     ended: list[tuple[int, str, bytes, str, int, int]] = []
     answers: dict[str, tuple[int, str, bytes, int, int, int, str | None]] = {}
     for at_ms, write in [(entry.at_ms, write) for entry in entries for write in entry.writes]:
-        meta.last += 1
+        number += 1
         subject = write.subject
         if isinstance(write, Put):
-            crc = record_checksum(subject, write.data)
-            meta.digest = zlib.crc32(crc.to_bytes(4, "little"), meta.digest)
-            if retired.get(subject, 0) < meta.last:
-                records.append((meta.last, subject, write.data, crc))
+            if retired.get(subject, 0) < number:
+                records.append((number, subject, write.data, record_checksum(subject, write.data)))
             continue
-        meta.digest = zlib.crc32(subject.encode(), meta.digest)
         if isinstance(write, DropAnswer):
             answers.pop(subject, None)
             _drop_answer(db, subject, meta)
             continue
         if write.digest is not None:
             crc = ended_checksum(subject, write.digest, write.state, at_ms)
-            ended.append((meta.last, subject, write.digest, write.state, at_ms, crc))
+            ended.append((number, subject, write.digest, write.state, at_ms, crc))
         if write.answer is not None:
             file, more = write.large or (None, 0)
             size, crc = len(write.answer) + more, record_checksum(subject, write.answer)
-            answers[subject] = (meta.last, subject, write.answer, size, at_ms, crc, file)
+            answers[subject] = (number, subject, write.answer, size, at_ms, crc, file)
     db.executemany("DELETE FROM records WHERE subject = ?", [(subject,) for subject in retired])
     db.executemany(INSERT_ENDED, ended)
     db.executemany(INSERT_ANSWER, answers.values())
     db.executemany(INSERT_RECORD, records)
+    meta.last, meta.digest = number, advance(last.digest, last.writes)
     meta.ended += len(ended)
     meta.answer_bytes += sum(answer[3] for answer in answers.values())
     meta.large_bytes += sum(answer[3] - len(answer[2]) for answer in answers.values())
