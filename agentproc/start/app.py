@@ -27,6 +27,7 @@ from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle import address, launch
 from goondan.schemas.system.startup import report_failure, report_ready
+from goondan.schemas.transport import TRANSPORTS, Transport
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire import codec, errors
 from goondan.schemas.wire.frames import OPERATOR_AGENT, ORCHESTRATOR, ErrorPayload, Frame, Lease, Shutdown, Welcome
@@ -48,11 +49,16 @@ log = logging.getLogger("agentproc")
 
 class AgentApp:
     """One agent process. `run` is its whole life. `broker_uid` is the user of the broker, None for our own user. The
-    log hides `secrets`.
+    log hides `secrets`. `transport` is that of the link.
     """
 
     def __init__(
-        self, endpoint: str, token: str, broker_uid: int | None = None, secrets: KnownSecrets | None = None
+        self,
+        endpoint: str,
+        token: str,
+        broker_uid: int | None = None,
+        secrets: KnownSecrets | None = None,
+        transport: str | Callable[..., Transport] = TRANSPORTS[0],
     ) -> None:
         self._secrets = secrets or KnownSecrets()
         self._inbox: deque[Frame] = deque()
@@ -73,20 +79,25 @@ class AgentApp:
             on_late=lambda frame: log.warning("%s", describe_late(frame)),
             broker_uid=broker_uid,
             held=self._held,
+            transport=transport,
         )
 
     async def run(self, ready: Callable[[], None] | None = None) -> int:
-        """Serve until it is time to leave, and return the exit status. `ready` is called when the broker has welcomed
-        us.
+        """Serve until it is time to leave, also because of a signal, and return the exit status. `ready` is called when
+        the broker has welcomed us.
 
         Raises GoondanError when there is no welcome.
         """
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._terminate)
         loop.add_signal_handler(signal.SIGINT, self._terminate)
+        return await self.live(ready)
+
+    async def live(self, ready: Callable[[], None] | None = None) -> int:
+        """The same in a process whose signals are somebody else's."""
         welcome = await self.link.start()
         spec = codec.from_raw(welcome.spec, launch.AgentSpec)
-        runner = self._runner = self._make_runner(spec, welcome)
+        runner = self._runner = self.make_runner(spec, welcome)
         await runner.load_extensions()
         if ready is not None:
             ready()
@@ -258,7 +269,8 @@ class AgentApp:
         leases, calls = runner.leases() + waiting, runner.instance.caller.open_call_ids
         return {"leases": leases, "calls": calls, **runner.features.held()}
 
-    def _make_runner(self, spec: launch.AgentSpec, welcome: Welcome) -> TurnRunner:
+    def make_runner(self, spec: launch.AgentSpec, welcome: Welcome) -> TurnRunner:
+        """What runs the turns of the instance that the broker has named."""
         instance_key = welcome.instance_key or "default"
         store = ConversationStore(
             address.instance_dir(spec.state_dir, spec.name, instance_key),

@@ -1,11 +1,11 @@
 """Makes forked agents quick and small: work that is done once, before the first request.
 
-In the fork server (`warm_up`): imports; a few turns that have no effect, because CPython 3.11 writes into code objects
-until it has specialised them and libraries build caches at their first use; mapping the libraries' files, because a
-page that only one process maps counts as its own. Measured together: private memory of an idle agent from 4.8 to 3.9
-MiB, after its first turn from 6.6 to 5.1, with a real model from 9.5 to 6.4. Only memory stays of it: the loop is
-asyncio's own and closed, the folder is removed, no socket was opened, no thread was started. That is true after each of
-its steps, so an agent can be forked between two of them.
+In the fork server (`warm_up`): imports; a log, which an agent only gives its name; a few agents that live from their
+hello to their end and run a turn that has no effect, because CPython 3.11 writes into code objects until it has
+specialised them and libraries build caches at their first use; mapping the libraries' files, because a page that only
+one process maps counts as its own. Only memory stays of it: the loop is asyncio's own and closed, the folder is
+removed, no socket was opened, no thread was started. That is true after each of its steps, so an agent can be forked
+between two of them.
 
 At the end, `fill_pools` fills the holes that all this has left in Python's pools of small objects. The new objects of
 an agent would go into the holes, and copy a page of the fork server for each hole. Now they lie together, in new pages.
@@ -22,26 +22,25 @@ import mmap
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
-from msgspec import Raw
+from msgspec import Raw, structs
 
-from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.providers.base import Provider
 from goondan.agentproc.start import app, log
-from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.parts import kinds
 from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
 from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.system.directories import remove_tree
-from goondan.schemas.transport.link import Done, transport_class
+from goondan.schemas.transport import Transport
+from goondan.schemas.transport.link import transport_class
 from goondan.schemas.wire import errors, frames
 from goondan.schemas.wire.codec import FrameError, decode, encode, from_raw, to_raw
-from goondan.schemas.wire.peer import Deliver, Kind, Peer, Settled, Welcomed
 
 #: How many turns are played. Code is specialised after eight runs, and its caches are filled within a few more.
 ROUNDS: Final = 12
@@ -93,7 +92,7 @@ def warm_up(providers: Collection[str] = (), scratch: str | None = None) -> Iter
         with suppress(FrameError):
             from_raw(frames.NO_PAYLOAD, kind)
     for _ in range(ROUNDS):
-        log.configure_log("warm-up")
+        log.configure_log("warm-up", log.KnownSecrets())
     _play(scratch, 1, ModelSpec(provider="embedded"))
     yield
     for _ in range(ROUNDS // STEP_ROUNDS):
@@ -113,7 +112,6 @@ def warm_up(providers: Collection[str] = (), scratch: str | None = None) -> Iter
 def rehearse_start(loop: asyncio.AbstractEventLoop) -> None:
     """Start and close a link without a broker on the agent's own loop."""
     give_back_untouched(loop)
-    log.configure_log("warm-up")
     with suppress(errors.GoondanError):
         loop.run_until_complete(_link_to_nobody())
 
@@ -218,88 +216,89 @@ async def _play_turns(folder: str, rounds: int, model: ModelSpec, provider: Prov
         durability="process",
     )
     for number in range(rounds):
-        link = _Nowhere()
-        store = ConversationStore(folder, durability="process")
-        runner = TurnRunner(Instance(link.connect(spec), "k", link, store, provider=provider))
-        name = f"{model.provider}-{number}"
-        event = frames.AgentEvent(id=name, type="warm-up", created_at="", input=f"/{_TOOL.name} a=1")
-        await runner.run(link.deliver(frames.Frame("event", event_id=event.id, epoch=1, payload=to_raw(event))))
-        if number == 0:
-            _check(store, name)
-        await runner.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(0.0001):  # as an agent waits that has nothing to do
-                await asyncio.get_running_loop().create_future()
+        name, ends = f"{model.provider}-{number}", list[str | None]()
+        await _Rehearsal(NOBODY, "", transport=partial(_Broker, spec, name, ends)).played(provider)
+        if ends != ["done"]:  # a turn that fails at its first step warms nothing, and nobody would notice
+            raise RuntimeError(f"the warm-up turn {name} ended as {ends}")
 
 
-def _check(store: ConversationStore, event_key: str) -> None:
-    """Check the turn's end: a turn that fails at its first step warms nothing, and nobody would notice."""
-    turn = store.find_turn(event_key)
-    if turn is None or turn.status != "completed":
-        raise RuntimeError(f"the warm-up turn {event_key} failed: {turn}")
+class _Rehearsal(app.AgentApp):
+    """An agent process with a broker inside it, from its hello to its end."""
+
+    _given: Provider | None = None
+
+    async def played(self, provider: Provider | None) -> None:
+        """`provider` is the model; None: that of the specification."""
+        self._given = provider
+        await self.live()
+
+    def make_runner(self, spec: AgentSpec, welcome: frames.Welcome) -> TurnRunner:
+        """See AgentApp."""
+        runner = super().make_runner(spec, welcome)
+        if (given := self._given) is not None:
+            runner.instance.providers[spec.model.provider] = lambda _: given
+        return runner
 
 
-class _Nowhere:
-    """A link without a socket: a Peer that gets canned answers, encoded and decoded."""
+class _Broker(Transport):
+    """A broker without a socket. It welcomes the process, hands over an event, has every call answered with null, and
+    shuts the process down when its turn has ended. It notes in `ends` how that was.
+    """
 
-    def __init__(self) -> None:
-        self._peer = Peer("", "warm-up", pid=1, started_ms=1)
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, spec: AgentSpec, event_id: str, ends: list[str | None], *args: Any, **callbacks: Any) -> None:
+        super().__init__(*args, **callbacks)
+        self._spec = spec
+        self._event_id = event_id
+        self._ends = ends
+        self._said: deque[bytes] = deque()
 
-    def connect(self, spec: AgentSpec) -> AgentSpec:
-        """Hello and welcome; the specification as an agent reads it."""
-        self._peer.receive(
-            _carried(frames.Frame("error", payload=to_raw(errors.error_payload("E_HELLO_REQUIRED", "")))), 0.0
-        )
-        hello = decode(self._peer.hello(0.0))
-        body = frames.Welcome(version=1, principal="agent", broker="b", credit=64, max_frame=1, spec=to_raw(spec))
-        outcome = self._peer.receive(_carried(frames.Frame("welcome", in_reply_to=hello.id, payload=to_raw(body))), 0.0)
-        if not isinstance(outcome, Welcomed):
-            raise TypeError(outcome)
-        self._peer.sendable(0.0)
-        self._peer.tick(0.0)
-        return from_raw(outcome.welcome.spec, AgentSpec)
+    def open(self, loop: asyncio.AbstractEventLoop) -> None:
+        """The connection is there."""
+        self._loop = loop
+        self._say(frames.Frame("error", payload=to_raw(errors.error_payload("E_HELLO_REQUIRED", ""))))
 
-    def deliver(self, frame: frames.Frame) -> frames.Frame:
-        """A frame as it comes out of a link."""
-        outcome = self._peer.receive(_carried(frame), 0.0)
-        if not isinstance(outcome, Deliver):
-            raise TypeError(outcome)
-        return outcome.frame
+    def take(self) -> bytes | None:
+        """What was said next."""
+        return self._said.popleft() if self._said else None
 
-    def start_call(self, frame: frames.Frame, done: Done) -> None:
-        """Every call has the result null."""
-        result = to_raw(frames.ToolResult(status="ok", output=Raw(b"\xc0")))
-        answer = self._answered("call", frame, done, frames.Frame("tool.result", call_id=frame.call_id, payload=result))
-        self._loop.call_soon(done, answer, None)
+    def send(self, messages: deque[bytes]) -> None:
+        """Hear all of them."""
+        while messages:
+            self._hear(decode(messages.popleft()))
 
-    def post(self, frame: frames.Frame) -> asyncio.Future[frames.Frame]:
-        """Accept every frame."""
-        frame.id = self._peer.next_id()
-        future: asyncio.Future[frames.Frame] = self._loop.create_future()
-        answer = self._answered("post", frame, future, frames.Frame("ack", stage="accepted", in_reply_to=frame.id))
-        if answer is not None:
-            future.set_result(answer)
-        return future
+    def _hear(self, frame: frames.Frame) -> None:
+        if frame.type == "hello":
+            self._welcome(frame)
+        elif frame.type == "tool.call":
+            result = to_raw(frames.ToolResult(status="ok", output=Raw(b"\xc0")))
+            self._say(frames.Frame("tool.result", call_id=frame.call_id, payload=result))
+        elif frame.type == "ack":
+            self._say(frames.Frame("ack", stage="accepted", in_reply_to=frame.id, event_id=frame.event_id))
+            if frame.stage in ("done", "failed"):
+                self._ends.append(frame.stage)
+                self._say(frames.Frame("shutdown", payload=to_raw(frames.Shutdown(None, "orchestrator_shutdown"))))
 
-    def ask(self, frame: frames.Frame, patience_s: float | None = None) -> asyncio.Future[frames.Frame]:
-        """The warm-up asks no other agent."""
-        raise NotImplementedError
+    def _welcome(self, hello: frames.Frame) -> None:
+        body = frames.Welcome(version=1, principal="agent", broker="b", credit=64, max_frame=1, epoch=1)
+        body = structs.replace(body, instance_key=self._event_id, spec=to_raw(self._spec))
+        self._say(frames.Frame("welcome", in_reply_to=hello.id, payload=to_raw(body)))
+        event = frames.AgentEvent(id=self._event_id, type="warm-up", created_at="", input=f"/{_TOOL.name} a=1")
+        self._say(frames.Frame("event", event_id=event.id, epoch=1, payload=to_raw(event)))
 
-    def send(self, frame: frames.Frame) -> bool:
-        """Encode the frame and drop it."""
-        frame.id = self._peer.next_id()
-        return bool(encode(frame))
+    def _say(self, frame: frames.Frame) -> None:
+        self._said.append(encode(frame))
+        if self._loop is not None:
+            self._loop.call_soon(self._on_messages)
 
-    def forget(self, frame_id: str) -> None:
-        """As Link.forget."""
-        self._peer.forget(frame_id)
+    def pause(self) -> None:
+        """No payload is large here."""
 
-    def _answered(self, kind: Kind, frame: frames.Frame, waiter: object, answer: frames.Frame) -> frames.Frame | None:
-        self._peer.submit(kind, frame, waiter, 0.0)
-        settled = self._peer.receive(_carried(answer), 0.0)
-        return settled.frame if isinstance(settled, Settled) else None
+    def resume(self) -> None:
+        """See `pause`."""
 
+    async def drain(self, messages: deque[bytes]) -> None:
+        """Hear the last ones."""
+        self.send(messages)
 
-def _carried(frame: frames.Frame) -> frames.Frame:
-    return decode(encode(frame))
+    def close(self) -> None:
+        """There is nothing to close."""

@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 import zmq
@@ -54,8 +55,8 @@ class LibzmqTransport(Transport):
     def __init__(self, *args: Any, **callbacks: Any) -> None:
         """The arguments are those of Transport."""
         super().__init__(*args, **callbacks)
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._socket: zmq.Socket[bytes] | None = None
+        self._context: zmq.backend.Context | None = None
+        self._socket: zmq.backend.Socket | None = None
         self._fd = -1
         self._batch: deque[bytes] = deque()
         #: The descriptor and the inode of the connection that was admitted; (-1, 0) without one.
@@ -68,11 +69,12 @@ class LibzmqTransport(Transport):
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
         """Connect, now or as soon as there is somebody who listens."""
         self._loop = loop
-        context = self._context = zmq.Context(io_threads=1)
+        # The classes of pyzmq below its Python layer, which adds what we do not use: a third of the cost of a message.
+        context = self._context = zmq.backend.Context(1)
         context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
-        socket = self._socket = context.socket(zmq.DEALER)
+        socket = self._socket = zmq.backend.Socket(context, zmq.DEALER)
         # Random, so that nobody can guess it. Not with a leading zero, which libzmq keeps for itself.
-        socket.setsockopt(zmq.ROUTING_ID, b"g" + os.urandom(ROUTING_ID_BYTES - 1))
+        socket.set(zmq.ROUTING_ID, b"g" + os.urandom(ROUTING_ID_BYTES - 1))
         for option, value in (
             (zmq.LINGER, 0),
             (zmq.IMMEDIATE, 1),
@@ -82,13 +84,11 @@ class LibzmqTransport(Transport):
             (zmq.RCVHWM, HIGH_WATER),
             (zmq.MAXMSGSIZE, self._max_bytes),
         ):
-            socket.setsockopt(option, value)
+            socket.set(option, value)
         socket.connect(f"ipc://{self._path}")
-        # The class of pyzmq below its Python layer. The layer adds options that we do not use, at a third of the cost.
-        self._send_part = zmq.backend.Socket.send.__get__(socket)
-        self._receive = zmq.backend.Socket.recv.__get__(socket)
-        self._option = zmq.backend.Socket.get.__get__(socket)
-        self._fd = int(socket.getsockopt(zmq.FD))
+        self._send_part, self._receive = socket.send, socket.recv
+        self._option: Callable[[int], Any] = socket.get
+        self._fd = int(self._option(zmq.FD))
         if not self._paused:
             loop.add_reader(self._fd, self._wake)
         self._due = True
@@ -126,7 +126,7 @@ class LibzmqTransport(Transport):
             self._lose()
             self._ask_again()
 
-    def _receive_first(self, socket: zmq.Socket[bytes]) -> bytes | None:
+    def _receive_first(self, socket: zmq.backend.Socket) -> bytes | None:
         """A message of a connection that was not looked at yet; None when it may not be used."""
         if not self._ask():
             return None

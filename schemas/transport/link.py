@@ -90,7 +90,7 @@ class Link:
     - `by_reference` False: this process has no access to the kernel's files, so its frames have at most 1 MiB.
     - `broker_uid` is the user of the broker. None: our own user.
     - `renew_token` is called before each hello but the first, because tokens end with a kernel that restarts.
-    - `transport` is what connects it where GOONDAN_TRANSPORT says nothing.
+    - `transport` is what connects it where GOONDAN_TRANSPORT says nothing; a class connects it in any case.
 
     `closed` is done when the link is over. It has an exception when the broker refused the link or could not be
     trusted, otherwise None after `close`.
@@ -110,10 +110,10 @@ class Link:
         broker_uid: int | None = None,
         renew_token: Callable[[], str] | None = None,
         held: Callable[[], Mapping[str, Any]] = dict,
-        transport: str = TRANSPORTS[0],
+        transport: str | Callable[..., Transport] = TRANSPORTS[0],
     ) -> None:
         self.endpoint = endpoint
-        self._transport_class = transport_class(transport)
+        self._transport_class = transport_class(transport) if isinstance(transport, str) else transport
         self._broker = broker_identity.BrokerIdentity(endpoint, broker_uid)
         self._on_frame = on_frame
         self._held = held
