@@ -27,6 +27,7 @@ from typing import Final
 
 import msgspec
 
+from goondan.features import parts
 from goondan.kernel.spawn import command, start_program
 from goondan.schemas.system.startup import die_with_parent
 
@@ -43,7 +44,6 @@ SHARED: Final = (
     "goondan.schemas.text.times",
     "goondan.schemas.wire.spans",
     "goondan.schemas.worker.servers",
-    "goondan.features",
     "sqlite3",
     "uvloop",
 )
@@ -119,6 +119,7 @@ def import_shared() -> None:
     """Import what several programs need."""
     for name in SHARED:
         import_module(name)
+    parts("wire")
     from goondan.schemas.transport.link import transport_class
 
     with suppress(Exception):  # GOONDAN_TRANSPORT names none: each program says so
