@@ -49,6 +49,8 @@ MODULES = (
 )
 
 
+#: Those that make a hundred thousand of something first: minutes.
+LONG = ("queued", "journal_start", "trace", "scale", "dormant", "curves")
 #: Beside other systems; they must be installed first (bench/others.py).
 PEERS = ("others",)
 
@@ -59,13 +61,15 @@ def main(arguments: list[str]) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m bench", description="Benchmarks beside their baselines.")
     parser.add_argument("names", nargs="*", choices=[[], *MODULES, *PEERS], metavar="NAME", help="default: all")
+    parser.add_argument("--short", action="store_true", help=f"all but {', '.join(LONG)}")
     parser.add_argument("--rounds", type=int, default=5, help="how often every side runs (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=1.5, help="length of one measurement (default: %(default)s)")
     parser.add_argument("--against", type=Path, metavar="TREE", help="compare with this tree, pair by pair (pairs.py)")
     parser.add_argument("--sides", help="with --against: only these sides, with commas between them")
     parser.add_argument("--record", action="store_true", help="keep the figures in bench/results.json")
     options = parser.parse_args(arguments)
-    found: list[Benchmark] = [importlib.import_module(f"bench.{name}").BENCHMARK for name in options.names or MODULES]
+    names = options.names or [name for name in MODULES if not (options.short and name in LONG)]
+    found: list[Benchmark] = [importlib.import_module(f"bench.{name}").BENCHMARK for name in names]
     if options.against is not None:
         sides = options.sides.split(",") if options.sides else None
         there = options.against.resolve()

@@ -88,4 +88,5 @@ BENCHMARK = Benchmark(
         Metric("waking", "ms", "lower", Goal(25)),
         Metric("waking, cpu", "ms", "lower"),
     ],
+    rounds=3,
 )

@@ -5,7 +5,6 @@ kernel that runs. Beside it, an interpreter that imports what the programs need.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -36,7 +35,6 @@ def median_ms(*command: str) -> float:
 def called(seconds: float) -> Mapping[str, float]:
     """The command, without a kernel and then with one."""
     with swarm() as made:
-        os.environ["HOME"] = str(made.bundle.parent)
         call = (*made.gdn(), "call", "bash__exec", ARGUMENTS, "--bundle", str(made.bundle))
         median_ms(*call)  # the workspace's state is made, and what is remembered of the machine
         found = {FROM_NOTHING: median_ms(*call)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -50,12 +51,12 @@ TEN: Final = (
         ("저널에 적는 요청과 응답", "메모리에만 적으면"),
     ),
     Shown(
-        *("tool_call", "p50", "MCP SDK over stdio"),
+        *("tool_call", "p50", "MCP SDK"),
         ("tool call through bus and jail, p50", "the MCP SDK over stdio, no sandbox"),
         ("버스와 격리 환경을 지나는 도구 호출, p50", "샌드박스 없는 MCP SDK(stdio)"),
     ),
     Shown(
-        *("tool_call", "rate", "MCP SDK over stdio"),
+        *("tool_call", "rate", "MCP SDK"),
         ("tool calls with 64 in flight", "the MCP SDK"),
         ("도구 호출, 동시 64건", "MCP SDK"),
     ),
@@ -95,26 +96,31 @@ def text_of(figure: float, unit: str) -> str:
     """A figure for a person: three digits, microseconds from a thousand on as milliseconds."""
     if unit == "µs" and figure >= 1000:
         figure, unit = figure / 1000, "ms"
+    return f"{number(figure)}{'' if unit == '/s' else ' '}{unit}"
+
+
+def number(figure: float) -> str:
+    """Three digits."""
     rounded = float(f"{figure:.3g}")
-    digits = f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:g}"
-    return f"{digits}{unit}" if unit == "/s" else f"{digits} {unit}"
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:g}"
 
 
-def goal_text(goal: Goal, row: Row, side: str) -> str:
-    """A goal, in bold letters when it is missed."""
+def bare(figure: float, unit: str) -> str:
+    """The figure alone, where the unit stands in the row."""
+    return number(figure)
+
+
+def goal_text(goal: Goal, row: Row, side: str, write: Callable[[float, str], str] = text_of) -> str:
+    """A goal, in bold letters when it is missed. `write` gets a figure and its unit."""
     sign = "≥" if row.metric.better == "higher" else "≤"
-    if goal.of is None:
-        text = f"{sign} {text_of(goal.value, row.metric.unit)}"
-    elif goal.plus:
-        text = f"{sign} {text_of(goal.value, row.metric.unit)} more"
-    else:
-        text = f"{sign} {float(f'{goal.value:.2g}'):g} ×"
+    text = f"{float(f'{goal.value:.2g}'):g}×" if goal.of and not goal.plus else write(goal.value, row.metric.unit)
+    text = f"{sign}{'+' if goal.plus else ''}{text}"
     return text if reached(row, side, goal) else f"**{text}**"
 
 
-def beside(entry: Entry, row: Row, side: str) -> str:
-    """The baseline's figure, marked when it shows a slow hour."""
-    return text_of(row.medians[side], row.metric.unit) + (" †" if slow_hour(entry, row, side) else "")
+def slow(entry: Entry, row: Row, side: str) -> str:
+    """A mark, when this baseline shows a slow hour."""
+    return "†" if slow_hour(entry, row, side) else ""
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
@@ -156,15 +162,15 @@ def goals_block(report: Report) -> str:
 def _goal_line(name: str, entry: Entry, row: Row, goal: Goal) -> str:
     ours, *others = row.runs
     side = goal.of or next((each for each in others if each != NATIVE), None)
-    native = text_of(row.medians[NATIVE], row.metric.unit) if NATIVE in row.runs else ""
+    native = number(row.medians[NATIVE]) if NATIVE in row.runs else ""
     with_baseline = side is not None and row.medians[side] > 0
     ratio = f"{row.medians[ours] / row.medians[side]:.2g}" if side is not None and with_baseline else ""
-    told = f"{side} {beside(entry, row, side)}" if side is not None else ""
-    goals = goal_text(goal, row, ours)
+    told = f"{side} {number(row.medians[side])}{slow(entry, row, side)}" if side is not None else ""
+    goals = goal_text(goal, row, ours, bare)
     if row.metric.native is not None and NATIVE in row.runs:
-        goals += f", native {goal_text(row.metric.native, row, NATIVE)}"
-    measured = text_of(row.medians[ours], row.metric.unit)
-    return f"|`{name}` {row.metric.name}|{measured}|{native}|{told}|{ratio}|{goals}|"
+        goals += f", native {goal_text(row.metric.native, row, NATIVE, bare)}"
+    measured = number(row.medians[ours])
+    return f"|`{name}` {row.metric.name}, {row.metric.unit}|{measured}|{native}|{told}|{ratio}|{goals}|"
 
 
 def states_block(report: Report) -> str:
@@ -178,11 +184,11 @@ def states_block(report: Report) -> str:
                 here, there = ([pair[at] for pair in said["pairs"]] for at in (0, 1))
                 low, middle, high = quartiles([now / then for now, then in said["pairs"] if then])
                 higher = said["better"] == "higher"
-                goal = f"{'≥' if higher else '≤'} {said['bound']:g} ×"
+                goal = f"{'≥' if higher else '≤'}{said['bound']:g}×"
                 kept = high >= said["bound"] if higher else low <= said["bound"]
-                now, then = (text_of(quartiles(figures)[1], said["unit"]) for figures in (here, there))
+                now, then = (number(quartiles(figures)[1]) for figures in (here, there))
                 lines.append(
-                    f"|`{name}` {metric}|`{commit}`, {entry['transport']}|{now}|{then}"
+                    f"|`{name}` {metric}, {said['unit']}|`{commit}`, {entry['transport']}|{now}|{then}"
                     f"|{middle:.2f} ({low:.2f}–{high:.2f})|{goal if kept else f'**{goal}**'}|"
                 )
     return "\n".join(lines) + "\n"
@@ -202,10 +208,9 @@ def ten_block(report: Report, *, korean: bool = False) -> str:
         ours = next(iter(row.runs))
         what, baseline = shown.korean if korean else shown.english
         goal = goal_text(row.metric.goal, row, ours) if row.metric.goal is not None else ""
-        if korean:
-            goal = goal.replace(" more", " 더")
         measured = text_of(row.medians[ours], row.metric.unit)
-        lines.append(f"| {what} | {measured} | {baseline} {beside(entry, row, shown.beside)} | {goal} |")
+        its = text_of(row.medians[shown.beside], row.metric.unit) + slow(entry, row, shown.beside)
+        lines.append(f"|{what}|{measured}|{baseline} {its}|{goal}|")
     return "\n".join(lines) + "\n"
 
 
@@ -215,10 +220,15 @@ def soak_block(report: Report) -> str:
     if not soak:
         return "No soak was recorded yet.\n"
     lines = ["|what|measured|bound|", "|---|---|---|"]
-    lines += [
-        f"|{each['what']}|{each['measured']}|{each['bound'] if each['kept'] else '**' + each['bound'] + '**'}|"
-        for each in soak["verdicts"]
-    ]
+    alike = Counter(each["what"].partition(",")[0] for each in soak["verdicts"] if each["kept"])
+    for each in soak["verdicts"]:
+        what, many = each["what"].partition(",")[0], alike[each["what"].partition(",")[0]]
+        if each["kept"] and many > 1:  # one line for all processes that are flat
+            lines.append(f"|{what} of {many} kinds of processes|flat|flat|")
+            alike[what] = 0
+        elif not each["kept"] or many == 1:
+            bound = each["bound"] if each["kept"] else f"**{each['bound']}**"
+            lines.append(f"|{each['what']}|{each['measured']}|{bound}|")
     return (
         f"{_machine_text(soak['machine'])}; {soak['at'][:10]}, {soak['minutes']:g} minutes.\n\n"
         + "\n".join(lines)

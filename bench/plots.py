@@ -20,7 +20,7 @@ from bench.records import Entry, row_of, slow_hour
 GROUPS: Final = {
     "bus": ("round_trip", "durable", "durable_power", "queued", "python_client", "node_client", "journal_start"),
     "tools": ("tool_call", "mcp_jailed", "cold_jail", "forked_call", "javascript", "walls", "arguments", "others"),
-    "agents": ("turn", "attachments", "asking", "code_mode", "history", "extensions", "agent", "scale"),
+    "agents": ("turn", "attachments", "asking", "code_mode", "history", "curves", "extensions", "agent", "scale"),
     "commands": ("gdn_call", "start", "trace", "dormant", "recovery"),
 }
 #: Inches: the width of a plot, the height of a row, and what is above and below all rows.

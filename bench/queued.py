@@ -86,4 +86,5 @@ BENCHMARK = Benchmark(
         Metric("p50", "µs", "lower", Goal(1.1, of="none")),
         Metric("p99", "µs", "lower", Goal(1.25, of="none")),
     ],
+    rounds=3,
 )

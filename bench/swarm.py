@@ -62,8 +62,9 @@ class Swarm:
 
     def use(self) -> None:
         """From now on commands refer to this swarm."""
-        folder = self.bundle.parent
-        os.environ.update(GOONDAN_STATE_ROOT=f"{folder}/state", XDG_RUNTIME_DIR=f"{folder}/r", GOONDAN_TRUST="1")
+        folder = str(self.bundle.parent)
+        state = {"HOME": folder, "GOONDAN_STATE_ROOT": f"{folder}/state", "XDG_RUNTIME_DIR": f"{folder}/r"}
+        os.environ.update(state, GOONDAN_TRUST="1")
 
     def start(self) -> float:
         """Run `gdn run --detach`. Returns how long it took (seconds)."""
@@ -173,9 +174,20 @@ async def all_said(session: Session, instances: Sequence[str], text: str) -> lis
 
 
 @contextmanager
+def environment_kept() -> Iterator[None]:
+    """What the block changes in the environment is as before after it."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@contextmanager
 def swarm(live: int = 256, model: str | None = None, bundle: str = BUNDLE) -> Iterator[Swarm]:
     """A swarm that is not started yet. It is stopped and removed at the end. `model` is a Model's `spec` in YAML."""
-    with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder:
+    with environment_kept(), tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder:
         made = Swarm(Path(folder, "goondan.yaml"))
         text = bundle.replace("LIVE", str(live)).replace("{provider: embedded}", model or "{provider: embedded}")
         made.bundle.write_text(text)

@@ -38,7 +38,7 @@ WARM_UP = 300
 #: Stored results are acknowledged in batches of this size, as agents do.
 ACK_EVERY = 64
 #: The name of the side with the MCP SDK.
-SDK = "MCP SDK over stdio"
+SDK = "MCP SDK"
 ARGUMENTS = {"text": "x" * 100}
 SCHEMA = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}
 

@@ -156,6 +156,7 @@ BENCHMARK = Benchmark(
             Metric(f"{name}, of it processor", "ms", "lower"),
         )
     ],
+    rounds=3,
 )
 
 if __name__ == "__main__":
