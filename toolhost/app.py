@@ -282,6 +282,8 @@ class App:
             gc.set_threshold(*GC_THRESHOLDS)
             gc.enable()  # kernel/start.py turned it off
             startup.report_ready(self._settings.ready_fd)
+            with suppress(OSError):  # the first jail tries it again, and says why not
+                powers.launcher.start()
             self._facts, self._memory = found.facts, memory
             if memory is not None and memory.survey is None:
                 memory.keep(found)

@@ -20,6 +20,7 @@ import errno
 import grp
 import os
 import pwd
+import socket
 import time
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -64,7 +65,7 @@ class Unprivileged(NamedTuple):
 
 
 def drop_privileges(endpoint: str = "", broker_uid: int | None = None, *, umask: int | None = None) -> Unprivileged:
-    """Start the launcher and, under root, the privileged helper. Then give root up.
+    """Start the launcher or, under root, the privileged helper, which forks launchers. Then give root up.
 
     Raises OSError when the system refuses to give root up.
 
@@ -83,6 +84,9 @@ def drop_privileges(endpoint: str = "", broker_uid: int | None = None, *, umask:
         return Unprivileged(ordinary, gather(ordinary))
     # Only root with all of its powers sees that a control group was delegated to it.
     powers = Rooted(Uids(os.getpid(), users.NUMBERS), find_tree())
+    helper: tuple[socket.socket, int] | None = None
+    with suppress(OSError):
+        helper = spawn(umask, "helper")  # it starts while this process finds out what it may be asked for
     user = future_user()
     _choose_numbers(user, powers.uids)
     os.environ.setdefault("HOME", home())  # what `~` means in a grant
@@ -95,9 +99,9 @@ def drop_privileges(endpoint: str = "", broker_uid: int | None = None, *, umask:
         with suppress(GoondanError):
             if endpoint.startswith("ipc://") and broker_identity.BrokerIdentity(endpoint, broker_uid).is_there():
                 startup.admit_toolhost(endpoint.removeprefix("ipc://"))
-    with suppress(OSError):
-        powers.start(*spawn(umask, "helper"), _allowed(user, endpoint, powers, facts))
-        powers.launcher.start()
+    if helper is not None:
+        with suppress(OSError):
+            powers.start(*helper, _allowed(user, endpoint, powers, facts))
     drop_capabilities(user, filter_)
     return Unprivileged(powers, facts)
 

@@ -269,7 +269,9 @@ def serve_operations(channel: socket.socket, umask: int) -> NoReturn:
     begin("gdn-privileged")
     gc.collect()
     gc.freeze()  # what is here now is shared with every launcher
-    allowed: allow_list.AllowList = json.loads(channel.recv(MAX_OPERATION))
+    if not (first := _received(channel)):
+        os._exit(0)  # a tool host that could not start
+    allowed: allow_list.AllowList = json.loads(first)
     settled = Settled()
     operations = Operations(allowed, settled)
     names = {name for name in vars(Operations) if not name.startswith("_")}
