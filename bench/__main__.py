@@ -42,6 +42,7 @@ MODULES = (
     "trace",
     "recovery",
     "history",
+    "curves",
     "scale",
     "dormant",
     "start",
