@@ -288,11 +288,10 @@ class AgentApp:
 
 
 def new_loop() -> asyncio.AbstractEventLoop:
-    """The event loop of an agent process, set as the current one."""
+    """The event loop of an agent process. While it runs, it is the current one."""
     import uvloop
 
     loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
-    asyncio.set_event_loop(loop)
     return loop
 
 
@@ -329,5 +328,4 @@ def main(
         report_failure(waiting, error.info)
         return 1
     finally:
-        asyncio.set_event_loop(None)
         loop.close()

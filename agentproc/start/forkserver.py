@@ -26,8 +26,10 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import ctypes
 import gc
 import os
+import random
 import select
 import signal
 import socket
@@ -121,6 +123,8 @@ MAX_WAIT_S: Final = 10.0
 #: After so many requests the warm-up goes on in any case: the first turns of so many agents that are not warm cost as
 #: much more as all its steps, and all later agents become smaller.
 MAX_COLD: Final = 8
+#: The C library, called with the interpreter's lock held.
+_libc: Final = ctypes.PyDLL(None, use_errno=True)
 #: Stands for the step after the last one.
 _NO_MORE: Final = object()
 
@@ -276,7 +280,7 @@ class ForkServer:
         told, tell = os.pipe2(os.O_CLOEXEC)
         said = b""
         try:
-            first = os.fork()
+            first = _fork()
             if first == 0:
                 self._middle(tell, [theirs for _, theirs in pairs])
             os.close(tell)
@@ -304,7 +308,7 @@ class ForkServer:
         begun = False
         try:
             for channel in channels:
-                pid = os.fork()
+                pid = _fork()
                 if pid == 0:
                     os.close(tell)
                     _agent(channel, self._keep)
@@ -315,6 +319,19 @@ class ForkServer:
                 os.write(tell, (error.strerror or "fork failed").encode())
         finally:
             os._exit(0)
+
+
+def _fork() -> int:
+    """fork(2) alone: 0 in the child, in which nothing else has changed. Raises OSError.
+
+    os.fork also calls what the library has registered for it: new locks for threads and log, a new seed. Here is one
+    thread that holds no lock, and the seed is the agent's business (`_agent`). So an agent shares 140 pages more and is
+    forked in two thirds of the time.
+    """
+    pid: int = _libc.fork()
+    if pid < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return pid
 
 
 def _give(spare: Spare, packet: bytes, descriptors: Collection[int]) -> int:
@@ -330,6 +347,7 @@ def _agent(channel: socket.socket, keep: Collection[int]) -> NoReturn:
         os.setsid()  # a signal to the fork server's group is not meant for agents
         startup.set_process_name("gdn-spare")
         _close_inherited({channel.fileno(), *keep})
+        random.seed()  # else all agents would draw the same numbers
         atexit._clear()  # what the fork server's modules have registered is the fork server's
         gc.enable()
         loop = app.new_loop()
