@@ -360,7 +360,8 @@ def _denied(error: WorkerError, reason: str, suggestion: str | None) -> WorkerEr
 
 #: Seconds between two looks: one takes some 150 µs.
 LOOK_S: Final = 1.0
-#: A call that took this long (seconds) is always followed by a look, which does not make it noticeably longer.
+#: A call that took this long (seconds) is followed by a look, which does not make it noticeably longer, unless the jail
+#: was looked at while it ran: many calls may end together.
 LONG_S: Final = 0.05
 
 _START: Final = b"\x82\xa4jail"
@@ -388,7 +389,8 @@ class JailReceipts:
 
     def is_due(self, now: float, call_s: float) -> bool:
         """Whether to look at the jail's processes after a call of that length (seconds)."""
-        return now - self._looked_at >= LOOK_S or call_s >= LONG_S
+        since = now - self._looked_at
+        return since >= LOOK_S or (call_s >= LONG_S and since >= LONG_S)
 
     def look(self, now: float, used: limits.Used) -> None:
         """Note what was seen. Neither value ever gets smaller."""

@@ -600,7 +600,8 @@ class Sessions:
         # A large output harms nobody.
         spent = said is not result.error and result.error is not None and result.error.code == "E_TOOL_LIMIT"
         self._perform(self._machine.result(session, call, result, payload, spent=spent, now=now))
-        self._watch.rest(live.jail.usage)
+        if not session.calls:
+            self._watch.rest(live.jail.usage)
 
     def _ask(self, live: LiveSession, worker: Worker, ask: frames.Ask) -> None:
         """A handler, or the worker of a server, asks something of the bus. Raises Violation."""

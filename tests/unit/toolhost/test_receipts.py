@@ -41,6 +41,7 @@ def test_quick_calls_are_not_looked_at_each_time() -> None:
     receipts.look(10.0, Used(1, 1))
     assert not receipts.is_due(10.0 + LOOK_S / 2, LONG_S / 2)
     assert receipts.is_due(10.0 + LOOK_S / 2, LONG_S)
+    assert not receipts.is_due(10.0 + LONG_S / 2, LONG_S)  # it was looked at while this call ran
     assert receipts.is_due(10.0 + LOOK_S, 0.0)
 
 
