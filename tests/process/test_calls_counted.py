@@ -1,13 +1,14 @@
 """What one warm tool call costs each process on its way, counted and not timed: how often a thread falls asleep (so
 often somebody had to wake it), and how often a process reads and writes.
 
-The processes are the real ones: broker, tool host and jail; the agent's side is this process. Counts of whole calls
+The processes are the real ones: broker, tool host and jail; the agent's side is in this process. Counts of whole calls
 hold on a machine that does other work, times do not. Where time decides (a watcher that looks every few milliseconds),
 the bound is so many looks in the time that the calls took.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ def test_a_call_wakes_each_of_its_threads_once_on_each_way(
             async with bare_agent(bus) as agent:
                 for _ in range(WARM_UP):
                     await agent.call(item.name)
-                pids = {"broker": bus.pid, "host": host.pid, "worker": worker_of(host.pid)}
+                pids = {"broker": bus.pid, "host": host.pid, "worker": worker_of(host.pid), "agent": os.getpid()}
                 before = {role: threads(pid) for role, pid in pids.items()}
                 done = {role: reads_and_writes(pid) for role, pid in pids.items()}
                 began = time.monotonic()
@@ -110,13 +111,15 @@ def test_a_call_wakes_each_of_its_threads_once_on_each_way(
 
         slept, counted, took_s = uvloop.run(count())
     told = f"{slept}, reads and writes {counted}, {took_s / CALLS * 1e3:.2f} ms a call"
-    # The call comes, and its result goes back: two wake-ups where it passes by, one where it ends.
+    # The call comes, and its result goes back: two wake-ups where it passes by, one where it begins or ends.
+    assert slept["agent"]["main"] <= 1 + SLACK, told
     assert slept["broker"]["main"] <= 2 + SLACK, told
     assert slept["host"]["main"] <= 2 + SLACK, told
     assert slept["worker"]["main"] <= 1 + SLACK, told
     # libzmq's thread is woken for each message that it reads and for each that it writes.
     assert slept["broker"].get("libzmq", 0.0) <= 4 * of_libzmq + SLACK, told
     assert slept["host"].get("libzmq", 0.0) <= 2 * of_libzmq + SLACK, told
+    assert slept["agent"].get("libzmq", 0.0) <= 2 * of_libzmq + SLACK, told
     # Whoever looks at limits or at slow handlers is woken by the clock and by no call.
     assert slept["host"].get("beside", 0.0) * CALLS <= 2 * took_s / DISK_S + 10, told
     assert slept["worker"].get("beside", 0.0) * CALLS <= 2 * took_s / TAKEOVER_S + 10, told
