@@ -59,12 +59,18 @@ class Group:
 
 GROUPS = {
     "turn": Group(
-        ["agentproc/machine/turn.py"], [f"tests/unit/agentproc/test_{name}.py" for name in ("turn", "turn_stored")]
+        ["agentproc/machine/turn.py"],
+        [
+            f"tests/unit/agentproc/test_{name}.py"
+            for name in ("turn", "turn_stored", "operator_asks", "parts", "answers_kept")
+        ],
     ),
     "catalog": Group(
         ["agentproc/machine/catalog.py"],
         [
             "tests/unit/agentproc/test_catalog.py",
+            "tests/unit/agentproc/test_denied_calls.py",
+            "tests/unit/agentproc/extensions/test_bundled_tools.py",
             "tests/unit/agentproc/extensions/test_dynamic_tools.py",
             "tests/contract/test_parity_refusals.py",
         ],

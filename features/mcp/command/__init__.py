@@ -127,7 +127,9 @@ class _Serving:
         _import_sdk()
         from goondan.features.mcp.command.server import Offer, make_server, serve_stdio
 
-        offer = Offer(session, self._agent, self._instance, self._patterns, self._workdir, short=self._short)
+        offer = Offer(
+            session, self._state_dir, self._agent, self._instance, self._patterns, self._workdir, short=self._short
+        )
         self._say(await offer.everything())
         server = make_server(offer, self._agent, _version())
         asked = questions(session)

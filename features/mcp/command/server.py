@@ -20,8 +20,10 @@ import json
 import os
 import socket
 import time
+from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import mcp_types
@@ -39,8 +41,10 @@ from goondan.kernel.cli.commands.call import tool_result
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, LineReader
 from goondan.kernel.cli.rules.batch import parse_arguments
 from goondan.kernel.cli.session import CANCEL_S, Message, Session
+from goondan.kernel.traces.conversations import messages
+from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import OPERATOR_CALL, OPERATOR_TOOLS, OperatorCall, OperatorTool
+from goondan.schemas.wire.frames import OPERATOR_CALL, OPERATOR_TOOLS, FilePart, OperatorCall, OperatorTool
 from goondan.schemas.wire.runtime_events import RuntimeEvent
 
 #: How long a list of tools is good (seconds). A client may ask often, and each look is a turn of the agent.
@@ -50,6 +54,8 @@ LIST_PATIENCE_S: Final = 60.0
 #: Calls that wait or run at once. An instance does one after another; more would only wait longer.
 MAX_OPEN: Final = 64
 
+#: Messages among which the result of a call is looked for. Other calls may have been stored since.
+RECENT: Final = 4 * MAX_OPEN
 #: How long the client may take to read the progress that came just before the result (seconds).
 LAST_NEWS_S: Final = 1.0
 
@@ -58,11 +64,14 @@ Progress = Callable[[float, float | None, str | None], Awaitable[None]]
 
 
 class Offer:
-    """The tools of `agent` that fit `patterns`, called in its instance `instance`. `short`: under short names."""
+    """The tools of `agent` that fit `patterns`, called in its instance `instance`; `short`: under short names. The
+    conversation of the instance lies in `state_dir`.
+    """
 
     def __init__(
         self,
         session: Session,
+        state_dir: str,
         agent: str,
         instance: str,
         patterns: Sequence[str],
@@ -71,6 +80,7 @@ class Offer:
         short: bool = False,
     ) -> None:
         self._session = session
+        self._state_dir = state_dir
         self._agent = agent
         self._instance = instance
         self._patterns = patterns
@@ -161,7 +171,21 @@ class Offer:
             raise
         finally:
             telling.cancel()
-        return offering.call_result(tool_result(answer), {"turnId": answer.turn_id, "traceId": answer.trace_id})
+        result = tool_result(answer)
+        files = await asyncio.to_thread(self._files_of, answer.turn_id) if offering.has_files(result) else []
+        return offering.call_result(result, {"turnId": answer.turn_id, "traceId": answer.trace_id}, files)
+
+    def _files_of(self, turn_id: str | None) -> list[str]:
+        """The files of the result of a turn as base64, where its conversation has them. Raises GoondanError E_STATE."""
+        for message in reversed(messages(self._state_dir, self._agent, self._instance, last=RECENT)):
+            if message["id"].startswith(f"{turn_id}.") and message["data"]["role"] == "tool":
+                found = msgspec.convert(message["data"]["content"][0]["files"], list[FilePart])
+                folder = Path(instance_dir(self._state_dir, self._agent, self._instance), "files")
+                try:
+                    return [b64encode((folder / file.blob.file).read_bytes()).decode() for file in found]
+                except OSError as error:
+                    raise fail("E_STATE", f"a file of the result cannot be read: {error.strerror}") from None
+        return []
 
     async def _cancel(self, event_id: str) -> None:
         with suppress(GoondanError):  # it has just ended

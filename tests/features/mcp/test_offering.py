@@ -17,6 +17,7 @@ from goondan.features.mcp.command.rules.offering import (
     Gate,
     call_result,
     failure,
+    has_files,
     named,
     offered,
     tool_entry,
@@ -91,6 +92,26 @@ def test_blocks_of_a_server_pass_through() -> None:
         call_result({"status": "ok", "output": {"content": [{"type": "x"}]}})
     ).content
     assert text.type == "text"
+
+
+def test_files_beside_the_output_stand_where_the_tool_gave_them() -> None:
+    picture = {"type": "image", "mimeType": "image/png", "file": 1}
+    page = {"type": "resource", "resource": {"uri": "a:/b.pdf", "mimeType": "application/pdf", "file": 2}}
+    result = {"status": "ok", "output": {"content": [picture, page]}}
+    assert has_files(result)
+    answer = call_result(result, files=["aGk=", "aG8="])
+    CallToolResult.model_validate(answer)
+    assert answer["content"][0]["data"] == "aGk="
+    assert answer["content"][1]["resource"]["blob"] == "aG8="
+    assert not has_files({"status": "ok", "output": {"text": "no files"}})
+    assert not has_files({"status": "error", "error": {"code": "E_TOOL", "file": 1}})
+
+
+@given(_values)
+def test_a_number_of_no_file_stays(output: Any) -> None:
+    assert call_result({"status": "ok", "output": output}, files=["aGk="]) == call_result(
+        {"status": "ok", "output": output}
+    )
 
 
 def test_an_error_has_its_code_for_models_and_for_programs() -> None:

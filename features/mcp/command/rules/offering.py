@@ -131,8 +131,17 @@ def tool_entry(name: str, tool: OperatorTool) -> dict[str, Any]:
     return entry
 
 
-def call_result(result: Mapping[str, Any], turn: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A ToolResult as the answer to `tools/call`. `turn` names the turn and the trace of the call."""
+def has_files(result: Mapping[str, Any]) -> bool:
+    """Whether a file may stand beside the output of a ToolResult, so that its conversation has to be read."""
+    return result.get("status") == "ok" and b'"file":' in msgspec.json.encode(result.get("output"))
+
+
+def call_result(
+    result: Mapping[str, Any], turn: Mapping[str, Any] | None = None, files: Sequence[str] = ()
+) -> dict[str, Any]:
+    """A ToolResult as the answer to `tools/call`. `turn` names the turn and the trace of the call. `files` has those
+    that stand beside the output, as base64 in the order of their numbers (docs/files.md).
+    """
     meta: dict[str, Any] = {} if turn is None else {TURN: dict(turn)}
     if result.get("receipt") is not None:
         meta[RECEIPT] = result["receipt"]
@@ -146,7 +155,7 @@ def call_result(result: Mapping[str, Any], turn: Mapping[str, Any] | None = None
         value = {"status": "pending", "handle": handle}
         meta[PENDING] = {"handle": handle}
         return {"content": [_text(text)], "structuredContent": value, "_meta": meta}
-    answer = _of_output(result.get("output"))
+    answer = _of_output(_with_files(result.get("output"), files))
     return answer | {"_meta": meta} if meta else answer
 
 
@@ -166,6 +175,19 @@ def _of_output(output: Any) -> dict[str, Any]:
         return dict(output)
     answer: dict[str, Any] = {"content": [_text(_json(output))]}
     return answer | {"structuredContent": output} if isinstance(output, Mapping) else answer
+
+
+def _with_files(output: Any, files: Sequence[str]) -> Any:
+    """The output with the base64 of each file where its number stands, as the tool gave it."""
+    if isinstance(output, list):
+        return [_with_files(inner, files) for inner in output]
+    if not isinstance(output, dict) or not files:
+        return output
+    number = output.get("file")
+    if isinstance(number, int) and 0 < number <= len(files):
+        key = "data" if output.get("type") in ("file", "image") else "blob"
+        return {name: value for name, value in output.items() if name != "file"} | {key: files[number - 1]}
+    return {name: _with_files(inner, files) for name, inner in output.items()}
 
 
 def _blocks(output: Mapping[str, Any]) -> bool:

@@ -34,6 +34,7 @@ spec:
     - {name: count, description: "Counts.", parameters: {type: object, properties: {to: {type: integer}}}}
     - {name: waits}
     - {name: later}
+    - {name: paint}
 ---
 """
 BUNDLE = """\
@@ -78,7 +79,14 @@ kind: Swarm
 metadata: {name: swarm}
 spec: {entryAgent: Agent/careful, agents: [{ref: Agent/careful}]}
 """
-CODE = """\
+PICTURE = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8BQDwAEhQGAhKmMIQAAAABJRU5ErkJggg=="  # one pixel
+)
+CODE = (
+    f"""\
+PICTURE = "{PICTURE}"
+"""
+    + """\
 import asyncio, os
 from goondan_tool import Pending
 
@@ -95,8 +103,12 @@ async def waits(ctx, input):
 def later(ctx, input):
     return Pending("job", lambda: "done")
 
-handlers = {"count": count, "waits": waits, "later": later}
+def paint(ctx, input):
+    return {"content": [{"type": "image", "data": PICTURE, "mimeType": "image/png"}]}
+
+handlers = {"count": count, "waits": waits, "later": later, "paint": paint}
 """
+)
 
 
 INITIALIZE = {
@@ -162,7 +174,7 @@ async def http_client(told: dict[str, Any], mode: Any = "auto") -> AsyncIterator
 async def uses(client: Client, *more: str) -> None:
     """What any client does: list, call, be refused. `more`: tools that are offered besides."""
     listed = await client.list_tools()
-    assert [tool.name for tool in listed.tools] == ["bash__exec", "slow__count", "slow__waits", "slow__later", *more]
+    assert [tool.name for tool in listed.tools] == ["bash__exec", *(f"slow__{name}" for name in EXPORTS), *more]
     done = await client.call_tool("bash__exec", {"command": "echo $((6*7))"})
     assert not done.is_error
     assert done.structured_content["stdout"] == "42\n"
@@ -197,6 +209,7 @@ async def leaves_work(client: Client, kernel: Sandbox) -> None:
     assert time.monotonic() - before < 15, "the instance is free again"
 
 
+EXPORTS = ("count", "waits", "later", "paint")
 MINE = ("--tools", "bash__exec", "--tools", "slow__*")
 
 
@@ -215,6 +228,8 @@ async def test_a_client_of_either_era_on_standard_streams(kernel: Sandbox, mode:
         async def heard(progress: float, total: float | None, message: str | None) -> None:
             said.append((progress, total, message))
 
+        (painted,) = (await client.call_tool("slow__paint", {})).model_dump(by_alias=True)["content"]
+        assert (painted["type"], painted["data"]) == ("image", PICTURE), "a block as its tool gave it"
         counted = await client.call_tool("slow__count", {"to": 4}, progress_callback=heard)
         assert counted.structured_content == {"counted": 4}
         assert said, "progress is told while the call runs"
