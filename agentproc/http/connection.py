@@ -93,19 +93,18 @@ class Client:
                 self.close()
             self._route = route
         head = request_head(method, route, headers, len(body))
-        request = head + body if isinstance(body, bytes) else body.behind(head)
         if self._kept is not None and not self._kept.usable():
             self.close()
         kept, self._kept = self._kept, None
         if kept is not None:
-            response = kept.begin_request(request, patience)
+            response = kept.begin_request(head, body, patience)
             try:
                 return await self._answered(response)
             except Fault:
                 if not response.unheard:
                     raise
         connection = await self.connect(route, patience.connect_s)
-        return await self._answered(connection.begin_request(request, patience))
+        return await self._answered(connection.begin_request(head, body, patience))
 
     async def connect(self, route: Route, limit_s: float) -> Connection:
         """A new connection, through the proxy if there is one. Raises Fault."""
@@ -182,21 +181,21 @@ class Connection(asyncio.Protocol):
         """Whether the next request may use it."""
         return not self._lost and self.loop.time() - self._idle_since < KEEP_ALIVE_S
 
-    def begin_request(self, request: bytes | Body, patience: Patience) -> Response:
+    def begin_request(self, head: bytes, body: bytes | Body, patience: Patience) -> Response:
         """Send a request. All data from now on belongs to its answer. One with files is sent by `Response.sent`."""
         response = self._reader = Response(self, patience)
-        if isinstance(request, bytes):
-            self.write(request)
+        if isinstance(body, bytes):
+            self.write(head, body)
         else:
-            response.unsent = parts_of(request.pieces)
+            response.unsent = parts_of([head, *body.pieces])
         return response
 
-    def write(self, data: bytes) -> None:
-        """Send more of the request."""
+    def write(self, *data: bytes) -> None:
+        """Send more of the request. Nothing is copied."""
         if self._transport is None or self._lost:
             self.connection_lost(None)
         else:
-            self._transport.write(data)
+            self._transport.writelines(data)
 
     async def drained(self, limit_s: float) -> bool:
         """Wait until the server has taken most of what was sent, or is gone. False: it takes nothing for `limit_s`."""

@@ -19,8 +19,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from goondan.agentproc.providers import faults, history, reader
-from goondan.agentproc.providers.base import ModelRequest, Usage, append_to, array_of, encode_json
-from goondan.agentproc.providers.vendor import Vendor, WireRequest, headers_of, is_closed, put_last
+from goondan.agentproc.providers.base import ModelRequest, Usage, append_to, encode_json
+from goondan.agentproc.providers.vendor import Parts, Vendor, WireRequest, headers_of, is_closed, put_last, with_list
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ModelSpec, ToolChoice
 from goondan.schemas.models.model_providers import BY_NAME, DEFAULT_MAX_TOKENS
 from goondan.schemas.wire.blobs import PDF
@@ -64,10 +64,11 @@ class Anthropic(Vendor["Turns"]):
         if system:
             block = encode_json(_text(system))
             put_last(body, "system", Raw(b"[%s]" % marked(block)) if marks else system)
-        put_last(body, "messages", turns.json(history.blocks_text(request.blocks), marks=marks))
-        if (choice := self._output.choice(request)) is not None and not _thinks_freely(request):
-            put_last(body, "tool_choice", _tool_choice(choice))
-        return WireRequest(f"{self._base(model)}/v1/messages", _headers(model), encode_json(body))
+        choice = self._output.choice(request)
+        last = {} if choice is None or _thinks_freely(request) else {"tool_choice": _tool_choice(choice)}
+        messages = turns.parts(history.blocks_text(request.blocks), marks=marks)
+        whole = with_list(body, "messages", messages, last)
+        return WireRequest(f"{self._base(model)}/v1/messages", _headers(model), whole)
 
     def reader(self, request: ModelRequest) -> Reader:
         """The reader for one answer."""
@@ -128,16 +129,16 @@ class Turns:
         self._add("assistant", blocks_of(entry))
         self._add("user", [_result(call) for call in entry.calls])
 
-    def json(self, beside: str | None = None, *, marks: bool = False) -> Raw:
-        """All messages as a JSON array. `beside` is a text of the user at the end of this request only; no mark is
+    def parts(self, beside: str | None = None, *, marks: bool = False) -> Parts:
+        """All messages. `beside` is a text of the user at the end of this request only; no mark is
         behind it.
         """
         before = self._written, self._marked if marks else self._user, self._behind
         told = [encode_json(_text(beside))] if beside else []
         if told and self._role == "assistant":
-            return array_of(*before, _turn(self._role, self._blocks), _turn("user", told))
+            return *before, _turn(self._role, self._blocks), _turn("user", told)
         own = _with_mark(self._blocks) if marks and self._role == "user" else self._blocks
-        return array_of(*before, _turn(self._role, [*own, *told] or [encode_json(_text(history.EMPTY))]))
+        return *before, _turn(self._role, [*own, *told] or [encode_json(_text(history.EMPTY))])
 
     @property
     def size(self) -> int:

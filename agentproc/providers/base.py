@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, Protocol
 from urllib.parse import unquote, urlsplit
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from goondan.agentproc.machine.messages import Message
 from goondan.agentproc.machine.turn import AskedCall
@@ -286,11 +286,6 @@ def append_to(written: bytearray, item: bytes) -> None:
     if written:
         written += b","
     written += item
-
-
-def array_of(*items: bytes | bytearray) -> Raw:
-    """A JSON array of parts, each with any number of items."""
-    return Raw(b"[%s]" % b",".join([part for part in items if part]))
 
 
 def read_json(text: str) -> Any:

@@ -15,13 +15,22 @@ import re
 from typing import Any, Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 from msgspec.structs import replace
 
 from goondan.agentproc.providers import faults, reader
-from goondan.agentproc.providers.base import ModelRequest, Usage, append_to, array_of, encode_json
+from goondan.agentproc.providers.base import ModelRequest, Usage, append_to, encode_json
 from goondan.agentproc.providers.history import EMPTY, HistoryEntry, Said, SentFile, blocks_text
-from goondan.agentproc.providers.vendor import ANSWER_TOOL, Vendor, WireRequest, headers_of, is_closed, put_last
+from goondan.agentproc.providers.vendor import (
+    ANSWER_TOOL,
+    Parts,
+    Vendor,
+    WireRequest,
+    headers_of,
+    is_closed,
+    put_last,
+    with_list,
+)
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ToolChoice
 from goondan.schemas.wire.blobs import PDF
 
@@ -56,10 +65,10 @@ class OpenAI(Vendor["Messages"]):
             body["response_format"] = _response_format(schema)
         if tools := self._output.tools(request):
             put_last(body, "tools", self._tools.of(tools))
-        put_last(body, "messages", self._written.of(request).json(request.system, blocks_text(request.blocks)))
-        if (choice := self._output.choice(request)) is not None:
-            put_last(body, "tool_choice", _tool_choice(choice))
-        return WireRequest(f"{self._base(model)}/chat/completions", headers_of(model), encode_json(body))
+        choice = self._output.choice(request)
+        messages = self._written.of(request).parts(request.system, blocks_text(request.blocks))
+        whole = with_list(body, "messages", messages, {} if choice is None else {"tool_choice": _tool_choice(choice)})
+        return WireRequest(f"{self._base(model)}/chat/completions", headers_of(model), whole)
 
     def reader(self, request: ModelRequest) -> Reader:
         """The reader for one answer."""
@@ -121,14 +130,14 @@ class Messages:
             if call.files:  # a result has text only, and nothing may stand between results
                 self._add({"role": "user", "content": content_of(f"(Files of the result of {call.id}.)", call.files)})
 
-    def json(self, system: str | None, beside: str | None = None) -> Raw:
-        """All messages as a JSON array, behind the system prompt. `beside` is a text at the end of this request only.
+    def parts(self, system: str | None, beside: str | None = None) -> Parts:
+        """All messages, behind the system prompt. `beside` is a text at the end of this request only.
 
         It is a message of the user, because many servers accept a system message only as the first one.
         """
         first = encode_json({"role": "system", "content": system}) if system and system.strip() else b""
         last = encode_json({"role": "user", "content": beside or EMPTY}) if beside or self._only_rules else b""
-        return array_of(first, self._written, last)
+        return first, self._written, last
 
     @property
     def size(self) -> int:

@@ -17,12 +17,21 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import Struct
 
 from goondan.agentproc.providers import faults, reader
-from goondan.agentproc.providers.base import ModelRequest, append_to, array_of, encode_json
+from goondan.agentproc.providers.base import ModelRequest, append_to, encode_json
 from goondan.agentproc.providers.history import EMPTY, HistoryEntry, Said, SentFile, blocks_text, in_kept_order
-from goondan.agentproc.providers.vendor import ANSWER_TOOL, Vendor, WireRequest, headers_of, is_closed, put_last
+from goondan.agentproc.providers.vendor import (
+    ANSWER_TOOL,
+    Parts,
+    Vendor,
+    WireRequest,
+    headers_of,
+    is_closed,
+    put_last,
+    with_list,
+)
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ToolChoice
 from goondan.schemas.wire.blobs import PDF
 
@@ -57,10 +66,10 @@ class Responses(Vendor["Items"]):
             put_last(body, "tools", self._tools.of(tools))
         if request.system and request.system.strip():
             put_last(body, "instructions", request.system)
-        put_last(body, "input", self._written.of(request).json(blocks_text(request.blocks)))
-        if (choice := self._output.choice(request)) is not None:
-            put_last(body, "tool_choice", _tool_choice(choice))
-        return WireRequest(f"{self._base(model)}/responses", headers_of(model), encode_json(body))
+        choice = self._output.choice(request)
+        items = self._written.of(request).parts(blocks_text(request.blocks))
+        whole = with_list(body, "input", items, {} if choice is None else {"tool_choice": _tool_choice(choice)})
+        return WireRequest(f"{self._base(model)}/responses", headers_of(model), whole)
 
     def reader(self, request: ModelRequest) -> Reader:
         """The reader for one answer."""
@@ -99,11 +108,10 @@ class Items:
             output = content_of(call.result, call.files) if call.files else call.result
             self._add({"type": "function_call_output", "call_id": call.id, "output": output})
 
-    def json(self, beside: str | None = None) -> Raw:
-        """All items as a JSON array. `beside` is a text of the user at the end of this request only."""
-        return array_of(
-            self._written, encode_json(_message("user", beside or EMPTY)) if beside or self._only_rules else b""
-        )
+    def parts(self, beside: str | None = None) -> Parts:
+        """All items. `beside` is a text of the user at the end of this request only."""
+        last = encode_json(_message("user", beside or EMPTY)) if beside or self._only_rules else b""
+        return self._written, last
 
     @property
     def size(self) -> int:

@@ -120,6 +120,24 @@ def headers_of(model: ModelSpec, **vendors: str) -> dict[str, str]:
     return {**model.headers, **vendors, **key_headers(model)}
 
 
+#: Parts of a list in JSON. Each has any number of items, without the brackets.
+Parts = Sequence[bytes | bytearray]
+
+
+def with_list(body: dict[str, Any], name: str, parts: Parts, last: dict[str, Any]) -> bytes:
+    """A request's body: these fields, then a list, then the `last` fields. The list, which is long, is copied once."""
+    for field in (name, *last):
+        body.pop(field, None)
+    pieces: list[bytes | bytearray] = [encode_json(body)[:-1], b',"%s":[' % name.encode()]
+    between = b""
+    for part in parts:
+        if part:
+            pieces += (between, part)
+            between = b","
+    pieces.append(b"],%s" % encode_json(last)[1:] if last else b"]}")
+    return b"".join(pieces)
+
+
 def put_last(body: dict[str, Any], name: str, value: Any) -> None:
     """Make a field the last one of a request's body. A server's cache knows how a request begins, so what changes from
     request to request stands last.
@@ -282,11 +300,6 @@ class Body(Struct, frozen=True):
 
     #: The pieces.
     pieces: Sequence[bytes | FileText]
-
-    def behind(self, head: bytes) -> Body:
-        """The same, with `head` before it."""
-        first, *rest = self.pieces
-        return Body([head + first, *rest] if isinstance(first, bytes) else [head, first, *rest])
 
     def __len__(self) -> int:
         """The length of the body (bytes)."""
