@@ -16,7 +16,7 @@ import msgspec
 
 from goondan.agentproc.conversation.store import ConversationStore, StoredEvent
 from goondan.agentproc.extensions.points.pipeline import MiddlewareError
-from goondan.agentproc.machine.messages import Append, Message, MessageEvent, Replace, fold
+from goondan.agentproc.machine.messages import Append, Grown, Message, MessageEvent, Replace, fold
 from goondan.agentproc.machine.turn import BeginCall, Resume
 from goondan.schemas.wire import errors, questions
 from goondan.schemas.wire.codec import DECODE_ERRORS, check_depth, check_json, describe_decode_error, encode_value
@@ -38,6 +38,7 @@ class Transcript:
         #: The messages after all events, and those of this turn only, as far as they are known.
         self._next: list[Message] | None = None
         self._own: list[Message] | None = []
+        self._shown: Grown | None = None  # what `_next` is known to begin with
         self._last = -1  # the highest position
         self._given: set[str] = set()  # ids that extensions have given to messages
         self._grows = True  # nothing has happened but that messages of the turn came
@@ -90,18 +91,17 @@ class Transcript:
     @property
     def next_messages(self) -> list[Message]:
         """The current messages of the conversation."""
-        if self._next is None:
-            base = self._load()
-            if self._grows and self._own is not None:
-                self._next = [*base, *self._own]
-            else:
-                self._next = fold(base, self.events)
-        return list(self._next)
+        return list(self._current())
+
+    def shown(self) -> Grown:
+        """The same, for the next request. It knows the one before if nothing has happened but that messages came."""
+        self._shown = Grown.of(self._current(), self._shown)
+        return self._shown
 
     @property
-    def known_messages(self) -> list[Message] | None:
-        """The same list each time, as far as it is known. It must not be changed."""
-        return self._next
+    def left(self) -> Grown | None:
+        """The same, for the next turn; None: nobody has asked for them."""
+        return None if self._next is None else self.shown()
 
     @property
     def own_messages(self) -> list[Message]:
@@ -111,6 +111,16 @@ class Transcript:
         return list(self._own)
 
     # --- inside
+
+    def _current(self) -> list[Message]:
+        if self._next is None:
+            base = self._load()
+            if self._grows and self._own is not None:
+                self._next = [*base, *self._own]
+                self._shown = base.behind if isinstance(base, Grown) else None
+            else:
+                self._next = fold(base, self.events)
+        return self._next
 
     def _load(self) -> list[Message]:
         if self._base is None:
@@ -132,7 +142,7 @@ class Transcript:
             if self._next is not None:
                 self._next.append(event.message)
         else:
-            self._next = self._own = None
+            self._next = self._own = self._shown = None
             self._grows = False
             if isinstance(event, Append | Replace):
                 self._given.add(event.message.id)

@@ -13,13 +13,20 @@ Source: docs/design/turns.md section 10; docs/extensions.md.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from operator import is_
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from goondan.agentproc.machine.messages import REASONING, AssistantData, Message, TextPart, ToolData, files_of
+from goondan.agentproc.machine.messages import (
+    REASONING,
+    AssistantData,
+    Message,
+    TextPart,
+    ToolData,
+    begins_with,
+    files_of,
+)
 from goondan.agentproc.providers.history import KEPT
 from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire import codec, frames
@@ -205,7 +212,7 @@ class MessageSizes:
     def of(self, messages: list[Message]) -> list[int]:
         """The bytes of each. `messages` may not be changed afterwards; the sizes are good until the next call."""
         known = self._known
-        if len(messages) < len(known) or not all(map(is_, known, messages)):
+        if not begins_with(messages, known):
             known, self._sizes, self.total, self.largest = [], [], 0, 0
         for message in messages[len(known) :] if known else messages:
             size = message_size(message)

@@ -236,6 +236,29 @@ def presentable(messages: Sequence[Message]) -> list[Message]:
     return shown
 
 
+class Grown(list[Message]):
+    """A conversation that is not changed any more. A longer one that begins with its messages knows that."""
+
+    __slots__ = ("behind",)
+    behind: "Grown | None"
+
+    @classmethod
+    def of(cls, messages: Iterable[Message], behind: "Grown | None") -> "Grown":
+        """These messages, which begin with those of `behind`; None: nobody knows."""
+        made = cls(messages)
+        made.behind = behind
+        if behind is not None:
+            behind.behind = None  # nobody needs those before
+        return made
+
+
+def begins_with(messages: list[Message], known: list[Message]) -> bool:
+    """Whether the same message objects begin a conversation."""
+    if isinstance(messages, Grown) and messages.behind is known:
+        return True
+    return len(messages) >= len(known) and all(map(is_, known, messages))
+
+
 class Presented:
     """`presentable` for a conversation that grows: it walks only the messages that are new since the last time. The
     earlier work is used as long as the same message objects begin the conversation.
@@ -247,7 +270,7 @@ class Presented:
     def of(self, messages: list[Message]) -> list[Message]:
         """See `presentable`. The list must not be changed afterwards."""
         known = self._known
-        if len(messages) < len(known) or not all(map(is_, known, messages)):
+        if not begins_with(messages, known):
             known = self._known = []
         # No result is missing at the end of a presentable beginning, so the rest is judged by itself.
         if not is_presentable(messages[len(known) :] if known else messages):

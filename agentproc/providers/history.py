@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from operator import is_
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -35,6 +34,7 @@ from goondan.agentproc.machine.messages import (
     ToolData,
     ToolResultPart,
     UserData,
+    begins_with,
     files_of,
     is_kept,
     is_presentable,
@@ -299,20 +299,18 @@ class Written(Generic[W]):
         if (
             writer is not None
             and source is not None
-            and len(messages) >= len(known)
-            and all(map(is_, known, messages))
+            and begins_with(messages, known)
             and source.fits(request)
             and is_presentable(new := messages[len(known) :])
         ):
-            known += new
-            source.tools = request.tools
+            self._messages, source.tools = messages, request.tools
         else:
             writer, source, whole = self._make(), Entries(self._provider, request), is_presentable(messages)
             new = messages if whole else presentable(messages)
             if not request.aside:
                 self.forget()
                 if whole:
-                    self._messages, self._writer, self._entries = list(messages), writer, source
+                    self._messages, self._writer, self._entries = messages, writer, source
         for entry in source.extend(new):
             writer.add(entry)
         return writer

@@ -428,7 +428,7 @@ class TurnRun:
         if results:
             instance.acks.add(self.calls.stored(results))
         if end is not None:
-            self._left = None if self._own_code else self._transcript.known_messages
+            self._left = None if self._own_code else self._transcript.left
         elif stores:
             self._messages += len(stores)  # not the place of the last one: results are stored in any order
             first, self._position = self._position is None, self._messages
@@ -538,7 +538,7 @@ class TurnRun:
             self.calls.catalog = instance.catalog.for_step()
         own, spec = self._config.in_force.system, instance.spec
         provider = instance.provider
-        messages = self._transcript.next_messages if provider.needs_history else self._transcript.own_messages
+        messages = self._transcript.shown() if provider.needs_history else self._transcript.own_messages
         try:
             if self._stages is not None and provider.needs_history:
                 messages = self._stages.messages(messages)
