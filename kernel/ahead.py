@@ -116,11 +116,14 @@ class Ahead:
 
 
 def import_shared() -> None:
-    """Import what several programs need."""
+    """Import what several programs need, and look through the types of a plan, of which each of them reads a part."""
     for name in SHARED:
         import_module(name)
     parts("wire")
+    from goondan.schemas.bundle.launch import KernelPlan
     from goondan.schemas.transport.link import transport_class
+
+    msgspec.msgpack.Decoder(KernelPlan)  # what this finds out about the types stays with them
 
     with suppress(Exception):  # GOONDAN_TRANSPORT names none: each program says so
         transport_class()
