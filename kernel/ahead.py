@@ -42,6 +42,7 @@ SHARED: Final = (
     "goondan.schemas.text.secret_values",
     "goondan.schemas.text.redaction",
     "goondan.schemas.text.times",
+    "goondan.schemas.wire.runtime_events",
     "goondan.schemas.wire.spans",
     "goondan.schemas.worker.servers",
     "sqlite3",

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from goondan.kernel.supervisor.__main__ import PROGRAMS
 from goondan.schemas.bundle.launch import ExtensionSpec, KernelPlan
 from tests.bundles import documents
 from tests.kernel_fixture import Sandbox
@@ -194,6 +195,31 @@ def test_asyncio_without_tls_does_all_else_and_tls_is_there_for_whoever_asks(sho
     run = subprocess.run(program, capture_output=True, text=True, check=True, timeout=30)
     assert run.stdout.split() == ["False", "heard", "0", "True"]
     assert run.stderr == ""
+
+
+#: Prints what a program imports that is forked ahead, besides what was imported before the fork.
+OWN = """\
+import sys
+from goondan.kernel import ahead
+from goondan.kernel.supervisor import __main__
+from goondan.kernel.supervisor.options import parse
+parse(["--bundle", sys.argv[2]])
+ahead.import_shared()
+before = set(sys.modules)
+ahead.program_of(sys.argv[1])
+print(*set(sys.modules) - before)
+"""
+
+
+def test_what_all_programs_import_is_imported_once_before_the_forks(tmp_path: Path) -> None:
+    (tmp_path / "goondan.yaml").write_text(BUNDLE)
+    alone = []
+    for program in PROGRAMS:
+        command = [sys.executable, "-I", "-c", OWN, program, str(tmp_path / "goondan.yaml")]
+        run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+        alone.append(set(run.stdout.split()))
+    assert all(alone)
+    assert set.intersection(*alone) == set()
 
 
 #: A supervisor that says which programs of its own run when it opens the bundle, and what is left of them afterwards.

@@ -7,16 +7,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from goondan.schemas.wire.errors import tool_error
 from goondan.schemas.worker.tool_host_reports import SURVEY, Obstacle
 from goondan.toolhost import app, remembered
 from goondan.toolhost.app import App, Settings
 from goondan.toolhost.lookup.this_host import host_facts
 from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.remembered import Memory
+from goondan.toolhost.serving.answers import Answers
 from goondan.toolhost.survey import Survey, read_signs
 from tests.toolhost_fixture import POWERS
 
@@ -175,3 +179,15 @@ async def test_a_tool_host_that_knows_its_machine_makes_no_jail_to_try(
     second = App(settings, POWERS, usual)
     assert (await second._survey(second._remember())).facts == found_by(usual).facts
     assert len(tried) == 1
+
+
+@pytest.mark.parametrize(("code", "unmade"), [("E_SANDBOX_UNAVAILABLE", True), ("E_TOOL_CRASHED", False)])
+def test_a_call_whose_walls_could_not_be_put_up_is_noticed(code: str, unmade: bool) -> None:
+    anything: Any = None
+    answers = Answers(anything, anything, anything, anything, anything)
+    concluded: list[object] = []
+    answers.conclude = lambda *of: concluded.append(of)  # type: ignore[method-assign]
+    call: Any = SimpleNamespace(tool=SimpleNamespace(error_message_limit=1000))
+    answers.fail(call, tool_error(code, "no", name="No"))
+    assert answers.unmade is unmade
+    assert len(concluded) == 1
