@@ -1,19 +1,20 @@
 """`python -m bench`: run the benchmarks and print a table.
 
-`--record` also keeps what was measured in bench/results.json, from which the page and the READMEs have their figures
-(bench/page.py), in place of what stood there; other benchmarks' figures stay. `--against TREE` runs them alternately
+`--record` also keeps what was measured in bench/results.json, in place of what stood there, and writes the page and the
+READMEs from it (bench/page.py); other benchmarks' figures stay. `--against TREE` runs them alternately
 here and in another tree of this repository, and prints the quotients.
 """
 
 from __future__ import annotations
 
 import argparse
+import atexit
 import importlib
 import os
 import sys
 from pathlib import Path
 
-from bench import pairs, records
+from bench import page, pairs, records
 from bench.compare import Benchmark, machine, run, table
 from goondan.schemas.transport import chosen
 
@@ -71,6 +72,8 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     names = options.names or [name for name in MODULES if not (options.short and name in LONG)]
     found: list[Benchmark] = [importlib.import_module(f"bench.{name}").BENCHMARK for name in names]
+    if options.record:
+        atexit.register(page.main, [])
     if options.against is not None:
         sides = options.sides.split(",") if options.sides else None
         there = options.against.resolve()

@@ -229,11 +229,8 @@ def soak_block(report: Report) -> str:
         elif not each["kept"] or many == 1:
             bound = each["bound"] if each["kept"] else f"**{each['bound']}**"
             lines.append(f"|{each['what']}|{each['measured']}|{bound}|")
-    return (
-        f"{_machine_text(soak['machine'])}; {soak['at'][:10]}, {soak['minutes']:g} minutes.\n\n"
-        + "\n".join(lines)
-        + "\n"
-    )
+    head = f"{_machine_text(soak['machine'])}; {soak['at'][:10]}, {soak['minutes']:g} minutes, {soak['transport']}."
+    return "\n".join((head, "", *lines, "", "![Its minutes](plots/soak.svg)", ""))
 
 
 BLOCKS: Final[Mapping[str, Callable[[Report], str]]] = {

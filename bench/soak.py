@@ -34,7 +34,7 @@ from typing import Any, Final
 
 import uvloop
 
-from bench import records, steady
+from bench import page, records, steady
 from bench.agent import private_mib
 from bench.compare import machine
 from bench.swarm import Swarm, swarm
@@ -312,7 +312,7 @@ class Watch:
                 descriptors[kind] = max(descriptors[kind], len(os.listdir(f"/proc/{pid}/fd")))
                 memory[kind] = max(memory[kind], private_mib(pid))
         for known, found in ((self.memory, memory), (self.descriptors, descriptors)):
-            for kind in {*known, *found}:
+            for kind in sorted({*known, *found}):
                 values = known.setdefault(kind, [None] * len(self.minutes))
                 values.append(round(found[kind], 1) if found.get(kind) else None)
         self.minutes.append(round((time.perf_counter() - self.begun) / 60, 3))
@@ -459,6 +459,7 @@ def main(arguments: list[str]) -> int:
         options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
     if options.record:
         records.write({**records.read(), "soak": found})
+        page.main([])
     return 0 if all(each["kept"] for each in found["verdicts"]) else 1
 
 
