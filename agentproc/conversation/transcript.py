@@ -95,8 +95,11 @@ class Transcript:
 
     def shown(self) -> Grown:
         """The same, for the next request. It knows the one before if nothing has happened but that messages came."""
-        self._shown = Grown.of(self._current(), self._shown)
-        return self._shown
+        made = Grown(self._current())
+        if self._shown is not None:
+            self._shown.behind = None  # nobody needs those before
+        made.behind, self._shown = self._shown, made
+        return made
 
     @property
     def left(self) -> Grown | None:

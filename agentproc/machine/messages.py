@@ -237,19 +237,11 @@ def presentable(messages: Sequence[Message]) -> list[Message]:
 
 
 class Grown(list[Message]):
-    """A conversation that is not changed any more. A longer one that begins with its messages knows that."""
+    """A conversation that is not changed any more."""
 
     __slots__ = ("behind",)
+    #: A shorter one, with whose messages it begins; None: nobody knows any.
     behind: "Grown | None"
-
-    @classmethod
-    def of(cls, messages: Iterable[Message], behind: "Grown | None") -> "Grown":
-        """These messages, which begin with those of `behind`; None: nobody knows."""
-        made = cls(messages)
-        made.behind = behind
-        if behind is not None:
-            behind.behind = None  # nobody needs those before
-        return made
 
 
 def begins_with(messages: list[Message], known: list[Message]) -> bool:

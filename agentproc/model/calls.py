@@ -70,9 +70,9 @@ class ModelCalls:
         self._stall_timer: asyncio.TimerHandle | None = None
         self._told = False  # that the model is waited for
 
-    def start(self, request: base.ModelRequest, stages: Stages | None) -> None:
+    def start(self, provider: base.Provider, request: base.ModelRequest, stages: Stages | None) -> None:
         """Ask the model. `stages` has the turn's extensions, if there are any."""
-        self._call = self._loop.create_task(self._complete(request, stages))
+        self._call = self._loop.create_task(self._complete(provider, request, stages))
 
     def stop(self) -> None:
         """Give up the running call."""
@@ -96,14 +96,14 @@ class ModelCalls:
 
     # --- one call
 
-    async def _complete(self, request: base.ModelRequest, stages: Stages | None) -> None:
+    async def _complete(self, provider: base.Provider, request: base.ModelRequest, stages: Stages | None) -> None:
         """Make the model call inside the wraps of extensions."""
         self._requests = 0
         try:
             if stages is not None and stages.wraps_model:
-                answer = await stages.ask_model(partial(self._ask_again, request, stages))
+                answer = await stages.ask_model(partial(self._ask_again, provider, request, stages))
             else:
-                answer = await self._ask(request, stages)
+                answer = await self._ask(provider, request, stages)
         except GoondanError as error:
             if error.info.code == "E_LEASE_LOST":  # the broker has said so, to a part that asked it
                 self._turn.abandon()
@@ -116,13 +116,19 @@ class ModelCalls:
             self._turn.push(ModelAnswered(answer.text, calls, answer.finish_reason, stored_metadata(answer)))
 
     def _ask_again(
-        self, request: base.ModelRequest, stages: Stages, blocks: list[dict[str, Any]], catalog: StepCatalog
+        self,
+        provider: base.Provider,
+        request: base.ModelRequest,
+        stages: Stages,
+        blocks: list[dict[str, Any]],
+        catalog: StepCatalog,
     ) -> Awaitable[base.ModelAnswer]:
-        return self._ask(msgspec.structs.replace(request, blocks=blocks, tools=catalog.shown), stages)
+        return self._ask(provider, msgspec.structs.replace(request, blocks=blocks, tools=catalog.shown), stages)
 
-    def _ask(self, request: base.ModelRequest, stages: Stages | None) -> Awaitable[base.ModelAnswer]:
+    def _ask(
+        self, provider: base.Provider, request: base.ModelRequest, stages: Stages | None
+    ) -> Awaitable[base.ModelAnswer]:
         """Ask the model with what fits into its context."""
-        provider = self._instance.provider
         once = self._ask_once if self._instance.spec.fallback else partial(self._request, provider)
         if not provider.needs_history:
             return once(request)

@@ -249,12 +249,13 @@ class TurnContext:
         unsaid = request.model.context_tokens is None and memory.listed is None and memory.asks_left and not self._asked
         if unsaid and estimate.tokens_of(size, kept.ratio) > SURE_TOKENS:
             await self._ask_window(provider, request)
-        known = self._known(request)
-        if kept.told is not None and known not in (None, kept.known):
-            kept = memory.forget_told(kept)  # the model has another window now
         window = self._window(request, kept)
         if window is None and wishes is estimate.NO_WISHES:
             return self._fitted(parts, kept, size, window)
+        known = self._known(request)
+        if kept.told is not None and known not in (None, kept.known):
+            kept = memory.forget_told(kept)  # the model has another window now
+            window = self._window(request, kept)
         shorter = self._shorten_new(parts, kept, window)
         if shorter is not kept:
             kept, size = shorter, self._size(parts, shorter.shape)

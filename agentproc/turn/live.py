@@ -89,6 +89,8 @@ class LiveFeed:
         self._epoch = frame.epoch
         #: Whether anybody listens.
         self.wanted = frame.live
+        #: Takes pieces of text from the provider; None: nobody listens.
+        self.on_delta: Callable[[TextDelta], None] | None = self._delta if frame.live else None
         self._closed = False
         self._wait: RuntimeEventKind | None = None  # the kind of the wait that was told and is not over
         self._for_operator = frame.source == OPERATOR
@@ -103,11 +105,6 @@ class LiveFeed:
         self._muted = False
         self._sent_at = loop.time() - BATCH_S
         self._timer: asyncio.TimerHandle | None = None
-
-    @property
-    def on_delta(self) -> Callable[[TextDelta], None] | None:
-        """The function that takes pieces of text from the provider; None when nobody listens."""
-        return self._delta if self.wanted else None
 
     def tell(self, actions: Sequence[Action], endings: Sequence[Ending] = ()) -> None:
         """Send news about the next actions of the turn. All earlier text is sent first. `endings` are the ends of the
@@ -190,7 +187,7 @@ class LiveFeed:
 
     def close(self) -> None:
         """Stop the timer, and drop everything that waits."""
-        self.wanted, self._closed = False, True
+        self.wanted, self.on_delta, self._closed = False, None, True
         self._restart(again=False)
         if self._timer is not None:
             self._timer.cancel()

@@ -133,7 +133,9 @@ class TurnNotes:
             if isinstance(action, AskModel):
                 self._begin_step(action.step, at)
             elif isinstance(action, RunTool):
-                part, is_new = action.part, self._is_new(action)
+                part = action.part
+                # For a call that is made again, an earlier incarnation has noted it.
+                is_new = not action.again and part.tool_call_id not in self._called
                 self._called[part.tool_call_id] = part.args
                 if is_new:
                     kept = self._kept(part.args, turn_notes.WHOLE_CHARS) if self._whole else None
@@ -276,10 +278,6 @@ class TurnNotes:
         return endings
 
     # --- inside
-
-    def _is_new(self, action: RunTool) -> bool:
-        """Whether a call was not noted yet. For a call that is made again, an earlier incarnation has noted it."""
-        return not action.again and action.part.tool_call_id not in self._called
 
     def _begin_step(self, step: int, at: str) -> None:
         if step == self._step:

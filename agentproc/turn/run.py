@@ -558,7 +558,7 @@ class TurnRun:
             output=spec.output,
             tool_choice=self._tool_choice(action.step, spec.tool_choice),
         )
-        self._models.start(request, self._stages)
+        self._models.start(provider, request, self._stages)
 
     def _tool_choice(self, step: int, own: launch.ToolChoice | None) -> launch.ToolChoice | None:
         """Which tools the model has to call in a step: the word of the step's middleware, else the agent's. The agent's
