@@ -16,21 +16,23 @@ import gc
 import os
 import signal
 import sys
-from typing import Any, Final, NoReturn
 
-import click
+# When the collector looks at young, older and old objects. By default it looks fifty times while a command imports its
+# modules, finds nothing, and takes 3 ms. The first of them are imported here.
+gc.set_threshold(50_000, 20, 20)
 
-from goondan.kernel.cli.commands import Group
-from goondan.schemas.system.secrecy import forbid_core_dumps
+from typing import Any, Final, NoReturn  # noqa: E402
+
+import click  # noqa: E402
+
+from goondan.kernel.cli.commands import Group  # noqa: E402
+from goondan.schemas.system.secrecy import forbid_core_dumps  # noqa: E402
 
 #: Exit status after an interrupt, when the reader of our output has gone, and after SIGTERM: what a shell reports.
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 EXIT_TERMINATED: Final = 143
 EXIT_USAGE: Final = 2
-#: When the garbage collector looks at young, older and old objects (gc.set_threshold). By default it looks fifty times
-#: while a command imports its modules, and finds nothing.
-GC_THRESHOLDS: Final = (50_000, 20, 20)
 
 
 class _ReaderGone(Exception):
@@ -60,7 +62,6 @@ def main() -> NoReturn:
     """The console script. Ends the process."""
     forbid_core_dumps()
     _open_standard_streams()
-    gc.set_threshold(*GC_THRESHOLDS)
     # We do not use it. If development tools have installed it, msgspec would take 3 ms to import it.
     sys.modules.setdefault("typing_extensions", None)  # type: ignore[arg-type]
     signal.signal(signal.SIGTERM, _terminated)

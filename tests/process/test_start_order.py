@@ -159,6 +159,13 @@ def test_a_call_on_a_kernel_that_runs_imports_little(kernel: Sandbox) -> None:
     }
 
 
+def test_the_collector_of_garbage_seldom_looks_while_a_command_imports() -> None:
+    look = "import gc; looks = []; gc.callbacks.append(lambda *of: looks.append(of))"
+    look += "; import goondan.kernel.cli, goondan.kernel.cli.commands.call; print(len(looks) // 2)"
+    run = subprocess.run([sys.executable, "-I", "-c", look], capture_output=True, text=True, check=True, timeout=30)
+    assert int(run.stdout) < 10  # it would be twenty
+
+
 def test_a_module_that_was_hidden_is_there_for_whoever_asks_later() -> None:
     look = "import sys; from goondan.kernel.start import msgspec_alone; msgspec_alone(); print(*sys.modules)"
     look += "; import typing_extensions"
