@@ -60,13 +60,23 @@ MAX_LINE = 8192
 class Running:
     """One call while it runs."""
 
-    __slots__ = ("cancelled", "frame", "id", "message", "pending", "progress_at", "started", "task", "worker")
+    __slots__ = (
+        "_frame", "_unread", "cancelled", "export", "given", "id", "message", "pending", "progress_at", "started",
+        "task", "worker",
+    )  # fmt: skip
 
-    def __init__(self, worker: Serving, frame: dict[str, Any], now: float) -> None:
-        """`frame` is the `call` frame; `now` is of time.monotonic."""
+    def __init__(
+        self, worker: Serving, frame: dict[str, Any], now: float, unread: tuple[bytes, int, int] | None = None
+    ) -> None:
+        """`frame` is the `call` frame, without those fields that are `unread` (see wire.others). `now` is of
+        time.monotonic.
+        """
         self.worker = worker
-        self.frame = frame
+        self._frame, self._unread = frame, unread
         self.id: str = frame["callId"]
+        self.export: str = frame["export"]
+        #: The arguments.
+        self.given: Any = frame["input"]
         self.started = now
         #: The caller gave up.
         self.cancelled = False
@@ -78,6 +88,15 @@ class Running:
         self.message: dict[str, Any] | None = None
         #: When the last progress frame was sent (time.monotonic).
         self.progress_at = 0.0
+
+    @property
+    def frame(self) -> dict[str, Any]:
+        """The whole frame. Most handlers need no more of it than their arguments."""
+        unread = self._unread
+        if unread is not None:
+            self._frame |= wire.others(*unread)
+            self._unread = None  # only now: another thread may ask meanwhile
+        return self._frame
 
 
 class Printed(TextIOBase):
@@ -325,11 +344,14 @@ class Orphans:
         self.enabled = posix.getpid() == 2 and posix.getppid() == 1
         self._newest = self._newest_pid()
 
-    def sweep(self, *, keep: bool) -> None:
-        """A call has ended and no other runs: kill every process but this one and init; `keep` spares them for good."""
+    def sweep(self, call: Running) -> None:
+        """This call has ended and no other runs: kill every process but this one and init. One of an export with
+        `background` spares them for good.
+        """
         newest = self._newest_pid()
         if newest and newest == self._newest:
             return  # no process and no thread was started since
+        keep = bool(call.frame.get("background"))
         if keep or self._kept:
             self._kept = self._kept | other_processes() if keep else kill_others(self._kept)
             reap()

@@ -61,6 +61,26 @@ def unpack(data: bytes) -> Any:
     return value
 
 
+def opened(data: bytes, fields: int) -> tuple[dict[str, Any], int, int]:
+    """The first fields of a frame with so many, where the others begin, and how many they are. Raises ValueError."""
+    try:
+        first, at = _map(data, 1, fields)
+    except (IndexError, UnicodeDecodeError, RecursionError, TooShort) as error:
+        raise ValueError(f"not msgpack: {error}") from None
+    return first, at, data[0] - 0x80 - fields
+
+
+def others(data: bytes, at: int, count: int) -> dict[str, Any]:
+    """The fields of a frame behind those that were opened. Raises ValueError when they do not end the frame."""
+    try:
+        found, end = _map(data, at, count)
+    except (IndexError, UnicodeDecodeError, RecursionError, TooShort) as error:
+        raise ValueError(f"not msgpack: {error}") from None
+    if end != len(data):
+        raise ValueError(f"{len(data) - end} bytes after the value")
+    return found
+
+
 def value_at(data: bytes, at: int) -> Any:
     """The value that begins at `at`, whatever follows. Raises ValueError."""
     try:

@@ -233,10 +233,15 @@ class Worker:
             if data.startswith(_MESSAGE):
                 self._remember(wire.value_at(data, len(_MESSAGE)), data)
                 return
+            if data.startswith(_CALL, 1) and len(data) <= READ_BYTES:  # a large one would stay beside its arguments
+                first, at, left = wire.opened(data, _OPENED)
+                if "export" in first and "input" in first:
+                    self._start(running.Running(self, first, monotonic(), (data, at, left)), slot)
+                    return
             frame = wire.unpack(data)
             kind = frame["type"]
             if kind == "call":
-                self._start(frame, slot)
+                self._start(running.Running(self, frame, monotonic()), slot)
             elif kind == "message":
                 self._remember(frame["messageId"], data)
             elif kind == "cancel":
@@ -313,13 +318,11 @@ class Worker:
 
     # --- calls
 
-    def _start(self, frame: dict[str, Any], slot: running.Slot) -> None:
+    def _start(self, call: running.Running, slot: running.Slot) -> None:
         """Begin a call: here on the reader if its export is quick or unknown, else on another thread."""
-        now = monotonic()
-        call = running.Running(self, frame, now)
         with self._lock:
             self.running[call.id] = call
-        seconds = self._seconds.get(frame["export"])
+        seconds = self._seconds.get(call.export)
         # A script waits for its calls: on the reader, nobody would read their results until the watcher has noticed.
         if (seconds is not None and seconds > SLOW_S) or "tools" in self.permissions:
             self._slow.submit(lambda: self._send_result(self._run(call)))
@@ -329,7 +332,7 @@ class Worker:
             seconds is None or seconds > QUICK_S or len(outbox) >= BURST or self._outbox_bytes > FLUSH_BYTES
         ):
             self._flush()
-        self._inline_since = now
+        self._inline_since = call.started
         if self._dozing or seconds is None:
             self._wake_watcher()
         result = self._run(call)
@@ -349,7 +352,7 @@ class Worker:
 
     def _run(self, call: running.Running) -> bytes | None:
         """Run a handler to its result frame; None when its result comes later."""
-        export = call.frame["export"]
+        export = call.export
         try:
             handler = self.handlers[export]
         except KeyError:
@@ -357,7 +360,7 @@ class Worker:
             message = f"the tool has no handler {export!r}; it has: {names}"
             return self._finish(call, running.error_frame(call.id, "LookupError", message, code="E_TOOL_NOT_FOUND"))
         began = monotonic()
-        body = self._answer(call, lambda: handler(ToolContext(call), call.frame["input"]))
+        body = self._answer(call, lambda: handler(ToolContext(call), call.given))
         if body is not None:
             seconds = monotonic() - began
             known = self._seconds.get(export)
@@ -455,7 +458,7 @@ class Worker:
         with self._lock:
             if self._orphans.enabled and len(self.running) == 1:
                 try:  # noqa: SIM105 # contextlib is not imported here
-                    self._orphans.sweep(keep=bool(call.frame.get("background")))
+                    self._orphans.sweep(call)
                 except OSError:
                     pass  # no descriptor is left: the next call looks again
             self.running.pop(call.id, None)
@@ -493,6 +496,10 @@ class Worker:
         return call_id
 
 
+#: How the host writes a `call` frame behind its first byte, up to the value of `callId`. Its first fields have what
+#: every call needs.
+_CALL = b"\xa4type\xa4call\xa6callId"
+_OPENED = 4
 #: How the host writes a `message` frame, up to the value of `messageId`.
 _MESSAGE = b"\x83\xa4type\xa7message\xa9messageId"
 # type, callId, handlerMs and status of an `ok` result, the way `wire.pack` would write them

@@ -110,3 +110,16 @@ def test_surrogates() -> None:
 
 def test_integers_beyond_64_bits_become_doubles() -> None:
     assert decode(wire.pack([2**64, -(2**63) - 1])) == [2.0**64, -(2.0**63)]
+
+
+@given(
+    st.dictionaries(st.text(max_size=40), st.text() | st.integers(-9, 1 << 40) | st.lists(st.booleans()), max_size=15),
+    st.integers(0, 15),
+)
+def test_a_frame_can_be_read_in_two_pieces(frame: dict[str, object], first: int) -> None:
+    data = wire.pack(frame)
+    opened, at, left = wire.opened(data, min(first, len(frame)))
+    assert list(opened.items()) == list(frame.items())[: min(first, len(frame))]
+    assert opened | wire.others(data, at, left) == wire.unpack(data) == frame
+    with pytest.raises(ValueError, match="after the value"):
+        wire.others(data + b"\xc0", at, left)
