@@ -15,14 +15,13 @@ import sys
 from pathlib import Path
 
 from bench import page, pairs, records
-from bench.compare import Benchmark, machine, run, table
+from bench.compare import NATIVE, Benchmark, machine, run, table
 from goondan.schemas.transport import chosen
 
 #: The benchmarks run in this order. Each module has one BENCHMARK.
 MODULES = (
     "round_trip",
     "durable",
-    "durable_power",
     "asking",
     "python_client",
     "node_client",
@@ -85,9 +84,14 @@ def main(arguments: list[str]) -> int:
         told = records.facts(facts, chosen(), rounds, options.seconds)
         rows = run(benchmark, rounds, options.seconds, lambda line: print(line, file=sys.stderr, flush=True))
         print(table(benchmark, rows), flush=True)
+        report = records.read()
+        entry = records.put(report, benchmark, rows, told)
+        for row in rows:
+            others = [side for side in list(row.runs)[1:] if side != NATIVE and row.runs[side]]
+            slow = [side for side in others if records.slow_hour(entry, row, side)]
+            if slow:
+                print(f"  {row.metric.name}: {', '.join(slow)} shows a slow hour", flush=True)
         if options.record:
-            report = records.read()
-            records.put(report, benchmark, rows, told)
             records.write(report)
     print(", ".join(f"{key} {value}" for key, value in facts.items()), f"load {os.getloadavg()[0]:.1f}", sep=", ")
     return 0

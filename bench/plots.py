@@ -18,7 +18,7 @@ from bench.records import Entry, row_of, slow_hour
 
 #: Which benchmarks stand in which plot. What stands in none is in the last one.
 GROUPS: Final = {
-    "bus": ("round_trip", "durable", "durable_power", "queued", "python_client", "node_client", "journal_start"),
+    "bus": ("round_trip", "durable", "queued", "python_client", "node_client", "journal_start"),
     "tools": ("tool_call", "mcp_jailed", "cold_jail", "forked_call", "javascript", "walls", "arguments", "others"),
     "agents": ("turn", "attachments", "asking", "code_mode", "history", "curves", "extensions", "agent", "scale"),
     "commands": ("gdn_call", "start", "trace", "dormant", "recovery"),

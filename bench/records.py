@@ -64,8 +64,8 @@ def facts(machine: Mapping[str, Any], transport: str, rounds: int, seconds: floa
     }
 
 
-def put(report: dict[str, Any], benchmark: Benchmark, rows: Sequence[Row], told: Entry) -> None:
-    """Store what a run of one benchmark has measured, in place of what stood there."""
+def put(report: dict[str, Any], benchmark: Benchmark, rows: Sequence[Row], told: Entry) -> Entry:
+    """Store what a run of one benchmark has measured, in place of what stood there. Returns its entry."""
     before = report["benchmarks"].get(benchmark.name, {})
     best = before.get("best", {}) if before.get("machine") == told["machine"] else {}
     entry = {"what": benchmark.what, **told, "durability": benchmark.durability, "rows": {}, "best": {}}
@@ -82,6 +82,7 @@ def put(report: dict[str, Any], benchmark: Benchmark, rows: Sequence[Row], told:
             name = f"{metric.name}, {side}"
             entry["best"][name] = rounded(pick(row.medians[side], best.get(name, row.medians[side])))
     report["benchmarks"][benchmark.name] = entry
+    return entry
 
 
 def rounded(figure: float) -> float:
