@@ -1,8 +1,11 @@
 """How costs grow with size: instances, calls in flight, bytes of a payload, tools, steps of a turn.
 
 Each figure is processor time of all processes of the kernel for one piece of the work, so a flat curve has the same
-figure on each side. A payload is the whole cost of a call with it: beyond some KiB that is the bytes themselves, which
-are copied from the client to the jail and back. The history of a conversation is another benchmark's (history.py).
+figure on each side. The history of a conversation is another benchmark's (history.py).
+
+Where a curve bends, and why. One call or one instance alone pays for the whole turn or kernel that many share. A byte
+of a payload of 1 MiB costs twice a byte of 16 KiB: such blocks are mapped anew for each use (`keep_memory_steady`), and
+go by files. A request names all tools, so that a turn with 1,000 writes them.
 """
 
 from __future__ import annotations
