@@ -73,9 +73,16 @@ class BareAgent:
 
     async def call(self, name: str) -> ToolResult:
         """One call, whose result must be ok."""
-        result = await self.caller.call(self.catalog, name, ARGUMENTS, call_id=self.next_id(), context=self.context)
-        if result.status != "ok":
-            raise SystemExit(f"{name}: {result.error}")
+        ended = asyncio.get_running_loop().create_future()
+
+        def done(result: ToolResult | GoondanError, answered: Answered | None) -> None:
+            ended.set_result(result)
+
+        call_id = self.next_id()
+        refused = self.caller.start(self.catalog, name, ARGUMENTS, call_id=call_id, context=self.context, done=done)
+        result = refused or await ended
+        if not isinstance(result, ToolResult) or result.status != "ok":
+            raise SystemExit(f"{name}: {result}")
         return result
 
     async def flood(self, name: str, until: float) -> float:

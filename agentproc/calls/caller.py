@@ -1,4 +1,4 @@
-"""Tool calls of one agent: check, frame, send, result. The turn loop uses it; benchmarks use it alone.
+"""Tool calls of one agent: check, frame, send, result.
 
 Every call ends with exactly one ToolResult, whatever happens. There is one exception: when the lease is lost, the event
 and its calls belong to another incarnation.
@@ -147,23 +147,6 @@ class ToolCaller:
     def is_open(self, call_id: str) -> bool:
         """Whether the call of this callId waits for a result."""
         return call_id in self._open
-
-    async def call(
-        self, catalog: StepCatalog, name: str, args: Any, *, call_id: str, context: CallContext
-    ) -> ToolResult:
-        """Make one call and wait for its result. Raises GoondanError E_LEASE_LOST when the event is no longer ours."""
-        waiter: asyncio.Future[ToolResult] = self._loop.create_future()
-
-        def done(result: ToolResult | GoondanError, answered: Answered | None) -> None:
-            if waiter.done():
-                return
-            if isinstance(result, GoondanError):
-                waiter.set_exception(result)
-            else:
-                waiter.set_result(result)
-
-        refused = self.start(catalog, name, args, call_id=call_id, context=context, done=done)
-        return refused if refused is not None else await waiter
 
     def start(
         self,

@@ -166,14 +166,17 @@ class HttpProvider:
         account that may use no more, ContextOverflow for a request that is longer than the model's context, otherwise
         E_MODEL_FAILED.
         """
-        goes_on = False
         if request.max_tokens is not None and request.max_tokens < base.output_limit(request.model):
             request = replace(request, model=base.limited_output(request.model, request.max_tokens))
+        tries, goes_on = Tries(request, on_news or _nobody, asyncio.get_running_loop().time), False
         try:
-            answer = await self._complete(request, on_delta, on_news or _nobody)
+            answer = await self._answer_of(self._seeing.ready(request), tries, on_delta, on_news or _nobody)
+            if request.output is not None:
+                answer = answered(answer)
             goes_on = bool(answer.calls)
             return answer
         finally:
+            tries.close()
             if not goes_on:
                 self._vendor.end_turn()
 
@@ -199,43 +202,39 @@ class HttpProvider:
 
     # --- tries
 
-    async def _complete(
+    async def _answer_of(
         self,
         request: base.ModelRequest,
+        tries: Tries,
         on_delta: Callable[[base.TextDelta], None] | None,
         on_news: Callable[[base.ModelNews], None],
     ) -> base.ModelAnswer:
-        request = self._seeing.ready(request)
         wire = self._vendor.request(request)
-        tries = Tries(request, on_news, asyncio.get_running_loop().time)
-        try:
-            while True:
-                heard = Listener(on_delta, on_news, tries.retries.count > 0)
-                try:
-                    await tries.enter(len(wire.body))
-                    if not request.model.model:
-                        wire = self._vendor.listing(request)
-                        request = await self._name_model(request, wire)
-                        wire = self._vendor.request(request)
-                    answer = self._named(await self._try(request, wire, heard), request)
-                    tries.answered(answer, heard.headers)
-                    return answer if request.output is None else answered(answer)
-                except faults.Fault as error:
-                    fault = error
-                if (changed := self._changed(request, fault)) is not None:
-                    request = changed
+        while True:
+            heard = Listener(on_delta, on_news, tries.retries.count > 0)
+            try:
+                await tries.enter(len(wire.body))
+                if not request.model.model:
+                    wire = self._vendor.listing(request)
+                    request = await self._name_model(request, wire)
                     wire = self._vendor.request(request)
-                    continue
-                wait = tries.next_wait(fault, self._chance())
-                if wait is None:
-                    raise self._failed(request, wire, fault, tries.retries)
-                words = base.redactor_of(request.model)(fault.message)
-                model, count = request.model.model, tries.retries.count
-                log.warning("model %s, try %d: %s; the next in %.1f s", model, count, words, wait)
-                on_news(base.FailedTry(words, wait))
-                await tries.pause(fault, wait, self._sleep)
-        finally:
-            tries.close()
+                answer = self._named(await self._try(request, wire, heard), request)
+                tries.answered(answer, heard.headers)
+                return answer
+            except faults.Fault as error:
+                fault = error
+            if (changed := self._changed(request, fault)) is not None:
+                request = changed
+                wire = self._vendor.request(request)
+                continue
+            wait = tries.next_wait(fault, self._chance())
+            if wait is None:
+                raise self._failed(request, wire, fault, tries.retries)
+            words = base.redactor_of(request.model)(fault.message)
+            model, count = request.model.model, tries.retries.count
+            log.warning("model %s, try %d: %s; the next in %.1f s", model, count, words, wait)
+            on_news(base.FailedTry(words, wait))
+            await tries.pause(fault, wait, self._sleep)
 
     def _changed(self, request: base.ModelRequest, fault: faults.Fault) -> base.ModelRequest | None:
         """The request that goes out at once, without what the server has refused. None: there is nothing to leave
@@ -306,9 +305,14 @@ class HttpProvider:
                 start, size = start or chunk[:_START_BYTES], size + len(chunk)
                 if size > MAX_STREAM_BYTES:
                     raise faults.Fault("final", f"a stream of more than {MAX_STREAM_BYTES} bytes")
+                text = ""
                 for event in decoder.feed(chunk):
                     events += 1
-                    heard.piece(reader, reader.read(event))
+                    text = reader.read(event)
+                    if heard.on_delta is not None:
+                        heard.piece(reader, text)
+                if heard.on_delta is None:
+                    heard.piece(reader, text)  # nobody reads it: it is only news
                 if reader.done:
                     await self._read_rest(response)
                     return
@@ -398,7 +402,8 @@ class Listener:
     def __init__(
         self, on_delta: Callable[[base.TextDelta], None] | None, on_news: Callable[[base.ModelNews], None], again: bool
     ) -> None:
-        self._on_delta = on_delta
+        #: Gets the text, and the reasoning; None: nobody does.
+        self.on_delta = on_delta
         self._on_news = on_news
         self._again = again
         self._content = 0
@@ -412,13 +417,13 @@ class Listener:
         if reader.content != self._content:
             self._content = reader.content
             self._on_news("content")
-        if self._on_delta is not None:
+        if self.on_delta is not None:
             self._tell(reader.take_reasoning(), reasoning=True)
             self._tell(text)
 
     def _tell(self, text: str, *, reasoning: bool = False) -> None:
-        if text and self._on_delta is not None:
-            self._on_delta(base.TextDelta(text, self._again, reasoning))
+        if text and self.on_delta is not None:
+            self.on_delta(base.TextDelta(text, self._again, reasoning))
             self._again = False
 
 

@@ -110,7 +110,7 @@ class Turns:
 
     def __init__(self) -> None:
         self.rules: list[str] = []
-        self._written = bytearray()  # all but the next three
+        self.written = bytearray()  # all but the next three
         self._user = self._marked = b""  # the last whole message of the user, and the same with a mark
         self._behind = b""  # the whole answer behind it
         self._role: Literal["user", "assistant"] = "user"
@@ -133,17 +133,12 @@ class Turns:
         """All messages. `beside` is a text of the user at the end of this request only; no mark is
         behind it.
         """
-        before = self._written, self._marked if marks else self._user, self._behind
+        before = self.written, self._marked if marks else self._user, self._behind
         told = [encode_json(_text(beside))] if beside else []
         if told and self._role == "assistant":
             return *before, _turn(self._role, self._blocks), _turn("user", told)
         own = _with_mark(self._blocks) if marks and self._role == "user" else self._blocks
         return *before, _turn(self._role, [*own, *told] or [encode_json(_text(history.EMPTY))])
-
-    @property
-    def size(self) -> int:
-        """The bytes of what is written."""
-        return len(self._written)
 
     def _add(self, role: Literal["user", "assistant"], blocks: Sequence[Block]) -> None:
         if not blocks:
@@ -152,7 +147,7 @@ class Turns:
             whole = _turn(self._role, self._blocks)
             if self._role == "user":
                 if self._user:
-                    append_to(self._written, b"%s,%s" % (self._user, self._behind))
+                    append_to(self.written, b"%s,%s" % (self._user, self._behind))
                 self._user, self._marked, self._behind = whole, _turn("user", _with_mark(self._blocks)), b""
             else:
                 self._behind = whole

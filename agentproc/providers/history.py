@@ -249,9 +249,8 @@ class Entries:
 class Writer(Protocol):
     """Writes a conversation in a vendor's form, entry by entry."""
 
-    @property
-    def size(self) -> int:
-        """The bytes of what is written."""
+    #: What is written for good: items of a JSON list.
+    written: bytearray
 
     def add(self, entry: HistoryEntry) -> None:
         """Add the next entry."""
@@ -289,7 +288,7 @@ class Written(Generic[W]):
 
     def end_turn(self) -> None:
         """The turn is over. A long conversation is not kept."""
-        if self._writer is not None and not is_kept(len(self._messages), self._writer.size):
+        if self._writer is not None and not is_kept(len(self._messages), len(self._writer.written)):
             self.forget()
 
     def of(self, request: ModelRequest) -> W:

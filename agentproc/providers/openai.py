@@ -94,7 +94,7 @@ class Messages:
         self._reasons = reasons
         #: Whether the conversation has reasoning in it.
         self.gives_reasoning = False
-        self._written = bytearray()
+        self.written = bytearray()
         self._only_rules = True
         self._acting = False  # the turn that is written has called tools
         self._reasoning = ""  # the name that the server gives to reasoning, once an answer had some
@@ -137,16 +137,11 @@ class Messages:
         """
         first = encode_json({"role": "system", "content": system}) if system and system.strip() else b""
         last = encode_json({"role": "user", "content": beside or EMPTY}) if beside or self._only_rules else b""
-        return first, self._written, last
-
-    @property
-    def size(self) -> int:
-        """The bytes of what is written."""
-        return len(self._written)
+        return first, self.written, last
 
     def _add(self, message: dict[str, Any]) -> None:
         self._only_rules = self._only_rules and message["role"] == "system"
-        append_to(self._written, encode_json(message))
+        append_to(self.written, encode_json(message))
 
 
 def _response_format(schema: dict[str, Any]) -> dict[str, Any]:

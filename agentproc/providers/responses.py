@@ -91,7 +91,7 @@ class Items:
     """The conversation as items. Every result is an item of its own behind its answer."""
 
     def __init__(self) -> None:
-        self._written = bytearray()
+        self.written = bytearray()
         self._only_rules = True
 
     def add(self, entry: HistoryEntry) -> None:
@@ -111,15 +111,10 @@ class Items:
     def parts(self, beside: str | None = None) -> Parts:
         """All items. `beside` is a text of the user at the end of this request only."""
         last = encode_json(_message("user", beside or EMPTY)) if beside or self._only_rules else b""
-        return self._written, last
-
-    @property
-    def size(self) -> int:
-        """The bytes of what is written."""
-        return len(self._written)
+        return self.written, last
 
     def _add(self, item: dict[str, Any]) -> None:
-        append_to(self._written, encode_json(item))
+        append_to(self.written, encode_json(item))
 
 
 def _message(role: str, content: str | list[dict[str, Any]]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from goondan.agentproc.calls.caller import CallContext, ToolCaller
+from goondan.agentproc.calls.caller import CallContext
 from goondan.schemas.bundle.launch import ExportSpec, SandboxSpec, ServerSpec, ToolSpec
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import CODES, HELP_BASE
@@ -19,7 +19,7 @@ from goondan.schemas.worker.worker_frames import Result, WorkerError
 from goondan.toolhost.calls.call_registry import Call
 from goondan.toolhost.calls.results import OF_BUNDLED, OF_HANDLERS, own_error, shape
 from tests.toolhost_fixture import bench, make_tool
-from tests.unit.agentproc.fakes import NOTE, FakeLink
+from tests.unit.agentproc.fakes import NOTE, Caller, FakeLink
 from tests.unit.agentproc.test_calls import catalog
 
 
@@ -112,6 +112,6 @@ async def test_an_agent_repeats_an_idempotent_call_by_the_hosts_word_only(code: 
     for name, repeated in ((code, True), (said(code, call_of())["code"], False)):
         failed = ToolResult(status="error", error=ToolError(message="m", code=name))
         link = FakeLink(lambda tool, args, failed=failed: failed)  # type: ignore[misc]
-        caller = ToolCaller(link, asyncio.get_running_loop())
+        caller = Caller(link, asyncio.get_running_loop())
         await caller.call(catalog(NOTE), "notes__add", {}, call_id="t1/c1", context=CallContext("t1"))
         assert (len(link.calls) > 1) is repeated

@@ -8,7 +8,9 @@ from typing import Any
 
 from msgspec import structs
 
+from goondan.agentproc.calls.caller import Answered, CallContext, ToolCaller
 from goondan.agentproc.machine import context_shape as shape
+from goondan.agentproc.machine.catalog import StepCatalog
 from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
@@ -132,6 +134,27 @@ class FakeLink:
     def acked(self) -> list[str]:
         """callIds that the tool host was told are stored."""
         return [call_id for frame in self.sent if frame.stage == "result" for call_id in frame.calls or []]
+
+
+class Caller(ToolCaller):
+    """Makes one call after the other."""
+
+    async def call(
+        self, catalog: StepCatalog, name: str, args: Any, *, call_id: str, context: CallContext
+    ) -> ToolResult:
+        """Make one call and wait for its result. Raises GoondanError E_LEASE_LOST when the event is no longer ours."""
+        waiter: asyncio.Future[ToolResult] = self._loop.create_future()
+
+        def done(result: ToolResult | GoondanError, answered: Answered | None) -> None:
+            if waiter.done():
+                return
+            if isinstance(result, GoondanError):
+                waiter.set_exception(result)
+            else:
+                waiter.set_result(result)
+
+        refused = self.start(catalog, name, args, call_id=call_id, context=context, done=done)
+        return refused if refused is not None else await waiter
 
 
 class FakeModel:

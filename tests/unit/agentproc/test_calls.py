@@ -9,14 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from goondan.agentproc.calls.caller import DEFAULT_CALL_S, MAX_REPEATS, UNHEARD_S, CallContext, ToolCaller
+from goondan.agentproc.calls.caller import DEFAULT_CALL_S, MAX_REPEATS, UNHEARD_S, CallContext
 from goondan.agentproc.machine.catalog import Catalog, StepCatalog
 from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire.blobs import MAX_ARGS_BYTES
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import fail, tool_error
 from goondan.schemas.wire.frames import Frame, ToolCallPayload, ToolResult
-from tests.unit.agentproc.fakes import BASH, FakeLink, make_spec, ok
+from tests.unit.agentproc.fakes import BASH, Caller, FakeLink, make_spec, ok
 from tests.unit.agentproc.turns import failed
 
 CONTEXT = CallContext("t1", "e1", 7)
@@ -29,8 +29,8 @@ def catalog(*items: CatalogItem) -> StepCatalog:
     return Catalog({item.name: item for item in items}, items).for_step()
 
 
-def caller(link: FakeLink) -> ToolCaller:
-    return ToolCaller(link, asyncio.get_running_loop())
+def caller(link: FakeLink) -> Caller:
+    return Caller(link, asyncio.get_running_loop())
 
 
 async def test_a_call_is_one_frame_with_everything_in_it() -> None:
@@ -136,7 +136,7 @@ async def test_the_repeats_of_a_call_share_its_time() -> None:
     clock = asyncio.get_running_loop().time
     link = FakeLink(lambda *_: None)
     passed, results = 0.0, list[Any]()
-    calling, now = ToolCaller(link, cast(Any, SimpleNamespace(time=lambda: clock() + passed))), clock()
+    calling, now = Caller(link, cast(Any, SimpleNamespace(time=lambda: clock() + passed))), clock()
     context = CallContext("t1", "e1", 7, now + 1000)
     calling.start(
         catalog(),
@@ -225,7 +225,7 @@ async def test_cancelled_calls_are_taken_back_and_abandoned_ones_left_alone() ->
 
 async def test_the_next_broker_hears_what_was_cancelled_while_none_was_there_or_just_before_one_was_lost() -> None:
     now, link = 0.0, FakeLink(lambda *_: None)
-    one = ToolCaller(link, cast(Any, SimpleNamespace(time=lambda: now)))
+    one = Caller(link, cast(Any, SimpleNamespace(time=lambda: now)))
 
     def cancelled(call_id: str) -> None:
         one.start(catalog(), "notes__add", {}, call_id=call_id, context=CONTEXT, done=lambda *_: None)
