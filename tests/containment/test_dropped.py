@@ -23,11 +23,12 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root has powers 
 
 ROOT = Path(__file__).parents[2]
 
-#: The real thing: what `python -m goondan.toolhost` does before it opens its link. Then it answers one line each.
+#: The real thing: what `python -m goondan.toolhost` does before its first jail. Then it answers one line each.
 TAKEN_OVER = """
 import ctypes, json, os, socket, sys, threading
 from goondan.toolhost.drop_privileges import drop_privileges
 powers, _ = drop_privileges()
+powers.launcher.start()  # it does this when it is ready
 libc = ctypes.CDLL(None, use_errno=True)
 
 def call(number, *arguments):

@@ -5,11 +5,13 @@ It is a launcher. With `helper` it is the privileged helper (under root), which 
 UMASK (octal digits; `-` for the one that we were started with). Files that we make are closed to others.
 """
 
+import gc
 import os
 import resource
 import socket
 import sys
 
+gc.disable()  # imports leave no garbage; `program.begin` turns it on
 ROOT = __file__.rpartition("/goondan/toolhost/")[0]
 
 # -I leaves our own root out of the path. It is added for this one import alone: the root may be a workdir of tools, and

@@ -100,6 +100,8 @@ def serve_launches(channel: socket.socket, umask: int, guard: Guard | None = Non
 
 def begin(name: str) -> None:
     """Be called `name` in ps, and leave a terminal's Ctrl-C to the tool host."""
+    gc.freeze()  # what is here now is shared with every fork
+    gc.enable()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     with suppress(OSError):
         write_text("/proc/self/comm", name)
@@ -267,8 +269,6 @@ _LEFT_POLL_S: Final = 0.02
 def serve_operations(channel: socket.socket, umask: int) -> NoReturn:
     """Serve requests until the tool host is gone. Jails write under `umask`."""
     begin("gdn-privileged")
-    gc.collect()
-    gc.freeze()  # what is here now is shared with every launcher
     if not (first := _received(channel)):
         os._exit(0)  # a tool host that could not start
     allowed: allow_list.AllowList = json.loads(first)
