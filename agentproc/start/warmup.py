@@ -42,10 +42,10 @@ from goondan.schemas.transport.link import transport_class
 from goondan.schemas.wire import errors, frames
 from goondan.schemas.wire.codec import FrameError, decode, encode, from_raw, to_raw
 
-#: How many turns are played. Code is specialised after eight runs, and its caches are filled within a few more.
-ROUNDS: Final = 12
-#: How many turns are played with each real model. A turn asks it twice, and everything else is warm by then.
-MODEL_ROUNDS: Final = 6
+#: How many lives of an agent are played, after a first one. Code is specialised after eight runs.
+ROUNDS: Final = 8
+#: How many are played with each real model. A turn asks it twice, and everything else is warm by then.
+MODEL_ROUNDS: Final = 4
 #: Python's pools of small objects (obmalloc), in bytes: the size of a pool, the size of its header, the distance
 #: between two sizes of objects, and the largest size of an object.
 POOL_BYTES: Final = 16 << 10
@@ -54,8 +54,8 @@ SIZE_STEP: Final = 16
 LARGEST_SMALL: Final = 512
 #: The most holes of one size that are filled: 64 KiB to 2 MiB.
 MAX_HOLES: Final = 4096
-#: How many turns one step of the warm-up plays. A request for an agent waits until the step ends.
-STEP_ROUNDS: Final = 3
+#: How many lives one step of the warm-up plays. A request for an agent waits until the step ends.
+STEP_ROUNDS: Final = 2
 
 _MADV_DONTNEED: Final = 4
 _MADV_POPULATE_READ: Final = 22
