@@ -153,6 +153,8 @@ class HttpProvider:
         self._now = now
         self._client = client or Client()
         self._seeing = history.Seeing(_is_there)
+        #: The headers of the last request, and in the form in which they are sent.
+        self._headers: tuple[dict[str, str], dict[str, str]] = {}, {}
         #: The model that was taken from the server's list.
         self._listed = ""
 
@@ -250,7 +252,9 @@ class HttpProvider:
         """One request and its answer. Raises Fault."""
         self._check_key(request, wire)
         body = with_files(wire.body, request.files)
-        response = await self._client.ask("POST", wire.url, _checked(wire.headers), body, self._patience)
+        if wire.headers != self._headers[0]:
+            self._headers = wire.headers, _checked(wire.headers)
+        response = await self._client.ask("POST", wire.url, self._headers[1], body, self._patience)
         try:
             if not 200 <= response.status < 300:
                 raise await self._refusal(response, base.redactor_of(request.model))

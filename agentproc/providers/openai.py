@@ -18,19 +18,9 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from goondan.agentproc.providers import faults, reader
+from goondan.agentproc.providers import faults, reader, vendor
 from goondan.agentproc.providers.base import ModelRequest, Usage, append_to, encode_json
 from goondan.agentproc.providers.history import EMPTY, HistoryEntry, Said, SentFile, blocks_text
-from goondan.agentproc.providers.vendor import (
-    ANSWER_TOOL,
-    Parts,
-    Vendor,
-    WireRequest,
-    headers_of,
-    is_closed,
-    put_last,
-    with_list,
-)
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ToolChoice
 from goondan.schemas.wire.blobs import PDF
 
@@ -44,7 +34,7 @@ _NAMES_REASONING: Final = re.compile(r"\breasoning(?:_content)?\b")
 _KNOWN: Final = frozenset(("index", "id", "type", "function"))
 
 
-class OpenAI(Vendor["Messages"]):
+class OpenAI(vendor.Vendor["Messages"]):
     """The vendor's requests and answers."""
 
     name = "openai"
@@ -53,7 +43,7 @@ class OpenAI(Vendor["Messages"]):
         super().__init__(lambda: Messages(reasons=self._reasons), offer)
         self._reasons = True  # whether the server takes reasoning back
 
-    def request(self, request: ModelRequest) -> WireRequest:
+    def request(self, request: ModelRequest) -> vendor.WireRequest:
         """POST /chat/completions. The model's params are sent unchanged (null removes `stream_options`); messages and
         tools come from us.
         """
@@ -64,11 +54,13 @@ class OpenAI(Vendor["Messages"]):
         if (schema := self._output.own_schema(request)) is not None:
             body["response_format"] = _response_format(schema)
         if tools := self._output.tools(request):
-            put_last(body, "tools", self._tools.of(tools))
+            vendor.put_last(body, "tools", self._tools.of(tools))
         choice = self._output.choice(request)
         messages = self._written.of(request).parts(request.system, blocks_text(request.blocks))
-        whole = with_list(body, "messages", messages, {} if choice is None else {"tool_choice": _tool_choice(choice)})
-        return WireRequest(f"{self._base(model)}/chat/completions", headers_of(model), whole)
+        whole = vendor.with_list(
+            body, "messages", messages, {} if choice is None else {"tool_choice": _tool_choice(choice)}
+        )
+        return vendor.WireRequest(f"{self._base(model)}/chat/completions", vendor.headers_of(model), whole)
 
     def reader(self, request: ModelRequest) -> Reader:
         """The reader for one answer."""
@@ -130,7 +122,7 @@ class Messages:
             if call.files:  # a result has text only, and nothing may stand between results
                 self._add({"role": "user", "content": content_of(f"(Files of the result of {call.id}.)", call.files)})
 
-    def parts(self, system: str | None, beside: str | None = None) -> Parts:
+    def parts(self, system: str | None, beside: str | None = None) -> vendor.Parts:
         """All messages, behind the system prompt. `beside` is a text at the end of this request only.
 
         It is a message of the user, because many servers accept a system message only as the first one.
@@ -145,8 +137,8 @@ class Messages:
 
 
 def _response_format(schema: dict[str, Any]) -> dict[str, Any]:
-    strict = is_closed(schema, all_required=True)
-    return {"type": "json_schema", "json_schema": {"name": ANSWER_TOOL, "schema": schema, "strict": strict}}
+    strict = vendor.is_closed(schema, all_required=True)
+    return {"type": "json_schema", "json_schema": {"name": vendor.ANSWER_TOOL, "schema": schema, "strict": strict}}
 
 
 def _tool_choice(choice: ToolChoice) -> Any:

@@ -19,19 +19,9 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
-from goondan.agentproc.providers import faults, reader
+from goondan.agentproc.providers import faults, reader, vendor
 from goondan.agentproc.providers.base import ModelRequest, append_to, encode_json
 from goondan.agentproc.providers.history import EMPTY, HistoryEntry, Said, SentFile, blocks_text, in_kept_order
-from goondan.agentproc.providers.vendor import (
-    ANSWER_TOOL,
-    Parts,
-    Vendor,
-    WireRequest,
-    headers_of,
-    is_closed,
-    put_last,
-    with_list,
-)
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ToolChoice
 from goondan.schemas.wire.blobs import PDF
 
@@ -45,7 +35,7 @@ _WHOLE: Final = "completed"
 _EMPTY_ITEM: Final = 512
 
 
-class Responses(Vendor["Items"]):
+class Responses(vendor.Vendor["Items"]):
     """The vendor's requests and answers."""
 
     name = "responses"
@@ -54,7 +44,7 @@ class Responses(Vendor["Items"]):
         super().__init__(Items, offer)
         self._include: tuple[str, ...] = _INCLUDE
 
-    def request(self, request: ModelRequest) -> WireRequest:
+    def request(self, request: ModelRequest) -> vendor.WireRequest:
         """POST /responses. The model's params are sent unchanged; input, tools and instructions come from us."""
         model = request.model
         include = {"include": self._include} if self._include else {}
@@ -63,13 +53,14 @@ class Responses(Vendor["Items"]):
             given = body.get("text")
             body["text"] = {**(given if isinstance(given, dict) else {}), "format": _format(schema)}
         if tools := self._output.tools(request):
-            put_last(body, "tools", self._tools.of(tools))
+            vendor.put_last(body, "tools", self._tools.of(tools))
         if request.system and request.system.strip():
-            put_last(body, "instructions", request.system)
+            vendor.put_last(body, "instructions", request.system)
         choice = self._output.choice(request)
         items = self._written.of(request).parts(blocks_text(request.blocks))
-        whole = with_list(body, "input", items, {} if choice is None else {"tool_choice": _tool_choice(choice)})
-        return WireRequest(f"{self._base(model)}/responses", headers_of(model), whole)
+        last = {} if choice is None else {"tool_choice": _tool_choice(choice)}
+        whole = vendor.with_list(body, "input", items, last)
+        return vendor.WireRequest(f"{self._base(model)}/responses", vendor.headers_of(model), whole)
 
     def reader(self, request: ModelRequest) -> Reader:
         """The reader for one answer."""
@@ -108,7 +99,7 @@ class Items:
             output = content_of(call.result, call.files) if call.files else call.result
             self._add({"type": "function_call_output", "call_id": call.id, "output": output})
 
-    def parts(self, beside: str | None = None) -> Parts:
+    def parts(self, beside: str | None = None) -> vendor.Parts:
         """All items. `beside` is a text of the user at the end of this request only."""
         last = encode_json(_message("user", beside or EMPTY)) if beside or self._only_rules else b""
         return self.written, last
@@ -133,8 +124,8 @@ def _file(file: SentFile) -> dict[str, Any]:
 
 
 def _format(schema: dict[str, Any]) -> dict[str, Any]:
-    strict = is_closed(schema, all_required=True)
-    return {"type": "json_schema", "name": ANSWER_TOOL, "schema": schema, "strict": strict}
+    strict = vendor.is_closed(schema, all_required=True)
+    return {"type": "json_schema", "name": vendor.ANSWER_TOOL, "schema": schema, "strict": strict}
 
 
 def _tool_choice(choice: ToolChoice) -> Any:
