@@ -14,6 +14,7 @@ Source: docs/design/tools.md section 12; PROTOCOL-TOOLHOSTS.md "Asking the calle
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -103,7 +104,7 @@ class ToolAsks:
         self._is_open = is_open
         self._handlers: dict[str, Handler] = {}
         #: The calls that have asked something, by their callIds.
-        self.calls: dict[str, _Call] = {}
+        self.calls: defaultdict[str, _Call] = defaultdict(_Call)
 
     def handle(self, kind: str, handler: Handler) -> None:
         """`handler` gets the questions of this kind."""
@@ -118,7 +119,7 @@ class ToolAsks:
         if not self._is_open(call_id):
             self._send(asked, to_raw(_error(asked, error_payload("E_CALL_ENDED", "the call has ended"))))
             return
-        call = self.calls.setdefault(call_id, _Call())
+        call = self.calls[call_id]
         if frame.id in call.open:
             return  # it will be answered
         if frame.id in call.answered:

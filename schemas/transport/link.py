@@ -259,14 +259,14 @@ class Link:
         """
         return self._submit_for_future("ask", frame, patience_s)
 
-    def ask_caller(self, frame: Frame) -> asyncio.Future[Frame]:
-        """Send a `tool.ask` until its `tool.answer` is here, or an `error` (which raises GoondanError)."""
-        return self._submit_for_future("tool ask", frame)
+    def ask_caller(self, frame: Frame, done: Done) -> None:
+        """Send a `tool.ask` until its `tool.answer` is here, or an `error`. `done` is called as in `start_call`."""
+        self._submit("tool ask", frame, done)
 
     def forget(self, frame_id: str) -> None:
         """Stop sending a frame, and cancel its future."""
         entry = self._peer.forget(frame_id)
-        if entry is not None and entry.kind != "call":
+        if entry is not None and entry.kind not in ("call", "tool ask"):
             entry.waiter(None, None)
 
     def _submit_for_future(

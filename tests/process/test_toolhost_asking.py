@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from goondan.schemas.bundle.launch import ExportSpec, SandboxSpec
+from goondan.schemas.transport.link import Done
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import AgentEvent, Answer, Frame
@@ -107,7 +108,9 @@ class Bus:
         future.set_result(Frame("reply", payload=to_raw({"selfAgent": "coder"} if self.reply is None else self.reply)))
         return future
 
-    ask_caller = post
+    def ask_caller(self, frame: Frame, done: Done) -> None:
+        answer = self.post(frame)
+        answer.add_done_callback(lambda future: done(future.result(), None))
 
     def forget(self, frame_id: str) -> None:
         self.forgotten.append(frame_id)

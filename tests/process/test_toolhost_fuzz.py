@@ -21,6 +21,7 @@ import pytest
 from msgspec import Raw
 
 from goondan.schemas.bundle.launch import Limits, SandboxSpec, ToolHostSpec
+from goondan.schemas.transport.link import Done
 from goondan.schemas.wire.codec import encode
 from goondan.schemas.wire.frames import Frame
 from goondan.schemas.worker.worker_frames import (
@@ -142,7 +143,10 @@ class NoBus:
         future = self.sent[frame.id] = asyncio.get_running_loop().create_future()
         return future
 
-    post = ask_caller = ask
+    post = ask
+
+    def ask_caller(self, frame: Frame, done: Done) -> None:
+        self.ask(frame)
 
     def forget(self, frame_id: str) -> None:
         self.sent.pop(frame_id).cancel()

@@ -168,24 +168,20 @@ class Asker:
 
 def _check(ask: Ask) -> int:
     """How many bytes a question has. Raises GoondanError for bad arguments, Violation for values that are not JSON."""
-    problems = (
-        (ask.op in ("request", "send", "spawn") and not ask.target, "target is missing: the name of an agent"),
-        (len(ask.target or "") > MAX_NAME, f"target has at most {MAX_NAME} characters"),
-        (
-            ask.instance_key and not is_instance_key(ask.instance_key),
-            f"instanceKey has at most {MAX_NAME} characters, all of them visible",
-        ),
-        (len(ask.cwd or "") > MAX_CWD, f"cwd has at most {MAX_CWD} characters"),
-        (
-            ask.event_type is not None and not questions.is_event_type(ask.event_type),
-            "eventType is 1 to 128 letters, digits and .:_- and no type that the kernel uses itself",
-        ),
-        (ask.asynchronous and ask.op != "request", "only a request can be asynchronous"),
-        (ask.timeout_ms is not None and ask.timeout_ms < 1, "timeoutMs is at least 1"),
-    )
-    for is_problem, message in problems:
-        if is_problem:
-            raise _invalid(message)
+    if ask.op in ("request", "send", "spawn") and not ask.target:
+        raise _invalid("target is missing: the name of an agent")
+    if len(ask.target or "") > MAX_NAME:
+        raise _invalid(f"target has at most {MAX_NAME} characters")
+    if ask.instance_key and not is_instance_key(ask.instance_key):
+        raise _invalid(f"instanceKey has at most {MAX_NAME} characters, all of them visible")
+    if len(ask.cwd or "") > MAX_CWD:
+        raise _invalid(f"cwd has at most {MAX_CWD} characters")
+    if ask.event_type is not None and not questions.is_event_type(ask.event_type):
+        raise _invalid("eventType is 1 to 128 letters, digits and .:_- and no type that the kernel uses itself")
+    if ask.asynchronous and ask.op != "request":
+        raise _invalid("only a request can be asynchronous")
+    if ask.timeout_ms is not None and ask.timeout_ms < 1:
+        raise _invalid("timeoutMs is at least 1")
     values = [value for value in (ask.input, ask.metadata, ask.value) if value is not None]
     size = sum(memoryview(value).nbytes for value in values)
     if size > MAX_INPUT:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, Protocol
@@ -30,6 +31,7 @@ from msgspec import Raw
 
 from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, ToolSpec
 from goondan.schemas.text.times import rfc3339
+from goondan.schemas.transport.link import Done
 from goondan.schemas.wire import codec, frames, runtime_events, spans
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail, tool_error
 from goondan.schemas.wire.frames import Frame
@@ -51,8 +53,10 @@ class Speaker(Protocol):
     def post(self, frame: Frame) -> asyncio.Future[Frame]:
         """Send until it is answered by an `ack`, a `reply` or an `error` (which raises GoondanError)."""
 
-    def ask_caller(self, frame: Frame) -> asyncio.Future[Frame]:
-        """Send a `tool.ask` until its `tool.answer` is here, or an `error` (which raises GoondanError)."""
+    def ask_caller(self, frame: Frame, done: Done) -> None:
+        """Send a `tool.ask` until its `tool.answer` is here, or an `error`. `done` is called once, with either; it is
+        not called after `forget`.
+        """
 
     def forget(self, frame_id: str) -> None:
         """Stop sending a frame."""
@@ -73,11 +77,11 @@ class Asking:
         self._on_log = on_log
         self._server_asks = server_asks
         # By the worker call id: a call that runs again begins anew. Workers of servers by the number of the session.
-        self._askers: dict[str | int, Asker] = {}
+        self._askers: defaultdict[str | int, Asker] = defaultdict(Asker)
 
     def ask(self, call: Call, ask: Ask, reply: Reply) -> None:
         """Send a question of a running call. `reply` gets its answer, unless the jail is gone. Raises Violation."""
-        asker = self._askers.setdefault(call.worker_call_id, Asker())
+        asker = self._askers[call.worker_call_id]
         now, created_at = self._loop.time(), rfc3339(time.time())
         self._open(call.worker_call_id, ask, reply, lambda: asker.frame(call, ask, now, created_at, reply))
 
@@ -85,7 +89,7 @@ class Asking:
         """Send what the worker of a server asks in the name of no call. `session` is its number, `agent` the one whose
         own config of the server counts. Raises Violation.
         """
-        asker = self._askers.setdefault(session, Asker())
+        asker = self._askers[session]
         make = partial(asker.server_frame, self._server_asks, server, agent, ask, reply)
         self._open(session, ask, reply, make)
 
@@ -93,19 +97,19 @@ class Asking:
         try:
             if self._speaker is None:
                 raise fail("E_KERNEL_NOT_RUNNING", "this tool host has no bus")
-            answer = self._sent(self._speaker, make())
+            self._send(self._speaker, make(), partial(self._answered, who, ask.ask_id))
         except GoondanError as error:
             self._askers[who].open.pop(ask.ask_id, None)
             reply(refusal(ask, error.info))
-        else:
-            answer.add_done_callback(partial(self._answered, who, ask.ask_id))
 
     @staticmethod
-    def _sent(speaker: Speaker, frame: Frame) -> asyncio.Future[Frame]:
+    def _send(speaker: Speaker, frame: Frame, done: Done) -> None:
         if frame.type == "tool.ask":
-            return speaker.ask_caller(frame)
+            speaker.ask_caller(frame, done)
+            return
         waits = frame.reply_to is not None and not frame.asynchronous
-        return speaker.ask(frame) if waits else speaker.post(frame)
+        answer = speaker.ask(frame) if waits else speaker.post(frame)
+        answer.add_done_callback(partial(_settled, done))
 
     def drop(self, call: Call) -> None:
         """The call or its jail has ended: nobody waits for its answers."""
@@ -130,20 +134,35 @@ class Asking:
             question.reply(ended(question.ask))
         return left
 
-    def _answered(self, who: str | int, ask_id: int, future: asyncio.Future[Frame]) -> None:
+    def _answered(self, who: str | int, ask_id: int, answer: Frame | None, failure: GoondanError | None) -> None:
         asker = self._askers.get(who)
         question = None if asker is None else asker.open.pop(ask_id, None)
-        if question is None or future.cancelled():
+        if question is None:
             return
         ask = question.ask
+        if answer is None:
+            question.reply(refusal(ask, error_payload("E_INTERNAL", "no answer") if failure is None else failure.info))
+            return
         try:
-            value = value_of(ask, question.frame, future.result())
+            value = value_of(ask, question.frame, answer)
         except GoondanError as error:
             question.reply(refusal(ask, error.info))
         except Exception as error:
             question.reply(refusal(ask, error_payload("E_INTERNAL", f"the answer could not be read: {error!r}"[:500])))
         else:
             question.reply(Answer(call_id=ask.call_id, ask_id=ask.ask_id, value=value))
+
+
+def _settled(done: Done, future: asyncio.Future[Frame]) -> None:
+    """Tell `done` what a future has come to. A cancelled one is a question that nobody waits for any more."""
+    if future.cancelled():
+        return
+    try:
+        answer = future.result()
+    except GoondanError as error:
+        done(None, error)
+    else:
+        done(answer, None)
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

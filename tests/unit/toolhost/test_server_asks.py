@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from goondan.schemas.transport.link import Done
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import Frame
@@ -30,7 +31,10 @@ class Bus:
         self.sent.append((frame, asyncio.get_running_loop().create_future()))
         return self.sent[-1][1]
 
-    ask = ask_caller = post
+    ask = post
+
+    def ask_caller(self, frame: Frame, done: Done) -> None:
+        raise AssertionError("the worker of a server asks no caller")
 
     def forget(self, frame_id: str) -> None:
         self.forgotten.append(frame_id)
