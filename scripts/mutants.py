@@ -57,6 +57,8 @@ class Group:
     tests: Sequence[str]
 
 
+#: Tests of what happens to events, and of who serves them.
+MAILBOX = ("mailbox", "entities", "contents", "due", "quotas", "roots", "idle", "repeats", "cancels", "wiring")
 GROUPS = {
     "turn": Group(
         ["agentproc/machine/turn.py"],
@@ -77,7 +79,7 @@ GROUPS = {
     ),
     "mailbox": Group(
         ["kernel/broker/state/mailbox.py", "kernel/broker/state/entities.py"],
-        [f"tests/unit/kernel/broker/test_{name}.py" for name in ("mailbox", "entities", "contents", "due")],
+        [f"tests/unit/kernel/broker/test_{name}.py" for name in MAILBOX],
     ),
     "lifecycle": Group(
         ["kernel/supervisor/lifecycle.py"],
