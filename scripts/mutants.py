@@ -64,7 +64,7 @@ GROUPS = {
         ["agentproc/machine/turn.py"],
         [
             f"tests/unit/agentproc/test_{name}.py"
-            for name in ("turn", "turn_stored", "operator_asks", "parts", "answers_kept")
+            for name in ("turn", "turn_stored", "operator_asks", "parts", "structured", "late_answers")
         ],
     ),
     "catalog": Group(

@@ -113,6 +113,10 @@ class Server:
         self.parts = [json.dumps(event).encode() if whole else _event(event) for event in events]
         return self
 
+    @property
+    def ended(self) -> bool:
+        return not self.parts
+
     async def read(self) -> bytes:
         return self.parts.pop(0) if self.parts else b""
 

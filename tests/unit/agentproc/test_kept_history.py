@@ -131,7 +131,6 @@ emit = st.tuples(
 other = st.sampled_from([("undo", None), ("reset", None), ("fails", None), ("elsewhere", None), ("view", None)])
 
 
-@pytest.mark.feature("edits")
 @pytest.mark.requirement("CONTEXT-10")
 @given(st.lists(st.one_of(say, emit, other), min_size=1, max_size=7), st.sampled_from(PROVIDERS))
 @example([("say", 1), ("undo", None), ("say", 0), ("elsewhere", None), ("say", 0)], "anthropic")
