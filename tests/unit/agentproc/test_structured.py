@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -205,8 +206,9 @@ def test_anthropic_gets_a_tool_for_a_schema_that_it_does_not_take_and_no_force_w
     assert "tool_choice" not in sent(Anthropic(), request(OPEN, thinking={"type": "enabled", "budget_tokens": 1024}))
 
 
-@pytest.mark.parametrize("vendor", [OpenAI(), Anthropic()], ids=["openai", "anthropic"])
-def test_a_server_that_refuses_the_vendors_way_gets_the_tool(vendor: Vendor[Any]) -> None:
+@pytest.mark.parametrize("make", [OpenAI, Anthropic], ids=["openai", "anthropic"])
+def test_a_server_that_refuses_the_vendors_way_gets_the_tool(make: Callable[[], Vendor[Any]]) -> None:
+    vendor = make()
     assert not vendor.gives_up(request(), "400 unknown parameter: response_format")
     assert not vendor.gives_up(request(CITY), "400 no such model")
     assert vendor.gives_up(request(CITY), "400 'response_format.json_schema' and output_config are not supported")

@@ -221,7 +221,7 @@ async def test_a_call_that_hangs_ends_with_the_turns_time(make: Make, link: Fake
     model = FakeModel(wants(("a", "hang__one", {})), says("too late"))
     runner = make(link, model)
     api_of(runner).tools.register({"name": "hang.one", "description": "x", "handler": hang})
-    await asyncio.wait_for(runner.run(event_frame("e1", "go", deadline_ms=80)), 5)
+    await asyncio.wait_for(runner.run(event_frame("e1", "go", deadline_ms=500)), 5)  # the call begins in it, also late
     stored = runner.instance.store.load_messages()[2]
     assert code_of(stored.data.content[0].result) == "E_TOOL_TIMEOUT"  # type: ignore[union-attr]
 
