@@ -137,6 +137,24 @@ def test_the_tools_own_folder_inside_the_workdir_stays_read_only() -> None:
     assert after_system(made)[:-3] == [("--bind-fd", "/w"), ("--bind", "/w/tools"), ("--ro-bind", "/w/tools/t")]
 
 
+@pytest.mark.parametrize("named", ["/w", "/link/w"])
+def test_the_folder_of_a_call_inside_the_workdir_stays_read_only(named: str) -> None:
+    folder = HostPath("/w/a/skills/x", "dir", f"{named}/a/skills/x")
+    request = Request(tool=TOOL, workdir=named, workdir_real="/w", folder=folder)
+    made = plan(request, HOST)
+    assert after_system(made)[1:-3] == [
+        ("--bind-fd", named),
+        ("--bind", f"{named}/a"),
+        ("--bind", f"{named}/a/skills"),
+        ("--ro-bind", f"{named}/a/skills/x"),
+    ]
+    assert bind_sources(made)[f"{named}/a/skills/x"] == "/w/a/skills/x"
+    staged = bind_sources(plan(request, msgspec.structs.replace(HOST, stage="/stage")))
+    assert staged[f"{named}/a/skills/x"].removesuffix("/a/skills/x") == staged[named]
+    whole = plan(Request(tool=TOOL, workdir=named, workdir_real="/w", folder=HostPath("/w", "dir", named)), HOST)
+    assert after_system(whole)[1:-3] == [("--bind-fd", named)], "the workdir itself"
+
+
 def test_a_workdir_inside_the_tools_folder_is_mounted_after_it() -> None:
     made = plan(Request(tool=TOOL, workdir="/b/tools/t/w", workdir_real="/b/tools/t/w"), HOST)
     assert after_system(made)[:-3] == [("--ro-bind", "/b/tools/t"), ("--bind-fd", "/b/tools/t/w")]
