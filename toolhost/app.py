@@ -7,7 +7,8 @@ tool host takes the notes of a living one for those of a tool host that is gone.
 in it was lost with the tool host before. It is written again whenever work begins or ends. It survives the end of the
 process, but not a loss of power. A file that cannot be read or written costs the promise, never a call.
 
-Ready means: the broker has welcomed us, and a probe jail has run or cannot be made.
+Ready means: the broker has welcomed us, and a probe jail has run or cannot be made, now or when this machine was as
+it is (remembered.py).
 
 Each tool of an agent instance has a share of the log's room. Code in a jail writes log lines as fast as it likes.
 Without shares one tool would push the lines of all others out of the log.
@@ -230,7 +231,9 @@ class App:
         if path is None or isinstance(usual, GoondanError):
             return None
         operator = self._settings.broker_uid
-        return Memory(path, self._powers, usual, os.geteuid() if operator is None else operator)
+        with suppress(OSError):  # then it is surveyed
+            return Memory(path, self._powers, usual, os.geteuid() if operator is None else operator)
+        return None
 
     async def _survey(self, memory: Memory | None) -> Survey:
         known = None if memory is None else memory.survey
@@ -252,6 +255,7 @@ class App:
             environment=self._settings.granted,
             announce=self._announce,
             remember=partial(write_promises, promises),
+            unmade=(lambda: None) if memory is None else memory.forget,
             speaker=self._link,
             exposures=exposures,
             copies=folders.FolderCopies(state.file(_COPIES)),
@@ -290,8 +294,6 @@ class App:
             self._fork_calls()
             await self._serve()
         finally:
-            if memory is not None and host.answers.unmade:
-                memory.forget()
             await host.close()
             self._logbook.close()
             if self._shutdown is not None:

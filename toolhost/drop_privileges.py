@@ -6,10 +6,10 @@ Under an ordinary user the user does not change, and only the launcher is starte
 A directory service (LDAP, Active Directory through SSSD or winbind) can have an account for any number, and a jail with
 that number would own that person's files. So each tool host asks, while it is root, before it takes a block of numbers.
 
-What the tool host becomes is a user with three powers, and no way to more. The privileged helper and the launcher
-(launcher/), which were started before, do what it can no longer do. With its three powers it reads folders that are
-closed to others, looks at what jails use, and ends their processes. Where root has no number for it, as in some
-containers, it stays root and keeps only the powers that it needs.
+What the tool host becomes is a user with three powers, and no way to more. The privileged helper, which was started
+before, and the launcher (launcher/), which the helper forks, do what it can no longer do. With its three powers it
+reads folders that are closed to others, looks at what jails use, and ends their processes. Where root has no number for
+it, as in some containers, it stays root and keeps only the powers that it needs.
 
 Source: docs/design/sandbox.md section 3.1; capabilities(7); docs/decisions/039.
 """
@@ -73,7 +73,7 @@ def drop_privileges(endpoint: str = "", broker_uid: int | None = None, *, umask:
     (None: the umask that this process had).
 
     `endpoint` is that of the broker, whose socket must let us in afterwards. `broker_uid` is the broker's user (None:
-    ours). A launcher that cannot be started is reported by the probe.
+    ours). A launcher that cannot be started is reported by the first jail.
     """
     inherited = startup.close_to_others()
     umask = inherited if umask is None else umask

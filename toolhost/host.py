@@ -61,6 +61,7 @@ class Host:
         on_worker: Callable[[tool_host_reports.WorkerNews], None] = lambda event: None,
         announce: Announce = lambda event, told: None,
         remember: Callable[[list[Promise]], None] = lambda promises: None,
+        unmade: Callable[[], None] = lambda: None,
         environment: Mapping[str, str] | None = None,
         speaker: Speaker | None = None,
         exposures: write_exposures.WriteExposures | None = None,
@@ -69,14 +70,14 @@ class Host:
     ) -> None:
         """Calls wait until `sessions.open`.
 
-        `announce` and `remember`: see serving/answers.py. `speaker`: how handlers ask agents, if they can.
+        `announce`, `remember` and `unmade`: see serving/answers.py. `speaker`: how handlers ask agents, if they can.
         `exposures`: None keeps no record of them. `copies`: None keeps those of folders in a temporary place.
         `server_asks`: what workers of servers may ask of features (`ASKS` of their `host.py`).
         """
         self._loop = asyncio.get_running_loop()
         self._messages = call_inputs.MessageCache()
         self.asking = Asking(self._loop, speaker, on_log, {} if server_asks is None else server_asks)
-        self.answers = Answers(self._loop, send, self.asking, announce, remember)
+        self.answers = Answers(self._loop, send, self.asking, announce, remember, unmade)
         granted = os.environ if environment is None else environment
         self.sessions = sessions.Sessions(
             self._loop,

@@ -1,11 +1,11 @@
 """What the survey of an unchanged machine has found: a probe jail takes longer than all else that a tool host does
 before it is ready.
 
-A finding is kept in the tool host's own folder of the state, which no jail sees. It counts only while everything that
-it depends on is the same (`premises`): this boot of this Linux kernel, its settings for namespaces, our user, powers,
-namespaces and security label, and the files of bubblewrap, of the interpreter and of this package. Only the best is
-kept: a host that lacks something is surveyed again at each start, because somebody may have mended it. A jail that
-cannot be made ends it. `gdn doctor` always surveys anew.
+A finding is kept in the tool host's own folder of the state, which no jail sees. It counts only while what it depends
+on is the same, as far as we can see it (`premises`): this boot of this Linux kernel, its settings for namespaces, our
+user, powers, namespaces and security label, and the files of bubblewrap, of the interpreter and of this package. Only
+the best is kept: a host that lacks something is surveyed again at each start, because somebody may have mended it. The
+first jail that cannot be made ends it. `gdn doctor` always surveys anew.
 
 A finding is believed only from a file that nobody but us could have written. What it says decides how a jail is made;
 each wall of it is raised for each jail, and one that cannot be raised fails the jail.
@@ -39,6 +39,7 @@ from goondan.toolhost.survey import Survey, read_signs
 MAX_BYTES: Final = 64 << 10
 #: What the system says of this process: its users, capabilities and filters.
 _STATUS: Final = ("Uid", "Gid", "Cap", "NoNewPrivs", "Seccomp")
+_NAMESPACES: Final = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -91,7 +92,8 @@ class Memory:
     def keep(self, survey: Survey) -> None:
         """Remember what a survey has found."""
         facts = survey.facts
-        if facts is not None and facts.tier == STRONGEST and not survey.findings:
+        whole = facts is not None and facts.user_namespaces and facts.net_admin
+        if facts is not None and whole and facts.tier == STRONGEST and not survey.findings:
             self._write(
                 Finding(
                     premises=self._premises,
@@ -150,7 +152,7 @@ def premises(powers: Powers, usual: HostFacts) -> str:
 
 
 def _namespaces() -> Iterator[str]:
-    for name in sorted(os.listdir("/proc/self/ns")):
+    for name in _NAMESPACES:  # the folder itself cannot be listed by a process that closed its memory to others
         with suppress(OSError):
             yield os.readlink(f"/proc/self/ns/{name}")
 

@@ -3,7 +3,8 @@ after the other, the best first.
 
 The probe jail is made like the jail of every tool: policy, launch, worker protocol. Its handler looks around from
 inside, and the host compares the result with its own facts. So a bubblewrap that starts but does not separate is
-noticed. The tool host starts with this survey, and the program prints it, so both always agree.
+noticed. The tool host starts with this survey, or with what it remembers of one (remembered.py); the program
+makes one and prints it.
 
 The cause comes from the probe jail, or from the search for bubblewrap. The signs are facts that were read from the
 host. A fix is a command or a setting that can be used without changes. No fix asks for a privileged container.

@@ -366,7 +366,7 @@ LONG_S: Final = 0.05
 
 _START: Final = b"\x82\xa4jail"
 _CALL: Final = b"\xa4call"
-# The parts of a CallReceipt without `exit` and `denied`, as `encode_value` would write them.
+# The parts of a CallReceipt without `exit` and `denied`, each number in the form that takes any.
 _WALL: Final = b"\x84\xa6wallMs\xcb"
 _CAME: Final = b"\xa6cameUs\xcf"
 _BEGAN: Final = b"\xa7beganUs\xcf"

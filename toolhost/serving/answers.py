@@ -195,20 +195,21 @@ class Answers:
         asking: Asking,
         announce: Announce,
         remember: Callable[[list[Promise]], None],
+        unmade: Callable[[], None],
     ) -> None:
         """`asking` hears of each call that has its result. `announce` sends the event about work that has ended.
 
         `remember` keeps the promises that nobody was told of yet, in place of those that it kept before.
+        `unmade` hears of each call whose jail could not be made.
         """
         self._loop = loop
         self._send_frame = send
         self._asking = asking
         self._announce = announce
         self._remember = remember
+        self._unmade = unmade
         self.calls = CallRegistry()
         self.pending = PendingRegistry()
-        #: Whether the walls of a call could not be put up.
-        self.unmade = False
 
     # --- calls
 
@@ -220,7 +221,8 @@ class Answers:
 
     def fail(self, call: Call, error: frames.ToolError, receipt: Raw | None = None, work: Work | None = None) -> None:
         """`error` is the result of the call, or of the `work` that went on after it. `receipt` is its jail's."""
-        self.unmade |= error.code == "E_SANDBOX_UNAVAILABLE"
+        if error.code == "E_SANDBOX_UNAVAILABLE":
+            self._unmade()
         if isinstance(call, Listing):
             self._end_listing(call, refusal_of(call, error))
             return

@@ -144,7 +144,12 @@ async def test_the_end_of_work_is_told_with_the_root_of_its_call_also_by_the_nex
         loop = asyncio.get_running_loop()
         asking = Asking(loop, None, lambda line: None, {})
         return Answers(
-            loop, lambda frame: True, asking, lambda event, told: sent.append(event), partial(write_promises, file)
+            loop,
+            lambda frame: True,
+            asking,
+            lambda event, told: sent.append(event),
+            partial(write_promises, file),
+            lambda: None,
         )
 
     export = ExportSpec(name="f")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from goondan.schemas.system import secrecy
 from goondan.schemas.wire.errors import tool_error
 from goondan.schemas.worker.tool_host_reports import SURVEY, Obstacle
 from goondan.toolhost import app, remembered
@@ -22,6 +23,7 @@ from goondan.toolhost.policy.subject import HostFacts
 from goondan.toolhost.remembered import Memory
 from goondan.toolhost.serving.answers import Answers
 from goondan.toolhost.survey import Survey, read_signs
+from tests.containment.ordinary_user import ORDINARY_USER
 from tests.toolhost_fixture import POWERS
 
 
@@ -70,6 +72,8 @@ def test_what_was_found_is_known_on_the_same_machine(file: Path, usual: HostFact
         lambda usual: Survey(tier=None, findings=[Obstacle("a", "b", "c")]),
         lambda usual: Survey(tier="reduced", facts=replace(usual, tier="reduced")),
         lambda usual: Survey(tier="full", facts=usual, findings=[Obstacle("a", "b", "c")]),
+        lambda usual: Survey(tier="full", facts=replace(usual, user_namespaces=False)),
+        lambda usual: Survey(tier="full", facts=replace(usual, net_admin=False)),
     ],
 )
 def test_only_the_best_is_kept(file: Path, usual: HostFacts, survey: Callable[[HostFacts], Survey]) -> None:
@@ -153,6 +157,24 @@ def test_what_somebody_else_could_have_written_is_not_believed(
     assert memory(file, usual).survey is None
 
 
+def test_a_process_that_closed_its_memory_knows_its_machine(file: Path, usual: HostFacts) -> None:
+    """A tool host of an ordinary user has closed its memory before, and cannot list its own namespaces any more."""
+    file.parent.chmod(0o777)
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setgroups([])
+                os.setresgid(ORDINARY_USER, ORDINARY_USER, ORDINARY_USER)
+                os.setresuid(ORDINARY_USER, ORDINARY_USER, ORDINARY_USER)
+            secrecy.close_memory()
+            os._exit(0 if len(memory(file, usual)._premises) == 64 else 1)
+        except BaseException as error:
+            os.write(2, repr(error).encode())
+            os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_a_jail_that_cannot_be_made_ends_it(file: Path, usual: HostFacts) -> None:
     known = memory(file, usual)
     known.keep(found_by(usual))
@@ -184,10 +206,11 @@ async def test_a_tool_host_that_knows_its_machine_makes_no_jail_to_try(
 @pytest.mark.parametrize(("code", "unmade"), [("E_SANDBOX_UNAVAILABLE", True), ("E_TOOL_CRASHED", False)])
 def test_a_call_whose_walls_could_not_be_put_up_is_noticed(code: str, unmade: bool) -> None:
     anything: Any = None
-    answers = Answers(anything, anything, anything, anything, anything)
+    heard: list[bool] = []
+    answers = Answers(anything, anything, anything, anything, anything, lambda: heard.append(True))
     concluded: list[object] = []
     answers.conclude = lambda *of: concluded.append(of)  # type: ignore[method-assign]
     call: Any = SimpleNamespace(tool=SimpleNamespace(error_message_limit=1000))
     answers.fail(call, tool_error(code, "no", name="No"))
-    assert answers.unmade is unmade
+    assert heard == [True] * unmade
     assert len(concluded) == 1
