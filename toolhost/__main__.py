@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from contextlib import suppress
 
 import msgspec
 import uvloop
@@ -25,6 +26,10 @@ def main(argv: list[str] | None = None) -> int:
     startup.keep_memory_steady()
     startup.set_process_name("gdn-toolhost")
     try:
+        for descriptor in (arguments.token_fd, arguments.env_fd):
+            if descriptor is not None:
+                with suppress(OSError):  # whoever reads it says that it is none
+                    os.set_inheritable(descriptor, False)  # neither helper nor launcher is to have what it holds
         # A file may be closed to the user that we become. A descriptor may say nothing until the bundle is opened.
         token = None if arguments.token_file is None else startup.read_token(None, arguments.token_file)
         # Ours is another one when root was given up.

@@ -32,6 +32,18 @@ OPEN = {
     "gdn-toolhost": False,
     "gdn-launcher": True,
 }
+#: The tool host's program, as far as it has started others: what they would get of the given descriptors.
+BEFORE_OTHERS = """
+import os, sys
+from goondan.toolhost import __main__ as program
+
+def start_others(*given, **more):
+    print([os.get_inheritable(int(fd)) for fd in sys.argv[1:]])
+    raise OSError("enough")
+
+program.drop_privileges = start_others
+program.main(["--endpoint", "ipc:///nobody", "--token-fd", sys.argv[1], "--env-fd", sys.argv[2]])
+"""
 #: A shell that allows cores starts what follows.
 CORES = ["sh", "-c", 'ulimit -c "$(ulimit -H -c)"; exec "$@"', "sh"]
 KEY = "sk-a-key-that-nobody-else-may-see"
@@ -164,3 +176,12 @@ def test_a_crash_leaves_no_core(short_tmp: Path, kernel: Sandbox, program: str, 
     kernel.wait_for_nothing(PATIENCE_S)  # a kernel that `gdn` has started ends with it
     for left in kernel.run_dirs:  # a supervisor that has come so far leaves it to the next start
         shutil.rmtree(left)
+
+
+def test_a_tool_host_passes_neither_token_nor_granted_values_on() -> None:
+    (token, _), (granted, _) = pipes = os.pipe(), os.pipe()
+    argv = [sys.executable, "-I", "-c", BEFORE_OTHERS, str(token), str(granted)]
+    done = subprocess.run(argv, pass_fds=(token, granted), stdout=subprocess.PIPE, text=True)
+    for end in (*pipes[0], *pipes[1]):
+        os.close(end)
+    assert done.stdout == "[False, False]\n"
