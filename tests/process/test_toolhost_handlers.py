@@ -180,6 +180,15 @@ def tool(folder: Path, **options: Any) -> Any:
 # --- errors and outputs
 
 
+async def test_a_tool_may_be_called_like_a_module_of_python(short_tmp: Path, workdir: Path) -> None:
+    """The worker has all that it needs before it loads a tool."""
+    named = make_tool(short_tmp, "handlers = {'echo': lambda ctx, input: input}", "echo", name="t", file="select.py")
+    async with bench(named) as made:
+        for n in range(3):
+            assert (await made.call("t__echo", {"n": n}, workdir=workdir))["output"] == {"n": n}
+        assert len(made.workers) == 1, made.workers
+
+
 @pytest.mark.requirement("ERROR-01", "ERROR-02", "ERROR-06", "ERROR-07", "RESULT-01", "RESULT-05")
 async def test_an_exception_is_an_error_result(short_tmp: Path, workdir: Path) -> None:
     async with bench(tool(short_tmp)) as made:

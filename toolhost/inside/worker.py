@@ -19,6 +19,7 @@ import errno
 import posix
 import sys
 from _thread import allocate_lock, get_ident, stack_size
+from select import POLLIN, poll  # before a tool, which may have a module of that name
 from time import monotonic
 
 from . import running, wire
@@ -40,7 +41,7 @@ PROTOCOL = 1
 #: A handler that runs longer than this on the reader loses the reading role to the watcher (seconds).
 TAKEOVER_S = 0.005
 #: The watcher looks so often while no handler runs on the reader (seconds), and sleeps for good after so many looks
-#: without a call. So a handler that was quick before and is slow now keeps the role for their sum at most.
+#: without a call. So a handler that was quick before and is slow now keeps the role for LOOK_S + TAKEOVER_S at most.
 LOOK_S, LOOKS = 0.025, 4
 #: Exports that take longer than this run on a thread of their own from the start (seconds).
 SLOW_S = 0.001
@@ -549,10 +550,8 @@ def input_poll() -> Callable[[], object]:
     A read that blocks is woken once more for each result, when the host has read it: on a Unix socket whoever waits
     hears of room to write as well.
     """
-    import select
-
-    waiting = select.poll()
-    waiting.register(FD, select.POLLIN)
+    waiting = poll()
+    waiting.register(FD, POLLIN)
     return waiting.poll
 
 
