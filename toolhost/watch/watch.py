@@ -20,8 +20,10 @@ the rest.
 How often. The file systems that jails write to are asked for their free space every DISK_S in any case; processor
 time, processes and memory are looked at every LOOK_S. No more than a quarter of the time goes into looks,
 no more than a quarter of a processor into walks over one jail's folders, and half of one into walks over all of them.
-While no jail runs anything the thread sleeps. It wakes up when jails have run for DISK_S since it fell asleep, in one
-call or in several: most calls end before that, and would wake it for nothing.
+While no jail runs anything the thread sleeps. A call of a jail wakes it at once, unless the jail's last call was
+quicker than DISK_S: most calls end before that, and would wake it for nothing. Then it wakes up when jails have run for
+DISK_S since it fell asleep, in one call or in several. That is told by the loop, so the first look at a jail that was
+quick comes as late as the loop is busy.
 
 It must not be late while many programs want the processor. So it runs before all others where root's launcher can do
 it.
@@ -409,14 +411,16 @@ class Watch:
         self._disks = Disks()
         self._awake = threading.Event()
         self._asleep = True
-        #: Jails that have got a call and may still run it.
-        self._busy: set[JailUsage] = set()
+        #: Jails that have got a call and may still run it, and since when (monotonic).
+        self._busy: dict[JailUsage, float] = {}
+        #: Jails whose last call was quicker than DISK_S.
+        self._quick: set[JailUsage] = set()
         #: Wakes the thread. It is there while the thread sleeps and a jail is busy.
         self._rousing: asyncio.TimerHandle | None = None
         #: Since when jails are busy, how long they were before, since the thread fell asleep (seconds), and which ones.
         self._busy_since = self._ran_s = 0.0
         self._have_run: set[JailUsage] = set()
-        #: Those that the thread was woken for. It looks at them in any case.
+        #: Those that the thread was woken for. It looks at their free space in any case.
         self._roused: frozenset[JailUsage] = frozenset()
         self._thread: threading.Thread | None = None
         self._closing = False
@@ -444,7 +448,8 @@ class Watch:
     def remove(self, jail: JailUsage) -> None:
         """Its last process is gone."""
         self._jails = [other for other in self._jails if other is not jail]
-        self._busy.discard(jail)
+        self._ended(jail)
+        self._quick.discard(jail)
         self._have_run.discard(jail)
 
     def niceness_of_next(self, launching: int) -> int:
@@ -453,25 +458,39 @@ class Watch:
 
     def wake(self, jail: JailUsage) -> None:
         """This jail has got a call."""
-        self._busy.add(jail)
-        if self._asleep:
-            self._have_run.add(jail)
-        if self._asleep and self._rousing is None:
-            self._busy_since = time.monotonic()
+        now = time.monotonic()
+        self._busy.setdefault(jail, now)
+        if not self._asleep:
+            return
+        self._have_run.add(jail)
+        if jail not in self._quick:
+            self._rouse()
+        elif self._rousing is None:
+            self._busy_since = now
             self._rousing = self._loop.call_later(max(0.0, DISK_S - self._ran_s), self._rouse)
 
     def rest(self, jail: JailUsage) -> None:
         """A call of this jail has ended."""
         if jail.running() is not None:
             return
-        self._busy.discard(jail)
+        began = self._busy.get(jail)
+        if began is not None and time.monotonic() - began < DISK_S:
+            self._quick.add(jail)
+        else:
+            self._quick.discard(jail)
+        self._ended(jail)
+
+    def _ended(self, jail: JailUsage) -> None:
+        self._busy.pop(jail, None)
         if self._rousing is not None and not self._busy:
             self._rousing.cancel()
             self._rousing = None
             self._ran_s += time.monotonic() - self._busy_since
 
     def _rouse(self) -> None:
-        self._rousing = None
+        if self._rousing is not None:
+            self._rousing.cancel()
+            self._rousing = None
         self._ran_s = 0.0
         self._roused = frozenset(self._have_run)
         self._have_run.clear()

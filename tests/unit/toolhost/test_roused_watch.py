@@ -1,4 +1,6 @@
-"""When the watch of limits wakes up: after jails have run for DISK_S, however many calls that are."""
+"""When the watch of limits wakes up: at once for a jail that nobody knows as quick, else after jails have run for
+DISK_S, however many calls that are.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +47,13 @@ class Watched:
         self.calls.clear()
         self.watch.rest(self.jail)
 
+    async def is_quick(self) -> None:
+        """Have the jail end a call at once, and the watch sleep again."""
+        self.begin()
+        self.end()
+        await until(lambda: self.looks and self.watch._asleep)
+        self.looks = 0
+
 
 @asynccontextmanager
 async def watched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Watched]:
@@ -60,9 +69,26 @@ async def watched(folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
         made.jail.close()
 
 
+def test_the_first_call_of_a_jail_is_looked_at_however_busy_the_loop_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with watched(tmp_path, monkeypatch) as made:
+            for _ in range(2):
+                made.begin()
+                time.sleep(0.2)  # the loop does nothing meanwhile
+                assert made.looks > 0
+                made.end()  # this call was slow, so the next one is looked at like the first
+                await until(lambda: made.watch._asleep)
+                made.looks = 0
+
+    asyncio.run(scenario())
+
+
 def test_calls_that_end_at_once_wake_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         async with watched(tmp_path, monkeypatch) as made:
+            await made.is_quick()
             for _ in range(20):
                 made.begin()
                 made.end()
@@ -88,6 +114,7 @@ def test_short_calls_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     async def scenario() -> None:
         async with watched(tmp_path, monkeypatch) as made:
+            await made.is_quick()
             for _ in range(5):
                 made.begin()
                 time.sleep(DISK_S / 4)  # the loop does nothing meanwhile, so no timer can be due in a call
