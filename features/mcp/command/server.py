@@ -179,7 +179,7 @@ class Offer:
         """The files of the result of a turn as base64, where its conversation has them. Raises GoondanError E_STATE."""
         for message in reversed(messages(self._state_dir, self._agent, self._instance, last=RECENT)):
             if message["id"].startswith(f"{turn_id}.") and message["data"]["role"] == "tool":
-                found = msgspec.convert(message["data"]["content"][0]["files"], list[FilePart])
+                found = msgspec.convert(message["data"]["content"][0].get("files", []), list[FilePart])
                 folder = Path(instance_dir(self._state_dir, self._agent, self._instance), "files")
                 try:
                     return [b64encode((folder / file.blob.file).read_bytes()).decode() for file in found]

@@ -43,9 +43,9 @@ class Stage(Struct, frozen=True):
 
 
 def stages(call: ToolCall) -> list[Stage]:
-    """The stages of a call in their order; none of a call whose way was not kept."""
+    """The stages of a call in their order; none of a call whose way was not kept, or whose time is none."""
     way = call.way
-    if way is None:
+    if way is None or not 0 <= way.sent_us < _MOST_US:
         return []
     seen = _UNSEEN if call.receipt is None else call.receipt.call
     told = len(way.passed_us) == 2

@@ -103,6 +103,8 @@ def test_files_beside_the_output_stand_where_the_tool_gave_them() -> None:
     CallToolResult.model_validate(answer)
     assert answer["content"][0]["data"] == "aGk="
     assert answer["content"][1]["resource"]["blob"] == "aG8="
+    named = {"file": 1, "lines": [{"file": True, "uri": "a:/b"}]}  # no tool's file: what it is stands in no key
+    assert call_result({"status": "ok", "output": named}, files=["aGk="])["structuredContent"] == named
     assert not has_files({"status": "ok", "output": {"text": "no files"}})
     assert not has_files({"status": "error", "error": {"code": "E_TOOL", "file": 1}})
 

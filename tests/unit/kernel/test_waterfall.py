@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from goondan.kernel.cli.commands.traces import waterfall_lines
@@ -102,6 +102,7 @@ def test_times_are_short() -> None:
     ]
 
 
+@example(WayDetail(-(10**400), 1, []), None)
 @given(
     st.builds(WayDetail, st.integers(), st.integers(), st.lists(st.integers(), max_size=3)),
     st.none()
@@ -115,4 +116,4 @@ def test_no_file_makes_a_stage_that_cannot_be(way: WayDetail, seen: CallReceipt 
         if not stage.inside:
             assert stage.began_us == last
             last = stage.began_us + stage.took_us
-    assert all(len(bar) <= WIDTH + 1 for *_, bar in rows(found))
+    assert all(len(bar) <= WIDTH + 1 for *_, bar in rows(found))  # and each time can be shown

@@ -184,8 +184,8 @@ def _with_files(output: Any, files: Sequence[str]) -> Any:
     if not isinstance(output, dict) or not files:
         return output
     number = output.get("file")
-    if isinstance(number, int) and 0 < number <= len(files):
-        key = "data" if output.get("type") in ("file", "image") else "blob"
+    key = "data" if output.get("type") in ("file", "image") else "blob" if isinstance(output.get("uri"), str) else None
+    if key is not None and type(number) is int and 0 < number <= len(files):
         return {name: value for name, value in output.items() if name != "file"} | {key: files[number - 1]}
     return {name: _with_files(inner, files) for name, inner in output.items()}
 

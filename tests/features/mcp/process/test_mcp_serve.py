@@ -35,6 +35,7 @@ spec:
     - {name: waits}
     - {name: later}
     - {name: paint}
+    - {name: lint}
 ---
 """
 BUNDLE = """\
@@ -106,7 +107,10 @@ def later(ctx, input):
 def paint(ctx, input):
     return {"content": [{"type": "image", "data": PICTURE, "mimeType": "image/png"}]}
 
-handlers = {"count": count, "waits": waits, "later": later, "paint": paint}
+def lint(ctx, input):
+    return {"file": "main.py", "lines": 3}
+
+handlers = {"count": count, "waits": waits, "later": later, "paint": paint, "lint": lint}
 """
 )
 
@@ -209,7 +213,7 @@ async def leaves_work(client: Client, kernel: Sandbox) -> None:
     assert time.monotonic() - before < 15, "the instance is free again"
 
 
-EXPORTS = ("count", "waits", "later", "paint")
+EXPORTS = ("count", "waits", "later", "paint", "lint")
 MINE = ("--tools", "bash__exec", "--tools", "slow__*")
 
 
@@ -230,6 +234,8 @@ async def test_a_client_of_either_era_on_standard_streams(kernel: Sandbox, mode:
 
         (painted,) = (await client.call_tool("slow__paint", {})).model_dump(by_alias=True)["content"]
         assert (painted["type"], painted["data"]) == ("image", PICTURE), "a block as its tool gave it"
+        linted = await client.call_tool("slow__lint", {})
+        assert linted.structured_content == {"file": "main.py", "lines": 3}, "no file, although a key is called so"
         counted = await client.call_tool("slow__count", {"to": 4}, progress_callback=heard)
         assert counted.structured_content == {"counted": 4}
         assert said, "progress is told while the call runs"
