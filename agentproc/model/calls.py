@@ -20,7 +20,7 @@ from goondan.agentproc.extensions.stages import Stages
 from goondan.agentproc.machine.catalog import StepCatalog
 from goondan.agentproc.machine.estimate import NO_WISHES
 from goondan.agentproc.machine.messages import CUT_OFF, MAX_REASONING, REASONING, Message, MessageSource, UserData
-from goondan.agentproc.machine.model_waits import ModelAttempts, StallClock, stalled
+from goondan.agentproc.machine.model_waits import NOTICE_S, ModelAttempts, StallClock, stalled
 from goondan.agentproc.machine.turn import ModelAnswered, ModelFailed
 from goondan.agentproc.model.context import TurnContext
 from goondan.agentproc.providers import base
@@ -272,10 +272,10 @@ class ModelCalls:
 
     def _watch(self) -> None:
         """Check again when the model's time is over, unless a check is planned already. One that comes too early plans
-        the next one, so a quick call plans none.
+        the next one, so a quick call plans none. None is later than the first notice about a call that begins now.
         """
         if self._stall_timer is None and (due := self._stall.look_at) is not None:
-            self._stall_timer = self._loop.call_at(due, self._look)
+            self._stall_timer = self._loop.call_at(min(due, self._loop.time() + NOTICE_S), self._look)
 
     def _tell_wait(
         self, request: base.ModelRequest, since: float, message: str | None = None, wait_ms: int | None = None

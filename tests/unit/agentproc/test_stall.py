@@ -6,11 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from goondan.agentproc.machine.model_waits import StallClock, stalled
-from goondan.agentproc.providers.base import ModelAnswer, ModelNews
+from goondan.agentproc.model.calls import ModelCalls
+from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest
+from goondan.agentproc.turn import parts
 from goondan.agentproc.turn.run import CANCELLED
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.frames import AgentEvent
@@ -91,6 +94,51 @@ def test_the_error_says_what_was_waited_for_and_since_when() -> None:
     assert "step 3 waited for the model openai/m" in info.message
     assert "since 2026-01-01T00:00:00Z" in info.message
     assert "stallTimeoutS" in (info.suggestion or "")
+
+
+class Clock:
+    """A loop whose time a test moves on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._planned: list[asyncio.TimerHandle] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, call: Callable[[], None]) -> asyncio.TimerHandle:
+        self._planned.append(asyncio.TimerHandle(when, call, (), asyncio.get_running_loop()))
+        return self._planned[-1]
+
+    def go_to(self, now: float) -> None:
+        """Make the calls that are due until then."""
+        while due := [one for one in self._planned if not one.cancelled() and one.when() <= now]:
+            first = min(due, key=asyncio.TimerHandle.when)
+            self._planned.remove(first)
+            self.now = first.when()
+            first._run()
+        self.now = now
+
+
+async def test_a_notice_in_one_step_makes_none_late_in_the_next(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, told, model = Clock(), list[float](), FakeModel()
+    monkeypatch.setattr(ModelCalls, "_tell_wait", lambda *_: told.append(clock.now))
+    runner = make(FakeLink(), Droning(None))
+    turn = asyncio.create_task(runner.run(event_frame("e1", "go")))
+    await until(lambda: runner._run is not None)
+    calls = ModelCalls(runner._run, None, parts.TurnParts([], runner._run))  # type: ignore[arg-type]
+    calls._loop = clock  # type: ignore[assignment]
+    for began, ended in ((0.0, 3.0), (3.0, 10.0)):
+        clock.go_to(began)
+        request = ModelRequest(agent="a", model=runner.instance.spec.model, messages=[], tools=[], step=1)
+        model.script.append(says("done"))
+        asked = asyncio.create_task(calls._request(model, request))
+        await asyncio.sleep(0)
+        clock.go_to(ended)
+        await asked
+    assert told == [2.0, 5.0]
+    runner._run.push(CANCELLED)  # type: ignore[union-attr]
+    await turn
 
 
 # --- a runner ---------------------------------------------------------------------------------------------------------
