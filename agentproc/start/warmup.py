@@ -120,7 +120,7 @@ async def _link_to_nobody() -> None:
     starting = asyncio.ensure_future(link.start())
     await asyncio.sleep(0)
     starting.cancel()
-    with suppress(asyncio.CancelledError):
+    with suppress(asyncio.CancelledError, errors.GoondanError):
         await starting
     await link.close(0)
 

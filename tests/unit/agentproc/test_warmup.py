@@ -54,6 +54,12 @@ async def test_the_link_that_leads_nowhere_gets_as_far_as_a_link_without_a_broke
     assert refused.value.info.code == "E_KERNEL_NOT_RUNNING"
 
 
+async def test_a_rehearsal_that_is_refused_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.sock").write_text("")  # no socket: E_BROKER_UNTRUSTED
+    monkeypatch.setattr(warmup, "NOBODY", f"ipc://{tmp_path}/a.sock")
+    await warmup._link_to_nobody()
+
+
 def test_the_buffer_of_the_loop_is_given_back() -> None:
     given_back, works = _told(BUFFER)
     assert given_back >= 200
