@@ -405,6 +405,7 @@ class Link:
         try:
             if self._outgoing:
                 self._write()
+            more = True  # also when a handler raises: what was read and what is queued wait for a turn
             more = self._receive()
             if self._peer.waiting and self._peer.phase == "ready":
                 self._queue_waiting()
@@ -412,8 +413,8 @@ class Link:
                 self._write()
         finally:
             self._scheduled = False
-        if more:
-            self._schedule()
+            if more:
+                self._schedule()
 
     def _receive(self) -> bool:
         """Handle the frames that were read. Whether there may be more of them than one turn takes."""
