@@ -157,7 +157,7 @@ class TurnNotes:
         for part in parts:
             kept = self._output(part.result, turn_notes.WHOLE_CHARS) if self._whole else None
             args = self._called.get(part.tool_call_id)
-            self._result(part.tool_name, part.tool_call_id, args, part.result, at, self._step_span, kept)
+            self._result(part.tool_name, part.tool_call_id, args, part.result, at, None, kept)
 
     def inner_began(self, script: str, part: messages.ToolCallPart, at: str, catalog: StepCatalog) -> None:
         """Note a call that a script makes. It stands below the script."""
@@ -165,15 +165,17 @@ class TurnNotes:
         called = turn_notes.CallDetail(
             part.tool_call_id, part.tool_name, catalog.is_outside(part.tool_name), script, kept
         )
-        self._note_call("tool.called", at, part.tool_call_id, turn_notes.encode_detail(called), self._span_of(script))
+        self._note_call(
+            "tool.called", at, part.tool_call_id, turn_notes.encode_detail(called), f"{self._turn_id}/{script}"
+        )
 
     def inner_ended(self, script: str, part: messages.ToolCallPart, result: ToolResult, at: str) -> None:
         """Note the result of a call that a script has made."""
         kept = self._output(result, turn_notes.WHOLE_CHARS if self._whole else turn_notes.SHORT_CHARS)
-        self._result(part.tool_name, part.tool_call_id, part.args, result, at, self._span_of(script), kept)
+        self._result(part.tool_name, part.tool_call_id, part.args, result, at, f"{self._turn_id}/{script}", kept)
 
     def _result(
-        self, tool: str, tool_call_id: str, args: Any, result: ToolResult, at: str, parent: str, kept: str | None
+        self, tool: str, tool_call_id: str, args: Any, result: ToolResult, at: str, within: str | None, kept: str | None
     ) -> None:
         error = result.error
         data, way = self._receipts.pop(tool_call_id, (None, None))
@@ -188,7 +190,7 @@ class TurnNotes:
             kept,
             way,
         )
-        self._note_call(kind, at, tool_call_id, turn_notes.encode_detail(detail), parent)
+        self._note_call(kind, at, tool_call_id, turn_notes.encode_detail(detail), within)
         found = None
         if error is not None:
             found = refusal(self._spec(), tool, error.code or "", error.message, error.suggestion)
@@ -199,7 +201,7 @@ class TurnNotes:
             if known is not None:
                 found = structs.replace(found, by=known[0], allow=known[1])
             refused = structs.replace(found, tool_call_id=tool_call_id, args=self._kept(args, turn_notes.SHORT_CHARS))
-            self._note_call("call.refused", at, tool_call_id, self._refused(refused), parent)
+            self._note_call("call.refused", at, tool_call_id, self._refused(refused), within)
 
     def _refused(self, detail: turn_notes.RefusedDetail) -> str:
         message, allow = self._bounded(detail.message), self._bounded(detail.allow)
@@ -211,9 +213,6 @@ class TurnNotes:
 
     def _output(self, result: ToolResult, most: int) -> str | None:
         return None if result.output is None else self._kept(codec.from_raw(result.output, object), most)
-
-    def _span_of(self, tool_call_id: str) -> str:
-        return call_span(f"{self._turn_id}/{tool_call_id}")
 
     def received(self, tool_call_id: str, receipt: Raw | None, way: turn_notes.WayDetail) -> None:
         """Remember the tool host's receipt of a call, and the call's way. They are noted with the call's result, even
@@ -319,17 +318,16 @@ class TurnNotes:
 
     def waits(self, tool_call_id: str, at: str, within: str | None) -> None:
         """Note that a call begins to wait for a person. `within` is the callId of the script that makes it."""
-        parent = self._step_span if within is None else call_span(within)
-        self._note_call("tool.waits", at, tool_call_id, json.dumps(tool_call_id), parent)
+        self._note_call("tool.waits", at, tool_call_id, json.dumps(tool_call_id), within)
 
     def _note(self, kind: turn_notes.NoteKind, at: str, detail: str | None = None) -> None:
         self._add((self._turn_id, kind, at, detail, self._span, self._parent))
 
     def _note_call(
-        self, kind: turn_notes.NoteKind, at: str, tool_call_id: str, detail: str, parent: str | None = None
+        self, kind: turn_notes.NoteKind, at: str, tool_call_id: str, detail: str, within: str | None = None
     ) -> None:
-        span = call_span(f"{self._turn_id}/{tool_call_id}")
-        self._add((self._turn_id, kind, at, detail, span, parent or self._step_span))
+        parent = self._step_span if within is None else call_span(within)
+        self._add((self._turn_id, kind, at, detail, call_span(f"{self._turn_id}/{tool_call_id}"), parent))
 
     def _bounded(self, message: str) -> str:
         return errors.cut_message(self._redact(message), turn_notes.MAX_NOTED_MESSAGE)

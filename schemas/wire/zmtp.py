@@ -69,14 +69,14 @@ class Handshake:
     def __init__(self, types: Collection[bytes]) -> None:
         """`types` are the socket types of the other side that we talk to."""
         self._types = types
-        self.more = bytearray()
+        self._data = bytearray()
         self.done = False
         #: What came after READY.
         self.rest = b""
 
     def feed(self, data: bytes) -> bool:
         """Take bytes. True when the handshake is over. Raises ZmtpError."""
-        known = self.more
+        known = self._data
         known += data
         _check_greeting(known)
         if len(known) < _GREETING_BYTES + _SHORT_HEAD:
@@ -97,7 +97,7 @@ class Handshake:
             return False
         self._check_ready(bytes(known[start : start + size]))
         self.rest = bytes(known[start + size :])
-        self.more = bytearray()
+        self._data = bytearray()
         self.done = True
         return True
 
