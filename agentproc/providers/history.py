@@ -310,8 +310,12 @@ class Written(Generic[W]):
                 self.forget()
                 if whole:
                     self._messages, self._writer, self._entries = messages, writer, source
-        for entry in source.extend(new):
-            writer.add(entry)
+        try:
+            for entry in source.extend(new):
+                writer.add(entry)
+        except Exception:
+            self.forget()  # it may have been written in part
+            raise
         return writer
 
 

@@ -36,6 +36,8 @@ from goondan.agentproc.providers.base import FilesPlace, ModelAnswer, ModelReque
 from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec, ModelSpec
 from goondan.schemas.models.model_providers import BY_NAME
+from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.frames import Blob, FilePart
 from tests.unit.agentproc import vendor_formats as formats
 from tests.unit.agentproc.fakes import BASH, FakeLink, FakeModel, event_frame, make_spec, says, wants
 from tests.unit.agentproc.turns import Make, runner_of
@@ -277,6 +279,18 @@ async def test_messages_that_an_extension_of_the_bundle_may_have_changed_in_plac
     (tmp_path / "own.py").write_text("def register(api): pass\n")
     own = ExtensionSpec(name="own", entry=str(tmp_path / "own.py"), resource={"spec": {"config": {}}})
     assert await read_again(make, monkeypatch, extensions=[own]) == (SHORT + 2, SHORT + 3)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_conversation_that_cannot_be_written_is_written_anew(first: int) -> None:
+    """Also a message before the one that is refused is in the next request."""
+    nowhere = FilePart(Blob("nowhere", "0", 3), "image/png")
+    said = formats.conversation(UserData("known"), UserData("LOST"), UserData("bad", [nowhere]))
+    vendor = wire_of("openai").VENDOR()
+    vendor.request(formats.asked(said[:first], "openai", files=PLACE))
+    for _ in range(2):
+        with pytest.raises(GoondanError, match="refers to a file"):
+            vendor.request(formats.asked(said, "openai", files=PLACE))
 
 
 def _asked(**changes: Any) -> ModelRequest:
