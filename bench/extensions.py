@@ -57,6 +57,9 @@ class Script:
     async def window(self, request: ModelRequest) -> None:
         """It has no context."""
 
+    def forget(self) -> None:
+        """Nothing is kept."""
+
     async def close(self) -> None:
         """Nothing is open."""
 

@@ -170,17 +170,12 @@ class HttpProvider:
         """
         if request.max_tokens is not None and request.max_tokens < base.output_limit(request.model):
             request = replace(request, model=base.limited_output(request.model, request.max_tokens))
-        tries, goes_on = Tries(request, on_news or _nobody, asyncio.get_running_loop().time), False
+        tries = Tries(request, on_news or _nobody, asyncio.get_running_loop().time)
         try:
             answer = await self._answer_of(self._seeing.ready(request), tries, on_delta, on_news or _nobody)
-            if request.output is not None:
-                answer = answered(answer)
-            goes_on = bool(answer.calls)
-            return answer
+            return answer if request.output is None else answered(answer)
         finally:
             tries.close()
-            if not goes_on:
-                self._vendor.end_turn()
 
     async def window(self, request: base.ModelRequest) -> int | None:
         """The model's context as its server says (tokens). Of the vendor's own server the table knows the models."""
@@ -197,6 +192,10 @@ class HttpProvider:
                     asked = await self._get(request, msgspec.structs.replace(wire, url=url))
                     found = server_answers.in_answer(listed.ask, asked, model) or found
         return found
+
+    def forget(self) -> None:
+        """Drop the conversation as it was written."""
+        self._vendor.forget()
 
     async def close(self) -> None:
         """Close the connection."""

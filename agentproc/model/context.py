@@ -118,13 +118,16 @@ class ContextMemory:
         self._kept = kept
         return kept
 
-    def end_turn(self, messages: list[Message] | None) -> None:
-        """The conversation is this after a turn; None: it is not known. A short one is kept for the next turn."""
+    def end_turn(self, messages: list[Message] | None) -> bool:
+        """The conversation is this after a turn; None: it is not known. A short one is kept for the next turn. Whether
+        it is.
+        """
         if messages is not None and is_kept(len(messages), self.sizes.total):
             self._store.keep_messages(messages)
-        else:
-            self._store.forget_messages()
-            self.presented, self.sizes, self.view = Presented(), estimate.MessageSizes(), context_shape.View()
+            return True
+        self._store.forget_messages()
+        self.presented, self.sizes, self.view = Presented(), estimate.MessageSizes(), context_shape.View()
+        return False
 
     def keep(self) -> None:
         """Store what a vendor's counts have changed (inside the store's `write`)."""

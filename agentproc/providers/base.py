@@ -187,6 +187,9 @@ class Provider(Protocol):
     async def window(self, request: ModelRequest) -> int | None:
         """How many tokens the model's context holds, as its server says; None when it does not say. Raises nothing."""
 
+    def forget(self) -> None:
+        """Drop what is kept of the conversation: the next turn reads it anew."""
+
     async def close(self) -> None:
         """Close connections."""
 

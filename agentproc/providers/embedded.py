@@ -61,6 +61,9 @@ class EmbeddedProvider:
     async def window(self, request: base.ModelRequest) -> None:
         """A console has no context."""
 
+    def forget(self) -> None:
+        """Nothing is kept."""
+
     async def close(self) -> None:
         """Nothing to close."""
 

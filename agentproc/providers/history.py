@@ -36,7 +36,6 @@ from goondan.agentproc.machine.messages import (
     UserData,
     begins_with,
     files_of,
-    is_kept,
     is_presentable,
     presentable,
 )
@@ -269,7 +268,8 @@ class Written(Generic[W]):
       extension shows other messages;
     - after a change of the model, of the files that become words, or of the tools if the conversation has odd names;
     - when the vendor's module has learned that a server refuses something;
-    - in the next turn of a conversation that is too long to be kept, and after a turn that was given back.
+    - in the next turn, where the process has dropped its messages as well (`ContextMemory.end_turn`): of a conversation
+      that is too long to be kept, of an agent with extensions of its own, after a turn that was given back.
 
     What stands before or behind it in a request (system prompt, tools, blocks, marks) is no part of it. A question
     aside is written by itself.
@@ -285,11 +285,6 @@ class Written(Generic[W]):
         self._messages: list[Message] = []
         self._writer: W | None = None
         self._entries: Entries | None = None
-
-    def end_turn(self) -> None:
-        """The turn is over. A long conversation is not kept."""
-        if self._writer is not None and not is_kept(len(self._messages), len(self._writer.written)):
-            self.forget()
 
     def of(self, request: ModelRequest) -> W:
         """The writer that has written the request's conversation."""

@@ -93,10 +93,6 @@ class Vendor(Generic[history.W]):
         """Drop the conversation."""
         self._written.forget()
 
-    def end_turn(self) -> None:
-        """The next request belongs to another turn."""
-        self._written.end_turn()
-
     def gives_up(self, request: ModelRequest, words: str) -> bool:
         """The server has refused the request with these words. Whether requests are without what they name from now on,
         so that this one may be sent again.

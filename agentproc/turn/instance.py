@@ -27,6 +27,7 @@ from goondan.agentproc.extensions import dynamic_tools, engine, events, loaded, 
 from goondan.agentproc.extensions.points.pipeline import Pipeline
 from goondan.agentproc.http import make_provider
 from goondan.agentproc.machine import catalog, questions
+from goondan.agentproc.machine.messages import Message
 from goondan.agentproc.machine.verdicts import Judge, Verdict
 from goondan.agentproc.model.context import ContextMemory
 from goondan.agentproc.providers.base import SHORTEST_SAID, Provider, read_json, redactor_of, storable
@@ -215,6 +216,16 @@ class Instance:
             return make(model)
         return make_provider(model) if self._given is None or in_place else self._given
 
+    @property
+    def _made(self) -> list[Provider]:
+        return [one for one in (self._provider, *self._others.values()) if one is not None]
+
+    def end_turn(self, messages: list[Message] | None) -> None:
+        """The conversation is this after a turn; None: it is not known. What is not kept, nobody keeps."""
+        if not self.context.end_turn(messages):
+            for provider in self._made:
+                provider.forget()
+
     def notice(self, ended: questions.Ended) -> None:
         """Tell extensions about the answer to a question that was asked without waiting (EVENTS-11)."""
         if ended.answer is not None:
@@ -229,6 +240,5 @@ class Instance:
         self.caller.abandon()
         self.store.close()
         self._index.close()
-        for provider in (self._provider, *self._others.values()):
-            if provider is not None:
-                await provider.close()
+        for provider in self._made:
+            await provider.close()

@@ -264,7 +264,7 @@ class TurnRun:
             if timer is not None:
                 timer.cancel()
         self._models.close()
-        self.instance.context.end_turn(self._left)
+        self.instance.end_turn(self._left)
         if self._renewing is not None:
             self.instance.link.forget(self._renewing.id)
         self._transcript.closed = True

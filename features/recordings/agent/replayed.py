@@ -409,6 +409,9 @@ class ReplayProvider:
         """That of the recorded model (tokens)."""
         return self._replayed.window
 
+    def forget(self) -> None:
+        """Nothing is kept."""
+
     async def close(self) -> None:
         """Nothing to close."""
 

@@ -147,6 +147,9 @@ class Breaking:
         await asyncio.sleep(3600 if self.hangs else 0)
         raise fail("E_MODEL_FAILED", "it broke off")
 
+    def forget(self) -> None:
+        """Nothing is kept."""
+
     async def close(self) -> None:
         """Nothing to close."""
 

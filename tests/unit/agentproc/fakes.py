@@ -187,6 +187,9 @@ class FakeModel:
     async def window(self, request: ModelRequest) -> int | None:
         return self.listed
 
+    def forget(self) -> None:
+        """Nothing is kept."""
+
     async def close(self) -> None:
         self.script.clear()
 

@@ -36,7 +36,7 @@ from goondan.agentproc.providers.base import FilesPlace, ModelAnswer, ModelReque
 from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec, ModelSpec
 from goondan.schemas.models.model_providers import BY_NAME
-from goondan.schemas.wire.errors import GoondanError
+from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Blob, FilePart
 from tests.unit.agentproc import vendor_formats as formats
 from tests.unit.agentproc.fakes import BASH, FakeLink, FakeModel, event_frame, make_spec, says, wants
@@ -60,10 +60,10 @@ class Writing(FakeModel):
         request = structs.replace(request, model=self.model)
         self.bodies.append(self.vendor.request(request).body)
         self.look_at(request)
-        try:
-            return await super().complete(request, *more)
-        finally:
-            self.vendor.end_turn()
+        return await super().complete(request, *more)
+
+    def forget(self) -> None:
+        self.vendor.forget()
 
     def look_at(self, request: ModelRequest) -> None:
         """See a request that was written."""
@@ -279,6 +279,19 @@ async def test_messages_that_an_extension_of_the_bundle_may_have_changed_in_plac
     (tmp_path / "own.py").write_text("def register(api): pass\n")
     own = ExtensionSpec(name="own", entry=str(tmp_path / "own.py"), resource={"spec": {"config": {}}})
     assert await read_again(make, monkeypatch, extensions=[own]) == (SHORT + 2, SHORT + 3)
+
+
+@pytest.mark.parametrize("own_code", [False, True])
+async def test_what_is_not_kept_for_the_next_turn_no_provider_holds(make: Make, tmp_path: Path, own_code: bool) -> None:
+    (tmp_path / "own.py").write_text("def register(api): pass\n")
+    own = ExtensionSpec(name="own", entry=str(tmp_path / "own.py"), resource={"spec": {"config": {}}})
+    spare = ModelSpec(provider="openai", model="m", document="spare")
+    models = Writing("openai", fail("E_MODEL_FAILED", "gone")), Writing("openai", says("one"))
+    runner = make(FakeLink(), models[0], extensions=[own] if own_code else [], fallback=[spare])
+    runner.instance._others["spare"] = models[1]
+    await runner.run(event_frame("e0", "go"))
+    assert [len(model.bodies) for model in models] == [1, 1]
+    assert [len(model.vendor._written._messages) for model in models] == ([0, 0] if own_code else [1, 1])
 
 
 @pytest.mark.parametrize("first", [0, 1])
