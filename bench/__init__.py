@@ -1,1 +1,32 @@
 """Benchmarks. Each is measured beside a baseline. `make bench` runs them; they are never part of the tests."""
+
+#: The benchmarks run in this order. Each module has one BENCHMARK.
+MODULES = (
+    "round_trip",
+    "durable",
+    "asking",
+    "python_client",
+    "node_client",
+    "queued",
+    "journal_start",
+    "tool_call",
+    "arguments",
+    "extensions",
+    "mcp_jailed",
+    "cold_jail",
+    "forked_call",
+    "javascript",
+    "walls",
+    "agent",
+    "turn",
+    "attachments",
+    "code_mode",
+    "trace",
+    "recovery",
+    "history",
+    "curves",
+    "scale",
+    "dormant",
+    "start",
+    "gdn_call",
+)

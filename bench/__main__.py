@@ -14,41 +14,9 @@ import os
 import sys
 from pathlib import Path
 
-from bench import page, pairs, records
+from bench import MODULES, page, pairs, records
 from bench.compare import NATIVE, Benchmark, machine, run, table
 from goondan.schemas.transport import chosen
-
-#: The benchmarks run in this order. Each module has one BENCHMARK.
-MODULES = (
-    "round_trip",
-    "durable",
-    "asking",
-    "python_client",
-    "node_client",
-    "queued",
-    "journal_start",
-    "tool_call",
-    "arguments",
-    "extensions",
-    "mcp_jailed",
-    "cold_jail",
-    "forked_call",
-    "javascript",
-    "walls",
-    "agent",
-    "turn",
-    "attachments",
-    "code_mode",
-    "trace",
-    "recovery",
-    "history",
-    "curves",
-    "scale",
-    "dormant",
-    "start",
-    "gdn_call",
-)
-
 
 #: Those that make a hundred thousand of something first: minutes.
 LONG = ("queued", "journal_start", "trace", "scale", "dormant", "curves")

@@ -85,4 +85,5 @@ BENCHMARK = Benchmark(
         Metric("rate", "/s", "higher"),
         Metric("cpu", "ms", "lower"),
     ],
+    durability="power",
 )

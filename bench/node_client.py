@@ -40,4 +40,5 @@ BENCHMARK = Benchmark(
         Metric("p99", "µs", "lower"),
         Metric("asker's cpu", "µs", "lower"),
     ],
+    durability="process",
 )

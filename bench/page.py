@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench import plots, records
+from bench import MODULES, plots, records
 from bench.compare import NATIVE, Goal, Row, quartiles, reached
 from bench.records import Entry, row_of, slow_hour
+from goondan.schemas.transport import TRANSPORTS
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 DOCUMENTS: Final = ("docs/performance.md", "README.md", "README.ko.md")
@@ -111,11 +112,16 @@ def bare(figure: float, unit: str) -> str:
 
 
 def goal_text(goal: Goal, row: Row, side: str, write: Callable[[float, str], str] = text_of) -> str:
-    """A goal, in bold letters when it is missed. `write` gets a figure and its unit."""
+    """A goal, in bold letters when it is missed, in slanted ones when only the median misses it. `write` gets a figure
+    and its unit.
+    """
     sign = "≥" if row.metric.better == "higher" else "≤"
-    text = f"{float(f'{goal.value:.2g}'):g}×" if goal.of and not goal.plus else write(goal.value, row.metric.unit)
+    text = f"{goal.value:.3g}×" if goal.of and not goal.plus else write(goal.value, row.metric.unit)
     text = f"{sign}{'+' if goal.plus else ''}{text}"
-    return text if reached(row, side, goal) else f"**{text}**"
+    if not reached(row, side, goal):
+        return f"**{text}**"
+    middle = Row(row.metric, {each: [median] for each, median in row.medians.items()})
+    return text if reached(middle, side, goal) else f"*{text}*"
 
 
 def slow(entry: Entry, row: Row, side: str) -> str:
@@ -134,7 +140,9 @@ def machine_block(report: Report) -> str:
     loads = sorted(entry["load"] for entry in entries)
     rounds = sorted({entry["rounds"] for entry in entries})
     when = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
-    return f"{'; '.join(machines)}. {when}, {rounds[0]} to {rounds[-1]} rounds, load {loads[0]:g} to {loads[-1]:g}.\n"
+    told = f"{'; '.join(machines)}. {when}, {rounds[0]} to {rounds[-1]} rounds, load {loads[0]:g} to {loads[-1]:g}."
+    missing = ", ".join(f"`{name}`" for name in MODULES if name not in report["benchmarks"])
+    return f"{told} Not measured: {missing}.\n" if missing else f"{told}\n"
 
 
 def _machine_text(told: Mapping[str, Any]) -> str:
@@ -164,7 +172,7 @@ def _goal_line(name: str, entry: Entry, row: Row, goal: Goal) -> str:
     side = goal.of or next((each for each in others if each != NATIVE), None)
     native = number(row.medians[NATIVE]) if NATIVE in row.runs else ""
     with_baseline = side is not None and row.medians[side] > 0
-    ratio = f"{row.medians[ours] / row.medians[side]:.2g}" if side is not None and with_baseline else ""
+    ratio = f"{row.medians[ours] / row.medians[side]:.3g}" if side is not None and with_baseline else ""
     told = f"{side} {number(row.medians[side])}{slow(entry, row, side)}" if side is not None else ""
     goals = goal_text(goal, row, ours, bare)
     if row.metric.native is not None and NATIVE in row.runs:
@@ -229,7 +237,8 @@ def soak_block(report: Report) -> str:
         elif not each["kept"] or many == 1:
             bound = each["bound"] if each["kept"] else f"**{each['bound']}**"
             lines.append(f"|{each['what']}|{each['measured']}|{bound}|")
-    head = f"{_machine_text(soak['machine'])}; {soak['at'][:10]}, {soak['minutes']:g} minutes, {soak['transport']}."
+    head = f"{_machine_text(soak['machine'])}; {soak['at'][:10]}, {soak['minutes']:g} minutes, {soak['transport']}, "
+    head += f"{soak['kills']} kills, capacity {number(soak['capacity'])} messages a second."
     return "\n".join((head, "", *lines, "", "![Its minutes](plots/soak.svg)", ""))
 
 
@@ -253,6 +262,9 @@ def filled(text: str, report: Report) -> str:
 
 def problems(report: Report) -> Iterator[str]:
     """What does not fit results.json."""
+    for name, entry in report["benchmarks"].items():
+        if entry["transport"] != TRANSPORTS[0]:
+            yield f"bench/results.json: {name} was measured on {entry['transport']}"
     for name in DOCUMENTS:
         text = (ROOT / name).read_text(encoding="utf-8")
         if text != filled(text, report):

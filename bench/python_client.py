@@ -84,6 +84,7 @@ BENCHMARK = Benchmark(
         Metric("p99", "µs", "lower"),
         Metric("asker's cpu", "µs", "lower"),
     ],
+    durability="process",
 )
 
 

@@ -87,4 +87,5 @@ BENCHMARK = Benchmark(
         Metric("p99", "µs", "lower", Goal(1.25, of="none")),
     ],
     rounds=3,
+    durability="process",
 )

@@ -2,9 +2,9 @@
 
 First its capacity: LANES ask one after the other for a while. Then messages come at SHARE of that rate, whatever the
 answers do: turns, many calls, requests between agents, MCP, pending work and pictures, through an agent with an
-extension around each step and call; a hundred kills in half an hour, of every kind of process but the supervisor. Then
-three times the capacity for a fifteenth of the time. What it came to is judged (bench/steady.py): the exit status is 1
-when a bound is not kept. `--record` keeps it in results.json for the page and its plot.
+extension around each step and call; a hundred kills in half an hour, of agents, workers, tool host, broker and fork
+server. Then three times the capacity for a fifteenth of the time. What it came to is judged (bench/steady.py): the exit
+status is 1 when a bound is not kept. `--record` keeps it in results.json for the page and its plot.
 
 A conversation has GENERATION messages and is followed by another, so that turns do not get longer for their history.
 """

@@ -123,7 +123,7 @@ def test_a_call_wakes_each_of_its_threads_once_on_each_way(
     # Whoever looks at limits or at slow handlers is woken by the clock and by no call.
     assert slept["host"].get("beside", 0.0) * CALLS <= 2 * took_s / DISK_S + 10, told
     assert slept["worker"].get("beside", 0.0) * CALLS <= 2 * took_s / TAKEOVER_S + 10, told
-    if counted:
+    if counted.keys() >= {"broker", "host", "worker"}:  # where Linux tells of all of them
         # A descriptor of libzmq is read once for each message that comes in, and written once for each that goes out,
         # on both sides of it. The worker reads and writes one frame, and looks whether the call left something.
         reads, writes = counted["broker"]

@@ -133,7 +133,6 @@ emit = st.tuples(
 other = st.sampled_from([("undo", None), ("reset", None), ("fails", None), ("elsewhere", None), ("view", None)])
 
 
-@pytest.mark.requirement("CONTEXT-10")
 @given(st.lists(st.one_of(say, emit, other), min_size=1, max_size=7), st.sampled_from(PROVIDERS))
 @example([("say", 1), ("undo", None), ("say", 0), ("elsewhere", None), ("say", 0)], "anthropic")
 def test_what_a_turn_shows_is_what_is_stored_whatever_came_between(steps: list[tuple[str, Any]], provider: str) -> None:

@@ -7,7 +7,6 @@ from contextlib import closing
 from itertools import count
 from typing import Any
 
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -38,7 +37,6 @@ events = st.one_of(
 given_by_extension = st.tuples(st.sampled_from(("x.1", "x.2")), events)
 
 
-@pytest.mark.requirement("CONTEXT-10")
 @given(st.lists(st.one_of(own, own, given_by_extension), max_size=12))
 @example([("x.1", {"type": "append", "message": {"id": "t1.5"}}), ("own", 5)])
 def test_what_is_shown_is_what_is_stored(steps: list[tuple[str, Any]]) -> None:
