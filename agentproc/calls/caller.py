@@ -22,7 +22,7 @@ from goondan.schemas.bundle import arguments, launch
 from goondan.schemas.traces.turn_notes import WayDetail
 from goondan.schemas.transport.link import boottime_us
 from goondan.schemas.wire import blobs, spans
-from goondan.schemas.wire.codec import check_depth, check_json, encode_value, from_raw
+from goondan.schemas.wire.codec import check_depth, check_json, encode_value, from_raw, is_small_json
 from goondan.schemas.wire.errors import GoondanError, cut_message, row_of, tool_error
 from goondan.schemas.wire.frames import Frame, ToolCallPayload, ToolError, ToolResult
 from goondan.schemas.worker import servers
@@ -353,7 +353,7 @@ def read_result(frame: Frame, item: launch.CatalogItem) -> ToolResult:
     """
     try:
         result = from_raw(frame.payload, ToolResult)
-        if result.output is not None:
+        if result.output is not None and not is_small_json(bytes(result.output)):
             check_json(from_raw(result.output, object), "output")  # stored, it would spoil every later step
     except GoondanError as error:
         text = f"The tool host sent no result: {error.info.message}"

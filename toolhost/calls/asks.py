@@ -10,7 +10,7 @@ Rules.
 - A question with `async` is answered when the broker has it. From then on it belongs to the agent: it ends neither with
   the call nor at the call's deadline, and its answer is a message to the agent.
 - The open questions, all questions and all bytes of a call are limited. One more is refused, not queued.
-- What comes out of a jail is hostile: names are bounded, and values are walked before anything opens them.
+- What comes out of a jail is hostile: names are bounded, and values are checked before anything uses them.
 
 Source: docs/design/wire.md section 4; docs/design/delivery.md section 5; docs/design/sandbox.md section 5; requirements
 CONTEXT-09, AGENTS-12 to AGENTS-30.

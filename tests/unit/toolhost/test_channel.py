@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Raw
 
+from goondan.schemas.wire.codec import is_small_json
 from goondan.schemas.worker.worker_frames import (
     Log,
     LoginNeeded,
@@ -20,6 +22,7 @@ from goondan.schemas.worker.worker_frames import (
     WorkerError,
     WorkerFrame,
 )
+from goondan.toolhost.calls import untrusted
 from goondan.toolhost.calls.untrusted import (
     FRAME_SLACK,
     MAX_ELEMENTS,
@@ -145,6 +148,13 @@ def test_large_log_lines_use_up_their_bytes() -> None:
 
 # --- outputs
 
+
+def walk(data: bytes) -> None:
+    """Check a value that may be small and nested little like any other."""
+    with patch.object(untrusted, "is_small_json", return_value=False):
+        check_json(data)
+
+
 json_values = st.recursive(
     st.none()
     | st.booleans()
@@ -159,6 +169,7 @@ json_values = st.recursive(
 @given(json_values)
 def test_json_passes(value: Any) -> None:
     check_json(encode(value))
+    walk(encode(value))
 
 
 @given(json_values, st.integers(0, 60), st.integers(0, 255))
@@ -166,9 +177,12 @@ def test_a_changed_byte_never_does_more_than_a_violation(value: Any, at: int, by
     data = bytearray(encode(value))
     data[at % len(data)] = byte
     try:
-        check_json(bytes(data))
+        walk(bytes(data))
     except Violation:
+        with pytest.raises(Violation):
+            check_json(bytes(data))
         return
+    check_json(bytes(data))
     msgspec.msgpack.decode(bytes(data))  # what passes can be decoded by anyone
 
 
@@ -193,12 +207,29 @@ def test_every_prefix_and_every_suffix_is_refused(value: Any) -> None:
     ],
 )  # fmt: skip
 def test_what_is_not_json_is_refused(data: bytes) -> None:
-    with pytest.raises(Violation):
-        check_json(data)
+    for check in (check_json, walk):
+        for inner in (data, b"\x91" + data, b"\x81\xa1k" + data):
+            with pytest.raises(Violation):
+                check(inner)
+
+
+@pytest.mark.parametrize("value", [None, "", 2**64 - 1, -1.5, [{"a": [{"b": "c"}]}], "x" * 65533])
+def test_most_values_need_no_walk(value: Any) -> None:
+    with patch.object(untrusted, "_walk"):
+        assert is_small_json(encode(value))
+        check_json(encode(value))
+
+
+@pytest.mark.parametrize("value", [[[[[[]]]]], "x" * 65534])
+def test_what_is_large_or_nested_is_walked(value: Any) -> None:
+    assert not is_small_json(encode(value))
+    check_json(encode(value))
 
 
 def test_the_deepest_output() -> None:
     check_json(b"\x91" * MAX_OUTPUT_DEPTH + b"\xc0")
+    with pytest.raises(Violation):
+        check_json(b"\x91" * (MAX_OUTPUT_DEPTH + 1) + b"\xc0")
 
 
 def test_the_number_of_values_is_bounded() -> None:
