@@ -82,7 +82,6 @@ class Host:
         self.sessions = sessions.Sessions(
             self._loop,
             self.answers,
-            self._messages,
             self.asking,
             starting.JailStarter(self._loop, spec, powers, granted, exposures),
             spec.max_jails,
@@ -258,7 +257,6 @@ class Host:
         if frame.deadline_ms is not None:
             milliseconds = min(milliseconds, max(0, frame.deadline_ms))
         now = self._loop.time()
-        self._keep_message((agent, instance_key), payload)
         call = Call(
             id=call_id,
             agent=agent,
@@ -269,6 +267,7 @@ class Host:
             turn_id=payload.turn_id,
             tool_call_id=payload.tool_call_id,
             message_id=payload.message_id,
+            message=self._message((agent, instance_key), payload),
             workdir=None if blind else frame.workdir,
             workdir_base=None if blind else frame.workdir_base,
             folder_name=payload.folder,
@@ -321,11 +320,16 @@ class Host:
         place = call.workdir, call.workdir_base
         return folder_of_call(call.folder_name, call.tool, call.agent, *place, writable, self._copies)
 
-    def _keep_message(self, owner: tuple[str, str], payload: ToolCallPayload) -> None:
-        """Keep the message that made the call, if it came with it: not when it came before, or is too large."""
-        message, message_id = payload.message, payload.message_id
-        if message is not None and message_id is not None and memoryview(message).nbytes <= MAX_ARGS_BYTES:
-            self._messages.put((*owner, message_id), bytes(message))
+    def _message(self, owner: tuple[str, str], payload: ToolCallPayload) -> bytes | None:
+        """The message that made the call: from its frame, or from that of an earlier call."""
+        if payload.message_id is None:
+            return None
+        name = (*owner, payload.message_id)
+        if payload.message is None or memoryview(payload.message).nbytes > MAX_ARGS_BYTES:
+            return self._messages.get(name)
+        message = bytes(payload.message)
+        self._messages.put(name, message)
+        return message
 
     def _bug(self, error: Exception, where: str) -> ErrorPayload:
         """The answer for an exception that nobody expected. The log has the details."""

@@ -122,13 +122,14 @@ class SocketEnd:
         self.flush()
 
     def close(self) -> None:
-        """Close our end. What waits is dropped. Safe to call again."""
+        """Close our end, and report nothing more. What waits is dropped. Safe to call again."""
         if self._fd >= 0:
             if self._reads:
                 self._loop.remove_reader(self._fd)
             self._drop()
             self._fd = -1
             self._socket.close()
+            del self._on_data, self._on_left, self._on_broken  # else it and its user would keep each other in memory
 
     def _drop(self) -> None:
         if self._watching:

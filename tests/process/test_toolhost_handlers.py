@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
 from pathlib import Path
@@ -13,6 +14,9 @@ import pytest
 from goondan.schemas.bundle.launch import ExportSpec, Limits, SandboxSpec
 from goondan.schemas.wire.errors import CODES, HELP_BASE
 from goondan.toolhost.inside.worker import LOG_BURST, LOG_PER_S
+from goondan.toolhost.jails.worker import Worker
+from goondan.toolhost.serving.live import LiveSession
+from goondan.toolhost.socket_end import SocketEnd
 from tests.toolhost_fixture import POWERS, Bench, bench, error_of, make_tool, until
 
 HANDLERS = """
@@ -559,6 +563,27 @@ async def test_nothing_is_left_of_many_jails(short_tmp: Path, workdir: Path) -> 
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
     assert (mounts(), sorted(os.listdir(short_tmp)), len(os.listdir("/proc/self/fd"))) == before
     assert os.listdir(workdir) == []
+
+
+async def test_an_ended_jail_needs_no_collection(short_tmp: Path, workdir: Path) -> None:
+    """A tool host collects seldom: objects of jails that keep each other would pile up for hours."""
+
+    def kept() -> list[str]:
+        return [type(each).__name__ for each in gc.get_objects() if isinstance(each, Worker | LiveSession | SocketEnd)]
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = kept()
+        forked = tool(short_tmp, name="forked", sandbox=SandboxSpec(isolation="call"))
+        async with bench(tool(short_tmp), forked) as made:
+            for name in ("t", "forked"):
+                await made.call(f"{name}__echo", {}, workdir=workdir)
+            assert {"Jail", "CallSandbox", "LiveSession"} <= {*kept()}
+        await asyncio.sleep(0)
+        assert kept() == before
+    finally:
+        gc.enable()
 
 
 # --- limits

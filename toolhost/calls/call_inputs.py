@@ -5,7 +5,7 @@ The exports are those of every tool, narrowed for agents that narrow it. An agen
 another one, so even a shared jail is not shared with agents that have more.
 
 Assistant messages are sent by an agent once, and handed to each jail once. An agent makes the calls of one message at a
-time, so of each instance only the last few messages are kept.
+time, so of each instance only the last message is kept for later calls of its step. Each call has its own.
 
 Source: docs/design/sandbox.md section 1; requirements HANDLER-06, SCHEMA-07; docs/design/tools.md section 7;
 schemas/WORKER.md "message".
@@ -22,7 +22,7 @@ from msgspec import Raw
 from goondan.schemas.bundle.address import SEPARATOR, build_tool_name
 from goondan.schemas.bundle.launch import ExportSpec, ToolHostSpec, ToolSpec
 from goondan.schemas.wire import codec, errors, frames
-from goondan.toolhost.calls import call_registry, untrusted
+from goondan.toolhost.calls import untrusted
 
 if TYPE_CHECKING:
     from goondan.schemas.bundle.arguments import ArgumentChecker
@@ -130,12 +130,10 @@ def arguments(entry: Entry, name: str, raw: Raw) -> Raw | frames.ToolError:
 
 # --- messages ---------------------------------------------------------------------------------------------------------
 
-#: Messages in all (bytes): what some hundred agents use at a time. The oldest of the owner that has most go first.
+#: Messages in all (bytes): what some hundred agents use at a time. The largest go first.
 CACHE_BYTES: Final = 8 << 20
-#: Messages of one instance: that of its step, and of steps whose calls are sent again.
-INSTANCE_MESSAGES: Final = 4
-#: What a kept message takes beside its bytes, as an estimate.
-ENTRY_BYTES: Final = 512
+#: Instances whose message is kept. The oldest go first.
+CACHED: Final = 1000
 #: Messages that a worker keeps; WORKER.md says the same number.
 WORKER_MESSAGES: Final = 8
 
@@ -144,24 +142,34 @@ Name = tuple[str, str, str]
 
 
 class MessageCache:
-    """What agents have sent."""
+    """The last message of each instance."""
 
     def __init__(self, max_bytes: int = CACHE_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._messages: call_registry.FairStore[Name, bytes] = call_registry.FairStore()
+        self._bytes = 0
+        #: (agent, instanceKey) -> messageId, the message; the oldest first.
+        self._kept: dict[tuple[str, str], tuple[str, bytes]] = {}
 
     def put(self, name: Name, message: bytes) -> None:
         """Keep a message, as the agent encoded it."""
-        messages = self._messages
-        messages.put(name, name[:2], len(message) + ENTRY_BYTES, message)
-        if len(names := messages.names_of(name[:2])) > INSTANCE_MESSAGES:
-            messages.take(names[0])
-        while messages.total > self._max_bytes and len(messages) > 1:
-            messages.take(messages.first_to_go())
+        agent, key, message_id = name
+        self._drop((agent, key))
+        self._kept[agent, key] = message_id, message
+        self._bytes += len(message)
+        if len(self._kept) > CACHED:
+            self._drop(next(iter(self._kept)))
+        while self._bytes > self._max_bytes and len(self._kept) > 1:
+            self._drop(max(self._kept, key=lambda owner: len(self._kept[owner][1])))
+
+    def _drop(self, owner: tuple[str, str]) -> None:
+        _, message = self._kept.pop(owner, ("", b""))
+        self._bytes -= len(message)
 
     def get(self, name: Name) -> bytes | None:
         """The message, if it is still here."""
-        return self._messages.get(name)
+        agent, key, message_id = name
+        known, message = self._kept.get((agent, key), ("", None))
+        return message if known == message_id else None
 
 
 class SentMessages:

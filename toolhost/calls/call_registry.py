@@ -86,10 +86,6 @@ class FairStore(Generic[Name, Value]):
         """The sizes of this owner's values together."""
         return self._held.get(owner, 0)
 
-    def names_of(self, owner: Owner) -> list[Name]:
-        """The names of this owner's values, the oldest first."""
-        return list(self._names.get(owner, ()))
-
     def first_to_go(self) -> Name:
         """The name of the value that goes when there is too much. Something must be kept."""
         return next(iter(self._names[max(self._held, key=self._held.__getitem__)]))
@@ -146,6 +142,8 @@ class Call(Struct, eq=False, kw_only=True):
     tool_call_id: str
     #: The id of the assistant message that made it.
     message_id: str | None
+    #: That message, as the agent encoded it. None: there is none, or it is not known.
+    message: bytes | None = None
     #: The folder that it works in, as the frame says it.
     workdir: str | None
     #: The folder that the workdir must lie in, as the frame says it.
@@ -270,6 +268,7 @@ class CallRegistry:
         if call.state == "done":
             return False
         call.state = "done"
+        call.args, call.message = NO_PAYLOAD, None  # the queue of deadlines has the call for a while
         del self._open[call.id]
         size, owner = memoryview(payload).nbytes + _KEPT_OVERHEAD, (call.agent, call.instance_key)
         self._kept.put(call.id, owner, size, StoredResult(call.id, owner, payload, now))

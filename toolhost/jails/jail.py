@@ -407,6 +407,7 @@ class CallSandboxes:
         """The jail is gone, and so is every call sandbox."""
         self._spare = None
         self.by_name.clear()
+        self._jail.usage.sandboxes = dict
         while self._sandboxes:
             self._sandboxes.popitem()[1].ended(cause)
 

@@ -231,6 +231,7 @@ class WorkerProcess:
         os.close(self._pidfd)
         self._pidfd = -1
         self._on_end()
+        del self._on_end  # it belongs to who has this object
 
 
 class Ends:
@@ -328,6 +329,7 @@ class ServerJail(jail.Jail):
     def _finish(self) -> None:
         super()._finish()  # what the worker has sent still counts
         self.open_gate()
+        self.release = lambda: None
         self.process.kill()
 
 

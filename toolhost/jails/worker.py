@@ -143,8 +143,15 @@ class FrameStream(SocketEnd):
             self._on_frames(frames)
 
     def _ended(self) -> None:
+        told = self._on_end
         self.close()
-        self._on_end()
+        told()
+
+    def close(self) -> None:
+        """See SocketEnd."""
+        if self._fd >= 0:
+            super().close()
+            del self._on_frames, self._on_end, self._on_violation
 
     def drain(self) -> None:
         """Hand on what the worker sent before it ended, and close."""
@@ -235,6 +242,7 @@ class PrintedOutput:
             self._fd = -1
             begun, self._begun = self._begun, b""
             self._tell(begun)
+            del self._on_text  # it belongs to who has this object
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -373,6 +381,7 @@ class Worker:
         """Its last process has ended. What it sent and wrote before still counts."""
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
         self._reason = self._reason or cause
         self._output.close()
         self._stream.drain()

@@ -178,7 +178,7 @@ class LiveSession:
         else:
             self.jail.release()
 
-    def send_call(self, call: call_registry.Call, messages: call_inputs.MessageCache, now: float) -> None:
+    def send_call(self, call: call_registry.Call, now: float) -> None:
         """Hand a call to its worker, with the message that made it. Raises OSError when the call gets no sandbox."""
         worker: Worker = self.jail
         sent = self.messages
@@ -189,11 +189,9 @@ class LiveSession:
             worker, sent = self.sandboxes.enter(call.worker_call_id), call_inputs.SentMessages()
         message_id = None
         if call.message_id is not None:
-            name = (call.agent, call.instance_key, call.message_id)
-            message = messages.get(name)
-            message_id, is_new = sent.name(name, message)
+            message_id, is_new = sent.name((call.agent, call.instance_key, call.message_id), call.message)
             if is_new:
-                worker.send(Message(message_id or "", Raw(message or b"\xc0")))
+                worker.send(Message(message_id or "", Raw(call.message or b"\xc0")))
         frame = WorkerCall(
             call_id=call.worker_call_id,
             export=call.export.name,

@@ -28,7 +28,7 @@ from goondan.schemas.wire.questions import MAX_ANSWER_BYTES
 from goondan.schemas.worker import servers, tool_host_reports
 from goondan.schemas.worker import worker_frames as frames
 from goondan.schemas.worker.servers import CONNECT_S
-from goondan.toolhost.calls import call_inputs, machine
+from goondan.toolhost.calls import machine
 from goondan.toolhost.calls.asks import ended as call_ended
 from goondan.toolhost.calls.call_registry import Call, Listing
 from goondan.toolhost.calls.results import PENDING_S, Work, own_error, refusal, shape, with_denial
@@ -61,7 +61,6 @@ class Sessions:
         self,
         loop: asyncio.AbstractEventLoop,
         answers: Answers,
-        messages: call_inputs.MessageCache,
         asking: Asking,
         starter: JailStarter,
         max_jails: int,
@@ -73,7 +72,6 @@ class Sessions:
         """Calls wait until `open` is called. `send` gets news of servers."""
         self._loop = loop
         self._answers = answers
-        self._messages = messages
         self._asking = asking
         self._starter = starter
         self._on_log = on_log
@@ -267,7 +265,7 @@ class Sessions:
             self._perform(self.servers.run_listing(live, call, now))
             return
         try:
-            live.send_call(call, self._messages, now)
+            live.send_call(call, now)
         except OSError as error:
             self._perform(self._machine.not_started(session, call, error.strerror or str(error), now))
             return

@@ -44,7 +44,7 @@ from goondan.schemas.wire.questions import ANSWER_SUFFIX
 Item = TypeVar("Item")
 
 #: When the heap has so many more entries than things that wait, it is made again.
-_STALE: Final = 1024
+_STALE: Final = 64
 
 
 class Due(Generic[Item]):

@@ -175,10 +175,12 @@ def test_deadlines_of_finished_calls_do_not_pile_up() -> None:
     book = CallRegistry()
     for number in range(20_000):
         made = call(str(number), deadline=1e9 + number)
+        made.args, made.message = Raw(b"x" * 100), b"x"
         book.open(made)
         book.close(made, Raw(b""), 0.0)
         book.acknowledge([made.id])
     assert len(book._deadlines) < 1000
+    assert {(len(bytes(late.args)), late.message) for _, _, late in book._deadlines} == {(1, None)}
     last = call("last", deadline=5.0)
     book.open(last)
     assert book.next_deadline() == 5.0

@@ -15,8 +15,7 @@ from goondan.schemas.wire.frames import ToolError
 from goondan.schemas.worker.worker_frames import Result, WorkerError
 from goondan.toolhost.calls.call_inputs import (
     CACHE_BYTES,
-    ENTRY_BYTES,
-    INSTANCE_MESSAGES,
+    CACHED,
     WORKER_MESSAGES,
     MessageCache,
     SentMessages,
@@ -111,24 +110,37 @@ def test_one_error_for_many_calls_is_not_changed_by_any() -> None:
 
 
 def test_messages_are_kept_within_their_bytes() -> None:
-    cache = MessageCache(max_bytes=2 * ENTRY_BYTES + 100)
+    cache = MessageCache(max_bytes=100)
     for number in range(5):
-        cache.put(("a", "k", str(number)), b"x" * 40)
-    cache.put(("a", "k", "4"), b"y" * 40)
-    assert [cache.get(("a", "k", str(number))) is not None for number in range(5)] == [False] * 3 + [True] * 2
-    assert cache.get(("a", "other", "4")) is None
-    cache.put(("a", "k", "big"), b"x" * 1000)
-    assert cache.get(("a", "k", "big")) == b"x" * 1000
+        cache.put(("a", f"k{number}", "m"), b"x" * 40)
+    cache.put(("a", "k4", "m"), b"y" * 40)
+    assert [cache.get(("a", f"k{number}", "m")) is not None for number in range(5)] == [False] * 3 + [True] * 2
+    assert cache.get(("other", "k4", "m")) is None
+    cache.put(("a", "k3", "big"), b"x" * 60)
+    cache.put(("a", "k5", "m"), b"x" * 10)
+    kept = [cache.get(name) for name in (("a", "k3", "big"), ("a", "k4", "m"), ("a", "k5", "m"))]
+    assert kept == [None, b"y" * 40, b"x" * 10]  # the largest goes
+    cache.put(("a", "k5", "larger than all"), b"x" * 1000)
+    assert cache.get(("a", "k4", "m")) == b"y" * 40
     assert CACHE_BYTES > 1 << 20
 
 
-def test_of_one_instance_only_the_last_messages_are_kept() -> None:
+def test_messages_of_so_many_instances_are_kept() -> None:
+    cache = MessageCache()
+    for number in range(CACHED + 1):
+        cache.put(("a", f"k{number}", "m"), b"x")
+    cache.put(("a", "k1", "m"), b"x")
+    cache.put(("a", "new", "m"), b"x")
+    assert [number for number in range(4) if cache.get(("a", f"k{number}", "m")) is None] == [0, 2]
+
+
+def test_of_one_instance_only_the_last_message_is_kept() -> None:
     cache = MessageCache()
     cache.put(("a", "other", "0"), b"o")
     for number in range(10):
         cache.put(("a", "k", str(number)), b"x")
     kept = [number for number in range(10) if cache.get(("a", "k", str(number)))]
-    assert kept == list(range(10 - INSTANCE_MESSAGES, 10))
+    assert kept == [9]
     assert cache.get(("a", "other", "0")) == b"o"
 
 
