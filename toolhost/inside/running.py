@@ -24,6 +24,7 @@ from . import wire
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
+    from _thread import LockType
     from collections import deque
     from collections.abc import Callable
     from types import TracebackType
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 
     #: Some questions about tools: `tool` or `tools`, the value, and who gets the `answer` frame.
     Asked = list[tuple[str, Any, Callable[[dict[str, Any]], None]]]
-    #: `ctx.tools`: asks them all and returns; see Questions.send.
-    AskTools = Callable[[Asked], None]
+    #: `ctx.tools`: asks them all and returns (Questions.send), and waits until a lock is released (Worker.wait).
+    AskTools = tuple[Callable[[Asked], None], Callable[[LockType], None]]
 
     class Serving(Protocol):
         """The worker, as its parts know it: contexts, event loop, questions, printed lines."""
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         def message_of(self, call: Running) -> Any: ...
         def send(self, body: bytes) -> None: ...
         def send_all(self, bodies: list[bytes]) -> None: ...
+        def wait(self, done: LockType) -> None: ...
         def log(self, level: str, text: str, call_id: str | None) -> None: ...
         def current_call(self) -> str | None: ...
         def asking(self, call: Running) -> Callable[[str, dict[str, Any]], Any] | None: ...

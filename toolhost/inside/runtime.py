@@ -103,7 +103,7 @@ class Questions:
 
         self._waiting[number] = handle
         self._worker.send(body)
-        done.acquire()
+        self._worker.wait(done)
         return value_of(answers[0])
 
     def _future(self, number: int, body: bytes, loop: Any) -> Any:

@@ -30,7 +30,8 @@ _CACHED_KEY_BYTES = 32
 _MAX_CACHED_KEYS = 1024
 _INFINITY = float("inf")
 
-_pack_double = Struct(">Bd").pack
+#: A double, behind its first byte 0xCB. It must be finite.
+pack_double = Struct(">Bd").pack
 
 _keys: dict[bytes, str] = {}
 
@@ -61,13 +62,12 @@ def unpack(data: bytes) -> Any:
     return value
 
 
-def opened(data: bytes, fields: int) -> tuple[dict[str, Any], int, int]:
-    """The first fields of a frame with so many, where the others begin, and how many they are. Raises ValueError."""
+def opened(data: bytes, at: int, fields: int) -> tuple[dict[str, Any], int]:
+    """So many fields of a frame, the first one at `at`, and where the others begin. Raises ValueError."""
     try:
-        first, at = _map(data, 1, fields)
+        return _map(data, at, fields)
     except (IndexError, UnicodeDecodeError, RecursionError, TooShort) as error:
         raise ValueError(f"not msgpack: {error}") from None
-    return first, at, data[0] - 0x80 - fields
 
 
 def others(data: bytes, at: int, count: int) -> dict[str, Any]:
@@ -141,6 +141,9 @@ def _map(data: bytes, at: int, count: int) -> tuple[dict[str, Any], int]:
         elif 0xA0 <= first <= 0xBF:
             at = end + first - 0x9F
             result[key] = str(data[end + 1 : at], "utf-8")
+        elif first == 0xD9:
+            at = end + 2 + data[end + 1]
+            result[key] = str(data[end + 2 : at], "utf-8")
         else:
             result[key], at = _unpack(data, end)
     if at > len(data):
@@ -242,6 +245,9 @@ def _pack_map(value: dict[Any, Any], out: list[bytes], depth: int) -> None:
         if not isinstance(key, str):
             raise BadValue(f"the key {_shown(key)} is no string")
         out.append(pack_str(key))
+        if type(item) is str:  # the commonest value, without a call
+            out.append(pack_str(item))
+            continue
         try:
             _pack(item, out, depth + 1)
         except BadValue as error:
@@ -291,7 +297,7 @@ def _pack_int(value: int) -> bytes:
         if low <= value < high:
             return form.pack(first, value)
     try:
-        return _pack_double(0xCB, float(value))
+        return pack_double(0xCB, float(value))
     except OverflowError:
         raise BadValue("an integer is larger than any double") from None
 
@@ -299,7 +305,7 @@ def _pack_int(value: int) -> bytes:
 def _pack_float(value: float) -> bytes:
     if value != value or value == _INFINITY or value == -_INFINITY:
         raise BadValue(f"{value} is no JSON number")
-    return _pack_double(0xCB, value)
+    return pack_double(0xCB, value)
 
 
 def _pack_other(value: Any, out: list[bytes], depth: int) -> None:
@@ -351,6 +357,8 @@ class Frames:
 
     def feed(self, data: bytes) -> list[bytes]:
         """The frames that are complete now, without their lengths. Raises ValueError for one that is too long."""
+        if not self._have and len(data) - 4 == int.from_bytes(data[:4], "little"):
+            return [data[4:]]  # one read has mostly one frame
         self._chunks.append(data)
         self._have += len(data)
         if self._have < self._want:

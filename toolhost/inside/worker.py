@@ -2,9 +2,10 @@
 
 Rules.
 - It imports next to nothing, so that a cold jail starts in milliseconds. asyncio is imported for the first coroutine.
-- One thread at a time holds the reading role. It runs a call's handler itself, so a quick call costs no thread switch.
-  A watcher takes the role from a reader whose handler takes longer than TAKEOVER_S, so a slow handler holds up nothing
-  else. A call of an export that is known to be slow goes to another thread at once.
+- One thread at a time holds the reading role. It runs a call's handler itself, so a quick call costs no thread switch;
+  and while that handler waits for an answer, it reads. A watcher takes the role from a reader whose handler takes
+  longer than TAKEOVER_S while there is something to do, so a slow handler holds up nothing else. A call of an export
+  that is known to be slow goes to another thread at once.
 - While more calls wait, results of quick handlers are collected and written together.
 - When the last running call ends, every process that it left behind is killed before its result is sent.
 - Nothing here is a wall: tool code runs in this process and can change all of it. The walls are around the jail. The
@@ -28,6 +29,7 @@ from .wire import FD, READ_BYTES, Frames, framed
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
+    from _thread import LockType
     from collections import deque
     from collections.abc import Callable
     from typing import Any, NoReturn
@@ -38,7 +40,8 @@ else:
     from _collections import deque  # without the package around it, which takes 4 ms
 
 PROTOCOL = 1
-#: A handler that runs longer than this on the reader loses the reading role to the watcher (seconds).
+#: A handler that runs longer than this on the reader loses the reading role to the watcher (seconds), when the host has
+#: sent something or results wait. The watcher looks so often.
 TAKEOVER_S = 0.005
 #: The watcher looks so often while no handler runs on the reader (seconds), and sleeps for good after so many looks
 #: without a call. So a handler that was quick before and is slow now keeps the role for LOOK_S + TAKEOVER_S at most.
@@ -87,13 +90,15 @@ class Worker:
         self._inbox: deque[bytes] = deque()
         self._frames = Frames()
         #: Waits until there is something to read.
-        self._poll: Callable[[], object] | None = None
+        self._poll: Callable[..., object] | None = None
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
         #: How long an export takes (seconds).
         self._seconds: dict[str, float] = {}
-        #: The thread with the reading role.
-        self._reader: running.Slot | None = None
+        #: The thread with the reading role (get_ident).
+        self._reader = 0
+        #: Whether the handler that runs on the reader waits for an answer.
+        self._asks = False
         #: Since when the reader runs a handler (time.monotonic); 0: it runs none.
         self._inline_since = 0.0
         #: Whether the watcher sleeps for good. It wakes up when `_doze` is released.
@@ -115,11 +120,10 @@ class Worker:
     def main(self) -> None:
         """Serve until the host closes the channel. Never returns."""
         stack_size(STACK_BYTES)
-        slot = running.Slot()
-        self._reader = slot
+        self._reader = get_ident()
         posix.register_at_fork(after_in_child=self._after_fork)
-        self._read_loop(slot)
-        self._threads.serve(slot)
+        self._read_loop()
+        self._threads.serve(running.Slot())
 
     def _after_fork(self) -> None:
         """A forked copy of this process must never speak for it."""
@@ -132,12 +136,12 @@ class Worker:
         except OSError:
             pass  # the handler had closed it
 
-    def _read_loop(self, slot: running.Slot) -> None:
+    def _read_loop(self) -> None:
         """Read and serve for as long as this thread holds the role."""
-        inbox = self._inbox
-        while self._reader is slot:
+        inbox, me = self._inbox, get_ident()
+        while self._reader == me:
             if inbox:
-                self._handle(inbox.popleft(), slot)
+                self._handle(inbox.popleft())
                 continue
             if self._outbox:
                 self._flush()
@@ -147,7 +151,7 @@ class Worker:
         """One read; complete frames go to the inbox."""
         if self.forked:
             leave()
-        if self._poll is None and self._seconds:  # not before the first result: a cold jail waits for that
+        if self._poll is None and (self._seconds or self._asks):  # a cold jail makes none before its first result
             self._poll = input_poll()
         try:
             if self._poll is not None:
@@ -161,6 +165,30 @@ class Worker:
             self._inbox.extend(self._frames.feed(data))
         except ValueError as error:
             leave(str(error))
+
+    def wait(self, done: LockType) -> None:
+        """Wait until somebody releases `done`. A handler that runs on the reader reads meanwhile."""
+        with self._lock:
+            reads = self._reader == get_ident()
+            if reads:
+                self._inline_since = 0.0
+        if not reads:
+            done.acquire()
+            return
+        self._asks = True
+        try:
+            while not done.acquire(False):
+                if self._inbox:
+                    self._handle(self._inbox.popleft())
+                    continue
+                if self._outbox:
+                    self._flush()
+                self._receive()
+        finally:
+            self._asks = False
+            self._inline_since = monotonic()
+        if self._dozing:
+            self._wake_watcher()
 
     def _watch(self, slot: running.Slot) -> None:
         """Take the role over from a reader that is busy with a handler; then somebody else watches."""
@@ -180,15 +208,15 @@ class Worker:
                 self._dozing = False
                 quiet = 0
                 continue
-            if woken or not since:
+            if woken or not since or not (self._inbox or self._outbox or input_poll()(0)):
                 continue
             with self._lock:
                 if self._inline_since != since:
                     continue
-                self._reader = slot
+                self._reader = get_ident()
                 self._inline_since = 0.0
             self._threads.run(self._watch)
-            self._read_loop(slot)
+            self._read_loop()
             return
 
     def _wake_watcher(self) -> None:
@@ -229,20 +257,21 @@ class Worker:
 
     # --- frames from the host
 
-    def _handle(self, data: bytes, slot: running.Slot) -> None:
+    def _handle(self, data: bytes) -> None:
         try:
             if data.startswith(_MESSAGE):
                 self._remember(wire.value_at(data, len(_MESSAGE)), data)
                 return
             if data.startswith(_CALL, 1) and len(data) <= READ_BYTES:  # a large one would stay beside its arguments
-                first, at, left = wire.opened(data, _OPENED)
-                if "export" in first and "input" in first:
-                    self._start(running.Running(self, first, monotonic(), (data, at, left)), slot)
+                first, at = wire.opened(data, len(_CALL) + 1, len(_OPENED))
+                if first.keys() == _OPENED:
+                    unread = data, at, data[0] - 0x81 - len(_OPENED)
+                    self._start(running.Running(self, first, monotonic(), unread))
                     return
             frame = wire.unpack(data)
             kind = frame["type"]
             if kind == "call":
-                self._start(running.Running(self, frame, monotonic()), slot)
+                self._start(running.Running(self, frame, monotonic()))
             elif kind == "message":
                 self._remember(frame["messageId"], data)
             elif kind == "cancel":
@@ -281,8 +310,8 @@ class Worker:
         return lambda op, fields: self._asked().ask(call, op, fields)
 
     def calling(self, call: running.Running) -> AskTools | None:
-        """How the call has its agent call tools; None when its tool has no permission to."""
-        return (lambda asked: self._asked().send(call, asked)) if "tools" in self.permissions else None
+        """How the call has its agent call tools, and how it waits for one; None when its tool has no permission to."""
+        return ((lambda asked: self._asked().send(call, asked)), self.wait) if "tools" in self.permissions else None
 
     def _asked(self) -> Questions:
         """What handlers ask through `ctx.runtime`; made when the first one does."""
@@ -319,13 +348,12 @@ class Worker:
 
     # --- calls
 
-    def _start(self, call: running.Running, slot: running.Slot) -> None:
+    def _start(self, call: running.Running) -> None:
         """Begin a call: here on the reader if its export is quick or unknown, else on another thread."""
         with self._lock:
             self.running[call.id] = call
         seconds = self._seconds.get(call.export)
-        # A script waits for its calls: on the reader, nobody would read their results until the watcher has noticed.
-        if (seconds is not None and seconds > SLOW_S) or "tools" in self.permissions:
+        if (seconds is not None and seconds > SLOW_S) or self._asks:
             self._slow.submit(lambda: self._send_result(self._run(call)))
             return
         outbox = self._outbox
@@ -338,7 +366,7 @@ class Worker:
             self._wake_watcher()
         result = self._run(call)
         with self._lock:
-            still_reader = self._reader is slot
+            still_reader = self._reader == get_ident()
             if still_reader:
                 self._inline_since = 0.0
         if not still_reader:
@@ -430,7 +458,7 @@ class Worker:
         if len(output) > self.output_limit:
             message = f"the output has {len(output)} bytes, limit {self.output_limit} (outputMb)"
             return running.error_frame(call_id, "OutputTooLarge", message, code="E_TOOL_LIMIT")
-        handler_ms = wire.pack((monotonic() - call.started) * 1000)
+        handler_ms = wire.pack_double(0xCB, (monotonic() - call.started) * 1000)
         return _RESULT + wire.pack_str(call_id) + _HANDLER + handler_ms + _OK + output
 
     def _failure(self, call_id: str, error: BaseException) -> bytes:
@@ -497,10 +525,9 @@ class Worker:
         return call_id
 
 
-#: How the host writes a `call` frame behind its first byte, up to the value of `callId`. Its first fields have what
-#: every call needs.
-_CALL = b"\xa4type\xa4call\xa6callId"
-_OPENED = 4
+#: How the host writes the type of a `call` frame, behind its first byte. The next fields have what every call needs.
+_CALL = b"\xa4type\xa4call"
+_OPENED = {"callId", "export", "input"}
 #: How the host writes a `message` frame, up to the value of `messageId`.
 _MESSAGE = b"\x83\xa4type\xa7message\xa9messageId"
 # type, callId, handlerMs and status of an `ok` result, the way `wire.pack` would write them
@@ -544,8 +571,8 @@ def load_handlers(entry: str, *, compiled: bool = True) -> dict[str, Callable[[T
     return handlers
 
 
-def input_poll() -> Callable[[], object]:
-    """A function that waits until the host has sent something.
+def input_poll() -> Callable[..., object]:
+    """A function that waits until the host has sent something, so many milliseconds at most.
 
     A read that blocks is woken once more for each result, when the host has read it: on a Unix socket whoever waits
     hears of room to write as well.

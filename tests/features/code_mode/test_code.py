@@ -40,6 +40,11 @@ class Host:
         self._open = 0
         self._lock = threading.Lock()
 
+    @property
+    def tools(self) -> tuple[Callable[[list[Question]], None], Callable[[Any], object]]:
+        """What a handler has of it: a question is asked, and an answer waited for."""
+        return self, lambda done: done.acquire()
+
     def __call__(self, questions: list[Question]) -> None:
         with self._lock:
             self.batches.append(len(questions))
@@ -59,7 +64,7 @@ class Host:
 
 
 def run(code: str, host: Host | None = None, language: str = "python") -> dict[str, Any]:
-    ctx: Any = SimpleNamespace(tools=host or Host(), workdir=".", cancelled=False)
+    ctx: Any = SimpleNamespace(tools=(host or Host()).tools, workdir=".", cancelled=False)
     return run_code.run(ctx, {"language": language, "code": code})
 
 
@@ -208,7 +213,7 @@ def test_when_the_call_is_over_nothing_is_asked_any_more() -> None:
 def test_an_answer_makes_room_for_the_next_in_the_queue() -> None:
     host = Host()
     host.held = []
-    calls = Calls(host)
+    calls = Calls(host.tools)
     taken: list[int] = []
 
     def taker(number: int) -> Callable[[dict[str, Any]], None]:
@@ -308,7 +313,7 @@ def test_a_script_in_javascript() -> None:
     ],
 )
 def test_a_script_in_javascript_that_fails_is_one_error(code: str, said: str) -> None:
-    ctx: Any = SimpleNamespace(tools=Host(), workdir=".", cancelled=False)
+    ctx: Any = SimpleNamespace(tools=Host().tools, workdir=".", cancelled=False)
     with pytest.raises(ToolError) as caught:
         run_code.run(ctx, {"language": "javascript", "code": code})
     assert caught.value.code == "E_SCRIPT_FAILED"
@@ -324,7 +329,7 @@ def test_without_node_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None
 
 @needs_node
 def test_a_cancelled_script_in_javascript_ends() -> None:
-    ctx: Any = SimpleNamespace(tools=Host(), workdir=".", cancelled=True)
+    ctx: Any = SimpleNamespace(tools=Host().tools, workdir=".", cancelled=True)
     ctx.cancelled = False
     timer = threading.Timer(0.2, lambda: setattr(ctx, "cancelled", True))
     timer.start()

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from goondan.toolhost.inside.worker import LOOK_S
 from tests.kernel_fixture import Sandbox, sandbox, wait_until
 
 BUNDLE = """\
@@ -116,6 +117,46 @@ print(answer["response"])
     assert calls[23]["turns"][0]["agent"] == "plain", "what it asked for hangs on it"
     shown = kernel.gdn("trace", "--last", "--agent", "main", "--instance", "trace").out
     assert shown.index("code__run") < shown.index("├─ json-query__count") < shown.index("└─ agents__request")
+
+
+def test_a_script_reads_the_answers_of_its_calls_itself(kernel: Sandbox) -> None:
+    """A call puts one thread to sleep, once. The watcher of slow handlers is woken by the clock and by no call."""
+    code = """
+import os, time
+def slept():
+    found = {}
+    for task in os.listdir("/proc/self/task"):
+        for line in open(f"/proc/self/task/{task}/status"):
+            if line.startswith("voluntary"):
+                found[int(task)] = int(line.split()[1])
+    own = found.pop(os.getpid())
+    return own, sum(found.values())
+call = lambda: tools.json_query__count(data="[1]")
+call()
+before, began = slept(), time.monotonic()
+for _ in range(100): call()
+after, took = slept(), time.monotonic() - began
+print(after[0] - before[0], after[1] - before[1], took)
+"""
+    own, others, took_s = map(float, run(kernel, "wakes", code).split())
+    assert own <= 140, "it sleeps while it waits for the answer"
+    assert others <= 20 + 2 * took_s / LOOK_S
+
+
+def test_threads_and_coroutines_of_a_script_get_their_answers(kernel: Sandbox) -> None:
+    code = """
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor(4) as pool:
+    print(sum(pool.map(lambda n: tools.json_query__count(data="[1]")["count"], range(20))))
+print(tools.json_query__count(data="[1, 2]")["count"])
+"""
+    assert run(kernel, "threads", code) == "20\n2\n"
+    code = """
+import asyncio
+found = await asyncio.gather(*[tools.json_query__count(data="[1]") for _ in range(20)])
+print(sum(one["count"] for one in found))
+"""
+    assert run(kernel, "coroutines", code) == "20\n"
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no Node")

@@ -52,7 +52,7 @@ class Calls:
 
     def __init__(self, asking: Any) -> None:
         """`asking` is `ctx.tools`."""
-        self._asking = asking
+        self._asking, self._wait = asking
         self._lock = allocate_lock()
         self._on_their_way = 0
         self._queue: deque[tuple[str, Any, Callable[[dict[str, Any]], None]]] = deque()
@@ -97,7 +97,7 @@ class Calls:
 
         if questions:
             self.start([(op, value, taker(at)) for at, (op, value, _) in enumerate(questions)])
-            done.acquire()
+            self._wait(done)
         return [_reader(read, frame) for (_, _, read), frame in zip(questions, frames, strict=True)]
 
     def _future(self, loop: Any, op: str, value: Any, read: Callable[[Any], Any]) -> Any:
