@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 from goondan.agentproc.start.app import main, new_loop
@@ -13,10 +12,8 @@ from goondan.schemas.wire.errors import GoondanError
 
 def run(argv: list[str] | None = None) -> int:
     """Parse the command line and serve. Returns the exit status; 2 means that an option or the token cannot be used."""
-    parser = argparse.ArgumentParser(
-        prog="python -m goondan.agentproc",
-        description="One agent process. What it is and may do is in the token and comes from the broker.",
-    )
+    what = "One agent process. What it is and may do is in the token and comes from the broker."
+    parser = startup.option_parser("goondan.agentproc", what)
     parser.add_argument("--endpoint", required=True, help="the broker's socket for agents, ipc://DIR/agents.sock")
     parser.add_argument("--token-fd", type=int, help="descriptor to read the launch token from")
     parser.add_argument("--token-file", help="file to read the launch token from")

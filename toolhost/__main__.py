@@ -78,7 +78,7 @@ def read_granted(env_fd: int | None) -> dict[str, str]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m goondan.toolhost", description="Run tool handlers in jails.")
+    parser = startup.option_parser("goondan.toolhost", "Run tool handlers in jails.")
     parser.add_argument(
         "--endpoint", required=True, help="the broker's socket for tool hosts, such as ipc:///…/tools.sock"
     )

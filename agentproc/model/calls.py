@@ -25,7 +25,7 @@ from goondan.agentproc.machine.turn import ModelAnswered, ModelFailed
 from goondan.agentproc.model.context import TurnContext
 from goondan.agentproc.providers import base
 from goondan.agentproc.turn import parts
-from goondan.schemas.text.secret_values import in_texts
+from goondan.schemas.text.redaction import in_texts
 from goondan.schemas.wire import frames, runtime_events
 from goondan.schemas.wire.errors import GoondanError, cut_message, error_payload, fail
 

@@ -24,7 +24,6 @@ Source: docs/design/processes.md section 3. Protocol: schemas/wire/forkserver.py
 
 from __future__ import annotations
 
-import argparse
 import atexit
 import ctypes
 import gc
@@ -425,9 +424,7 @@ def _warming(providers: Collection[str], scratch: str | None) -> Iterator[None]:
 
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line and serve. Returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m goondan.agentproc.start.forkserver", description="Starts agent processes."
-    )
+    parser = startup.option_parser("goondan.agentproc.start.forkserver", "Starts agent processes.")
     parser.add_argument("--socket-fd", type=int, required=True, help="AF_UNIX SOCK_SEQPACKET socket to the supervisor")
     parser.add_argument("--ready-fd", type=int, help="descriptor that gets one newline when requests can be sent")
     parser.add_argument("--parent-pid", type=int, help="end when this process, our parent, ends")

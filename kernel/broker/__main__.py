@@ -221,7 +221,7 @@ def _assemble(plan: KernelPlan, secret: bytes, store: JournalStore, blobs: str, 
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m goondan.kernel.broker", description="The Goondan broker.")
+    parser = startup.option_parser("goondan.kernel.broker", "The Goondan broker.")
     parser.add_argument("--bundle", help="load this bundle and be a kernel's broker by hand")
     parser.add_argument("--run-dir", help="where the sockets are made")
     parser.add_argument("--plan-fd", type=int, help="descriptor of the plan (msgpack)")

@@ -21,6 +21,10 @@ import sys
 # modules, finds nothing, and takes 3 ms. The first of them are imported here.
 gc.set_threshold(50_000, 20, 20)
 
+from goondan.kernel.start import uuid_alone  # noqa: E402
+
+uuid_alone()
+
 from typing import Any, Final, NoReturn  # noqa: E402
 
 import click  # noqa: E402

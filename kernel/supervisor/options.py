@@ -57,9 +57,9 @@ def parse(arguments: list[str] | None) -> Options:
     """Read the options of a command line (None: that of this process). Bad usage ends the process. Raises GoondanError
     E_CONFIG_NOT_FOUND and E_STATE.
     """
-    import argparse  # the command that starts a supervisor needs only the options
+    from goondan.schemas.system.startup import option_parser  # the command that starts a supervisor has no use for it
 
-    parser = argparse.ArgumentParser(prog="python -m goondan.kernel.supervisor", description="The Goondan supervisor.")
+    parser = option_parser("goondan.kernel.supervisor", "The Goondan supervisor.")
     parser.add_argument("--bundle", required=True, help="the bundle to run")
     parser.add_argument("--run-dir", help="where sockets are made (default: by the bundle's path)")
     parser.add_argument(

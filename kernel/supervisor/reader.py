@@ -7,7 +7,6 @@ installation is broken, this process fails and nothing has been stopped.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import sys
 
@@ -81,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     """0 when the result was written, whatever it says."""
     secrecy.close_memory()
     startup.close_to_others()
-    parser = argparse.ArgumentParser(prog="python -m goondan.kernel.supervisor.reader")
+    parser = startup.option_parser("goondan.kernel.supervisor.reader", "Reads a bundle beside the kernel that runs it.")
     parser.add_argument("--task-fd", type=int, required=True, help="descriptor of the task (msgpack)")
     parser.add_argument("--result-fd", type=int, required=True, help="descriptor that the result is written to")
     parser.add_argument("--parent-pid", type=int, required=True, help="end when this process ends")

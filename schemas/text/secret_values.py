@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from binascii import a2b_base64
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 #: Names of what is secret.
@@ -85,15 +85,6 @@ def granted_secrets(granted: Mapping[str, str]) -> list[str]:
     """
     values = [value for name, value in granted.items() if is_secret_name(name) or looks_secret(value)]
     return [part for part in secret_parts(values) if len(part) >= SHORTEST_GRANTED]
-
-
-def in_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """A JSON value with each of its texts changed, keys included."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        return {change(key) if isinstance(key, str) else key: in_texts(item, change) for key, item in value.items()}
-    return [in_texts(item, change) for item in value] if isinstance(value, list) else value
 
 
 def _passwords(scheme: str, rest: str) -> list[str]:

@@ -174,6 +174,32 @@ def test_a_module_that_was_hidden_is_there_for_whoever_asks_later() -> None:
     assert "typing_extensions" not in run.stdout.split()
 
 
+LEFT_OUT = """\
+import sys
+from goondan.kernel import start
+start.msgspec_alone()
+from goondan.kernel import ahead
+from goondan.kernel.supervisor.options import parse
+parse(["--bundle", sys.argv[1]])
+ahead.import_shared()
+print(*sys.modules)
+import email.utils, jsonschema_rs, msgspec, platform, uuid
+assert email.utils.parseaddr("one@example.org")[1] == "one@example.org" and platform.python_version()
+assert msgspec.convert(str(uuid.uuid4()), uuid.UUID).version == 4
+assert jsonschema_rs.Draft202012Validator({"format": "email"}, validate_formats=True).is_valid("one@example.org")
+"""
+
+
+def test_a_start_imports_nothing_of_the_library_for_a_single_line(tmp_path: Path) -> None:
+    (tmp_path / "goondan.yaml").write_text(BUNDLE)
+    command = [sys.executable, "-I", "-c", LEFT_OUT, str(tmp_path / "goondan.yaml")]
+    native = {"GOONDAN_TRANSPORT": "native"}  # pyzmq needs platform
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30, env=native)
+    imported = set(run.stdout.split())
+    assert {"jsonschema_rs", "msgspec", "uuid", "argparse"} <= imported
+    assert imported.isdisjoint(("email.utils", "platform", "shutil", "typing_extensions"))
+
+
 WITHOUT_TLS = """\
 import sys
 from goondan.kernel.start import asyncio_without_tls

@@ -25,7 +25,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from goondan.schemas.text import redaction, secret_values
+from goondan.schemas.text import redaction
 from goondan.schemas.wire.codec import DECODE_ERRORS
 from goondan.schemas.worker.worker_frames import HostFrame, Result, WorkerFrame
 from goondan.toolhost.calls.untrusted import Channel, Violation, check_json
@@ -72,9 +72,7 @@ class Granted:
             check_json(bytes(frame.output))
         try:
             said: dict[str, Any] = _plain(data)
-            shown = {
-                key: value if key in _PARTS else secret_values.in_texts(value, redact) for key, value in said.items()
-            }
+            shown = {key: value if key in _PARTS else redaction.in_texts(value, redact) for key, value in said.items()}
             return _frame(_encode(shown))  # type: ignore[no-any-return]
         except (*DECODE_ERRORS, TypeError):
             raise Violation("the worker sent a frame that cannot be read") from None

@@ -15,7 +15,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from goondan.schemas.bundle.launch import ServerSpec, ToolSpec
-from goondan.schemas.text import redaction, secret_values, times
+from goondan.schemas.text import redaction, times
 from goondan.schemas.transport.link import boottime_us
 from goondan.schemas.wire.errors import tool_error
 from goondan.schemas.wire.frames import ToolError
@@ -124,7 +124,11 @@ class LiveSession:
         assert isinstance(jail, Jail)
         names = tool.sandbox.env if tool.sandbox.isolation != "shared" else []
         granted = {name: environment[name] for name in names if name in environment}
-        secrets = secret_values.granted_secrets(granted)
+        secrets: list[str] = []
+        if granted:
+            from goondan.schemas.text.secret_values import granted_secrets  # its patterns take 2 ms, and most need none
+
+            secrets = granted_secrets(granted)
         if plan.layout is not None:
             granted = {**plan.layout.environment, **granted}
         if folder is not None:
@@ -150,8 +154,10 @@ class LiveSession:
 
     def _connect(self, server: ServerSpec, init: Init, *, handshake: bool) -> None:
         """Tell an MCP worker which server it speaks with. The server waits for its network, if it has one."""
+        from goondan.schemas.text.secret_values import secret_parts
+
         kept = [*server.env.values(), *server.headers.values(), *server.login_secrets]
-        if secrets := secret_values.secret_parts(kept):
+        if secrets := secret_parts(kept):
             # Everything of the server comes in at three places: its worker, what it prints, the hosts that it names.
             redact = redaction.Redactor(*secrets)
             self.jail.hide(redact)

@@ -31,7 +31,7 @@ from goondan.features.mcp.jail.login import Login
 from goondan.features.mcp.jail.protocol import bounds
 from goondan.features.mcp.jail.protocol.results import Failure, error_of
 from goondan.features.mcp.wire import ServerLogin
-from goondan.schemas.text import redaction, secret_values
+from goondan.schemas.text import redaction
 from goondan.schemas.wire import codec, errors
 from goondan.schemas.worker import worker_frames
 from goondan.schemas.worker.logins import ServerOp, ServerReply, ServerWish
@@ -433,7 +433,7 @@ def without(body: bytes, redact: redaction.Redactor) -> bytes:
         return body  # what stands between two strings can make a hit of none, and never hides one
     frame: dict[str, Any] = _plain(body)
     for key in _THEIRS.keys() & frame.keys():
-        shown = secret_values.in_texts(frame[key], redact)
+        shown = redaction.in_texts(frame[key], redact)
         if isinstance(shown, dict) and (ours := _THEIRS[key]) in shown:
             shown[ours] = frame[key][ours]
         if key == "listing" and shown is not None:

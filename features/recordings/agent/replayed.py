@@ -26,7 +26,7 @@ from goondan.agentproc.providers import base
 from goondan.features.recordings import wire
 from goondan.features.recordings.wire import RecordedAnswer, RecordedFault, RecordedModelCall, Request, texts
 from goondan.features.recordings.wire.texts import comparable, same, shortened, without_places
-from goondan.schemas.text.secret_values import in_texts
+from goondan.schemas.text.redaction import in_texts
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, tool_error
 from goondan.schemas.wire.frames import FilePart, ToolError, ToolResult

@@ -42,7 +42,7 @@ from goondan.features.recordings.agent.replayed import (
 from goondan.features.recordings.wire.texts import STATE, WORKDIR, comparable, without_places
 from goondan.schemas.bundle import address, launch
 from goondan.schemas.models.server_answers import known_window
-from goondan.schemas.text.secret_values import in_texts
+from goondan.schemas.text.redaction import in_texts
 from goondan.schemas.wire.errors import GoondanError, fail, tool_error
 from goondan.schemas.wire.frames import FilePart, ToolResult
 from goondan.schemas.worker.servers import ServerListing

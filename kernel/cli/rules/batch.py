@@ -8,7 +8,6 @@ Source: docs/design/commands.md section 5; docs/design/wire.md section 2.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -56,6 +55,8 @@ def parse_json(text: str | bytes) -> Any:
     Integers beyond 64 bits become doubles, and lone surrogates become U+FFFD. Raises GoondanError E_USAGE for NaN and
     infinities (also by overflow), for text that is not UTF-8, and for text that nests too deep.
     """
+    import json  # other commands use this module for less
+
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8")
