@@ -252,6 +252,17 @@ class Sandbox:
         assert self.mounts() == []
 
 
+def shown(pid: int) -> bytes:
+    """What a process shows to us of what it was started with: its command line, and its environment unless that is
+    closed to all but root.
+    """
+    told = Path(f"/proc/{pid}/cmdline").read_bytes()
+    closed = () if os.geteuid() == 0 else (PermissionError,)
+    with suppress(*closed):
+        told += Path(f"/proc/{pid}/environ").read_bytes()
+    return told
+
+
 def _read(path: str) -> bytes:
     """What the file says, or nothing when it cannot be read: processes end at any time."""
     try:

@@ -103,6 +103,18 @@ def unless(bad: Any, message: str = "nothing there") -> Any:
     return bad
 
 
+def beside_the_ways(folder: str) -> list[str]:
+    """What is in a folder of homes besides what the jail was given in one (a runtime) and the ways to it."""
+    mounts = [mount for line in lines("/proc/self/mountinfo") if (mount := line.split()[4]).count("/") > 2]
+    found: list[str] = []
+    for path in (f"{folder}/{name}" for name in os.listdir(folder)):
+        if any(mount.startswith(path + "/") for mount in mounts):
+            found += beside_the_ways(path)
+        elif path not in mounts:
+            found.append(path)
+    return found
+
+
 # --- files ----------------------------------------------------------------------------------------------------------
 
 several(
@@ -114,7 +126,7 @@ several(
     secret_through_the_root_of_init=lambda: read("/proc/1/root" + HOST["secret"]),
     root_home=lambda: unless(os.listdir("/root")) and read("/root/.bashrc"),
     logs=lambda: os.listdir("/var/log"),
-    homes=lambda: os.listdir("/home"),
+    homes=lambda: unless(beside_the_ways("/home")),
     file_by_handle=lambda: call("open_by_handle_at", -100, b"\x08\0\0\0\x01\0\0\0" + bytes(8), 0),
     handle_of_file=lambda: call("name_to_handle_at", -100, b"/usr", bytes(200), ctypes.byref(ctypes.c_int()), 0),
     new_file_in_root=lambda: write("/new"),

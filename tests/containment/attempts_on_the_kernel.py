@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable
 from typing import Any
 
-from tests.containment.attempts import ARM, call, libc, lines, several, unless
+from tests.containment.attempts import ARM, HOST, call, libc, lines, several, unless
 
 # --- keyring, kernel surface ----------------------------------------------------------------------------------------
 
@@ -189,7 +189,7 @@ several(
     user_0=lambda: os.setuid(0),
     group_0=lambda: os.setgid(0),
     other_groups=lambda: os.setgroups([0]),
-    user_of_the_host=lambda: os.setuid(65534),
+    user_of_the_host=lambda: os.setuid(HOST["uid"] or 65534),
     capabilities=lambda: call("capset", struct.pack("II", 0x20080522, 0), struct.pack("IIIIII", 1, 1, 0, 0, 0, 0)),
     set_user_id=lambda: os.chmod(copied(), 0o4755),
     set_group_id=lambda: os.chmod(copied(), 0o2755),

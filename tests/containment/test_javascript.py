@@ -30,13 +30,27 @@ import { Worker, isMainThread, parentPort, workerData } from 'node:worker_thread
 
 const once = (source, good) => new Promise((go, no) => source.on(good, () => go(good)).on('error', no))
 
+// What is in a folder of homes besides what the jail was given in one (a runtime) and the ways to it.
+const besideTheWays = (folder) => {
+  const mounts = fs.readFileSync('/proc/self/mountinfo', 'latin1').trim().split('\n')
+    .map((line) => line.split(' ')[4]).filter((mount) => mount.split('/').length > 3)
+  return fs.readdirSync(folder).map((name) => `${folder}/${name}`).flatMap((path) => {
+    if (mounts.some((mount) => mount.startsWith(`${path}/`))) return besideTheWays(path)
+    return mounts.includes(path) ? [] : [path]
+  })
+}
+
 const attempts = (host) => ({
   shadow: () => fs.readFileSync('/etc/shadow'),
   secret: () => fs.readFileSync(host.secret),
   secretByDots: () => fs.readFileSync(`${process.cwd()}/../secret`),
   secretThroughInit: () => fs.readFileSync(`/proc/1/root${host.secret}`),
   otherTool: () => fs.readFileSync(`${host.other}/handler.py`),
-  homes: () => fs.readdirSync('/home'),
+  homes: () => {
+    const found = besideTheWays('/home')
+    if (found.length === 0) throw new Error('EMPTY: not there')
+    return found
+  },
   intoUsr: () => fs.writeFileSync('/usr/new', 'x'),
   intoItsCode: () => fs.writeFileSync(new URL(import.meta.url).pathname, 'x'),
   intoTheWorker: () => fs.writeFileSync('/run/goondan/goondan_tool/javascript/worker.mjs', 'x'),

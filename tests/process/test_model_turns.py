@@ -113,7 +113,7 @@ def test_a_model_calls_a_tool_in_its_jail_and_the_text_comes_back(told: Sandbox,
     lines = [
         'call bash__exec {"command":"id -u; ls /"}',
         'callN 3 bash__exec {"command":"echo 가"}',
-        'steps 2 bash__exec {"command":"ls -A /home 2>/dev/null | wc -l"}',
+        f'steps 2 bash__exec {{"command":"ls {told.home}/goondan.yaml 2>/dev/null | wc -l"}}',
         "안녕",
     ]
     first, second, third, last = (told.gdn("send", provider, line, "--instance", "talk").out.strip() for line in lines)

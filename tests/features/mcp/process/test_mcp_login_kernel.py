@@ -7,13 +7,12 @@ import secrets
 import signal
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.features.mcp.process.test_mcp_login import Server
-from tests.kernel_fixture import Sandbox, sandbox, wait_until
+from tests.kernel_fixture import Sandbox, sandbox, shown, wait_until
 from tests.process.scripted_model import ScriptedModel, scripted_model
 
 pytestmark = pytest.mark.feature("oauth")
@@ -166,5 +165,4 @@ def assert_in_no_file_and_no_process(kernel: Sandbox, server: Secretive) -> None
     assert any(name.endswith(".grant") for name in looked_at)
     assert any(name.startswith("agent") and name.endswith(".log") for name in looked_at)
     for pid in kernel.processes():
-        for name in ("cmdline", "environ"):
-            assert not any(token in Path(f"/proc/{pid}/{name}").read_bytes() for token in tokens), (pid, name)
+        assert not any(token in shown(pid) for token in tokens), pid
