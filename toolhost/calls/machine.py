@@ -413,7 +413,7 @@ class Again(Struct, frozen=True):
 Waiting = Literal["load", "leave", "siblings", "server", "signal"]
 #: What is done to one jail, or to the processes of one call in it.
 JailAction = AskToStop | LeaveCall | EndCall | Leave | Terminate | Kill
-Action = Answer | Finish | Conclude | JailAction | Wait | WaitForStop | Again | Start | Assign | End
+Action = Answer | Finish | JailAction | Wait | WaitForStop | Again | Start | Assign | End
 
 
 class Machine:
@@ -507,10 +507,10 @@ class Machine:
 
     def result(
         self, session: JailSession, call: Call, result: worker_frames.Result, payload: Raw, *, spent: bool, now: float
-    ) -> list[Action]:
+    ) -> tuple[Conclude, list[Action]]:
         """A call, or the work that went on after it, has ended. `spent`: the call has met a limit of the jail.
 
-        Raises Violation.
+        Returns how it ends, and what follows from that. Raises Violation.
         """
         name = call.worker_call_id
         work = session.works.get(name)
@@ -518,14 +518,13 @@ class Machine:
             raise Violation("the worker said `pending` twice")
         session.works.pop(name, None)
         session.ended.append(name)
-        freed = self.pool.leave(session, name, now)
-        actions: list[Action] = [Conclude(session, call, work, result, payload)]
+        freed: list[Action] = [*self.pool.leave(session, name, now)]
         if session.forks:
-            actions.append(LeaveCall(session, call))
+            freed = [LeaveCall(session, call), *freed]
         elif spent or session.once or (not session.server and call.tool.sandbox.isolation == "call"):
             # A jail that has met one of its own limits may hold something that no sweep can remove.
             freed += self.pool.close(session)
-        return [*actions, *freed] if freed else actions
+        return Conclude(session, call, work, result, payload), freed
 
     # --- calls that end before their handlers do
 

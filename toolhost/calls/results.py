@@ -425,7 +425,7 @@ class JailReceipts:
         if self._encoded is None:
             self._encoded = _START + encode_value(self._known) + _CALL
         wall_ms = (ended_us - began_us) / 1000
-        handler_ms = round(handler_ms, 3) if 0 <= handler_ms <= wall_ms else 0.0
+        handler_ms = int(handler_ms * 1000 + 0.5) / 1000 if 0 <= handler_ms <= wall_ms else 0.0
         if cause is not None or denied:
             call = CallReceipt(wall_ms, cause, list(denied), came_us, began_us, handler_ms)
             return Raw(self._encoded + encode_value(call))

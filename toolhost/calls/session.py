@@ -108,8 +108,9 @@ class JailSession(Struct, eq=False):
 
     def under_way(self) -> list[str] | None:
         """The names of the calls for which its jail must be watched; None when there are none. From any thread."""
-        calls = [*list(self.calls), *list(self.abandoned)]
-        return calls if calls or self.background else None
+        if not (self.calls or self.abandoned or self.background):
+            return None
+        return [*list(self.calls), *list(self.abandoned)]
 
 
 def agent_of(key: Key) -> str:

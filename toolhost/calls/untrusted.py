@@ -175,30 +175,28 @@ class Channel:
         frames: list[WorkerFrame] = []
         at, end = 0, len(data)
         want = 4
-        while end - at >= 4:
-            size = int.from_bytes(data[at : at + 4], "little")
-            if size > self._max_frame:
-                message = f"the worker sent a frame of {size} bytes, limit {self._max_frame} (outputMb)"
-                raise Violation(message, "E_TOOL_LIMIT")
-            stop = at + 4 + size
-            if stop > end:
-                want = 4 + size
-                break
-            frame = self._frame(data[at + 4 : stop])
-            if type(frame) is not Result:
-                self._spend(frame, size, now)
-            frames.append(frame)
-            at = stop
-        if at < end:
-            self._chunks.append(data[at:] if at else data)
-        self._have, self._want = end - at, want
-        return frames
-
-    def _frame(self, body: bytes) -> WorkerFrame:
         try:
-            return _decode(body)  # type: ignore[no-any-return]
+            while end - at >= 4:
+                size = int.from_bytes(data[at : at + 4], "little")
+                if size > self._max_frame:
+                    message = f"the worker sent a frame of {size} bytes, limit {self._max_frame} (outputMb)"
+                    raise Violation(message, "E_TOOL_LIMIT")
+                stop = at + 4 + size
+                if stop > end:
+                    want = 4 + size
+                    break
+                frame = _decode(data[at + 4 : stop])
+                if type(frame) is not Result:
+                    self._spend(frame, size, now)
+                frames.append(frame)
+                at = stop
         except DECODE_ERRORS as error:
             raise Violation(f"the worker sent no frame of the protocol ({_reason(error)})") from None
+        self._have = end - at
+        if at < end:
+            self._chunks.append(data[at:] if at else data)
+            self._want = want
+        return frames
 
     def _spend(self, frame: WorkerFrame, size: int, now: float) -> None:
         """Take the frame from the allowance. Ready and LoadFailed come once; the caller checks that."""

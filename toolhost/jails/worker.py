@@ -109,12 +109,13 @@ class FrameStream(SocketEnd):
         if self._fd < 0 or self._is_deaf:
             return
         body = _encode(frame)
-        self._waiting.append(len(body).to_bytes(4, "little"))
-        self._waiting.append(body)
+        self._waiting.append(len(body).to_bytes(4, "little") + body)
         self.unwritten += 4 + len(body)
-        if len(self._waiting) >= 2 * BURST and not self._watching:
+        if self._watching:
+            return
+        if len(self._waiting) >= BURST:
             self.flush()
-        elif not self._scheduled and not self._watching:
+        elif not self._scheduled:
             self._scheduled = True
             self._loop.call_soon(self.flush)
 

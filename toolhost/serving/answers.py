@@ -82,7 +82,7 @@ class Asking:
     def ask(self, call: Call, ask: Ask, reply: Reply) -> None:
         """Send a question of a running call. `reply` gets its answer, unless the jail is gone. Raises Violation."""
         asker = self._askers[call.worker_call_id]
-        now, created_at = self._loop.time(), rfc3339(time.time())
+        now, created_at = self._loop.time(), "" if ask.op == "tool" else rfc3339(time.time())  # such a call has none
         self._open(call.worker_call_id, ask, reply, lambda: asker.frame(call, ask, now, created_at, reply))
 
     def ask_for_server(self, session: int, server: str, agent: str | None, ask: Ask, reply: Reply) -> None:

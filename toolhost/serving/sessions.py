@@ -279,8 +279,6 @@ class Sessions:
     def _perform(self, actions: Sequence[machine.Action]) -> None:
         for action in actions:
             match action:
-                case machine.Conclude():  # first, since nearly every call ends so
-                    self._conclude(action)
                 case machine.Assign():
                     self._assign(action.session, action.call)
                 case machine.Start():
@@ -324,8 +322,8 @@ class Sessions:
         else:
             self.place(call)
 
-    def _conclude(self, action: machine.Conclude) -> None:
-        live, result = self._live[action.session.number], action.result
+    def _conclude(self, live: LiveSession, action: machine.Conclude) -> None:
+        result = action.result
         if live.network is None or (result.error is None and memoryview(action.payload).nbytes > SETTLED_BYTES):
             self._answers.conclude(action.call, action.work, action.payload)
         else:  # the proxy tells only afterwards what was reached, and whether the sandbox refused it
@@ -597,7 +595,10 @@ class Sessions:
         live.jail.usage.answered = True
         # A large output harms nobody.
         spent = said is not result.error and result.error is not None and result.error.code == "E_TOOL_LIMIT"
-        self._perform(self._machine.result(session, call, result, payload, spent=spent, now=now))
+        concluded, freed = self._machine.result(session, call, result, payload, spent=spent, now=now)
+        self._conclude(live, concluded)
+        if freed:
+            self._perform(freed)
         if not session.calls:
             self._watch.rest(live.jail.usage)
 

@@ -236,7 +236,7 @@ def test_a_stateless_server_ends_after_one(how: str) -> None:
         from goondan.schemas.worker.worker_frames import Result
 
         result = Result(call_id=wanted.worker_call_id, status="ok")
-        actions = decide.result(session, wanted, result, Raw(b"\x80"), spent=False, now=1.0)
+        _, actions = decide.result(session, wanted, result, Raw(b"\x80"), spent=False, now=1.0)
     assert End(session) in actions
 
 

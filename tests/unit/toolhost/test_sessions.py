@@ -90,7 +90,7 @@ class Shell:
                     self.perform(self.machine.end(action.session))
             elif isinstance(action, machine.Again):
                 self.place(action.call)
-            elif isinstance(action, machine.Answer | machine.Conclude | machine.Finish):
+            elif isinstance(action, machine.Answer | machine.Finish):
                 self.finish(action)
             else:
                 if isinstance(action, machine.Kill):
@@ -134,7 +134,9 @@ def running(*calls: Call) -> tuple[Shell, JailSession]:
 
 def result(shell: Shell, session: JailSession, one: Call, *, spent: bool = False) -> None:
     said = Result(call_id=one.worker_call_id, status="ok")
-    shell.perform(shell.machine.result(session, one, said, PAYLOAD, spent=spent, now=shell.now))
+    concluded, freed = shell.machine.result(session, one, said, PAYLOAD, spent=spent, now=shell.now)
+    shell.finish(concluded)
+    shell.perform(freed)
 
 
 def kinds(actions: Sequence[Action]) -> list[str]:
