@@ -21,9 +21,9 @@ import os
 import ssl
 import stat
 from binascii import b2a_base64
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 from msgspec import Struct
@@ -76,6 +76,8 @@ class Client:
     def __init__(self) -> None:
         self._kept: Connection | None = None
         self._route: Route | None = None
+        #: Headers of a request to it, and the head of such a request up to its length.
+        self._head: tuple[str, Mapping[str, str], bytes] = "", {}, b""
         self._tls: ssl.SSLContext | None = None
 
     async def ask(
@@ -92,19 +94,32 @@ class Client:
             if self._route is not None and self._route.way != route.way:
                 self.close()
             self._route = route
-        head = request_head(method, route, headers, len(body))
-        if self._kept is not None and not self._kept.usable():
-            self.close()
+            self._head = "", {}, b""
+        if self._head[0] != method or self._head[1] is not headers:
+            self._head = method, headers, request_head(method, route, headers)
+        head = b"%s%d\r\n\r\n" % (self._head[2], len(body))
         kept, self._kept = self._kept, None
-        if kept is not None:
-            response = kept.begin_request(head, body, patience)
+        if kept is not None and not kept.usable():
+            kept.abort()
+            kept = None
+        while True:
+            connection = kept or await self.connect(route, patience.connect_s)
+            response = connection.begin_request(head, body, patience, self._keep)
             try:
-                return await self._answered(response)
-            except Fault:
-                if not response.unheard:
+                if response.unsent is not None:
+                    await response.sent()
+                while not response.has_head:
+                    await response.news()
+                coding = response.headers.get("content-encoding")
+                if coding is not None and response.status < HTTPStatus.BAD_REQUEST and response.coding:
+                    message = f"an answer in the content coding {response.coding}, for which nobody has asked"
+                    raise Fault("final", f"{message}; a proxy may have made it")
+                return response
+            except BaseException as error:
+                response.close()
+                if kept is None or not isinstance(error, Fault) or not response.unheard:
                     raise
-        connection = await self.connect(route, patience.connect_s)
-        return await self._answered(connection.begin_request(head, body, patience))
+            kept = None
 
     async def connect(self, route: Route, limit_s: float) -> Connection:
         """A new connection, through the proxy if there is one. Raises Fault."""
@@ -125,21 +140,9 @@ class Client:
 
     # --- inside
 
-    async def _answered(self, response: Response) -> Response:
-        response.on_close = self._keep
-        try:
-            await response.sent()
-            await response.head()
-            if response.coding and response.status < HTTPStatus.BAD_REQUEST:
-                message = f"an answer in the content coding {response.coding}, for which nobody has asked"
-                raise Fault("final", f"{message}; a proxy may have made it")
-        except BaseException:
-            response.close()
-            raise
-        return response
-
     def _keep(self, connection: Connection) -> None:
-        self.close()
+        if self._kept is not None:
+            self._kept.abort()
         self._kept = connection
 
     async def _open(self, route: Route) -> Connection:
@@ -171,37 +174,48 @@ class Connection(asyncio.Protocol):
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
         self._transport: asyncio.Transport | None = None
+        self._response: Response | None = None
         self._reader: Response | _Tunnel | None = None
         self._lost = False
         self._idle_since = 0.0
         #: Pending while the transport holds as much unsent data as it may.
-        self._full: asyncio.Future[None] | None = None
+        self.full: asyncio.Future[None] | None = None
 
     def usable(self) -> bool:
         """Whether the next request may use it."""
         return not self._lost and self.loop.time() - self._idle_since < KEEP_ALIVE_S
 
-    def begin_request(self, head: bytes, body: bytes | Body, patience: Patience) -> Response:
-        """Send a request. All data from now on belongs to its answer. One with files is sent by `Response.sent`."""
-        response = self._reader = Response(self, patience)
-        if isinstance(body, bytes):
-            self.write(head, body)
-        else:
+    def begin_request(
+        self, head: bytes, body: bytes | Body, patience: Patience, on_close: Callable[[Connection], None]
+    ) -> Response:
+        """Send a request. All data from now on belongs to its answer. One with files is sent by `Response.sent`.
+        `on_close` gets the connection when it may be used again.
+        """
+        response = self._response
+        if response is None:
+            response = self._response = Response(self, patience)
+        response.begin(patience, on_close)
+        self._reader = response
+        if not isinstance(body, bytes):
             response.unsent = parts_of([head, *body.pieces])
+        elif self._transport is None or self._lost:
+            self.connection_lost(None)
+        else:
+            self._transport.writelines((head, body))
         return response
 
-    def write(self, *data: bytes) -> None:
-        """Send more of the request. Nothing is copied."""
+    def write(self, data: bytes) -> None:
+        """Send more of the request."""
         if self._transport is None or self._lost:
             self.connection_lost(None)
         else:
-            self._transport.writelines(data)
+            self._transport.write(data)
 
     async def drained(self, limit_s: float) -> bool:
         """Wait until the server has taken most of what was sent, or is gone. False: it takes nothing for `limit_s`."""
-        if self._full is None:
+        if self.full is None:
             return True
-        waiting = self._full
+        waiting = self.full
         done, _ = await asyncio.wait([waiting], timeout=limit_s)
         return bool(done)
 
@@ -226,6 +240,8 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close it at once, unsent data included."""
         self._reader, self._lost = None, True
+        if self._response is not None:
+            self._response.drop()
         if self._transport is not None:
             self._transport.abort()
 
@@ -251,11 +267,11 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The transport holds enough unsent data."""
-        self._full = self._full or self.loop.create_future()
+        self.full = self.full or self.loop.create_future()
 
     def resume_writing(self) -> None:
-        """The transport has sent most of it."""
-        full, self._full = self._full, None
+        """The transport has sent most of it. Also: it need not be waited for."""
+        full, self.full = self.full, None
         if full is not None and not full.done():
             full.set_result(None)
 
@@ -266,6 +282,8 @@ class Connection(asyncio.Protocol):
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.lost()
+        if self._response is not None:
+            self._response.drop()
 
 
 class _Tunnel:
@@ -298,29 +316,45 @@ class _Tunnel:
 
 
 class Response:
-    """The answer to one request. `headers` have lower-case names; a repeated header is joined with commas."""
+    """The answer to one request. `headers` have lower-case names; a repeated header is joined with commas.
+
+    A connection uses one object, and its parser, for all its answers, one after the other: `begin` makes it new.
+    """
 
     def __init__(self, connection: Connection, patience: Patience) -> None:
+        self._connection = connection
+        self._parts: list[bytes] = []
+        self._reason: list[bytes] = []
+        self.on_body = self._parts.append
+        self.on_status = self._reason.append
+        self.begin(patience)
+        self._parser: HttpResponseParser | None = HttpResponseParser(self)
+
+    def begin(self, patience: Patience, on_close: Callable[[Connection], None] | None = None) -> None:
+        """The answer to the next request. `on_close` gets the connection when it may be used again."""
         self.status = 0
-        self.reason = ""
         self.headers: dict[str, str] = {}
-        self.on_close: Any = None
         #: The parts of a request with files that are still to be sent; None: all are sent.
         self.unsent: Iterator[bytes] | None = None
-        self._connection = connection
+        self._on_close = on_close
         self._patience = patience
-        self._parser: HttpResponseParser | None = HttpResponseParser(self)
-        self._heard = 0
-        self._headers = 0
+        self._heard = self._headers = self._size = 0
         self._framing = 0  # bytes since the last one of the body
-        self._body = 0  # bytes of it so far
-        self._in_head = self._has_head = self._told_head = self._complete = self._keeps = False
-        self._late: asyncio.TimerHandle | None = None
+        self._end: int | None = None  # how many of the parts are the rest of the body, once it is complete
+        #: Whether status and headers are there.
+        self.has_head = False
+        self._in_head = self._told_head = self._keeps = self._began = False
         self._fault: Fault | None = None
-        self._parts: list[bytes] = []
-        self._size = 0
-        self._began = False
         self._news: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None  # of the wait for news
+        self._late: asyncio.TimerHandle | None = None
+        self._parts.clear()
+        self._reason.clear()
+
+    @property
+    def reason(self) -> str:
+        """The reason phrase."""
+        return b"".join(self._reason).decode("latin-1")
 
     @property
     def unheard(self) -> bool:
@@ -330,7 +364,7 @@ class Response:
     @property
     def ended(self) -> bool:
         """Whether it was read to its end."""
-        return self._complete and not self._parts
+        return self._end is not None and not self._parts
 
     @property
     def coding(self) -> str:
@@ -340,12 +374,12 @@ class Response:
 
     async def sent(self) -> None:
         """Send what is unsent of the request. It stops when the server answers before that, or is gone: what it says is
-        read by `head`. Raises Fault.
+        in the head. Raises Fault.
         """
         if self.unsent is None:
             return
         for part in self.unsent:
-            if self._has_head or self._fault is not None:
+            if self.has_head or self._fault is not None:
                 return
             self._connection.write(part)
             if not await self._connection.drained(self._patience.silence_s):
@@ -353,63 +387,56 @@ class Response:
                 return
         self.unsent = None
 
-    async def head(self) -> None:
-        """Wait for status and headers, `silence_s` in all, and `head_s` from the first byte of a head to its end.
-        Raises Fault.
+    def news(self) -> asyncio.Future[None]:
+        """Wait for the head, `silence_s` in all, and `head_s` from the first byte of a head to its end. Behind it: for
+        a byte of the body or for its end. Framing is not part of the body and does not extend the wait. Raises Fault.
         """
-        timer = self._connection.loop.call_later(self._patience.silence_s, self._headless, self._patience.silence_s)
-        try:
-            while not self._has_head:
-                await self._news_comes()
-        finally:
-            timer.cancel()
-            self._in_head = False
-            self._watch_head()
+        if self._fault is not None:
+            raise self._fault
+        loop, limit_s = self._connection.loop, self._patience.silence_s
+        self._timer = loop.call_later(limit_s, self._silent, limit_s)
+        self._news = loop.create_future()
+        return self._news
 
     async def read(self) -> bytes:
         """The data of the body that has arrived, at least one byte; no bytes at its end. Raises Fault."""
         while not self._parts:
-            if self._complete:
+            if self._end is not None:
                 return b""
-            await self._wait()
+            await self.news()
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         if self._size > READ_AHEAD_BYTES:
             self._connection.pause(False)
-        self._parts, self._size = [], 0
+        self._parts.clear()
+        self._size = 0
+        if self._end is not None:
+            self._end = 0
         return data
 
     def close(self) -> None:
         """Give the connection back if the answer was read to its end. Otherwise close it."""
         connection = self._connection
-        self._parser = None  # each holds the other
-        if self._complete and self._keeps and self._fault is None and self.unsent is None:
+        self._stop_waiting()
+        if self._late is not None:
+            self._late.cancel()
+        if self._end is not None and self._keeps and self._fault is None and self.unsent is None:
             connection.idle()
-            self.on_close(connection)
+            if self._on_close is not None:
+                self._on_close(connection)
         else:
             connection.abort()
 
-    async def _wait(self) -> None:
-        """Wait for a byte of the body or for its end. Framing is not part of the body and does not extend the wait."""
-        timer = self._connection.loop.call_later(self._patience.silence_s, self._silent)
-        try:
-            await self._news_comes()
-        finally:
-            timer.cancel()
+    def drop(self) -> None:
+        """The connection is over, and needs no parser: each holds the other."""
+        self._parser = None
 
-    async def _news_comes(self) -> None:
-        if self._fault is not None:
-            raise self._fault
-        self._news = self._connection.loop.create_future()
-        try:
-            await self._news
-        finally:
-            self._news = None
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    def _silent(self) -> None:
-        self._fail("silent", f"nothing for {self._patience.silence_s:g} s")
-
-    def _headless(self, limit_s: float) -> None:
-        what = "no end of the answer's head" if self._heard else "nothing"
+    def _silent(self, limit_s: float) -> None:
+        what = "no end of the answer's head" if self._heard and not self.has_head else "nothing"
         self._fail("silent", f"{what} for {limit_s:g} s")
 
     def _watch_head(self) -> None:
@@ -417,7 +444,7 @@ class Response:
         late, self._late = self._late, None
         if self._in_head:
             limit_s = self._patience.head_s
-            self._late = late or self._connection.loop.call_later(limit_s, self._headless, limit_s)
+            self._late = late or self._connection.loop.call_later(limit_s, self._silent, limit_s)
         elif late is not None:
             late.cancel()
 
@@ -427,8 +454,11 @@ class Response:
         self._tell()
 
     def _tell(self) -> None:
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
+        news, self._news = self._news, None
+        if news is not None:
+            self._stop_waiting()
+            if not news.done():
+                news.set_result(None)
 
     # --- from the connection
 
@@ -438,35 +468,50 @@ class Response:
         if parser is None:
             return
         self._heard += len(data)
-        body = self._body
+        parts = self._parts
+        known = len(parts)
         try:
             parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade):
             self._keeps = False
-            if not self._complete:
+            if self._end is None:
                 self._fail("broken", "an answer that is no HTTP", ADVICE["page"])
-        if not self._has_head:
+        complete = self._end is not None
+        if complete:
+            del parts[self._end :]  # of another answer
+        new = sum(map(len, parts[known:]))
+        if new:
+            self._began = True
+            self._size += new
+            self._framing = 0
+            if self._size > READ_AHEAD_BYTES:
+                self._connection.pause(True)
+        if not self.has_head:
             self._watch_head()
             if self._heard > MAX_HEAD_BYTES:
                 self._fail("broken", f"an answer whose head is larger than {MAX_HEAD_BYTES} bytes")
-        self._framing = 0 if self._body != body or not self._has_head else self._framing + len(data)
-        if self._framing > MAX_FRAMING_BYTES and not self._complete:
-            self._fail("broken", f"{MAX_FRAMING_BYTES} bytes of chunk extensions or trailers without a body")
-        if self._heard > MAX_WIRE_BYTES and not self._complete:
-            self._fail("final", f"an answer of more than {MAX_WIRE_BYTES} bytes on the wire")
-        if self._size > READ_AHEAD_BYTES:
-            self._connection.pause(True)
-        if self._has_head and (self._parts or self._complete or not self._told_head):
+            return
+        if not complete:
+            self._bound(0 if new else len(data))
+        if parts or complete or not self._told_head:
             self._told_head = True
             self._tell()
+
+    def _bound(self, framing: int) -> None:
+        """Bound what comes around a body. So many bytes more have come without one of the body."""
+        self._framing += framing
+        if self._framing > MAX_FRAMING_BYTES:
+            self._fail("broken", f"{MAX_FRAMING_BYTES} bytes of chunk extensions or trailers without a body")
+        if self._heard > MAX_WIRE_BYTES:
+            self._fail("final", f"an answer of more than {MAX_WIRE_BYTES} bytes on the wire")
 
     def lost(self) -> None:
         """The connection is over. A body without a length is complete; any other open answer fails."""
         self._keeps = False
-        if self._complete:
+        if self._end is not None:
             return
-        if self._has_head and "content-length" not in self.headers and "transfer-encoding" not in self.headers:
-            self._complete = True
+        if self.has_head and "content-length" not in self.headers and "transfer-encoding" not in self.headers:
+            self._end = len(self._parts)
             self._tell()
         elif self._began:
             self._fail("broken", "half an answer: the connection was lost", ADVICE["cut off"])
@@ -478,16 +523,12 @@ class Response:
     def on_message_begin(self) -> None:
         """An answer begins. After a second answer the connection is not kept."""
         self._in_head = True
-        if self._complete:
+        if self._end is not None:
             self._keeps = False
-
-    def on_status(self, status: bytes) -> None:
-        """The reason phrase."""
-        self.reason += status.decode("latin-1")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer."""
-        if self._complete or self._has_head or self._fault is not None:
+        if self.has_head or self._fault is not None:
             return
         self._headers += 1
         if self._headers > MAX_HEADERS:
@@ -498,28 +539,25 @@ class Response:
 
     def on_headers_complete(self) -> None:
         """The headers are complete. The body follows; after a "go on" answer, the real answer follows."""
-        if self._complete or self._parser is None or self._fault is not None:
+        if self.has_head or self._parser is None or self._fault is not None:
             return
         status = self._parser.get_status_code()
         self._in_head = False
         if status < 200:
-            self.headers, self.reason = {}, ""
+            self.headers = {}
+            self._reason.clear()
             return
-        self.status, self._has_head = status, True
+        self.status, self.has_head = status, True
         self._keeps = self._parser.should_keep_alive()
-        self._connection.resume_writing()  # `sent` need not wait: the server may read no more of the request
-
-    def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
-        if not self._complete:
-            self._began = True
-            self._parts.append(body)
-            self._size += len(body)
-            self._body += len(body)
+        if self._late is not None:
+            self._watch_head()
+        if self._connection.full is not None:
+            self._connection.resume_writing()  # `sent` need not wait: the server may read no more of the request
 
     def on_message_complete(self) -> None:
         """The end."""
-        self._complete = self._has_head
+        if self.has_head and self._end is None:
+            self._end = len(self._parts)
 
 
 # --- files in a request -----------------------------------------------------------------------------------------------

@@ -81,24 +81,27 @@ class Tries:
         self._until = None if request.timeout_s is None else clock() + request.timeout_s
         self._faulty_since: float | None = None
         self._queued_s = 0.0  # since the first fault: for others, not for the server
-        self._inside = False
+        #: Whether a request is out.
+        self.inside = False
 
     async def enter(self, size: int) -> None:
         """Wait until the next try may go out. `size` is that of its body (bytes). A request that is sent again at once
         is out already. Raises Fault, GoondanError.
         """
-        if self._permit is not None and not self._inside:
+        if self._permit is not None and not self.inside:
             began = self._clock()
             await self._permit.enter(size, self._on_news)
-            self._inside = True
+            self.inside = True
             if self._faulty_since is not None:
                 self._queued_s += self._clock() - began
         self._on_news("asking")
 
     def answered(self, answer: base.ModelAnswer, headers: dict[str, str]) -> None:
         """The model has answered. `headers` are those of the answer."""
-        usage = answer.usage
-        self._over(headers, accepted=True, tokens=None if usage is None else usage.input_tokens + usage.output_tokens)
+        if self.inside and self._permit is not None:
+            self.inside, usage = False, answer.usage
+            used = None if usage is None else usage.input_tokens + usage.output_tokens
+            self._permit.over(headers, accepted=True, tokens=used)
 
     def next_wait(self, fault: faults.Fault, chance: float) -> float | None:
         """A try has failed: the seconds until the next one, None to give up. `chance` is in [0, 1)."""
@@ -109,22 +112,19 @@ class Tries:
 
     async def pause(self, fault: faults.Fault, wait_s: float, sleep: Callable[[float], Awaitable[None]]) -> None:
         """Wait for the next try, unless it waits for a permit: all requests wait for theirs together."""
-        if fault.kind == "limited" and self._permit is not None and self._inside:
+        if fault.kind == "limited" and self._permit is not None and self.inside:
             self._permit.refused(fault.retry_after_s)
-            self._inside = False
+            self.inside = False
             return
-        self._over(None, accepted=False)
+        self.close()
         self._on_news("waiting")
         await sleep(wait_s)
 
     def close(self) -> None:
         """The call is over."""
-        self._over(None, accepted=False)
-
-    def _over(self, headers: dict[str, str] | None, *, accepted: bool, tokens: int | None = None) -> None:
-        if self._permit is not None and self._inside:
-            self._inside = False
-            self._permit.over(headers, accepted=accepted, tokens=tokens)
+        if self._permit is not None and self.inside:
+            self.inside = False
+            self._permit.over(None, accepted=False)
 
 
 class HttpProvider:
@@ -153,8 +153,8 @@ class HttpProvider:
         self._now = now
         self._client = client or Client()
         self._seeing = history.Seeing(_is_there)
-        #: The headers of the last request, and in the form in which they are sent.
-        self._headers: tuple[dict[str, str], dict[str, str]] = {}, {}
+        #: The model and the headers of the last request that was checked, its URL, and the headers as they are sent.
+        self._checked: tuple[Any, dict[str, str], str, dict[str, str]] = None, {}, "", {}
         #: The model that was taken from the server's list.
         self._listed = ""
 
@@ -170,12 +170,39 @@ class HttpProvider:
         """
         if request.max_tokens is not None and request.max_tokens < base.output_limit(request.model):
             request = replace(request, model=base.limited_output(request.model, request.max_tokens))
-        tries = Tries(request, on_news or _nobody, asyncio.get_running_loop().time)
+        if request.files is not None:
+            request = self._seeing.ready(request)
+        on_news = on_news or _nobody
+        tries = Tries(request, on_news, asyncio.get_running_loop().time)
+        wire = self._vendor.request(request)
         try:
-            answer = await self._answer_of(self._seeing.ready(request), tries, on_delta, on_news or _nobody)
-            return answer if request.output is None else answered(answer)
+            while True:
+                try:
+                    await tries.enter(len(wire.body))
+                    if not request.model.model:
+                        wire = self._vendor.listing(request)
+                        request = await self._name_model(request, wire)
+                        wire = self._vendor.request(request)
+                    answer, headers = await self._try(request, wire, on_delta, on_news, again=tries.retries.count > 0)
+                    tries.answered(answer, headers)
+                    return answer if request.output is None else answered(answer)
+                except faults.Fault as error:
+                    fault = error
+                if (changed := self._changed(request, fault)) is not None:
+                    request = changed
+                    wire = self._vendor.request(request)
+                    continue
+                wait = tries.next_wait(fault, self._chance())
+                if wait is None:
+                    raise self._failed(request, wire, fault, tries.retries)
+                words = base.redactor_of(request.model)(fault.message)
+                model, count = request.model.model, tries.retries.count
+                log.warning("model %s, try %d: %s; the next in %.1f s", model, count, words, wait)
+                on_news(base.FailedTry(words, wait))
+                await tries.pause(fault, wait, self._sleep)
         finally:
-            tries.close()
+            if tries.inside:
+                tries.close()
 
     async def window(self, request: base.ModelRequest) -> int | None:
         """The model's context as its server says (tokens). Of the vendor's own server the table knows the models."""
@@ -203,40 +230,6 @@ class HttpProvider:
 
     # --- tries
 
-    async def _answer_of(
-        self,
-        request: base.ModelRequest,
-        tries: Tries,
-        on_delta: Callable[[base.TextDelta], None] | None,
-        on_news: Callable[[base.ModelNews], None],
-    ) -> base.ModelAnswer:
-        wire = self._vendor.request(request)
-        while True:
-            heard = Listener(on_delta, on_news, tries.retries.count > 0)
-            try:
-                await tries.enter(len(wire.body))
-                if not request.model.model:
-                    wire = self._vendor.listing(request)
-                    request = await self._name_model(request, wire)
-                    wire = self._vendor.request(request)
-                answer = self._named(await self._try(request, wire, heard), request)
-                tries.answered(answer, heard.headers)
-                return answer
-            except faults.Fault as error:
-                fault = error
-            if (changed := self._changed(request, fault)) is not None:
-                request = changed
-                wire = self._vendor.request(request)
-                continue
-            wait = tries.next_wait(fault, self._chance())
-            if wait is None:
-                raise self._failed(request, wire, fault, tries.retries)
-            words = base.redactor_of(request.model)(fault.message)
-            model, count = request.model.model, tries.retries.count
-            log.warning("model %s, try %d: %s; the next in %.1f s", model, count, words, wait)
-            on_news(base.FailedTry(words, wait))
-            await tries.pause(fault, wait, self._sleep)
-
     def _changed(self, request: base.ModelRequest, fault: faults.Fault) -> base.ModelRequest | None:
         """The request that goes out at once, without what the server has refused. None: there is nothing to leave
         out.
@@ -247,23 +240,40 @@ class HttpProvider:
             return request
         return told
 
-    async def _try(self, request: base.ModelRequest, wire: WireRequest, heard: Listener) -> base.ModelAnswer:
-        """One request and its answer. Raises Fault."""
-        self._check_key(request, wire)
-        body = with_files(wire.body, request.files)
-        if wire.headers != self._headers[0]:
-            self._headers = wire.headers, _checked(wire.headers)
-        response = await self._client.ask("POST", wire.url, self._headers[1], body, self._patience)
+    async def _try(
+        self,
+        request: base.ModelRequest,
+        wire: WireRequest,
+        on_delta: Callable[[base.TextDelta], None] | None,
+        on_news: Callable[[base.ModelNews], None],
+        *,
+        again: bool,
+    ) -> tuple[base.ModelAnswer, dict[str, str]]:
+        """One request; its answer and the headers of that. `again`: what was told before is void. Raises Fault."""
+        model, given, url, headers = self._checked
+        if model is not request.model or given is not wire.headers or url is not wire.url:
+            self._check_key(request, wire)
+            headers = _checked(wire.headers)
+            self._checked = request.model, wire.headers, wire.url, headers
+        body = wire.body if request.files is None else with_files(wire.body, request.files)
+        response = await self._client.ask("POST", wire.url, headers, body, self._patience)
         try:
             if not 200 <= response.status < 300:
                 raise await self._refusal(response, base.redactor_of(request.model))
-            heard.headers = response.headers
             reader = self._vendor.reader(request)
+            heard = None if on_delta is None else Listener(on_delta, on_news, again)
             if response.headers.get("content-type", "").partition(";")[0].strip() == "application/json":
-                heard.piece(reader, reader.read_whole(await _read(response, MAX_BODY_BYTES)))
+                text = reader.read_whole(await _read(response, MAX_BODY_BYTES))
+                if heard is not None:
+                    heard.piece(reader, text)
+                elif reader.content:
+                    on_news("content")
             else:
-                await self._read_stream(response, reader, heard)
-            return reader.answer()
+                await self._read_stream(response, reader, heard, on_news)
+            answer = reader.answer()
+            if answer.model != request.model.model or self._listed:
+                answer = self._named(answer, request)
+            return answer, response.headers
         finally:
             response.close()
 
@@ -300,28 +310,37 @@ class HttpProvider:
         finally:
             response.close()
 
-    async def _read_stream(self, response: Response, reader: AnswerReader, heard: Listener) -> None:
+    async def _read_stream(
+        self,
+        response: Response,
+        reader: AnswerReader,
+        heard: Listener | None,
+        on_news: Callable[[base.ModelNews], None],
+    ) -> None:
         decoder = SseDecoder()
-        size, events, start = 0, 0, b""
+        size, events, start, content = 0, 0, b"", 0
         try:
-            while chunk := await response.read():
+            while True:
+                chunk = await response.read()
                 start, size = start or chunk[:_START_BYTES], size + len(chunk)
                 if size > MAX_STREAM_BYTES:
                     raise faults.Fault("final", f"a stream of more than {MAX_STREAM_BYTES} bytes")
-                text = ""
-                for event in decoder.feed(chunk):
-                    events += 1
-                    text = reader.read(event)
-                    if heard.on_delta is not None:
-                        heard.piece(reader, text)
-                if heard.on_delta is None:
-                    heard.piece(reader, text)  # nobody reads it: it is only news
+                found = decoder.feed(chunk) if chunk else decoder.end()
+                events += len(found)
+                if heard is None:  # nobody reads it: it is only news
+                    reader.read(found)
+                    if reader.content != content:
+                        content = reader.content
+                        on_news("content")
+                else:
+                    for event in found:
+                        heard.piece(reader, reader.read((event,)))
+                if not chunk:
+                    break
                 if reader.done:
-                    await self._read_rest(response)
+                    if not response.ended:
+                        await self._read_rest(response)
                     return
-            for event in decoder.end():
-                events += 1
-                heard.piece(reader, reader.read(event))
         except EventTooLarge as error:
             raise faults.Fault("final", str(error)) from None
         if events == 0:
@@ -335,8 +354,6 @@ class HttpProvider:
         """Read the end mark behind a complete answer, if it has not come yet. Any other data there is not worth waiting
         for.
         """
-        if response.ended:
-            return
         size = 0
         with suppress(TimeoutError, faults.Fault):
             async with asyncio.timeout(self._patience.rest_s):
@@ -389,8 +406,6 @@ class HttpProvider:
 
     def _named(self, answer: base.ModelAnswer, request: base.ModelRequest) -> base.ModelAnswer:
         """The answer with the name of its model: the server's word for it, else what was asked for."""
-        if answer.model == request.model.model and not self._listed:
-            return answer
         name = base.redactor_of(request.model)(answer.model) if answer.model else request.model.model
         return answer if name == answer.model else replace(answer, model=faults.plain(name)[:MAX_NAME] or None)
 
@@ -400,18 +415,15 @@ def _nobody(news: base.ModelNews) -> None:
 
 
 class Listener:
-    """Passes on the news of one try."""
+    """Passes on the text of one try, and the reasoning, to `on_delta`."""
 
     def __init__(
-        self, on_delta: Callable[[base.TextDelta], None] | None, on_news: Callable[[base.ModelNews], None], again: bool
+        self, on_delta: Callable[[base.TextDelta], None], on_news: Callable[[base.ModelNews], None], again: bool
     ) -> None:
-        #: Gets the text, and the reasoning; None: nobody does.
-        self.on_delta = on_delta
+        self._on_delta = on_delta
         self._on_news = on_news
         self._again = again
         self._content = 0
-        #: The headers of the answer, once they are there.
-        self.headers: dict[str, str] = {}
 
     def piece(self, reader: AnswerReader, text: str) -> None:
         """Pass on the text that `reader` has read, and the reasoning. The first piece of a repeated try makes the
@@ -420,13 +432,12 @@ class Listener:
         if reader.content != self._content:
             self._content = reader.content
             self._on_news("content")
-        if self.on_delta is not None:
-            self._tell(reader.take_reasoning(), reasoning=True)
-            self._tell(text)
+        self._tell(reader.take_reasoning(), reasoning=True)
+        self._tell(text)
 
     def _tell(self, text: str, *, reasoning: bool = False) -> None:
-        if text and self.on_delta is not None:
-            self.on_delta(base.TextDelta(text, self._again, reasoning))
+        if text:
+            self._on_delta(base.TextDelta(text, self._again, reasoning))
             self._again = False
 
 

@@ -157,11 +157,10 @@ def tls_context() -> ssl.SSLContext:
     return context
 
 
-def request_head(method: str, route: Route, headers: Mapping[str, str], length: int) -> bytes:
-    """A request without its body."""
+def request_head(method: str, route: Route, headers: Mapping[str, str]) -> bytes:
+    """A request up to the length of its body, which is the last header."""
     given = "".join([f"{name}: {value}\r\n" for name, value in headers.items() if f"\n{name}: " not in route.lines])
-    start = f"{method} {route.target} HTTP/1.1\r\n{route.lines}{given}"
-    return f"{start}content-length: {length}\r\n\r\n".encode("ascii")
+    return f"{method} {route.target} HTTP/1.1\r\n{route.lines}{given}content-length: ".encode("ascii")
 
 
 # --- connecting -------------------------------------------------------------------------------------------------------

@@ -297,6 +297,7 @@ class _Event(Struct, frozen=True):
 _EMPTY_BLOCK: Final = 512
 
 _decode_event: Final = msgspec.json.Decoder(_Event)
+_decode: Final = _decode_event.decode
 _decode_message: Final = msgspec.json.Decoder(_Message)
 
 
@@ -319,21 +320,47 @@ class Reader(reader.AnswerReader):
     def __init__(self, model: str) -> None:
         super().__init__(model)
         self._signatures: dict[int, list[str]] = {}  # of thinking, by number
+        self._thinks = False  # it has thinking
 
-    def read(self, event: reader.SseEvent) -> str:
-        """Take the next event. Returns the text that it adds."""
-        if event.data.strip() in ("", "[DONE]"):  # the latter from servers that speak both interfaces
-            return ""
-        said = reader.decode_json(_decode_event, event.data)
-        match said.type or event.name:
+    def read(self, events: Sequence[reader.SseEvent]) -> str:
+        """Take the next events. Returns the text that they add."""
+        texts = ""
+        for name, data in events:
+            try:
+                said = _decode(data)
+            except reader.UNREAD:
+                odd = reader.decode_odd(_decode_event, data)
+                if odd is None:  # `[DONE]` comes from servers that speak both interfaces
+                    continue
+                said = odd
+            kind, delta = said.type or name.decode("utf-8", "replace"), said.delta
+            part = self._parts.get(said.index) if kind == "content_block_delta" else None
+            if part is None or delta is None:
+                texts += self._take(kind, said, data)
+                continue
+            if delta.signature:
+                self._signatures.setdefault(said.index, []).append(self._sized(delta.signature))
+            if piece := delta.text or delta.partial_json or delta.thinking or "":
+                self.content += len(piece)
+                if self.content > reader.MAX_ANSWER_CHARS:
+                    self._count(0)
+                part.pieces.append(piece)
+                if part.kind == "text":
+                    texts += piece
+                elif part.extra.get("type") == "thinking":
+                    self._think(piece)
+        return texts
+
+    def _take(self, kind: str, said: _Event, data: bytes) -> str:
+        """Take an event that is no piece of a block. Returns the text that it adds."""
+        match kind:
+            case "content_block_start" if said.content_block is not None:
+                if len(data) > _EMPTY_BLOCK:  # thoughts come whole, and are kept
+                    self._count(max(0, len(data.decode("utf-8", "replace")) - _EMPTY_BLOCK))
+                return self._begin(said.index, said.content_block)
             case "message_start" if said.message is not None:
                 self._answered = reader.name_of(said.message.model)
                 self._count_tokens(said.message.usage)
-            case "content_block_start" if said.content_block is not None:
-                self._count(max(0, len(event.data) - _EMPTY_BLOCK))  # thoughts come whole, and are kept
-                return self._begin(said.index, said.content_block)
-            case "content_block_delta" if said.delta is not None and said.index in self._parts:
-                return self._fill(said.index, said.delta)
             case "message_delta":
                 self._count_tokens(said.usage)
                 if said.delta is not None and said.delta.stop_reason is not None:
@@ -356,7 +383,7 @@ class Reader(reader.AnswerReader):
     # --- inside
 
     def _in_order(self) -> list[reader.Part]:
-        return [self._parts[index] for index in sorted(self._parts)]
+        return [*map(self._parts.__getitem__, sorted(self._parts))]
 
     def _arguments(self, call: reader.Part) -> str | dict[str, Any]:
         given = call.extra.get("input")
@@ -364,10 +391,13 @@ class Reader(reader.AnswerReader):
 
     def _begin(self, index: int, block: dict[str, Any]) -> str:
         self._parts.pop(index, None)
-        part = self._part(index, _KINDS.get(reader.text_of(block.get("type")), ""))
-        part.id, part.name = reader.text_of(block.get("id")), reader.text_of(block.get("name"))
+        kind = block.get("type")
+        part = self._part(index, _KINDS.get(kind, "") if isinstance(kind, str) else "")
+        if part.kind == "call":
+            part.id, part.name = reader.text_of(block.get("id")), reader.text_of(block.get("name"))
         part.extra = block if part.kind != "text" else {}
-        if block.get("type") == "thinking":
+        self._thinks = self._thinks or part.kind == "thought"
+        if kind == "thinking":
             self._begin_thought()
             self._think(reader.text_of(block.get("thinking")))
         text = reader.text_of(block.get("text")) if part.kind == "text" else ""
@@ -375,19 +405,10 @@ class Reader(reader.AnswerReader):
             part.pieces.append(self._sized(text))
         return text
 
-    def _fill(self, index: int, delta: _Delta) -> str:
-        part = self._parts[index]
-        if delta.signature:
-            self._signatures.setdefault(index, []).append(self._sized(delta.signature))
-        piece = self._sized(delta.text or delta.partial_json or delta.thinking or "")
-        if piece:
-            part.pieces.append(piece)
-        if part.extra.get("type") == "thinking":
-            self._think(piece)
-        return piece if part.kind == "text" else ""
-
     def _kept(self, parts: list[reader.Part]) -> dict[str, Any]:
         """The order of an answer with thinking. The vendor wants thinking back whole, with its signature."""
+        if not self._thinks:
+            return {}
         for index, part in self._parts.items():
             if part.extra.get("type") == "thinking":
                 thought = "".join(part.pieces) or reader.text_of(part.extra.get("thinking"))
@@ -401,16 +422,22 @@ class Reader(reader.AnswerReader):
         if usage is None:
             return
         known = self._usage or Usage()
-        read, cached, written = known.input_tokens, known.cached_tokens, known.cache_write_tokens
+        details = usage.output_tokens_details
+        numbers: tuple[int, ...] = (
+            usage.input_tokens or 0,
+            usage.cache_read_input_tokens or 0,
+            usage.cache_creation_input_tokens or 0,
+            usage.output_tokens or 0,
+            0 if details is None else details.thinking_tokens or 0,
+        )
+        if min(numbers) < 0 or sum(numbers) > reader.MAX_TOKENS:
+            numbers = tuple(map(reader.tokens, numbers))
+        read, cached, written, said, thought = numbers
         if self._usage is None or usage.input_tokens:
-            cached = reader.tokens(usage.cache_read_input_tokens)
-            written = reader.tokens(usage.cache_creation_input_tokens)
-            read = reader.tokens(reader.tokens(usage.input_tokens) + cached + written)
-        thought, details = known.reasoning_tokens, usage.output_tokens_details
-        if details is not None:
-            thought = reader.tokens(details.thinking_tokens) or thought
-        said = reader.tokens(usage.output_tokens) or known.output_tokens
-        self._usage = Usage(read, said, cached, written, thought)
+            read = reader.tokens(read + cached + written)
+        else:
+            read, cached, written = known.input_tokens, known.cached_tokens, known.cache_write_tokens
+        self._usage = Usage(read, said or known.output_tokens, cached, written, thought or known.reasoning_tokens)
 
 
 def _stream_error(error: Any) -> faults.Fault:

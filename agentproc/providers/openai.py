@@ -12,6 +12,7 @@ Source: docs/design/turns.md section 6; OpenAI's API reference, "Chat completion
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -229,6 +230,7 @@ class _Chunk(Struct, frozen=True):
 
 
 _decode_chunk: Final = msgspec.json.Decoder(_Chunk)
+_decode: Final = _decode_chunk.decode
 
 
 class Reader(reader.AnswerReader):
@@ -244,13 +246,20 @@ class Reader(reader.AnswerReader):
         self._calls: list[tuple[int | None, reader.Part]] = []  # with the indexes that the server gives them
         self._reasoning = ""  # the name that the server gives to reasoning
 
-    def read(self, event: reader.SseEvent) -> str:
-        """Take the next event. Returns the text that it adds."""
-        data = event.data.strip()
-        if data in ("", "[DONE]"):
-            self.done = self.done or bool(data)
-            return ""
-        return self._take(reader.decode_json(_decode_chunk, event.data))
+    def read(self, events: Sequence[reader.SseEvent]) -> str:
+        """Take the next events. Returns the text that they add."""
+        texts = ""
+        for _, data in events:
+            try:
+                chunk = _decode(data)
+            except reader.UNREAD:
+                odd = None if data == b"[DONE]" else reader.decode_odd(_decode_chunk, data)
+                if odd is None:
+                    self.done = self.done or b"[DONE]" in data
+                    continue
+                chunk = odd
+            texts += self._take(chunk)
+        return texts
 
     def read_whole(self, body: bytes) -> str:
         """Take the whole completion of a server that does not stream."""
@@ -273,10 +282,12 @@ class Reader(reader.AnswerReader):
                 continue
             said = choice.delta or choice.message
             if said is not None:
-                piece = self._sized(_content(said.content) + (said.refusal or ""))
+                content = said.content
+                piece = (content if isinstance(content, str) else _content(content)) + (said.refusal or "")
                 if said.reasoning_content or said.reasoning:
                     self._take_thought(said)
                 if piece:
+                    self._sized(piece)
                     self._text.pieces.append(piece)
                     text += piece
                 for call in said.tool_calls or []:

@@ -9,8 +9,9 @@ Source: docs/design/turns.md section 6; the WHATWG HTML standard, "Server-sent e
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
@@ -39,7 +40,11 @@ MAX_EVENT_BYTES: Final = 8 << 20
 #: this.
 MAX_EVENT_LINES: Final = 1 << 18
 
+#: A name as nearly all are.
+_PLAIN: Final = re.compile(r"[!-~]{1,200}")
 _BOM: Final = b"\xef\xbb\xbf"
+#: What a decoder raises. Python's C stack is the limit of nested values.
+UNREAD: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 T = TypeVar("T")
 
@@ -47,13 +52,8 @@ T = TypeVar("T")
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
-class SseEvent(Struct, frozen=True):
-    """One event. `name` is its `event` field, "message" when it has none."""
-
-    #: Its data.
-    data: str
-    #: Its name.
-    name: str = "message"
+#: One event: its `event` field, empty when it has none, and its data.
+SseEvent = tuple[bytes, bytes]
 
 
 def event_stream(*events: str) -> str:
@@ -73,7 +73,7 @@ class SseDecoder:
         self._max_lines = max_event_lines
         self._parts: list[bytes] = []  # of a line that has no end yet
         self._line_size = 0  # of these parts
-        self._held_cr = False  # the last part ends in a CR, which may be the first half of a CRLF
+        self._held_cr = False  # behind the last part stands a CR, which may be the first half of a CRLF
         self._data: list[bytes] = []
         self._data_size = 0  # with the LF of each line
         self._name = b""
@@ -81,24 +81,25 @@ class SseDecoder:
 
     def feed(self, chunk: bytes) -> list[SseEvent]:
         """The events that `chunk` completes. Raises EventTooLarge."""
-        if not chunk:
-            return []
         events: list[SseEvent] = []
-        if self._held_cr:  # the line is complete; an LF that follows belongs to its end
+        if self._held_cr and chunk:  # the line is complete; an LF that follows belongs to its end
             self._held_cr = False
             self._take([self._line()], events)
-            if chunk.startswith(b"\n"):
-                chunk = chunk[1:]
-        lines = chunk.splitlines(keepends=True)
-        rest = b"" if not lines or lines[-1].endswith(b"\n") else lines.pop()
+            chunk = chunk.removeprefix(b"\n")
+        if b"\r" not in chunk:
+            lines = chunk.split(b"\n")
+            rest = lines.pop()
+        else:
+            lines = chunk.splitlines()
+            rest = b"" if chunk.endswith(b"\n") else lines.pop()
+            self._held_cr = chunk.endswith(b"\r")
         if lines and self._parts:
             self._parts.append(lines[0])
             lines[0] = self._line()
         self._take(lines, events)
-        if rest:
+        if rest or self._held_cr:
             self._parts.append(rest)
             self._line_size += len(rest)
-            self._held_cr = rest.endswith(b"\r")
             self._check()
         return events
 
@@ -106,7 +107,7 @@ class SseDecoder:
         """The event that the end of the stream completes. Many servers leave out its empty line."""
         events: list[SseEvent] = []
         self._held_cr = False
-        self._take([self._line(), b"\n"] if self._parts else [b"\n"], events)
+        self._take([self._line(), b""], events)
         return events
 
     def _line(self) -> bytes:
@@ -121,47 +122,46 @@ class SseDecoder:
             raise EventTooLarge(f"an event of more than {self._max_lines} lines")
 
     def _take(self, lines: list[bytes], events: list[SseEvent]) -> None:
-        """Take complete lines. The events that they complete are added to `events`."""
+        """Take complete lines, without their ends. The events that they complete are added to `events`."""
         if self._first and lines:
             lines[0], self._first = lines[0].removeprefix(_BOM), False
-        for ended in lines:
-            line = ended.rstrip(b"\r\n")
-            field, _, value = line.partition(b":")
-            if field == b"data":
+        for line in lines:
+            if not line:
+                if self._data:
+                    events.append((self._name, b"\n".join(self._data)))
+                    self._data, self._data_size = [], 0
+                self._name = b""
+                continue
+            if line[:6] == b"data: ":  # as all servers write it
+                field, value = b"data", line[6:]
+            else:
+                field, _, value = line.partition(b":")
                 value = value.removeprefix(b" ")
+            if field == b"data":
                 self._data.append(value)
                 self._data_size += len(value) + 1
                 if self._data_size > self._max or len(self._data) > self._max_lines:
                     self._check()
             elif field == b"event":
-                self._name = value.removeprefix(b" ")
-            elif not line:
-                if self._data:
-                    name = self._name.decode("utf-8", "replace") or "message"
-                    events.append(SseEvent(b"\n".join(self._data).decode("utf-8", "replace"), name))
-                    self._data, self._data_size = [], 0
-                self._name = b""
+                self._name = value
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-class Part:
+class Part(Struct):
     """A part of an answer while it arrives."""
 
-    __slots__ = ("extra", "id", "kind", "name", "pieces")
-
-    def __init__(self, kind: str) -> None:
-        #: `text`, `call`, `thought`, or anything else for a part that is skipped.
-        self.kind = kind
-        #: Of a call.
-        self.id = ""
-        #: Of a call.
-        self.name = ""
-        #: The text, or of a call its arguments (JSON).
-        self.pieces: list[str] = []
-        #: What the vendor's reader keeps of it.
-        self.extra: dict[str, Any] = {}
+    #: `text`, `call`, `thought`, or anything else for a part that is skipped.
+    kind: str
+    #: Of a call.
+    id: str = ""
+    #: Of a call.
+    name: str = ""
+    #: The text, or of a call its arguments (JSON).
+    pieces: list[str] = []
+    #: What the vendor's reader keeps of it.
+    extra: dict[str, Any] = {}
 
 
 class AnswerReader(ABC):
@@ -193,8 +193,8 @@ class AnswerReader(ABC):
         self._apart = False  # its next piece begins another part
 
     @abstractmethod
-    def read(self, event: SseEvent) -> str:
-        """Take the next event. Returns the text that it adds."""
+    def read(self, events: Sequence[SseEvent]) -> str:
+        """Take the next events. Returns the text that they add."""
 
     @abstractmethod
     def read_whole(self, body: bytes) -> str:
@@ -213,11 +213,18 @@ class AnswerReader(ABC):
         if not self.done and self._stop is None:
             raise Fault("broken", "half an answer: its end is missing")
         parts = self._in_order()
-        asked = [part for part in parts if part.kind == "call"]
-        calls = [asked_call(part.id, part.name, self._arguments(part)) for part in asked]
-        text = "".join([piece for part in parts if part.kind == "text" for piece in part.pieces])
+        calls: list[AskedCall] = []
+        said: list[str] = []
+        last = None
+        for part in parts:
+            if part.kind == "call":
+                last = part
+                calls.append(asked_call(part.id, part.name, self._arguments(part)))
+            elif part.kind == "text":
+                said += part.pieces
+        text = "".join(said)
         cut = self._stop in self.cut
-        if cut and calls and (calls[-1].broken is not None or not any(asked[-1].pieces)):
+        if cut and last is not None and (calls[-1].broken is not None or not any(last.pieces)):
             reason = "they were cut off, because the answer reached its token limit"
             calls[-1] = AskedCall(calls[-1].id, calls[-1].name, {}, reason)
         if not calls and not text.strip():
@@ -354,7 +361,7 @@ def decode_json(decoder: msgspec.json.Decoder[T], data: str | bytes) -> T:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
         raise Fault("broken", f"an answer of an unexpected form: {error}") from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREAD:
         pass
     try:
         text = data if isinstance(data, str) else data.decode("utf-8-sig")
@@ -362,6 +369,14 @@ def decode_json(decoder: msgspec.json.Decoder[T], data: str | bytes) -> T:
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         shown = plain(data if isinstance(data, str) else data[:200].decode("utf-8", "replace"))[:80]
         raise Fault("broken", f"an answer that is no JSON ({describe_decode_error(error)}): {shown}") from None
+
+
+def decode_odd(decoder: msgspec.json.Decoder[T], data: bytes) -> T | None:
+    """Decode an event that `decoder` does not take. None: it is blank, or the mark `[DONE]` of the end. Raises Fault as
+    `decode_json`. What is no UTF-8 becomes U+FFFD.
+    """
+    text = data.decode("utf-8", "replace")
+    return None if text.strip() in ("", "[DONE]") else decode_json(decoder, text)
 
 
 def tokens(count: int | None) -> int:
@@ -376,4 +391,6 @@ def text_of(value: Any) -> str:
 
 def name_of(value: Any) -> str | None:
     """A name from a field of the answer: of its model, or of why that stopped. None when it is no name."""
-    return plain(value)[:MAX_NAME] or None if isinstance(value, str) else None
+    if not isinstance(value, str):
+        return None
+    return value if _PLAIN.fullmatch(value) else plain(value)[:MAX_NAME] or None

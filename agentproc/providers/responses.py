@@ -13,7 +13,7 @@ Source: docs/design/turns.md section 6; OpenAI's API reference, "Responses"; the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -220,6 +220,7 @@ class _Event(Struct, frozen=True):
 
 
 _decode_event: Final = msgspec.json.Decoder(_Event)
+_decode: Final = _decode_event.decode
 _decode_response: Final = msgspec.json.Decoder(_Response)
 
 
@@ -238,13 +239,21 @@ class Reader(reader.AnswerReader):
         super().__init__(model)
         self._limit = limit
 
-    def read(self, event: reader.SseEvent) -> str:
-        """Take the next event. Returns the text that it adds."""
-        if event.data.strip() in ("", "[DONE]"):
-            return ""
-        said = reader.decode_json(_decode_event, event.data)
-        take = _TAKES.get(said.type or event.name)
-        return "" if take is None else take(self, said)
+    def read(self, events: Sequence[reader.SseEvent]) -> str:
+        """Take the next events. Returns the text that they add."""
+        texts = ""
+        for name, data in events:
+            try:
+                said = _decode(data)
+            except reader.UNREAD:
+                odd = reader.decode_odd(_decode_event, data)
+                if odd is None:
+                    continue
+                said = odd
+            take = _TAKES.get(said.type or name.decode("utf-8", "replace"))
+            if take is not None:
+                texts += take(self, said)
+        return texts
 
     def read_whole(self, body: bytes) -> str:
         """Take the whole response of a server that does not stream."""

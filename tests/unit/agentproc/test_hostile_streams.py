@@ -31,10 +31,10 @@ def hear(provider: str, chunks: list[bytes]) -> Heard:
     try:
         for chunk in chunks:
             for event in decoder.feed(chunk):
-                text += reader.read(event)
+                text += reader.read([event])
                 reasoning += reader.take_reasoning()
         for event in decoder.end():
-            text += reader.read(event)
+            text += reader.read([event])
             reasoning += reader.take_reasoning()
         answer = reader.answer()
     except Fault as fault:

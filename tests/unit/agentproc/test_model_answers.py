@@ -20,7 +20,7 @@ from goondan.agentproc.providers.base import Usage
 from goondan.agentproc.providers.faults import MAX_WORDS, Fault, error_words
 from goondan.agentproc.providers.history import Said, kept_by
 from goondan.agentproc.providers.openai import Reader as OpenAIReader
-from goondan.agentproc.providers.reader import MAX_ANSWER_CHARS, MAX_CALLS, SseEvent
+from goondan.agentproc.providers.reader import MAX_ANSWER_CHARS, MAX_CALLS
 from tests.unit.agentproc.vendor_formats import (
     begin,
     body,
@@ -336,15 +336,15 @@ def test_an_answer_of_reasoning_only_says_so_with_its_tokens(
 def test_data_that_is_no_json(reader: AnthropicReader | OpenAIReader) -> None:
     for data in ('{"a": ', "nonsense", "[" * 100_000, "\ufffd"):
         with pytest.raises(Fault) as caught:
-            reader.read(SseEvent(data))
+            reader.read([(b"", data.encode())])
         assert caught.value.kind == "broken"
         assert len(caught.value.message) < 500
-    assert reader.read(SseEvent("")) == ""
+    assert reader.read([(b"", b"")]) == ""
 
 
 def test_half_a_surrogate_pair_is_not_the_end_of_an_answer() -> None:
     reader = OpenAIReader("m")
-    assert reader.read(SseEvent('{"choices": [{"index": 0, "delta": {"content": "a\\ud83d"}}]}')) == "a\ufffd"
+    assert reader.read([(b"", b'{"choices": [{"index": 0, "delta": {"content": "a\\ud83d"}}]}')]) == "a\ufffd"
 
 
 json_values = st.recursive(
@@ -364,7 +364,7 @@ def test_whatever_a_server_sends_is_an_answer_or_a_fault(said: list[tuple[str, A
         try:
             for kind, value in said:
                 event = {"type": kind, **value} if isinstance(value, dict) else value
-                reader.read(SseEvent(json.dumps(event)))
+                reader.read([(b"", json.dumps(event).encode())])
             reader.answer()
         except Fault:
             continue  # anything else that is raised ends the test

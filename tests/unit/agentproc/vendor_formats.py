@@ -20,7 +20,6 @@ from goondan.agentproc.providers.anthropic import Reader as AnthropicReader
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from goondan.agentproc.providers.history import Entries, HistoryEntry
 from goondan.agentproc.providers.openai import Reader as OpenAIReader
-from goondan.agentproc.providers.reader import SseEvent
 from goondan.agentproc.providers.responses import Reader as ResponsesReader
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.wire.codec import to_raw
@@ -62,21 +61,21 @@ def body(messages: list[Message], provider: str = "anthropic", **changes: Any) -
 def read_anthropic(*events: dict[str, Any]) -> ModelAnswer:
     reader = AnthropicReader("m")
     for event in events:
-        reader.read(SseEvent(json.dumps(event)))
+        reader.read([(b"", json.dumps(event).encode())])
     return reader.answer()
 
 
 def read_openai(*events: dict[str, Any]) -> ModelAnswer:
     reader = OpenAIReader("m")
     for event in events:
-        reader.read(SseEvent(json.dumps(event)))
+        reader.read([(b"", json.dumps(event).encode())])
     return reader.answer()
 
 
 def read_responses(*events: dict[str, Any]) -> ModelAnswer:
     reader = ResponsesReader("m")
     for event in events:
-        reader.read(SseEvent(json.dumps(event)))
+        reader.read([(b"", json.dumps(event).encode())])
     return reader.answer()
 
 

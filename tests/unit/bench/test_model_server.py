@@ -57,8 +57,7 @@ def ask(vendor: Any, stream: Any, messages: list[Message]) -> ModelAnswer:
     )
     body = json.loads(vendor.request(request).body)
     reader = vendor.reader(request)
-    for event in SseDecoder().feed(b"".join(stream(model_server.decide(body["messages"]), body["model"]))):
-        reader.read(event)
+    reader.read(SseDecoder().feed(b"".join(stream(model_server.decide(body["messages"]), body["model"]))))
     return reader.answer()  # type: ignore[no-any-return]
 
 
