@@ -207,6 +207,12 @@ def table(benchmark: Benchmark, rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
+def number(figure: float) -> str:
+    """A figure for a person: three digits."""
+    rounded = float(f"{figure:.3g}")
+    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:g}"
+
+
 def machine() -> dict[str, Any]:
     """Facts about the machine, without which a figure has no meaning."""
     return {

@@ -22,8 +22,8 @@ import zmq
 
 from bench.compare import Benchmark, Goal, Metric
 from bench.peers import Socket, answer_ping, hello, open_socket
-from bench.programs import AGENT, Bus, broker
-from bench.round_trip import cpu_seconds, line, peer
+from bench.programs import AGENT, Bus, broker, line
+from bench.round_trip import cpu_seconds, peer
 from goondan.schemas.wire.codec import decode, encode, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Answer, Frame, ReplyTo
 from goondan.schemas.wire.tokens import Claims, mint

@@ -19,15 +19,15 @@ import subprocess
 import sys
 import time
 import venv
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
 from bench.cold_jail import JAILS, bundled, cold
 from bench.compare import Benchmark, Metric, Side
+from bench.programs import line, program
 from bench.python_client import side as asked_by
-from bench.round_trip import line
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 FOLDER: Final = ROOT / ".cache" / "bench-peers"
@@ -113,32 +113,24 @@ def ours(seconds: float) -> Mapping[str, float]:
     return {"rate": found["rate"], "p50": found["p50"], FIRST: cold(seconds)["first result"]}
 
 
-@contextmanager
-def program(*command: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """A program that is killed when the block ends."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        command, cwd=FOLDER, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 def runtime(which: str, seconds: float) -> Mapping[str, float]:
     """What is in the middle, what answers, and who asks, each a process (bench/other_runtimes.py)."""
     port = free_port()
     address = f"127.0.0.1:{port}"
     run = (PYTHON, "-m", "bench.other_runtimes", which)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with ExitStack() as stack:
+
+        def started(*command: str | Path) -> subprocess.Popen[str]:
+            return stack.enter_context(program(*command, cwd=FOLDER, env=environment, stderr=subprocess.DEVNULL))
+
         if which == "nats":
-            stack.enter_context(program(NATS, "--addr", "127.0.0.1", "--port", str(port)))
+            started(NATS, "--addr", "127.0.0.1", "--port", str(port))
             wait_for(port)
         else:
-            line(stack.enter_context(program(*run, "host", address)))
-        line(stack.enter_context(program(*run, "echo", address)))
-        found = json.loads(line(stack.enter_context(program(*run, "ask", address, str(seconds)))))
+            line(started(*run, "host", address))
+        line(started(*run, "echo", address))
+        found = json.loads(line(started(*run, "ask", address, str(seconds))))
         return {name: float(found[name]) for name in ("rate", "p50")}
 
 

@@ -8,14 +8,15 @@ with a digest of what it was drawn from and one of itself.
 from __future__ import annotations
 
 import re
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from bench import MODULES, plots, records
-from bench.compare import NATIVE, Goal, Row, quartiles, reached
+from bench import MODULES, pairs, plots, records
+from bench.compare import NATIVE, Goal, Metric, Row, number, reached
 from bench.records import Entry, row_of, slow_hour
 from goondan.schemas.transport import TRANSPORTS
 
@@ -98,12 +99,6 @@ def text_of(figure: float, unit: str) -> str:
     if unit == "µs" and figure >= 1000:
         figure, unit = figure / 1000, "ms"
     return f"{number(figure)}{'' if unit == '/s' else ' '}{unit}"
-
-
-def number(figure: float) -> str:
-    """Three digits."""
-    rounded = float(f"{figure:.3g}")
-    return f"{rounded:,.0f}" if abs(rounded) >= 100 else f"{rounded:g}"
 
 
 def bare(figure: float, unit: str) -> str:
@@ -189,12 +184,10 @@ def states_block(report: Report) -> str:
             for metric, said in entry["rows"].items():
                 if said["bound"] is None:
                     continue
-                here, there = ([pair[at] for pair in said["pairs"]] for at in (0, 1))
-                low, middle, high = quartiles([now / then for now, then in said["pairs"] if then])
-                higher = said["better"] == "higher"
-                goal = f"{'≥' if higher else '≤'}{said['bound']:g}×"
-                kept = high >= said["bound"] if higher else low <= said["bound"]
-                now, then = (number(quartiles(figures)[1]) for figures in (here, there))
+                low, middle, high = pairs.quotients(said["pairs"])
+                goal = f"{'≥' if said['better'] == 'higher' else '≤'}{said['bound']:g}×"
+                kept = pairs.kept(Metric(metric, said["unit"], said["better"]), said["pairs"], said["bound"])
+                now, then = (number(statistics.median(figures)) for figures in zip(*said["pairs"], strict=True))
                 lines.append(
                     f"|`{name}` {metric}, {said['unit']}|`{commit}`, {entry['transport']}|{now}|{then}"
                     f"|{middle:.2f} ({low:.2f}–{high:.2f})|{goal if kept else f'**{goal}**'}|"

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from bench.compare import NATIVE, Goal, Row, quartiles, target_of
+from bench.compare import NATIVE, Goal, Row, number, quartiles, target_of
 from bench.records import Entry, row_of, slow_hour
 
 #: Which benchmarks stand in which plot. What stands in none is in the last one.
@@ -58,13 +58,14 @@ def _lines(entry: Entry, row: Row) -> Iterator[Data]:
     """One line for each baseline of a row, or one with the figure alone. Parts are of the cost: smaller is better."""
     ours, *sides = row.runs
     base = [side for side in sides if side != NATIVE]
-    text = _text(row.medians[ours], row.metric.unit)
+    unit = row.metric.unit
+    text = f"{number(row.medians[ours])} {unit}"
     if NATIVE in row.runs:
-        text += f" (native {_text(row.medians[NATIVE], row.metric.unit)})"
+        text += f" (native {number(row.medians[NATIVE])} {unit})"
     if not base:
         yield {"name": row.metric.name, "text": text}
     for side in base:
-        line: Data = {"name": row.metric.name, "text": f"{text} : {_text(row.medians[side], row.metric.unit)} {side}"}
+        line: Data = {"name": row.metric.name, "text": f"{text} : {number(row.medians[side])} {unit} {side}"}
         if slow_hour(entry, row, side):
             line["text"] += " †"
         for which in (ours, NATIVE) if NATIVE in row.runs else (ours,):
@@ -87,11 +88,6 @@ def _target(goal: Goal, row: Row, side: str) -> float:
 
 def _cost(row: Row, ours: float, its: float) -> float:
     return its / ours if row.metric.better == "higher" else ours / its
-
-
-def _text(figure: float, unit: str) -> str:
-    rounded = float(f"{figure:.3g}")
-    return f"{rounded:,.0f} {unit}" if abs(rounded) >= 100 else f"{rounded:g} {unit}"
 
 
 # --- what it was drawn from -------------------------------------------------------------------------------------------
@@ -180,8 +176,8 @@ def _soak(data: Data) -> Any:
         ("open descriptors", data["descriptors"]),
         ("p99 of an answer (ms)", {"all kinds": data["p99"]}),
     ]
-    for number, (title, curves) in enumerate(panels):
-        axes = figure.add_subplot(len(panels), 1, number + 1)
+    for place, (title, curves) in enumerate(panels, 1):
+        axes = figure.add_subplot(len(panels), 1, place)
         for name, values in curves.items():
             each = minutes[-1] / len(values)  # of windows, which are as many as there are p99
             places = minutes if len(values) == len(minutes) else [(at + 0.5) * each for at in range(len(values))]
@@ -194,8 +190,6 @@ def _soak(data: Data) -> Any:
         axes.set_title(title, loc="left")
         axes.set_yscale("log")
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-        axes.set_xlabel(
-            "minutes; thin lines: kills, red: three times the capacity" if number == len(panels) - 1 else ""
-        )
+        axes.set_xlabel("minutes; thin lines: kills, red: three times the capacity" if place == len(panels) else "")
     figure.subplots_adjust(left=0.07, right=0.84, top=0.95, bottom=0.07, hspace=0.35)
     return figure

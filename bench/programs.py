@@ -1,4 +1,6 @@
-"""The kernel's own programs, started the way its supervisor starts them, for as long as a block lasts."""
+"""Programs for as long as a block lasts: any that speaks in lines, and the kernel's own, started the way its supervisor
+starts them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -77,6 +79,28 @@ def plan_of(
         durability=durability,
     )
     return msgspec.structs.replace(plan, **policy)
+
+
+@contextmanager
+def program(*command: str | Path, reads: str = "", **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A program that reads this text, and is killed when the block ends. `options` are those of Popen."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, **options) as process:
+        try:
+            assert process.stdin is not None
+            process.stdin.write(reads)
+            process.stdin.close()
+            yield process
+        finally:
+            process.kill()
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    """The next line a program prints."""
+    assert process.stdout is not None
+    text = process.stdout.readline()
+    if not text:
+        raise SystemExit(f"{process.args!r} ended without its line")
+    return text
 
 
 @contextmanager

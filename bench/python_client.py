@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from bench.asker import TEXT, measure
 from bench.compare import Benchmark, Goal, Metric
 from bench.durable import AT, key
-from bench.programs import AGENT, Bus, broker
-from bench.round_trip import line, peer
+from bench.programs import AGENT, Bus, broker, line
+from bench.round_trip import peer
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame, ReplyTo

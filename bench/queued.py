@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Final
 
+from bench.agent import private_mib
 from bench.compare import Benchmark, Goal, Metric
 from bench.durable import AT, INPUT_BYTES, ends
 from bench.peers import Socket, answer_ping, hello, open_socket
-from bench.programs import AGENT, Bus, broker
-from bench.round_trip import line
+from bench.programs import AGENT, Bus, broker, line
 from goondan.schemas.wire.codec import decode, encode, to_raw
 from goondan.schemas.wire.frames import AgentEvent, Frame, ReplyTo
 
@@ -54,21 +53,14 @@ def heard(socket: Socket) -> int:
     return 0
 
 
-def memory_mib(pid: int) -> float:
-    """The private memory of the process (MiB)."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    private = [int(text.split()[1]) for text in lines if text.startswith(("Private_Clean:", "Private_Dirty:"))]
-    return sum(private) / 1024
-
-
 def side(events: int) -> Callable[[float], Mapping[str, float]]:
     """A broker with so many events that wait."""
 
     def measure(seconds: float) -> Mapping[str, float]:
         with broker([], durability="process", max_open_events=OPEN_EVENTS, mailbox_mb=MAILBOX_MB) as bus:
-            idle = memory_mib(bus.pid)
+            idle = private_mib(bus.pid)
             fill(bus, events)
-            taken = memory_mib(bus.pid) - idle
+            taken = private_mib(bus.pid) - idle
             with ends(bus, seconds) as process:
                 measured = json.loads(line(process))
         return {"memory": taken, **{name: float(measured[name]) for name in ("rate", "p50", "p99")}}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.compare import Benchmark, Goal, Metric
 from bench.peers import TOOL, hello, open_socket
-from bench.programs import AGENT, INSTANCE, broker
+from bench.programs import AGENT, INSTANCE, broker, line, program
 from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire.codec import encode
 from goondan.schemas.wire.frames import Frame
@@ -25,24 +25,8 @@ from goondan.schemas.wire.frames import Frame
 @contextmanager
 def peer(role: str, *arguments: str, token: str = "", module: str = "bench.peers") -> Iterator[subprocess.Popen[str]]:
     """One program of `module`, ended when the block ends."""
-    command = [sys.executable, "-I", "-m", module, role, *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdin is not None
-            process.stdin.write(token + "\n")
-            process.stdin.close()
-            yield process
-        finally:
-            process.kill()
-
-
-def line(process: subprocess.Popen[str]) -> str:
-    """The next line a program prints."""
-    assert process.stdout is not None
-    text = process.stdout.readline()
-    if not text:
-        raise SystemExit(f"{process.args!r} ended without its line")
-    return text
+    with program(sys.executable, "-I", "-m", module, role, *arguments, reads=token + "\n") as process:
+        yield process
 
 
 def figures(process: subprocess.Popen[str], middle: int | None = None) -> Mapping[str, float]:

@@ -14,7 +14,6 @@ import http.client
 import json
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -28,6 +27,7 @@ from urllib.parse import urlsplit
 import uvloop
 
 from bench.compare import Benchmark, Goal, Metric
+from bench.programs import line, program
 from bench.swarm import PATIENCE_S, Swarm, swarm
 
 TOOLS = Path(__file__).parent / "tools"
@@ -82,14 +82,8 @@ Turn = Callable[[str, str], Awaitable[object]]
 @contextmanager
 def model_server(*arguments: str) -> Iterator[str]:
     """`python -m bench.model_server` until the block ends; its base URL."""
-    with subprocess.Popen(
-        [sys.executable, "-I", "-m", "bench.model_server", *arguments], stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().strip()
-        finally:
-            process.kill()
+    with program(sys.executable, "-I", "-m", "bench.model_server", *arguments) as process:
+        yield line(process).strip()
 
 
 @contextmanager
@@ -181,9 +175,9 @@ class Loop:
         body = json.dumps({"model": "bench", "messages": messages, "stream": True})
         self._server.request("POST", "/v1/messages", body, {"content-type": "application/json"})
         calls: list[dict[str, Any]] = []
-        for line in self._server.getresponse().read().split(b"\n"):
-            if line.startswith(b"data: "):
-                event = json.loads(line[6:])
+        for said in self._server.getresponse().read().split(b"\n"):
+            if said.startswith(b"data: "):
+                event = json.loads(said[6:])
                 if event.get("content_block", {}).get("type") == "tool_use":
                     calls.append({**event["content_block"], "input": ""})
                 elif event.get("delta", {}).get("type") == "input_json_delta":
