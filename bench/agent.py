@@ -62,12 +62,9 @@ class Broker:
 
     def welcome(self, number: int) -> bytes:
         """Answer the hello of any agent. Returns the agent's routing id."""
-        while True:
-            ident, data = self._socket.recv_multipart()
-            frame = decode(data) if data else None
-            if frame is not None and frame.type == "hello":
-                break
-            self._send(ident, Frame("error", payload=to_raw(error_payload("E_HELLO_REQUIRED", "say hello first"))))
+        ident, frame = self._receive()
+        while frame.type != "hello":
+            ident, frame = self._receive()
         workdir = Path(self._folder, f"work-{number}")
         workdir.mkdir()
         body = Welcome(
@@ -93,15 +90,20 @@ class Broker:
             Frame("event", event_id=event.id, epoch=1, instance_key=str(number), to=AGENT, payload=to_raw(event)),
         )
         while True:
-            sender, data = self._socket.recv_multipart()
-            if sender != ident or not data:
-                continue
-            frame = decode(data)
-            if frame.type == "ack" and frame.stage in ("done", "failed"):
+            sender, frame = self._receive()
+            if sender == ident and frame.type == "ack" and frame.stage in ("done", "failed"):
                 self._send(ident, Frame("ack", in_reply_to=frame.id, stage="accepted", event_id=event.id))
                 if frame.stage == "failed":
                     raise SystemExit(f"the turn failed: {bytes(frame.payload)!r}")
                 return
+
+    def _receive(self) -> tuple[bytes, Frame]:
+        """The next frame, and who has sent it. Each new connection is asked for hello, also that of a waiting agent."""
+        while True:
+            ident, data = self._socket.recv_multipart()
+            if data:
+                return ident, decode(data)
+            self._send(ident, Frame("error", payload=to_raw(error_payload("E_HELLO_REQUIRED", "say hello first"))))
 
     def _send(self, ident: bytes, frame: Frame) -> None:
         frame.id = frame.id or f"b.{time.monotonic_ns()}"

@@ -55,12 +55,10 @@ class AgentApp:
     def __init__(
         self,
         endpoint: str,
-        token: str,
         broker_uid: int | None = None,
-        secrets: KnownSecrets | None = None,
         transport: str | Callable[..., Transport] = TRANSPORTS[0],
     ) -> None:
-        self._secrets = secrets or KnownSecrets()
+        self.secrets = KnownSecrets()
         self._inbox: deque[Frame] = deque()
         self._wake = asyncio.Event()
         self._runner: TurnRunner | None = None
@@ -72,7 +70,7 @@ class AgentApp:
         self._cut_at: float | None = None  # before that: when a step that still runs is cut off
         self.link = Link(
             endpoint,
-            token,
+            "",
             on_frame=self._on_frame,
             on_welcome=self._on_welcome,
             on_unsent=self._on_unsent,
@@ -82,7 +80,7 @@ class AgentApp:
             transport=transport,
         )
 
-    async def run(self, ready: Callable[[], None] | None = None) -> int:
+    async def run(self, token: str, ready: Callable[[], None] | None = None) -> int:
         """Serve until it is time to leave, also because of a signal, and return the exit status. `ready` is called when
         the broker has welcomed us.
 
@@ -91,11 +89,11 @@ class AgentApp:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._terminate)
         loop.add_signal_handler(signal.SIGINT, self._terminate)
-        return await self.live(ready)
+        return await self.live(token, ready)
 
-    async def live(self, ready: Callable[[], None] | None = None) -> int:
+    async def live(self, token: str, ready: Callable[[], None] | None = None) -> int:
         """The same in a process whose signals are somebody else's."""
-        welcome = await self.link.start()
+        welcome = await self.link.start(token=token)
         spec = codec.from_raw(welcome.spec, launch.AgentSpec)
         runner = self._runner = self.make_runner(spec, welcome)
         await runner.load_extensions()
@@ -280,7 +278,7 @@ class AgentApp:
             large_notes=spec.traces == "whole",
             generation=0 if spec.name == OPERATOR_AGENT else welcome.generation,
         )
-        instance = Instance(spec, instance_key, self.link, store, secrets=self._secrets)
+        instance = Instance(spec, instance_key, self.link, store, secrets=self.secrets)
         instance.config.take(welcome.config)
         runner = TurnRunner(instance)
         runner.features.welcomed(welcome)
@@ -303,14 +301,13 @@ def main(
     name: str,
     ready_fd: int | None = None,
     broker_uid: int | None = None,
+    ahead: AgentApp | None = None,
 ) -> int:
     """Run one agent process to its end, and return the exit status. `name` stands in every line of its log.
-    `broker_uid` is the user of the broker, None for our own user.
+    `broker_uid` is the user of the broker, None for our own user. `ahead` is connected to this broker already.
 
     `ready_fd` gets a newline when the broker has welcomed us, or the reason why it never will.
     """
-    secrets = KnownSecrets()
-    configure_log(name, secrets)
     waiting = ready_fd
 
     def ready() -> None:
@@ -318,11 +315,10 @@ def main(
         waiting = None
         report_ready(ready_fd)
 
-    async def life() -> int:
-        return await AgentApp(endpoint, token, broker_uid, secrets).run(ready)
-
     try:
-        return loop.run_until_complete(life())
+        agent = ahead or AgentApp(endpoint, broker_uid)
+        configure_log(name, agent.secrets)
+        return loop.run_until_complete(agent.run(token, ready))
     except errors.GoondanError as error:
         log.error("%s", error)
         report_failure(waiting, error.info)

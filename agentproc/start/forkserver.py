@@ -8,22 +8,18 @@ It is ready after the first step of the warm-up (warmup.py), which imports. The 
 is ready, and each waits until the machine has time to spare (SpareTime): the start and the first turns need the
 processors. Requests that come meanwhile are answered between two steps; those agents share less.
 
-From then on one agent is always forked ahead and waits for its request, so a request costs no fork. Two forks and the
-end of the middle process were half of the time to an agent's welcome. The waiting agent has no name and no token before
-its request, and ends when the fork server does.
+From then on one agent is always forked ahead and waits for its request, so a request costs no fork. The waiting agent
+has no name and no token before its request, and ends when the fork server does.
 
-Parents. An agent is forked twice. So it becomes a child of the supervisor (a subreaper) and outlives the fork server.
-The middle process ends at once. The agent waits until its parent is the supervisor. Only then it asks to be killed with
-its parent, and checks the parent once more.
-
-Bursts. A fork takes a millisecond or two of a processor, and forks run one after the other. So requests that wait at
-the same time share one middle process: nine forks for eight agents instead of sixteen.
+Parents. An agent is forked as a child of the fork server's parent, the supervisor, and outlives the fork server. It
+asks to be killed with its parent, and checks then that the parent is still there.
 
 Source: docs/design/processes.md section 3. Protocol: schemas/wire/forkserver.py.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import ctypes
 import gc
@@ -35,8 +31,7 @@ import socket
 import sys
 import time
 import traceback
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
@@ -47,6 +42,7 @@ from goondan.agentproc.start import app, warmup
 from goondan.agentproc.start.app import main as run_agent
 from goondan.schemas.system import secrecy, startup
 from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.forkserver import MAX_PACKET, WARM, ForkReply, decode_request, encode_packet
 
 #: A processor counts as free when it had nothing to do for this part of the time.
@@ -103,10 +99,6 @@ class SpareTime:
         return is_spare(idle - self._idle_before, self._clock() - self._began, self._processors)
 
 
-#: How long a new agent waits to become the supervisor's child (seconds). It takes microseconds, or never happens.
-ADOPTION_S: Final = 2.0
-#: How many requests are read at once: as many as the broker lets agents start at a time.
-BURST: Final = 8
 #: Exit status of an agent that could not begin (sysexits: internal software error).
 EXIT_FAILED: Final = 70
 #: When the kernel is ready, each step of the warm-up waits until for so long (seconds) nobody asked for an agent and
@@ -122,8 +114,15 @@ MAX_WAIT_S: Final = 10.0
 #: After so many requests the warm-up goes on in any case: the first turns of so many agents that are not warm cost as
 #: much more as all its steps, and all later agents become smaller.
 MAX_COLD: Final = 8
-#: The C library, called with the interpreter's lock held.
-_libc: Final = ctypes.PyDLL(None, use_errno=True)
+#: The C library's call of the system, made with the interpreter's lock held.
+_syscall: Final = ctypes.PyDLL(None, use_errno=True).syscall
+_syscall.argtypes = (ctypes.c_long,) * 6
+_syscall.restype = ctypes.c_long
+#: clone(2), with what fork asks for (the child's number is written into the child's memory, and cleared at its end),
+#: and for a child whose parent is the caller's.
+_SYS_CLONE: Final = {"x86_64": 56}.get(os.uname().machine, 220)
+_CLONE_PARENT: Final = 0x8000
+_CLONE_FORK: Final = 0x0120_0000 | signal.SIGCHLD
 #: Stands for the step after the last one.
 _NO_MORE: Final = object()
 
@@ -147,7 +146,9 @@ class ForkServer:
         self._server = server
         self._keep = keep
         self._look = look
-        self._spares: deque[Spare] = deque()
+        self._spare: Spare | None = None
+        #: The endpoint and the user of the broker of the last request, to which the next agent connects ahead.
+        self._broker: tuple[str, int | None] | None = None
         self._warm_by: float | None = None  # when steps no longer wait; None until the kernel is ready
         self._requests = 0  # that have come so far
 
@@ -157,7 +158,7 @@ class ForkServer:
         """
         goes_on = self._warm(warming)
         while goes_on:
-            self._prepare(1)
+            self._prepare()
             goes_on = self._answer_waiting()
         return 0
 
@@ -183,10 +184,10 @@ class ForkServer:
             if self._is_asked(KERNEL_STARTS_S if self._warm_by is None else pause):
                 if not self._answer_waiting():
                     return False
-                self._prepare(1)
+                self._prepare()
             elif self._warm_by is None:
                 self._kernel_is_ready()
-                self._prepare(1)
+                self._prepare()
             elif spare_time.found():
                 return True
             else:
@@ -200,38 +201,27 @@ class ForkServer:
         return bool(select.select([self._server], [], [], within_s)[0])
 
     def _answer_waiting(self) -> bool:
-        """Wait for a request and answer it and the requests behind it. False when the other end is closed."""
-        requests, over = self._receive()
-        self._requests += len(requests)
-        for done, (packet, descriptors) in enumerate(requests):
-            try:
-                if done:
-                    self._prepare(len(requests) - done)
-                reply = self.answer(packet, descriptors)
-            finally:
-                for descriptor in descriptors:
-                    os.close(descriptor)
-            try:
-                self._server.send(encode_packet(reply))
-            except (BrokenPipeError, ConnectionResetError):
-                over = True
-        return not over
-
-    def _receive(self) -> tuple[list[tuple[bytes, list[int]]], bool]:
-        """The next request and those behind it, at most BURST and without WARM; and whether the other end is closed."""
-        requests: list[tuple[bytes, list[int]]] = []
-        while not requests or (len(requests) < BURST and self._is_asked(0.0)):
-            try:
-                packet, descriptors, _, _ = socket.recv_fds(self._server, MAX_PACKET + 1, 1, socket.MSG_CMSG_CLOEXEC)
-            except ConnectionResetError:
-                return requests, True
-            if not packet:
-                return requests, True
-            if packet == WARM:
-                self._kernel_is_ready()
-                return requests, False
-            requests.append((packet, descriptors))
-        return requests, False
+        """Wait for a request and answer it. False when the other end is closed."""
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(self._server, MAX_PACKET + 1, 1, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:
+            return False
+        if packet == WARM:
+            self._kernel_is_ready()
+            return True
+        self._requests += 1
+        try:
+            reply = self.answer(packet, descriptors) if packet else None
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        if reply is None:
+            return False
+        try:
+            self._server.send(encode_packet(reply))
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
 
     def answer(self, packet: bytes, descriptors: Collection[int]) -> ForkReply:
         """Carry the request out. Every failure is a reply with an error."""
@@ -241,93 +231,62 @@ class ForkServer:
             request = decode_request(packet)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return ForkReply(seq=0, error=f"no request: {error}")
+        broker = request.endpoint, request.broker_uid
+        if self._broker not in (None, broker):
+            self.close()
+        self._broker = broker
         try:
             return ForkReply(seq=request.seq, pid=self._hand_over(packet, descriptors))
         except OSError as error:
             return ForkReply(seq=request.seq, error=f"no agent could be forked: {error.strerror or error}")
 
     def close(self) -> None:
-        """Let the waiting agents end."""
-        while self._spares:
-            self._spares.popleft().channel.close()
+        """Let the waiting agent end."""
+        if self._spare is not None:
+            self._spare.channel.close()
+            self._spare = None
 
-    def _prepare(self, wanted: int) -> None:
-        """Have an agent waiting. When there is none, fork one for each request and one more. If that fails now, the
-        reply to the next request gives the reason.
-        """
-        if not self._spares:
+    def _prepare(self) -> None:
+        """Have an agent waiting. If none can be forked now, the reply to the next request gives the reason."""
+        if self._spare is None:
             with suppress(OSError):
-                self._fork(1 if wanted == 1 else wanted + 1)
+                self._spare = self._fork()
 
     def _hand_over(self, packet: bytes, descriptors: Collection[int]) -> int:
-        while self._spares:
-            try:
-                return _give(self._spares.popleft(), packet, descriptors)
-            except (BrokenPipeError, ConnectionResetError):
-                pass  # it was killed while it waited
-        self._fork(1)
-        return _give(self._spares.popleft(), packet, descriptors)
+        if (spare := self._spare) is not None:
+            self._spare = None
+            with suppress(BrokenPipeError, ConnectionResetError):  # it was killed while it waited
+                return _give(spare, packet, descriptors)
+        return _give(self._fork(), packet, descriptors)
 
-    def _fork(self, number: int) -> None:
-        """Fork so many agents through one middle process, which reports their pids. Raises OSError when the system
-        refuses all of them.
-        """
+    def _fork(self) -> Spare:
+        """An agent that waits for its request. Raises OSError when the system refuses it."""
         threads = len(os.listdir("/proc/self/task"))
         if threads != 1:
             raise OSError(0, f"the fork server has {threads} threads and cannot fork safely")
-        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(number)]
-        told, tell = os.pipe2(os.O_CLOEXEC)
-        said = b""
-        try:
-            first = _fork()
-            if first == 0:
-                self._middle(tell, [theirs for _, theirs in pairs])
-            os.close(tell)
-            tell = -1
-            os.waitpid(first, 0)
-            os.set_blocking(told, False)  # the agents have its other end until each of them has closed it
-            with suppress(BlockingIOError):
-                said = os.read(told, 4096)
-        finally:
-            pids = [int(pid) for pid in said.split() if pid.isdigit()] if said[:1].isdigit() else []
-            for at, (ours, theirs) in enumerate(pairs):
-                theirs.close()
-                if at < len(pids):
-                    self._spares.append(Spare(pids[at], ours))
-                else:
-                    ours.close()
-            os.close(told)
-            if tell >= 0:
-                os.close(tell)
-        if not pids:
-            raise OSError(0, said.decode("utf-8", "replace") or "the process between was killed")
-
-    def _middle(self, tell: int, channels: Sequence[socket.socket]) -> NoReturn:
-        """The middle process between fork server and agents: fork, report the pids, end."""
-        begun = False
-        try:
-            for channel in channels:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
                 pid = _fork()
-                if pid == 0:
-                    os.close(tell)
-                    _agent(channel, self._keep)
-                os.write(tell, b"%d " % pid)
-                begun = True
-        except OSError as error:
-            if not begun:
-                os.write(tell, (error.strerror or "fork failed").encode())
-        finally:
-            os._exit(0)
+            except OSError:
+                ours.close()
+                raise
+            if pid == 0:
+                _agent(theirs, self._broker, self._keep)
+        return Spare(pid, ours)
 
 
 def _fork() -> int:
-    """fork(2) alone: 0 in the child, in which nothing else has changed. Raises OSError.
+    """clone(2) alone, for a child of our parent: 0 in the child, in which nothing else has changed. Raises OSError.
 
     os.fork also calls what the library has registered for it: new locks for threads and log, a new seed. Here is one
     thread that holds no lock, and the seed is the agent's business (`_agent`). So an agent shares 140 pages more and is
-    forked in two thirds of the time.
+    forked in two thirds of the time. Of what the C library's fork does with one thread, only the thread's number counts
+    here: recursive locks know their owner by it.
     """
-    pid: int = _libc.fork()
+    number = startup.thread_number_address()
+    # Two kinds of machines take the address as the fourth or as the fifth argument, and ignore the other one.
+    pid: int = _syscall(_SYS_CLONE, _CLONE_PARENT | _CLONE_FORK, 0, 0, number, number)
     if pid < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return pid
@@ -339,8 +298,8 @@ def _give(spare: Spare, packet: bytes, descriptors: Collection[int]) -> int:
     return spare.pid
 
 
-def _agent(channel: socket.socket, keep: Collection[int]) -> NoReturn:
-    """The agent process, from its first instruction to its last."""
+def _agent(channel: socket.socket, broker: tuple[str, int | None] | None, keep: Collection[int]) -> NoReturn:
+    """The agent process, from its first instruction to its last. It connects to `broker` before it has its request."""
     status = EXIT_FAILED
     try:
         os.setsid()  # a signal to the fork server's group is not meant for agents
@@ -350,7 +309,8 @@ def _agent(channel: socket.socket, keep: Collection[int]) -> NoReturn:
         atexit._clear()  # what the fork server's modules have registered is the fork server's
         gc.enable()
         loop = app.new_loop()
-        warmup.rehearse_start(loop)
+        warmup.give_back_untouched(loop)
+        ahead = None if broker is None else loop.run_until_complete(_connected(channel, *broker))
         with channel:
             packet, descriptors, _, _ = socket.recv_fds(channel, MAX_PACKET, 1, socket.MSG_CMSG_CLOEXEC)
         secrecy.close_memory()  # from here on it has a token, and soon a key
@@ -360,12 +320,17 @@ def _agent(channel: socket.socket, keep: Collection[int]) -> NoReturn:
         ready_fd = descriptors[0] if descriptors else None
         startup.set_process_name("gdn-agent")
         _redirect(request.log_path)
-        _await_parent(request.parent_pid)
         startup.die_with_parent(request.parent_pid)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         name = f"{request.agent}/{request.instance_key}"
         status = run_agent(
-            loop, request.endpoint, request.token, name=name, ready_fd=ready_fd, broker_uid=request.broker_uid
+            loop,
+            request.endpoint,
+            request.token,
+            name=name,
+            ready_fd=ready_fd,
+            broker_uid=request.broker_uid,
+            ahead=ahead,
         )
     except SystemExit as leaving:
         if isinstance(leaving.code, str):
@@ -379,15 +344,17 @@ def _agent(channel: socket.socket, keep: Collection[int]) -> NoReturn:
         os._exit(status)
 
 
-def _await_parent(parent_pid: int) -> None:
-    """Wait until the supervisor is the parent. The middle process has closed its descriptors and is about to end."""
-    give_up = time.monotonic() + ADOPTION_S
-    pause = 0.00002
-    while os.getppid() != parent_pid:
-        if time.monotonic() > give_up:
-            sys.exit(f"process {parent_pid} did not become the parent of this agent; it is {os.getppid()}")
-        time.sleep(pause)
-        pause = min(pause * 2, 0.001)
+async def _connected(channel: socket.socket, endpoint: str, broker_uid: int | None) -> app.AgentApp:
+    """An agent process that the broker has asked for hello, or that has got its request before that."""
+    loop = asyncio.get_running_loop()
+    agent, news = app.AgentApp(endpoint, broker_uid), asyncio.Event()
+    loop.add_reader(channel, news.set)
+    with suppress(GoondanError):  # the start tells it
+        agent.link.connect(news.set)
+        await news.wait()
+    loop.remove_reader(channel)
+    channel.setblocking(True)  # which it is not in a loop
+    return agent
 
 
 def _redirect(log_path: str | None) -> None:

@@ -9,9 +9,6 @@ between two of them.
 
 At the end, `fill_pools` fills the holes that all this has left in Python's pools of small objects. The new objects of
 an agent would go into the holes, and copy a page of the fork server for each hole. Now they lie together, in new pages.
-
-In an agent that waits for its request (`rehearse_start`): a link without a broker, which halves the time of the real
-one.
 """
 
 from __future__ import annotations
@@ -107,22 +104,6 @@ def warm_up(providers: Collection[str] = (), scratch: str | None = None) -> Iter
             yield
     _map_libraries()
     yield
-
-
-def rehearse_start(loop: asyncio.AbstractEventLoop) -> None:
-    """Start and close a link without a broker on the agent's own loop."""
-    give_back_untouched(loop)
-    loop.run_until_complete(_link_to_nobody())
-
-
-async def _link_to_nobody() -> None:
-    link = app.AgentApp(NOBODY, "").link
-    starting = asyncio.ensure_future(link.start())
-    await asyncio.sleep(0)
-    starting.cancel()
-    with suppress(asyncio.CancelledError, errors.GoondanError):
-        await starting
-    await link.close(0)
 
 
 def give_back_untouched(loop: asyncio.AbstractEventLoop) -> None:
@@ -222,7 +203,7 @@ async def _play_turns(folder: str, rounds: int, model: ModelSpec, provider: Prov
     )
     for number in range(rounds):
         name, ends = f"{model.provider}-{number}", list[str | None]()
-        await _Rehearsal(NOBODY, "", transport=partial(_Broker, spec, name, ends)).played(provider)
+        await _Rehearsal(NOBODY, transport=partial(_Broker, spec, name, ends)).played(provider)
         if ends != ["done"]:  # a turn that fails at its first step warms nothing, and nobody would notice
             raise RuntimeError(f"the warm-up turn {name} ended as {ends}")
 
@@ -235,7 +216,7 @@ class _Rehearsal(app.AgentApp):
     async def played(self, provider: Provider | None) -> None:
         """`provider` is the model; None: that of the specification."""
         self._given = provider
-        await self.live()
+        await self.live("none")
 
     def make_runner(self, spec: AgentSpec, welcome: frames.Welcome) -> TurnRunner:
         """See AgentApp."""

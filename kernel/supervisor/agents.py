@@ -1,6 +1,6 @@
 """The processes of agents: performs the roster's decisions and tells the roster what happened.
 
-The fork server forks an agent on request, and the agent becomes our child by adoption. Each request has the writing end
+The fork server forks an agent on request, as a child of ours. Each request has the writing end
 of a pipe, through which the agent reports that it was welcomed. Its token is made here, for this launch only.
 
 Source: docs/design/processes.md section 3.

@@ -148,7 +148,7 @@ class Child:
 
 
 class Reaper:
-    """Waits for all children of this process, the ones that were started and the ones that were adopted.
+    """Waits for all children of this process, the ones that were started, forked for us or adopted.
 
     `is_expected` says whether an unknown living child may live on: the fork server keeps an agent ready that was not
     requested yet.

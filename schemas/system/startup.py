@@ -25,6 +25,7 @@ _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_DUMPABLE: Final = 4
 _PR_SET_NAME: Final = 15
 _PR_SET_CHILD_SUBREAPER: Final = 36
+_PR_GET_TID_ADDRESS: Final = 40
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
@@ -86,6 +87,14 @@ def deny_dumps() -> None:
 def become_subreaper() -> None:
     """Orphans among our descendants become our children."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def thread_number_address() -> int:
+    """Where the C library keeps the number of the main thread; 0 where the system does not tell."""
+    address = ctypes.c_void_p()
+    with suppress(OSError):
+        _prctl(_PR_GET_TID_ADDRESS, ctypes.addressof(address))
+    return address.value or 0
 
 
 def keep_memory_steady() -> None:

@@ -91,6 +91,7 @@ class Link:
     - `broker_uid` is the user of the broker. None: our own user.
     - `renew_token` is called before each hello but the first, because tokens end with a kernel that restarts.
     - `transport` is what connects it where GOONDAN_TRANSPORT says nothing; a class connects it in any case.
+    - `token` may come later, with `start`: until then the link only connects.
 
     `closed` is done when the link is over. It has an exception when the broker refused the link or could not be
     trusted, otherwise None after `close`.
@@ -139,6 +140,9 @@ class Link:
         self._ticker: asyncio.TimerHandle | None = None
         self._tick_s = TICK_S
         self._welcomed: asyncio.Future[Welcome] | None = None
+        #: What `connect` was given, and whether the broker has asked for hello before there was a token.
+        self._on_asked: Callable[[], None] | None = None
+        self._asked = False
         self.closed: asyncio.Future[None]
         self.bad_frames = 0
         #: When the last frame of the broker came, in the loop's time. 0.0: none came yet.
@@ -156,22 +160,38 @@ class Link:
 
     # --- life
 
-    async def start(self, timeout_s: float = 10.0) -> Welcome:
-        """Connect and say hello.
+    def connect(self, on_asked: Callable[[], None] | None = None) -> asyncio.Future[Welcome]:
+        """Connect. Without a token, `on_asked` is called when the broker asks for hello, which `start` says then.
+        Returns the welcome that will come.
 
-        Raises GoondanError: the broker's refusal, E_BROKER_UNTRUSTED, or E_KERNEL_NOT_RUNNING in time.
+        Raises GoondanError E_BROKER_UNTRUSTED.
         """
         self._broker.is_there()
         loop = self._loop = asyncio.get_running_loop()
+        self._on_asked = on_asked
         self.closed = loop.create_future()
         self._welcomed = loop.create_future()
         self._open = True
         self._transport.open(loop)
+        return self._welcomed
+
+    async def start(self, timeout_s: float = 10.0, token: str = "") -> Welcome:
+        """Connect, if that has not happened yet, and say hello.
+
+        Raises GoondanError: the broker's refusal, E_BROKER_UNTRUSTED, or E_KERNEL_NOT_RUNNING in time.
+        """
+        loop = asyncio.get_running_loop()
+        if token:
+            self._peer.token, self._peer.started_ms = token, boottime_ms()
+        if (welcomed := self._welcomed) is None:
+            welcomed = self.connect()
+        elif self._asked:
+            self._greet(loop)
         self._ticker = loop.call_later(TICK_S, self._tick)
         try:
             # Not wait_for: in Python 3.11 it forgets to be cancelled when the welcome comes that very moment.
             async with asyncio.timeout(timeout_s):
-                return await asyncio.shield(self._welcomed)
+                return await asyncio.shield(welcomed)
         except TimeoutError:
             await self.close(0)
             raise fail("E_KERNEL_NOT_RUNNING", f"no welcome from {self.endpoint} within {timeout_s:g} s") from None
@@ -439,10 +459,16 @@ class Link:
     def _lost(self) -> None:
         """The connection is over. What must arrive is sent again after the next welcome."""
         self._outgoing.clear()
+        self._asked = False
         self._peer.lost()
 
     def _greet(self, loop: asyncio.AbstractEventLoop) -> None:
         """Say hello to the broker at the other end of this connection."""
+        if not self._peer.token:
+            self._asked = True
+            if self._on_asked is not None:
+                self._on_asked()
+            return
         if self._tick_s != TICK_S:
             self._stir(loop)
         self._outgoing.clear()  # frames that must arrive are in the outbox

@@ -38,7 +38,7 @@ class ForkRequest(Struct, frozen=True, rename="camel", omit_defaults=True, kw_on
     endpoint: str
     #: The token of its link.
     token: str
-    #: The process that becomes its parent. It must be a subreaper above the fork server.
+    #: Its parent, which is also that of the fork server.
     parent_pid: int
     #: The file that receives its stderr (appended, mode 0600). None: its stderr is that of the fork server.
     log_path: str | None = None

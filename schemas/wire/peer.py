@@ -189,7 +189,7 @@ class Peer:
         self._renews = renews
         self._token_refusals = 0
         self._pid = pid
-        self._started_ms = started_ms
+        self.started_ms = started_ms
         self._counter = 0
         self._outbox: dict[str, OutboxEntry] = {}
         self._by_call: dict[str, OutboxEntry] = {}
@@ -359,7 +359,7 @@ class Peer:
             incarnation=self.incarnation,
             awaiting=list(self._by_correlation),
             pid=self._pid,
-            started_ms=self._started_ms,
+            started_ms=self.started_ms,
             **held,
         )
         return encode(frames.Frame("hello", id=self._hello_id, payload=to_raw(body)))

@@ -23,6 +23,7 @@ from goondan.agentproc.start import forkserver
 from goondan.agentproc.start.forkserver import ForkServer, SpareTime
 from goondan.kernel.supervisor.lifecycle import STOP_ORDER
 from goondan.schemas.bundle.launch import KernelPlan
+from goondan.schemas.transport import SOCKETS, TRANSPORTS, VARIABLE
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
 from goondan.schemas.wire.errors import error_payload
 from goondan.schemas.wire.forkserver import MAX_PACKET, WARM, ForkRequest, decode_reply, encode_packet
@@ -40,6 +41,8 @@ from goondan.schemas.wire.frames import (
 from tests.process.bare_broker import TOOL, Broker, Raw, bare_broker, plan
 
 PATIENCE_S = 10.0
+#: The state of a connected socket in /proc/net/unix.
+CONNECTED = "03"
 
 
 class Family:
@@ -221,6 +224,31 @@ def test_a_killed_spare_costs_nothing_but_time(broker: Broker, relatives: Family
     assert relatives.born(broker, "spare") != spare
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_the_agent_that_waits_is_connected_and_takes_the_next_broker_too(
+    transport: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, transport)
+    with bare_broker() as broker, bare_broker() as other, family() as relatives:
+
+        def connections() -> int:
+            with Path("/proc/net/unix").open(encoding="utf-8") as table:
+                ours = [
+                    line.split() for line in table if line.rstrip().endswith(f"{broker.run_dir}/{SOCKETS['agent']}")
+                ]
+            return sum(state == CONNECTED for _, _, _, _, _, state, *_ in ours)
+
+        relatives.born(broker, "first")
+        until(lambda: connections() == 2)
+        (waiting,) = spares(relatives)
+        broker.restart()
+        assert relatives.born(broker, "second") == waiting
+        until(lambda: connections() == 3)
+        (waiting,) = spares(relatives)
+        assert relatives.born(other, "third") != waiting
+        until(lambda: is_gone(waiting))
+
+
 def test_a_second_thread_is_reason_enough_not_to_fork() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     stop = threading.Event()
@@ -376,15 +404,13 @@ def test_an_agent_that_nobody_welcomes_says_why(broker: Broker, relatives: Famil
     assert "Traceback" not in log.read_text()
 
 
-def test_an_agent_with_a_wrong_parent_does_not_live(
-    broker: Broker, relatives: Family, short_tmp: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_agent_with_a_wrong_parent_does_not_live(broker: Broker, relatives: Family, short_tmp: Path) -> None:
     log = short_tmp / "agent.log"
     token = broker.token("agent", agent="coder", instance_key="orphan")
     answer = relatives.fork(broker.endpoint("agent"), token, "orphan", parent_pid=1, log_path=str(log))
     assert answer["said"] == ""
     assert relatives.ask(reap=answer["pid"])["status"] != 0
-    assert "did not become the parent" in log.read_text()
+    assert "parent process 1 is gone" in log.read_text()
 
 
 # --- death ------------------------------------------------------------------------------------------------------------

@@ -64,6 +64,17 @@ def test_nobody_is_heard_before_hello(broker: Broker) -> None:
         assert code(broker.raw(cls).ask(Frame("event", id="1", to="coder"))) == "E_HELLO_REQUIRED"
 
 
+async def test_before_it_has_a_token_a_link_says_nothing(broker: Broker) -> None:
+    asked = asyncio.Event()
+    link = Link(broker.endpoint("agent"), "", on_frame=lambda _: None)
+    link.connect(asked.set)
+    await asyncio.wait_for(asked.wait(), ANSWER_MS / 1000)
+    assert not link.ready
+    welcome = await link.start(token=broker.token("agent", agent="coder", instance_key="later"))
+    assert welcome.instance_key == "later"
+    await link.close()
+
+
 def test_the_token_is_the_authority_not_the_socket(broker: Broker) -> None:
     client_token = broker.token("client", operator=True)
     for cls in ("agent", "toolhost", "control"):

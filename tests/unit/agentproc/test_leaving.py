@@ -15,7 +15,7 @@ def told(app: AgentApp, grace_ms: int | None) -> None:
 
 
 async def test_without_a_limit_a_step_takes_its_time_until_a_limit_is_set() -> None:
-    app = AgentApp("ipc:///nowhere", "none")
+    app = AgentApp("ipc:///nowhere")
     app.link.closed = asyncio.get_running_loop().create_future()
     step: asyncio.Task[None] = asyncio.ensure_future(asyncio.Event().wait())  # type: ignore[arg-type]
     told(app, None)
@@ -29,7 +29,7 @@ async def test_without_a_limit_a_step_takes_its_time_until_a_limit_is_set() -> N
 
 
 async def test_a_step_that_ends_is_not_waited_for() -> None:
-    app = AgentApp("ipc:///nowhere", "none")
+    app = AgentApp("ipc:///nowhere")
     app.link.closed = asyncio.get_running_loop().create_future()
     end = asyncio.Event()
     step: asyncio.Task[None] = asyncio.ensure_future(end.wait())  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What makes agents small: holes that are filled, memory that is given back, a link that is rehearsed."""
+"""What makes agents quick and small: one fork, filled holes, memory that is given back, a link that leads nowhere."""
 
 from __future__ import annotations
 
@@ -50,14 +50,8 @@ def _told(program: str) -> tuple[int, int]:
 
 async def test_the_link_that_leads_nowhere_gets_as_far_as_a_link_without_a_broker() -> None:
     with pytest.raises(GoondanError, match="no welcome") as refused:
-        await AgentApp(warmup.NOBODY, "").link.start(timeout_s=0)
+        await AgentApp(warmup.NOBODY).link.start(timeout_s=0)
     assert refused.value.info.code == "E_KERNEL_NOT_RUNNING"
-
-
-async def test_a_rehearsal_that_is_refused_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.sock").write_text("")  # no socket: E_BROKER_UNTRUSTED
-    monkeypatch.setattr(warmup, "NOBODY", f"ipc://{tmp_path}/a.sock")
-    await warmup._link_to_nobody()
 
 
 def test_the_buffer_of_the_loop_is_given_back() -> None:
@@ -70,3 +64,23 @@ def test_what_is_made_after_the_holes_are_filled_lies_together() -> None:
     with_holes, filled = _told(HOLES)
     assert with_holes < 20
     assert filled >= 95
+
+
+#: A process between this one and what it forks. What was forked tells its number, its parent, and what the C library
+#: takes for its number.
+FORKED = """
+import ctypes, os
+from goondan.agentproc.start.forkserver import _fork
+from goondan.schemas.system.startup import thread_number_address
+if os.fork():
+    first, second = os.wait()[0], os.wait()[0]
+elif not _fork():
+    print(os.getpid(), os.getppid(), ctypes.c_int.from_address(thread_number_address()).value)
+"""
+
+
+def test_a_forked_agent_has_the_parent_of_the_fork_server_and_knows_its_number() -> None:
+    with subprocess.Popen([sys.executable, "-c", FORKED], stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        pid, parent, number = map(int, first.stdout.read().split())
+    assert (parent, number) == (first.pid, pid)
