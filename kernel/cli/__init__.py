@@ -25,41 +25,18 @@ from goondan.kernel.start import uuid_alone  # noqa: E402
 
 uuid_alone()
 
+from contextlib import suppress  # noqa: E402
 from typing import Any, Final, NoReturn  # noqa: E402
 
-import click  # noqa: E402
-
-from goondan.kernel.cli.commands import Group  # noqa: E402
+from goondan.kernel.cli.rules import direct  # noqa: E402
 from goondan.schemas.system.secrecy import forbid_core_dumps  # noqa: E402
 
 #: Exit status after an interrupt, when the reader of our output has gone, and after SIGTERM: what a shell reports.
 EXIT_INTERRUPTED: Final = 130
 EXIT_BROKEN_PIPE: Final = 141
 EXIT_TERMINATED: Final = 143
-EXIT_USAGE: Final = 2
-
-
-class _ReaderGone(Exception):
-    """Nobody reads our output any more."""
-
-
-class _Commands(Group):
-    """The commands of `gdn`."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except BrokenPipeError:
-            raise _ReaderGone from None  # click would end the process with 1
-
-
-@click.group(
-    cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-@click.version_option(package_name="goondan-kernel", prog_name="gdn", message="%(prog)s %(version)s")
-def group() -> None:
-    """Goondan: swarms of agents in separate processes, their tools in a sandbox."""
+#: The variable that a shell sets when it completes a line: click does that.
+COMPLETING: Final = "_GDN_COMPLETE"
 
 
 def main() -> NoReturn:
@@ -101,17 +78,17 @@ def execute(arguments: list[str]) -> int:
     ours = arguments[: arguments.index("--")] if "--" in arguments else arguments
     as_json = "--json" in ours
     try:
-        result = group.main(arguments, prog_name="gdn", standalone_mode=False)
+        result = _run(arguments, as_json)
         return result if isinstance(result, int) else 0
-    except click.exceptions.Exit as end:
-        return end.exit_code
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
-    except (click.Abort, KeyboardInterrupt):
+    except (KeyboardInterrupt, EOFError):
+        from goondan.kernel.cli.output import write
+
+        with suppress(OSError):
+            write("", stream=sys.stderr)  # as click does: the shell begins a line of its own
         return EXIT_INTERRUPTED
-    except click.ClickException as error:
-        return _usage(error, as_json)
-    except (_ReaderGone, BrokenPipeError):
+    except BrokenPipeError:
         return _reader_is_gone()
     except BaseException as error:  # whatever it is, a person gets one structured error
         from goondan.kernel.cli.output import exit_code, print_error, unexpected
@@ -125,17 +102,17 @@ def execute(arguments: list[str]) -> int:
         return exit_code(known)
 
 
-def _usage(error: click.ClickException, as_json: bool) -> int:
-    from goondan.kernel.cli.output import print_error, write
-    from goondan.schemas.wire.errors import fail
+def _run(arguments: list[str], as_json: bool) -> Any:
+    line = None if COMPLETING in os.environ else direct.read(arguments)
+    if line is None:
+        from goondan.kernel.cli import program
 
-    if isinstance(error, click.exceptions.NoArgsIsHelpError) and not as_json:
-        write(*error.format_message().split("\n"), stream=sys.stderr)  # a group without a command: its help
-        return EXIT_USAGE
-    context = getattr(error, "ctx", None)
-    hint = f"Try `{context.command_path} --help`." if context is not None else "Try `gdn --help`."
-    print_error(fail("E_USAGE", error.format_message(), suggestion=hint), as_json=as_json)
-    return EXIT_USAGE
+        return program.run(arguments, as_json=as_json)
+    from goondan.kernel.cli import commands, output
+
+    module = commands.import_whole(f"{commands.__name__}.{line.command}")
+    output.say_json(wanted=line.as_json)
+    return getattr(module, line.command)(**line.given)
 
 
 def _reader_is_gone() -> int:

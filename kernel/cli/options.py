@@ -8,6 +8,8 @@ from typing import Any, Final, Literal, TypeVar
 
 import click
 
+from goondan.kernel.cli.rules import direct
+
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 _Agent = TypeVar("_Agent", str, str | None)
@@ -77,10 +79,8 @@ def named(agent: _Agent, key: _Key) -> tuple[_Agent, str | _Key]:
     return name, own
 
 
-#: Where `json` keeps its value in the context of click.
-JSON_KEY: Final = "goondan.json"
 #: Where events and calls go when no instance is named.
-DEFAULT_INSTANCE: Final = "default"
+DEFAULT_INSTANCE: Final = direct.DEFAULT_INSTANCE
 
 bundle: Final[Decorator] = click.option(
     "--bundle",
@@ -102,7 +102,9 @@ reasoning: Final[Decorator] = click.option(
 
 
 def _keep_json(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
-    ctx.meta[JSON_KEY] = value
+    from goondan.kernel.cli.output import say_json
+
+    say_json(wanted=value)
     return value
 
 

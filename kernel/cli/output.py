@@ -19,10 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
-import click
 import msgspec
 
-from goondan.kernel.cli.options import JSON_KEY
 from goondan.schemas.text.visible import by_number, visible_json, visible_line, visible_names
 from goondan.schemas.wire.errors import ENVIRONMENT, GoondanError, fail, help_url
 from goondan.schemas.wire.frames import Answer, ErrorPayload
@@ -195,10 +193,19 @@ def emit(document: Any, lines: Iterable[str] = ()) -> None:
         write(*made)
 
 
+#: `--json` of the command that runs.
+_as_json = False
+
+
+def say_json(*, wanted: bool) -> None:
+    """The command that runs was called with --json, or not."""
+    global _as_json
+    _as_json = wanted
+
+
 def wants_json() -> bool:
     """Whether the command that runs was called with --json."""
-    context = click.get_current_context(silent=True)
-    return context is not None and bool(context.meta.get(JSON_KEY))
+    return _as_json
 
 
 def pretty_lines(value: Any) -> list[str]:

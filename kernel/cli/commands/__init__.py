@@ -1,4 +1,4 @@
-"""The commands of `gdn`: their names, one line of help for each, and groups that import a command when it is used.
+"""The commands of `gdn`: their names, one line of help for each, and the import of one when it is used.
 
 The core's commands are in the table below. A feature has its own in its row (features/__init__.py), so that neither
 `gdn --help` nor a command of the core imports one.
@@ -17,11 +17,12 @@ import signal
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from types import ModuleType
-from typing import Any, Final
-
-import click
+from typing import TYPE_CHECKING, Final
 
 from goondan.features import FEATURES, parts
+
+if TYPE_CHECKING:
+    import click
 
 #: The signals that end a command.
 _ENDING: Final = {signal.SIGINT, signal.SIGTERM}
@@ -113,38 +114,14 @@ def helps(group: str = "") -> dict[str, str]:
 
 def command_of(name: str) -> click.Command:
     """Import the command of this whole name, such as `tool list`. It is in a table, and is no group."""
+    import click
+
     if name in CORE:
         module = f"{__package__}.{CORE[name][0]}"
     else:
         module = next(f"goondan.features.{one.name}.command" for one in FEATURES if name in one.commands)
-    command: click.Command = import_whole(module).COMMANDS[name]
-    return command
-
-
-class Group(click.Group):
-    """A group that knows the names and lines of help of its commands, and imports one when it is used. `whole`: its
-    name with those of the groups that it is in; "" for `gdn`.
-    """
-
-    def __init__(self, *args: Any, whole: str = "", **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._whole = whole
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """The names, in the order of the tables."""
-        return list(helps(self._whole))
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """One command, or a group in this one. None when there is none of this name."""
-        lines = helps(self._whole)
-        if cmd_name not in lines:
-            return None
-        whole = f"{self._whole} {cmd_name}".lstrip()
-        if helps(whole):
-            return Group(cmd_name, whole=whole, help=lines[cmd_name])
-        return command_of(whole)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The table of `--help`."""
-        with formatter.section("Commands"):
-            formatter.write_dl(list(helps(self._whole).items()))
+    command = import_whole(module).COMMANDS[name]
+    if not isinstance(command, click.Command):
+        command = command()  # one that is used without click as well
+    made: click.Command = command
+    return made

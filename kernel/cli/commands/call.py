@@ -11,9 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import click
-
-from goondan.kernel.cli import options, state
+from goondan.kernel.cli import state
 from goondan.kernel.cli.output import emit, is_terminal, pretty_lines, print_error, wants_json, write, write_json
 from goondan.kernel.cli.rules.batch import (
     MAX_LINE_BYTES,
@@ -28,6 +26,8 @@ from goondan.kernel.cli.rules.batch import (
 from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
+    import click
+
     from goondan.kernel.cli.attach import Kernel
     from goondan.kernel.cli.console.lines import Line
     from goondan.kernel.cli.session import Listener, Session
@@ -39,25 +39,6 @@ MAX_IN_FLIGHT: Final = 256
 _WORDS: Final = "Write gdn call TOOL KEY=VALUE, or a JSON object in single quotes: gdn call TOOL '{…}'."
 
 
-@click.command(
-    epilog="ARGS is a JSON object, {} when left out, or from standard input with `-`; or KEY=VALUE words: a value is "
-    "text where the tool's schema says so, and else JSON if it can be read as JSON."
-)
-@click.argument("tool", required=False, shell_complete=options.completed("tools"))
-@click.argument("words", metavar="[ARGS]", nargs=-1)
-@options.bundle
-@options.policy
-@options.trust
-@click.option(
-    "--batch",
-    metavar="FILE",
-    shell_complete=options.completed_path("file"),
-    help='Read {"id","tool","args"} lines from FILE, or from stdin for "-".',
-)
-@options.workdir
-@options.instance
-@click.option("--allow-net", metavar="HOST:PORT", multiple=True, help="Let tools reach this address. Repeatable.")
-@options.json
 def call(
     tool: str | None,
     words: tuple[str, ...],
@@ -351,4 +332,37 @@ def error_result(error: GoondanError) -> dict[str, Any]:
     return {"status": "error", "error": error.info}
 
 
-COMMANDS = {"call": call}
+def make_command() -> click.Command:
+    """The command as click has it."""
+    import click
+
+    from goondan.kernel.cli import options
+
+    @click.command(
+        "call",
+        help=call.__doc__,
+        epilog="ARGS is a JSON object, {} when left out, or from standard input with `-`; or KEY=VALUE words: a value "
+        "is text where the tool's schema says so, and else JSON if it can be read as JSON.",
+    )
+    @click.argument("tool", required=False, shell_complete=options.completed("tools"))
+    @click.argument("words", metavar="[ARGS]", nargs=-1)
+    @options.bundle
+    @options.policy
+    @options.trust
+    @click.option(
+        "--batch",
+        metavar="FILE",
+        shell_complete=options.completed_path("file"),
+        help='Read {"id","tool","args"} lines from FILE, or from stdin for "-".',
+    )
+    @options.workdir
+    @options.instance
+    @click.option("--allow-net", metavar="HOST:PORT", multiple=True, help="Let tools reach this address. Repeatable.")
+    @options.json
+    def command(**given: Any) -> int:
+        return call(**given)
+
+    return command
+
+
+COMMANDS = {"call": make_command}

@@ -85,7 +85,7 @@ def completion(shell: str) -> None:
     """Print the script that teaches a shell to complete gdn's commands."""
     from click.shell_completion import ShellComplete, get_completion_class
 
-    from goondan.kernel.cli import group
+    from goondan.kernel.cli.program import group
 
     made = get_completion_class(shell)
     if made is None:

@@ -10,36 +10,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-
-import click
+from typing import TYPE_CHECKING, Any
 
 from goondan.kernel import lock
-from goondan.kernel.cli import attach, options
+from goondan.kernel.cli import attach
 from goondan.kernel.cli.output import emit, is_terminal, wants_json, write
 from goondan.kernel.cli.rules.batch import check_instance
+from goondan.kernel.cli.rules.direct import DEFAULT_INSTANCE
 from goondan.kernel.cli.state import BundleTarget, absolute_workdir, locate, new_instance
 from goondan.schemas.wire.errors import GoondanError, fail
 
+if TYPE_CHECKING:
+    import click
 
-@click.command()
-@options.bundle
-@options.policy
-@options.trust
-@click.option("--detach", is_flag=True, help="Return when the swarm is ready and leave it running.")
-@click.option("--watch", is_flag=True, help="Follow changes of the bundle: what they affect restarts.")
-@click.option(
-    "--accept-loss", is_flag=True, help="Go on with what is whole of a damaged journal; see E_JOURNAL_CORRUPT."
-)
-@click.option(
-    "--instance",
-    metavar="KEY",
-    shell_complete=options.completed("instances"),
-    help=f"Talk to this instance of the entry agent.  [default: {options.DEFAULT_INSTANCE}]",
-)
-@click.option("--new", "is_new", is_flag=True, help="Begin a new conversation, in an instance of its own.")
-@options.workdir
-@options.reasoning
-@options.json
+
 def run(
     bundle: str | None,
     policy: str | None,
@@ -65,7 +49,7 @@ def run(
         return _detach(place)
     if is_new and instance is not None:
         raise fail("E_USAGE", "give --new or --instance, not both")
-    key = check_instance(options.DEFAULT_INSTANCE if instance is None else instance)
+    key = check_instance(DEFAULT_INSTANCE if instance is None else instance)
     if is_new:
         key = new_instance()
     where = None if workdir is None else absolute_workdir(workdir, place)
@@ -112,4 +96,35 @@ def _talk(place: BundleTarget, workdir: str | None, instance: str, is_new: bool,
     return Talk(kernel, TalkOptions(wants_json(), workdir, instance, is_new, reasoning), about_server).run()
 
 
-COMMANDS = {"run": run}
+def make_command() -> click.Command:
+    """The command as click has it."""
+    import click
+
+    from goondan.kernel.cli import options
+
+    @click.command("run", help=run.__doc__)
+    @options.bundle
+    @options.policy
+    @options.trust
+    @click.option("--detach", is_flag=True, help="Return when the swarm is ready and leave it running.")
+    @click.option("--watch", is_flag=True, help="Follow changes of the bundle: what they affect restarts.")
+    @click.option(
+        "--accept-loss", is_flag=True, help="Go on with what is whole of a damaged journal; see E_JOURNAL_CORRUPT."
+    )
+    @click.option(
+        "--instance",
+        metavar="KEY",
+        shell_complete=options.completed("instances"),
+        help=f"Talk to this instance of the entry agent.  [default: {DEFAULT_INSTANCE}]",
+    )
+    @click.option("--new", "is_new", is_flag=True, help="Begin a new conversation, in an instance of its own.")
+    @options.workdir
+    @options.reasoning
+    @options.json
+    def command(**given: Any) -> int:
+        return run(**given)
+
+    return command
+
+
+COMMANDS = {"run": make_command}

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.kernel.cli.options import DEFAULT_INSTANCE
+from goondan.kernel.cli.rules.direct import DEFAULT_INSTANCE
 from goondan.schemas.bundle.address import MAX_INSTANCE_KEY, is_instance_key
 from goondan.schemas.wire import blobs, codec
 from goondan.schemas.wire.errors import GoondanError, fail
