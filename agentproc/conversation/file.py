@@ -35,8 +35,9 @@ from goondan.schemas.wire.errors import GoondanError, fail
 BUSY_MS: Final = 2000
 #: Pages in memory, as SQLite counts them (negative: KiB). An agent process may hold 9 MiB in all.
 _CACHE: Final = -256
-#: WAL pages after which SQLite copies them into the file (4 KiB each).
-_CHECKPOINT_PAGES: Final = 256
+#: WAL pages after which SQLite copies them into the file (4 KiB each). A turn waits for the disk then, so it is done as
+#: seldom as LARGE_LOG_BYTES allows.
+_CHECKPOINT_PAGES: Final = 768
 #: The room that only the end of a turn may use (bytes): for a thousand results of calls that were given up, the answer
 #: with its error, and SQLite's own needs besides the stored data.
 RESERVE_BYTES: Final = 4 << 20
@@ -91,10 +92,10 @@ class ConversationFile:
         """
         with self.errors:
             db = self._open()
-            stored = self._stored_epoch(db)
+            stored: int = db.execute(_EPOCH).fetchone()[0]
             if stored < epoch:
                 db.execute("BEGIN IMMEDIATE")
-                stored = self._stored_epoch(db)
+                stored = db.execute(_EPOCH).fetchone()[0]
                 if stored <= epoch:
                     db.execute("UPDATE meta SET value = ? WHERE name = 'epoch'", (epoch,))
                     stored = epoch
@@ -123,8 +124,7 @@ class ConversationFile:
             if self._waits:
                 db.execute("PRAGMA synchronous = FULL")
             db.execute("BEGIN IMMEDIATE")
-            stored = self._stored_epoch(db)
-            if stored != self._epoch:
+            if (stored := db.execute(_EPOCH).fetchone()[0]) != self._epoch:
                 raise _stale(stored, self._epoch)
         except BaseException as error:
             self.failed(error)
@@ -264,11 +264,6 @@ class ConversationFile:
                 f"{RESERVE_BYTES >> 20} MiB are kept for ends of turns",
             )
 
-    @staticmethod
-    def _stored_epoch(db: sqlite3.Connection) -> int:
-        row = db.execute("SELECT value FROM meta WHERE name = 'epoch'").fetchone()
-        return int(row[0])
-
     def _open(self) -> sqlite3.Connection:
         if self._db is not None:
             return self._db
@@ -334,6 +329,7 @@ def _sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+_EPOCH: Final = "SELECT value FROM meta WHERE name = 'epoch'"
 _INSERT_NOTE: Final = (
     "INSERT INTO runtime_events (turn_id, type, at, detail, span_id, parent_span_id) VALUES (?, ?, ?, ?, ?, ?)"
 )

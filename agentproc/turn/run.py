@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextvars import copy_context
 from functools import partial
 from typing import Any, Final
 
@@ -152,7 +153,9 @@ class TurnRun:
             }
         self._parked = False
         self._inputs: list[machine.Input] = []
-        self._wake: asyncio.Future[None] | None = None
+        self._over: asyncio.Future[Frame | None] = self._loop.create_future()
+        self._context = copy_context()
+        self._roused = False  # the inputs are handled in the next round of the loop
         self._lost = False
         self._hangs = False  # a layer of an extension, as the notes say
         self._completed: dict[str, Ended] = {}  # pending work that has ended since the last model call
@@ -198,45 +201,60 @@ class TurnRun:
     async def go(self) -> Frame | None:
         """Run to the end. Returns the frame that ends the event, or None when the turn was abandoned."""
         at = self.instance.clock()
-        actions = self._begin(at)
-        while True:
-            try:
-                ended = self._perform(actions, at)
-            except GoondanError as error:
-                if error.info.code != "E_STORE_FULL":
-                    raise
-                log.warning("event %s: %s", self._event_id, error)
-                return self._end_with(error.info, "the conversation is full")
-            if ended is not None:
-                return ended
-            for parks in self.parts.hooks.parks:
-                if not self._inputs and parks(self.turn.open_calls):
-                    self._parked = True
-                    return Frame("ack", stage="park", event_id=self._event_id, epoch=self._epoch)
-            if not self._inputs:
-                self._wake = self._loop.create_future()
-                await self._wake
-                self._wake = None
-            if self._lost:
-                return None
-            inputs, self._inputs = self._inputs, []
-            at = self.instance.clock()
-            self.turn.max_steps = self.instance.config.current.max_steps
-            actions = []
-            for event in inputs:
-                if isinstance(event, machine.Cancel):
-                    self._models.give_up(event.error.code)
-                actions += self.turn.handle(event, at)
+        self._act(self._begin(at), at)
+        return await self._over
 
     def push(self, event: machine.Input) -> None:
-        """Give the turn an input. It is handled in the next round of the loop."""
+        """Give the turn an input. It is handled in the next round of the loop, with the others that come until then."""
         self._inputs.append(event)
         self.rouse()
 
     def rouse(self) -> None:
         """Let the turn look again whether there is something to do, or whether it parks."""
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+        if not self._roused:
+            self._roused = True
+            self._loop.call_soon(self._go_on, context=self._context)
+
+    def _go_on(self) -> None:
+        """Handle what has come: a callback, because a task would enter each of its coroutines anew."""
+        self._roused, over = False, self._over
+        if over.done():
+            return
+        if self._lost:
+            over.set_result(None)
+            return
+        try:
+            inputs, self._inputs = self._inputs, []
+            at = self.instance.clock()
+            self.turn.max_steps = self.instance.config.current.max_steps
+            actions: list[machine.Action] = []
+            for event in inputs:
+                if isinstance(event, machine.Cancel):
+                    self._models.give_up(event.error.code)
+                actions += self.turn.handle(event, at)
+            self._act(actions, at)
+        except BaseException as error:  # whoever waits for the turn gets it, as if it had run there
+            over.set_exception(error)
+
+    def _act(self, actions: Sequence[machine.Action], at: str) -> None:
+        """Perform the actions. If they end the event, the turn is over."""
+        try:
+            ended = self._perform(actions, at)
+        except GoondanError as error:
+            if error.info.code != "E_STORE_FULL":
+                raise
+            log.warning("event %s: %s", self._event_id, error)
+            ended = self._end_with(error.info, "the conversation is full")
+        if ended is None and not self._inputs:
+            for parks in self.parts.hooks.parks:
+                if parks(self.turn.open_calls):
+                    self._parked = True
+                    ended = Frame("ack", stage="park", event_id=self._event_id, epoch=self._epoch)
+                    break
+        if ended is not None:
+            self._over.set_result(ended)
+        elif self._inputs:
+            self.rouse()
 
     def set_clock(self, frame: Frame) -> None:
         """Stop the turn's clock because a person is asked, or start it again with the time that the frame gives."""
