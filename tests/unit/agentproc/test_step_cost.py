@@ -14,7 +14,7 @@ from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_sp
 from tests.unit.agentproc.turns import runner_of
 
 #: The most calls of a step with one tool call, of an agent without extensions. It was 420 and more.
-MOST = 192
+MOST = 186
 FEW, MANY = 2, 42
 OURS = tuple(f"{path}/{package}/" for path in goondan.__path__ for package in ("agentproc", "features", "schemas"))
 
