@@ -98,8 +98,9 @@ class Receipt(Struct, frozen=True, rename="camel", kw_only=True):
 def kept(receipt: Receipt) -> Receipt:
     """The receipt as a trace has it: its lists end with how many more hosts there were."""
     jail = receipt.jail
-    if len(jail.exit or "") <= KEPT_EXIT_CHARS and KEPT_HOSTS >= max(
-        len(jail.reached), len(jail.denied), len(receipt.call.denied)
+    if (
+        len(jail.exit or "") <= KEPT_EXIT_CHARS
+        and max(len(jail.reached), len(jail.denied), len(receipt.call.denied)) <= KEPT_HOSTS
     ):
         return receipt
     bounded = replace(
