@@ -358,24 +358,27 @@ class Frames:
     def feed(self, data: bytes) -> list[bytes]:
         """The frames that are complete now, without their lengths. Raises ValueError for one that is too long."""
         if not self._have and len(data) - 4 == int.from_bytes(data[:4], "little"):
-            return [data[4:]]  # one read has mostly one frame
-        self._chunks.append(data)
-        self._have += len(data)
-        if self._have < self._want:
-            return []
-        buffer = b"".join(self._chunks)  # which copies nothing where there is one chunk
+            return [data[4:]]  # most reads have one frame
+        if self._have:
+            self._chunks.append(data)
+            self._have += len(data)
+            if self._have < self._want:
+                return []
+            data = b"".join(self._chunks)
+            self._chunks.clear()
         frames: list[bytes] = []
-        at, end = 0, len(buffer)
-        self._want = 4
+        at, end, self._want = 0, len(data), 4
         while end - at >= 4:
-            size = int.from_bytes(buffer[at : at + 4], "little")
+            body = at + 4
+            size = int.from_bytes(data[at:body], "little")
             if size > MAX_FRAME:
                 raise ValueError(f"frame of {size} bytes")
-            if end - at - 4 < size:
+            if body + size > end:
                 self._want = 4 + size
                 break
-            frames.append(buffer[at + 4 : at + 4 + size])
-            at += 4 + size
-        self._chunks = [buffer[at:]]
+            at = body + size
+            frames.append(data[body:at])
         self._have = end - at
+        if at < end:
+            self._chunks.append(data[at:])
         return frames
