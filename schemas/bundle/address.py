@@ -91,7 +91,7 @@ def is_name(text: str, most: int = MAX_NAME) -> bool:
     """Whether `text` may be a name on the wire, such as `id`, `eventId`, `callId` and `instanceKey`: 1 to `most`
     characters that a person can see (schemas/text/visible.py). PROTOCOL.md "Names" has the rule.
     """
-    return 0 < len(text) <= most and is_visible(text)
+    return 0 < len(text) <= most and ((text.isascii() and text.isprintable()) or is_visible(text))
 
 
 def is_given_id(text: str, most: int) -> bool:

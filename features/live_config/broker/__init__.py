@@ -219,7 +219,7 @@ class LiveConfigs(Part, OfInstances):
         item = patches.patch_written(patches.record_of(patch), [old.number for old in forgotten])
         if patch.state == "rejected":
             self._bus.counters["config_rejected"] += 1
-            self._bus.stage(item._replace(refusable=False))
+            self._bus.stage(replace(item, refusable=False))
             self._tell(connection, frame.id, patch)
             return
         self._bus.counters["config_accepted"] += 1

@@ -38,9 +38,9 @@ from goondan.kernel.broker.state.bus import (
     outer_call,
     overloaded,
 )
-from goondan.kernel.broker.state.entities import AGENTS, TOOLS, Call, Connection, Event, Instance
+from goondan.kernel.broker.state.entities import AGENTS, TOOLS, Call, Connection, Event, Instance, Work
 from goondan.kernel.broker.state.parts import OfCalls, OfHosts, Part, Take, hooks_of
-from goondan.kernel.broker.state.workdirs import check_opened
+from goondan.kernel.broker.state.workdirs import Workdir, check_opened
 from goondan.schemas.bundle.address import SEPARATOR, is_name
 from goondan.schemas.bundle.effective_config import server_of
 from goondan.schemas.bundle.launch import KernelPlan
@@ -124,7 +124,8 @@ class ToolCalls(Part, OfHosts):
             raise fail("E_FORBIDDEN", message)
         if frame.workdir is not None:
             raise fail("E_FORBIDDEN", "an agent may not name a workdir")
-        content, work, place = event.content, event.work, instance.place
+        content, work = event.content, event.work
+        place = instance.workdir if content.workdir is None else Workdir(content.workdir)
         if place.beneath is not None:
             check_opened(place, self._bus.plan.spawn_workdirs)
         frame.attach = False
@@ -136,7 +137,7 @@ class ToolCalls(Part, OfHosts):
         call_id = frame.call_id
         call = self._get(call_id)
         if call is None:
-            call = self._open(event, call_id, frame, now)
+            call = self._open(event, work, call_id, frame, now)
         elif call.event is not event:
             raise fail("E_FORBIDDEN", "the callId is in use")
         else:
@@ -156,18 +157,17 @@ class ToolCalls(Part, OfHosts):
             return
         given_to = work.calls
         had = given_to[call.id]
-        if had is not host.incarnation and self._may_have_run(call, had, host):
+        if (had is not None or call.sent_before is not None) and self._may_have_run(call, had, host):
             self._outcome_unknown(call)
             return
         given_to[call.id] = host.incarnation
         call.host = host
         self._out.append((TOOLS, host.ident, encode_value(frame)))
 
-    def _open(self, event: Event, call_id: str | None, frame: Frame, now: float) -> Call:
+    def _open(self, event: Event, work: Work, call_id: str | None, frame: Frame, now: float) -> Call:
         """Open a call: a new one, or one whose result was sent and lost on the way."""
         if not call_id or not is_name(call_id, MAX_ID):
             raise fail("E_FRAME_INVALID", f"a call needs a callId of 1 to {MAX_ID} visible characters")
-        work = event.work
         if work.open_calls > _MAX_OPEN:
             self._bus.counters["overloaded"] += 1
             raise overloaded("too many calls are open")
@@ -191,17 +191,14 @@ class ToolCalls(Part, OfHosts):
         return call
 
     def _over(self, event: Event, call_id: str) -> None:
-        for over in self._overs:
+        for over in self._overs if event.standing is not None else ():
             over(event, call_id)
 
     def _may_forget(self, event: Event, call_id: str) -> bool:
         """Whether an ended call may be forgotten."""
         if self._get(call_id) is not None:
             return False
-        for keeps in self._keeps:  # noqa: SIM110 - no generator for each call
-            if keeps(event, call_id):
-                return False
-        return True
+        return event.standing is None or not any(keeps(event, call_id) for keeps in self._keeps)
 
     def _forget_oldest(self, event: Event) -> None:
         known = event.work.calls
@@ -439,7 +436,8 @@ class ToolCalls(Part, OfHosts):
 
     def drop(self, event: Event) -> None:
         """The event has ended: cancel its open calls."""
-        for call_id in event.work.calls if event.work.open_calls else ():
+        work = event.work
+        for call_id in work.calls if work.open_calls else ():
             call = self._calls.get(call_id)
             if call is not None:
                 self._calls.remove(call)

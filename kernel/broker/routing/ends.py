@@ -79,9 +79,11 @@ MAX_LATE_FRAMES: Final = 64
 
 
 def late_answer(bus: Bus, event: entities.Event, answer: Raw, blob: Blob | None) -> entities.Event | None:
-    """The event with the answer to `event`. None when `event` is no such request, or the asker's agent is gone."""
+    """The event with the answer to `event`, which nobody waits for. None when none is wanted, or the asker's agent is
+    gone.
+    """
     asker = event.source
-    reply_to = event.content.reply_to if event.asynchronous else None
+    reply_to = event.content.reply_to
     if reply_to is None or asker is None or asker.kind != "agent":
         return None
     if asker.name not in bus.plan.agents or asker.instance_key is None:
@@ -183,14 +185,14 @@ class Ends:
     ) -> None:
         """Have the journal write an end. A second end of the same event waits for the first and changes nothing."""
         item, follow = Item(()), None
-        if not event.ending:
-            self._mailbox.contents.recall(event)
+        if event.end is None:
+            if event.state != "leased":
+                self._mailbox.contents.recall(event)
             if event.asking is not None and not self._mailbox.keeps(event, answer, blob):
                 self._bus.counters["answers_too_large"] += 1
                 self._mailbox.blobs.discard(blob)
                 answer, blob = no_room_answer(event, len(memoryview(answer)) + blobs.size_of(blob)), None
-            follow = late_answer(self._bus, event, answer, blob)
-            if follow is not None:
+            if event.asynchronous and (follow := late_answer(self._bus, event, answer, blob)) is not None:
                 for follows in self._follows:
                     follows(follow, event)
             item = self._bus.ledger.finished(event, state, answer, blob, cause, self._bus.now, follow)
@@ -252,37 +254,36 @@ class Answering(Part):
     def send_answer(self, event: entities.Event) -> None:
         """Send the answer of an ended event to whoever waits for it. Does nothing when nobody waits."""
         asker = event.asker
-        if not event.wants_answer or asker is None or not event.finished or event.asynchronous:
+        if not event.wants_answer or asker is None or event.asynchronous:
             return
         self._mailbox.contents.recall(event)
-        content = event.content
-        answer = event.work.answer if event.work.answer is not None else self._journaled_answer(event.id)
+        content, work, answer_id = event.content, event.work, event.answer_id
+        answer = work.answer if work.answer is not None else self._journaled_answer(event.id)
         agent, key = event.instance.agent, event.instance.key
         frame = Frame(
             "event",
             from_=agent,
             instance_key=key,
-            event_id=event.answer_id,
+            event_id=answer_id,
             in_reply_to=None if content.reply_to is None else content.reply_to.correlation_id,
             trace_id=content.trace_id,
             source=Source("agent", agent, key),
             payload=answer,
             call_id=event.call_id,
-            blob=event.work.answer_blob,
+            blob=work.answer_blob,
             root_event=event.root,
         )
         if event.call_id is not None and self._bus.calls.get(event.call_id) is None:
             self._bus.counters["answers_late"] += 1  # its tool host drops it, or is about to name the call again
         asking = asker.instance
-        to: blobs.Receiver = (
-            "agent" if asking is not None else "client" if asker.cls == entities.CLIENTS else "toolhost"
-        )
-        self._mailbox.blobs.sent(event.answer_id, event.work.answer_blob, to=to)
+        if work.answer_blob is not None:
+            to: blobs.Receiver = "client" if asker.cls == entities.CLIENTS else "toolhost"
+            self._mailbox.blobs.sent(answer_id, work.answer_blob, to=to if asking is None else "agent")
         if asking is None:
             self._bus.send(asker, frame)
             return
         frame.id = self._bus.next_id()
-        data = asking.answers[event.answer_id] = codec.encode_value(frame)
+        data = asking.answers[answer_id] = codec.encode_value(frame)
         if asking.conn is not None:
             self._bus.out.append((entities.AGENTS, asking.conn.ident, data))
             self._quiet.watch(asking.conn)
@@ -387,7 +388,7 @@ class Cancels(Part):
             self.end_queued(event)
         elif instance.conn is not None:
             self._bus.send(instance.conn, Frame("tool.cancel", event_id=event.id, epoch=instance.epoch))
-        self._cancel_requests(event)
+        self.cancel_requests(event)
 
     def end_queued(self, event: entities.Event) -> None:
         """Stage the end of a cancelled event that nobody holds."""
@@ -404,11 +405,6 @@ class Cancels(Part):
             if event is not None and event.instance is instance and event.cancelled:
                 self._bus.send(connection, Frame("tool.cancel", event_id=event.id, epoch=lease.epoch))
 
-    def ending(self, event: entities.Event) -> None:
-        """The event ends, in whatever way. Requests that its turn made before it heard of the cancel end with it."""
-        if event.cancelled:
-            self._cancel_requests(event)
-
     def call_ended(self, event: entities.Event, call_id: str) -> None:
         """A call of this turn has ended: cancel the requests of its handler that are still open."""
         for request in list(event.work.requests):
@@ -420,7 +416,8 @@ class Cancels(Part):
         for connection, frame_id in self._asked.pop(event, ()):
             self._reply(connection, frame_id, event.id, event.state)
 
-    def _cancel_requests(self, event: entities.Event) -> None:
+    def cancel_requests(self, event: entities.Event) -> None:
+        """Cancel the requests that the turn of this event waits for."""
         for request in list(event.work.requests):
             if not request.cancelled:
                 self.cancel(request)

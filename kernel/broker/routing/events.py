@@ -113,14 +113,16 @@ class Events(Part):
             self._mailbox.accept(follow)
         if not event.finished:  # else it is a second word about the same end
             self._tool_calls.drop(event)
-            self._cancels.ending(event)
+            if event.cancelled:  # its turn may have made requests before it heard of that
+                self._cancels.cancel_requests(event)
             self._mailbox.finish(event, state, answer, blob)
             self._bus.counters["answers"] += 1
             if state in ("expired", "dead"):
                 self._bus.counters[f"events_{state}"] += 1
             self._answering.send_answer(event)
             self._cancels.ended(event)
-            self._left(event)
+            for left in self._mailbox.on_left:
+                left(event, ended=True)
         if follow is not None:
             self._tell_late(follow)
         if holder is not None:
@@ -140,16 +142,13 @@ class Events(Part):
             self._bus.send(instance.conn, late_answer_frame(answer))
         self._hand_over(answer)
 
-    def _left(self, event: Event) -> None:
-        for left in self._mailbox.on_left:
-            left(event, ended=True)
-
     def _refuse(self, event: Event) -> None:
         """The disk has no room for a new event: tell its senders, and forget it."""
         if event.state != "staged":
             return
         self._mailbox.unstage(event)
-        self._left(event)
+        for left in self._mailbox.on_left:
+            left(event, ended=True)
         event.state = event.end = "cancelled"
         self._mailbox.forget_idle(event.instance)  # it may have been made for this event
         self._bus.counters["disk_full"] += 1
@@ -170,12 +169,12 @@ class Events(Part):
         event = instance.queue[0]
         if event.deadline is not None and event.deadline <= now and not event.held:
             self._ends.expire(event)
-        if event.ending:
+        if event.end is not None:
             return  # its end is on the way to the journal
         if event.cancelled:
             self._cancels.end_queued(event)
             return
-        if event.waits:
+        if event.standing is not None and event.standing.waits:
             self._processes.rests(instance, now)
             return
         connection = instance.conn
@@ -216,9 +215,9 @@ class Events(Part):
         instance.place_s = 0.0  # the place stays with the instance while it has events
         self._bus.send(connection, frame)
         self._quiet.watch(connection)
-        for handed in self._handed:
+        for handed in self._handed if event.standing is not None else ():
             handed(event)
-        for told in late_answer_frames(instance, self._mailbox.contents):
+        for told in late_answer_frames(instance, self._mailbox.contents) if instance.queue else ():
             self._bus.send(connection, told)
 
     def adopt(self, instance: Instance, hello: Hello, now: float) -> None:
@@ -252,24 +251,24 @@ class Events(Part):
         if frame.stage == "result":
             self._tool_calls.stored(instance, frame)
             return
-        if frame.stage == "done" and self._answering.taken(instance, frame.event_id):
-            return
-        event_id = frame.event_id or ""
-        if frame.stage != "renew" and self._has_ended(event_id, instance):
+        event, event_id = instance.leased, frame.event_id or ""
+        if event is None or event.id != event_id or frame.epoch != instance.epoch:
+            if frame.stage == "done" and self._answering.taken(instance, event_id):
+                return
+            if frame.stage == "renew" or not self._has_ended(event_id, instance):
+                raise fail("E_LEASE_LOST", f"event {event_id[:100]!r} is not held under epoch {frame.epoch}")
             # A repeat of a handled frame. Its payload may be the kept file itself, so a sweep decides about it.
             self._bus.send(connection, Frame("ack", in_reply_to=frame.id, event_id=frame.event_id, stage="accepted"))
             return
-        event = self._mailbox.events.get(event_id)
-        if event is None or instance.leased is not event or frame.epoch != instance.epoch:
-            raise fail("E_LEASE_LOST", f"event {event_id[:100]!r} is not held under epoch {frame.epoch}")
         heard = self._stages.get(frame.stage or "")
         if heard is None:
             raise fail("E_FRAME_INVALID", f"no ack stage {str(frame.stage)[:40]!r}")
         heard(connection, event, frame, now)
 
     def _renewed(self, connection: Connection, event: Event, frame: Frame, now: float) -> None:
-        event.work.lease_until = now + mailbox.LEASE_S
-        event.work.moved(frame.position)
+        work = event.work
+        work.lease_until = now + mailbox.LEASE_S
+        work.moved(frame.position)
 
     def _ended(self, connection: Connection, event: Event, frame: Frame, now: float) -> None:
         state: End = "done" if frame.stage == "done" else "cancelled" if event.cancelled else "failed"

@@ -111,7 +111,8 @@ class Intake(Part):
                 raise _id_in_use()
             self._late_repeat(event_id, instance, actor, connection, frame)
             return
-        chain = self._chain(actor, frame, instance)
+        asks = _asks(actor, frame)
+        chain = self._chain(actor, frame, instance) if asks else None
         trace_id, parent_span_id = acting.trace_of(actor, frame, self._bus.booted_at + now)
         event = Event(
             event_id,
@@ -120,10 +121,10 @@ class Intake(Part):
             content_here=Content(
                 from_=actor.name,
                 payload=frame.payload,
-                reply_to=_reply_to(actor, frame),
+                reply_to=_reply_to(actor, frame) if asks else frame.reply_to,
                 chain=chain,
                 auth=_auth(actor, connection, frame),
-                workdir=frame.workdir or self._passed_on(actor, instance),
+                workdir=frame.workdir if actor.instance is None else self._passed_on(actor, instance),
                 trace_id=trace_id,
                 parent_span_id=parent_span_id,
                 digest=digest,
@@ -137,7 +138,7 @@ class Intake(Part):
             session=actor.session,
             asking=None if chain is None else actor.turn,
             since=now,
-            asynchronous=_is_asynchronous(actor, frame),
+            asynchronous=asks and frame.asynchronous,
         )
         self._admit(connection, actor, event, now)
         for accepts in self._accepts:
@@ -220,7 +221,8 @@ class Intake(Part):
         if of_turn and asker is not None and self._mailbox.late_of(asker) >= MAX_LATE:
             message = f"{MAX_LATE} questions that {asker.address} does not wait for are open or answered"
             raise fail("E_TOOL_LIMIT", message, suggestion="Wait for answers, or ask the rest in later turns.")
-        if (event.source is None or event.source.kind != "tool") and not self._mailbox.may_die(event):
+        from_tool = event.source is not None and event.source.kind == "tool"
+        if self._mailbox.dead and not from_tool and not self._mailbox.may_die(event):
             message = f"messages for the agent {agent!r} were given up, and no room is left for more of this sender"
             raise fail("E_AGENT_FAILED", message, suggestion="See `gdn dead list`; requeue or drop them.")
 
@@ -263,7 +265,7 @@ class Intake(Part):
         if event.waiting_acks:  # the journal does not have it yet, or not that nobody waits for its answer
             event.waiting_acks += ((connection, frame.id),)
             return
-        waits_no_more = _is_asynchronous(actor, frame) and not event.asynchronous and actor.call_id is None
+        waits_no_more = _asks(actor, frame) and frame.asynchronous and not event.asynchronous and actor.call_id is None
         if waits_no_more and not event.ending and not event.cancelled:  # else its answer is on the way
             self._mailbox.awaited_no_more(event)
             event.waiting_acks += ((connection, frame.id),)
@@ -285,7 +287,7 @@ class Intake(Part):
         event.asker = connection
         # The answer that a turn waits for is here as long as the turn. So the turn waited no more, and was told then.
         of_turn = frame.reply_to is not None and actor.instance is not None and actor.call_id is None
-        event.state, event.asynchronous = "done", of_turn or _is_asynchronous(actor, frame)
+        event.state, event.asynchronous = "done", of_turn or (_asks(actor, frame) and frame.asynchronous)
         if frame.reply_to is not None and not event.asynchronous:
             kept = self._bus.archive.find_answer(event_subject(event_id))
             record = None if kept is None else decode_record(kept)
@@ -302,8 +304,10 @@ class Intake(Part):
             self._mailbox.blobs.discard(file.blob)
 
     def _chain(self, actor: Actor, frame: Frame, target: Instance) -> list[str] | None:
-        """The instances that wait for each other, the sender last; None when nobody waits. Refuses a circle."""
-        if actor.instance is None or frame.reply_to is None or frame.asynchronous:
+        """The instances that wait for each other, the sender of this request last; None when nobody waits. Refuses a
+        circle.
+        """
+        if actor.instance is None or frame.asynchronous:
             return None
         chain = _longer(actor.turn, actor.instance)
         if target.address in chain or len(chain) > MAX_CHAIN:
@@ -351,12 +355,12 @@ def _said(frame: Frame) -> str | None:
     if frame.digest:
         return frame.digest
     payload = hashlib.sha256(frame.payload).hexdigest() if frame.blob is None else frame.blob.digest
-    return "+".join([payload, *(file.blob.digest for file in frame.files or ())])
+    return payload if not frame.files else "+".join([payload, *(file.blob.digest for file in frame.files)])
 
 
 def _is_first(actor: Actor, event: Event) -> bool:
     """Whether a turn sends this request and waits for nothing else. Without the request the turn could not go on."""
-    return event.parent is not None and actor.turn is not None and all(one.finished for one in actor.turn.work.requests)
+    return event.asking is not None and actor.turn is not None and all(one.finished for one in actor.turn.work.requests)
 
 
 def _wants_live(connection: Connection, frame: Frame) -> bool:
@@ -371,9 +375,9 @@ def _reply_to(actor: Actor, frame: Frame) -> ReplyTo | None:
     return ReplyTo(actor.instance.agent, frame.reply_to.correlation_id)
 
 
-def _is_asynchronous(actor: Actor, frame: Frame) -> bool:
-    """Whether an agent sends a request without waiting. For clients this makes no difference."""
-    return frame.asynchronous and frame.reply_to is not None and actor.instance is not None
+def _asks(actor: Actor, frame: Frame) -> bool:
+    """Whether an agent sends a request. For clients it makes no difference whether they wait."""
+    return actor.instance is not None and frame.reply_to is not None
 
 
 def _id_in_use() -> GoondanError:

@@ -104,7 +104,8 @@ class Processes(Part):
             self._idle[instance] = None
         elif not (instance.requested or instance.leaving or instance.wanted):
             self._gone(instance, now)
-        self.serve(now)
+        if self._places.claims:
+            self.serve(now)
 
     def _wait_for_place(self, instance: Instance, now: float) -> None:
         """Wait for a place. It may be counted with any event that waits for this instance."""
@@ -131,7 +132,7 @@ class Processes(Part):
             return
         self._serving = True
         try:
-            while self._places.waiting and (grant := self._places.first()) is not None:
+            while self._places.claims and (grant := self._places.first()) is not None:
                 instance = grant.key
                 if instance.conn is None:
                     if self._bus.control is None or not instance.wanted:

@@ -236,12 +236,13 @@ class Router:
     def settle(self, staged: list[Staged], now: float, refused: frozenset[int] = frozenset()) -> None:
         """The journal has these decisions, except those at the positions `refused`. Act on them, in order."""
         self.bus.now = now
-        for at, (_, then) in enumerate(staged):
-            if then is not None:
-                then(at not in refused)
+        for at, decision in enumerate(staged):
+            if decision.then is not None:
+                decision.then(at not in refused)
         if self._deletions.active:
             self._deletions.advance(now)
-        self._hand_over(now)
+        if self.bus.due:
+            self._hand_over(now)
 
     def waiting(self, now: float) -> Iterator[Waiting]:
         """See Core."""

@@ -70,10 +70,8 @@ class HeldBlobs:
             if self._holders[blob.file] <= 0:
                 del self._holders[blob.file]
 
-    def sent(self, answer_id: str, blob: Blob | None, *, to: Receiver) -> None:
-        """An answer was sent, perhaps not for the first time."""
-        if blob is None:
-            return
+    def sent(self, answer_id: str, blob: Blob, *, to: Receiver) -> None:
+        """A large answer was sent, perhaps not for the first time."""
         self.hold(blob)
         if to == "agent":
             self.release(self._lanes.pop(answer_id, None))

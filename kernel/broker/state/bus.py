@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from itertools import count
+from typing import Protocol
+
+from msgspec import Struct
 
 from goondan.kernel.broker.state import mailbox, parts, presence, records, workdirs
 from goondan.kernel.broker.state.blobs import MAX_CALL_BYTES
@@ -120,7 +123,7 @@ class Lossy(bytes):
     __slots__ = ()
 
 
-class Staged(NamedTuple):
+class Staged(Struct, frozen=True):
     """A decision on its way into the journal."""
 
     #: The writes of the journal.
@@ -190,7 +193,8 @@ class Bus:
         self.closing = False
         #: The reason that agents were told when the kernel began to stop, and the end of their time (broker's clock).
         self.draining: tuple[frames.ShutdownReason, float] | None = None
-        self._last_id = 0
+        #: A new id for a frame of the broker.
+        self.next_id = map(f"{broker_id}.{{}}".format, count(1)).__next__
 
     def stage(self, item: records.Item, then: Callable[[bool], None] | None = None) -> None:
         """Have the journal write a decision. `then` is called with True when it is durable. It is called with False
@@ -203,11 +207,6 @@ class Bus:
         top = self.mailbox.epochs.to_reserve(EPOCH_BLOCK)
         if top is not None:
             self.stage(self.ledger.epochs(top))
-
-    def next_id(self) -> str:
-        """A new id for a frame of the broker."""
-        self._last_id += 1
-        return f"{self.broker_id}.{self._last_id}"
 
     def shortage(self, pool: Pool, event: Event, amount: int, what: str) -> str | None:
         """Why there is no room in `pool` for `amount` more of an event's root, in words; None when there is room. It is
@@ -226,7 +225,7 @@ class Bus:
         if agent not in agents or (agent == frames.OPERATOR_AGENT and not operator):
             known = ", ".join(sorted(name for name in agents if name != frames.OPERATOR_AGENT))[:500]
             raise fail("E_AGENT_NOT_FOUND", f"no agent {agent[:100]!r}; there are: {known}")
-        if not is_instance_key(key):
+        if (agent, key) not in self.mailbox.instances and not is_instance_key(key):
             raise fail("E_FRAME_INVALID", f"instanceKey must be 1 to {MAX_ID} visible characters")
 
     def instance(self, agent: str, key: str, now: float) -> Instance:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from msgspec import Raw, Struct, field
 
@@ -156,6 +156,8 @@ class Connection(Struct, eq=False):
     calls: frozenset[str] = frozenset()
     #: The work that this peer begins is counted under this name. A client keeps the name over its reconnects.
     session: str = ""
+    #: The principal whose frame and event ids are compared. All clients of operators count as one.
+    sender: str = ""
     #: True while QuietPeers looks at `last_seen` now and then.
     watched: bool = False
     #: Frame type -> handler, for the frames that this connection may send.
@@ -172,16 +174,11 @@ class Connection(Struct, eq=False):
     refused: dict[tuple[str, str], RefusedEvent] = {}
 
     def __post_init__(self) -> None:
-        self.session = f"client/{self.incarnation[:SESSION_CHARS]}" if self.cls == CLIENTS else self.address
+        self.sender = self.session = self.address
+        if self.cls == CLIENTS:
+            self.sender, self.session = "client", f"client/{self.incarnation[:SESSION_CHARS]}"
         if self.cls != TOOLS:
             self.calls = frozenset()
-
-    @property
-    def sender(self) -> str:
-        """The principal whose frame and event ids are compared. All clients of operators count as one."""
-        if self.cls == CLIENTS:
-            return "client"
-        return self.address
 
     def refuse(self, target: tuple[str, str], event_id: str, now: float, retry_ms: int) -> int:
         """An event for `target` was refused. Returns the time after which to send it again (milliseconds). The time
@@ -384,11 +381,6 @@ class Event(Struct, eq=False):
         return asked and self.asking is None and not self.asynchronous
 
     @property
-    def parent(self) -> str | None:
-        """The event whose turn waits for it."""
-        return None if self.asking is None else self.asking.id
-
-    @property
     def late_for(self) -> tuple[str, str] | None:
         """The instance (agent, key) that sent this request without waiting, or that this late answer goes to."""
         if self.in_reply_to is not None:
@@ -406,7 +398,8 @@ class Event(Struct, eq=False):
     @property
     def claim(self) -> Claim:
         """The claim by which its turn gets a place."""
-        return Claim(self.session, self.root, self.by_operator, self.parent, self.depth)
+        lender = None if self.asking is None else self.asking.id
+        return Claim(self.session, self.root, self.by_operator, lender, self.depth)
 
     @property
     def size(self) -> int:
@@ -539,7 +532,7 @@ class Call(Struct, gc=False):
         return self.deadline_ms is not None and self.began + self.deadline_ms / 1000 <= now
 
 
-class Actor(NamedTuple):
+class Actor(Struct, frozen=True):
     """Who speaks in a frame."""
 
     #: The principal whose frame and event ids are compared.

@@ -88,12 +88,14 @@ class Ledger:
         """The end of an event. It also ends the answers that its turn had asked for. Its own answer may become an
         event.
         """
-        ended_ms = self._wall_ms(now)
-        event.work.cause, event.work.ended_ms = cause, ended_ms
+        work, ended_ms = event.work, self._wall_ms(now)
+        work.cause, work.ended_ms = cause, ended_ms
         record = records.Finished(state, answer, blob, ended_ms, cause)
         # An answer that comes into the journal with the same batch ends as well.
-        asked_for = [*event.work.answered, *(asked for asked in event.work.requests if asked.ending)]
-        writes: list[records.Write] = [self._over(asked) for asked in asked_for if asked.end != "dead"]
+        writes: list[records.Write] = []
+        if work.answered or work.requests:
+            asked_for = [*work.answered, *(asked for asked in work.requests if asked.ending)]
+            writes = [self._over(asked) for asked in asked_for if asked.end != "dead"]
         subject = records.event_subject(event.id)
         waited_for = event.asking is not None and not event.asking.ending
         if state == "dead" or waited_for:

@@ -198,7 +198,8 @@ class Contents:
 
         Raises JournalFailed when the journal does not have it: the next broker checks the whole file and reports that.
         """
-        self.moves(event)
+        if event in self._kept:
+            self.moves(event)
         if event.content_here is None:
             event.content_here = self._read(event)
 
@@ -302,7 +303,8 @@ class Mailbox:
         if event.asking is not None:
             event.asking.work.requests[event] = None
         self._opened(event)
-        self.blobs.hold(event.blob, event.files)
+        if event.blob is not None or event.files is not None:
+            self.blobs.hold(event.blob, event.files)
 
     def unstage(self, event: Event) -> None:
         """Remove an event again, because the journal has no room for it."""
@@ -364,13 +366,14 @@ class Mailbox:
         """Lease `event`, the first of its queue, to its instance, which has a place or gets one."""
         instance = event.instance
         self.contents.recall(event)
-        self.places.force(instance, event.claim)
+        if not self.places.holds(instance):
+            self.places.force(instance, event.claim)
         instance.queue.popleft()
         instance.leased = event
         self.holding[instance] = None
         event.state = "leased"
-        event.work.progressed, event.work.wait = False, None
-        event.work.lease_until = now + LEASE_S
+        work = event.work
+        work.progressed, work.wait, work.lease_until = False, None, now + LEASE_S
 
     def give_back(self, instance: Instance) -> None:
         """The leased event was not delivered, or was released: put it back to the front. No attempt is counted."""
@@ -415,19 +418,18 @@ class Mailbox:
         The requests of its own turn are forgotten, because nobody sends them again.
         """
         instance = event.instance
-        self.contents.moves(event)
         if instance.leased is event:
             self._rests(instance)
         elif event.state == "accepted":
+            self.contents.moves(event)
             instance.queue.remove(event)
-        size = event.size
         self._closed(event)
         self.places.over(event.id)
         event.state = state
         work = event.work
         work.answer, work.answer_blob = answer, blob
-        if event.content_here is not None:
-            event.content.payload = NO_PAYLOAD  # nobody reads it again
+        if (content := event.content_here) is not None:
+            content.payload = NO_PAYLOAD  # nobody reads it again
         work.calls.clear()
         for asked in work.answered:
             self._forget(asked)
@@ -435,10 +437,11 @@ class Mailbox:
             asked.asking = None  # it goes on, and nobody waits for it
         work.answered.clear()
         work.requests.clear()
-        self.blobs.hold(blob)
+        if blob is not None:
+            self.blobs.hold(blob)
         if state == "dead":
-            self._bury(event, size)
-        else:
+            self._bury(event)
+        elif event.blob is not None or event.files is not None:
             self._release_payload(event)
         if event.asking is None:
             self._forget(event)
@@ -455,21 +458,20 @@ class Mailbox:
         if kept := work.kept_here + work.kept_in_file:
             self.answers.give(event.session, event.root, kept)
             work.kept_here = work.kept_in_file = 0
-        if event.keeps_answer:
-            self.blobs.leave(event.work.answer_blob)
-        else:
-            self.blobs.release(event.work.answer_blob)
+        if work.answer_blob is not None:
+            let_go = self.blobs.leave if event.keeps_answer else self.blobs.release
+            let_go(work.answer_blob)
 
-    def _bury(self, event: Event, size: int) -> None:
+    def _bury(self, event: Event) -> None:
         self.dead[event.id] = event
-        event.work.dead_bytes = size
+        size = event.work.dead_bytes = event.size
         self._dead_of[event.instance.agent] += 1
         self.dead_events.take(event.session, event.root, 1)
         self.dead_bytes.take(event.session, event.root, size)
 
     def may_die(self, event: Event) -> bool:
         """Whether there would be room for this event as a dead letter, with those that its agent already has."""
-        if not self._dead_of[event.instance.agent]:
+        if not self._dead_of.get(event.instance.agent):
             return True
         session, root, operator = event.session, event.root, event.by_operator
         return self.dead_events.may_take(session, root, 1, operator=operator) and self.dead_bytes.may_take(

@@ -166,7 +166,9 @@ class OfEvents:
         """
 
     def handed(self, event: Event) -> None:
-        """The process has been sent the event: what it is sent now, it takes as about the event."""
+        """The process has been sent the event, about whose calls a person was asked: what it is sent now, it takes as
+        about the event.
+        """
 
     def left(self, event: Event, *, ended: bool) -> None:
         """No process holds the event any more. `ended`: it is over, or was never accepted."""
@@ -191,10 +193,14 @@ class OfCalls:
         """The agent has stored the results of these calls."""
 
     def over(self, event: Event, call_id: str) -> None:
-        """A call that asks its agent is over, or any call is cancelled."""
+        """A call that asks its agent is over, or any call is cancelled, of an event about whose calls a person was
+        asked.
+        """
 
     def keeps(self, event: Event, call_id: str) -> bool:
-        """Whether a call that has ended must not be forgotten, because it must never run again."""
+        """Whether a call that has ended must not be forgotten, because it must never run again. Asked of events as for
+        `over`.
+        """
         return False
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
@@ -55,9 +56,10 @@ class DropAnswer(NamedTuple):
 Write = Put | Retire | DropAnswer
 
 
-class Item(NamedTuple):
+class Item(Struct, frozen=True):
     """Writes that belong together: all of them are written, or none."""
 
+    #: The writes, in order.
     writes: tuple[Write, ...]
     #: New work: it may be refused when the disk is full. Ends of old work are never refused.
     refusable: bool = False
@@ -140,6 +142,8 @@ class Journal(Archive, Protocol):
 #: Bytes of the digest of an event's instance, and of its sender with what that says of its content.
 INSTANCE_DIGEST_BYTES: Final = 8
 CONTENT_DIGEST_BYTES: Final = 8
+#: Digests of instances that are remembered: each turn needs that of its own.
+_REMEMBERED: Final = 1024
 
 
 class Deadline(Struct, frozen=True, array_like=True):
@@ -306,7 +310,8 @@ Record = (
     | DeadlineMoved
 )
 
-_encoder: Final = msgspec.msgpack.Encoder()
+encode: Final = msgspec.msgpack.Encoder().encode
+"""The bytes of a record, of the core or of a feature."""
 #: For the head of any record.
 _head_decoder: Final = msgspec.msgpack.Decoder(list[Any])
 _decoder: Final[msgspec.msgpack.Decoder[Record]] = msgspec.msgpack.Decoder(Record)
@@ -315,11 +320,6 @@ EPOCHS: Final = "epochs"
 _EVENT: Final = "event:"
 _INSTANCE: Final = "instance:"
 _DELETED: Final = "deleted:"
-
-
-def encode(record: Struct) -> bytes:
-    """The bytes of a record, of the core or of a feature."""
-    return _encoder.encode(record)
 
 
 def decode(data: bytes) -> Record:
@@ -366,6 +366,7 @@ def event_digest(agent: str, key: str, sender: str, content: str | None) -> byte
     return instance_digest(agent, key) + _digest(f"{sender}\0{content or ''}", CONTENT_DIGEST_BYTES)
 
 
+@lru_cache(maxsize=_REMEMBERED)
 def instance_digest(agent: str, key: str) -> bytes:
     """The first part of an event's digest: it stands for the instance."""
     return _digest(f"{agent}\0{key}", INSTANCE_DIGEST_BYTES)

@@ -461,7 +461,9 @@ class Places(Generic[Key]):
         self._operators: WaitingQueue[Key] = WaitingQueue(self.pool, turns)
         self._held: dict[Key, Grant[Key]] = {}
         #: For each key that waits: root -> claim.
-        self._claims: dict[Key, dict[str, Claim]] = {}
+        self.claims: dict[Key, dict[str, Claim]] = {}
+        #: The turn of the event with this id has ended: it does not lend its place any more.
+        self.over = self._loans.over
 
     @property
     def capacity(self) -> int:
@@ -476,7 +478,7 @@ class Places(Generic[Key]):
     @property
     def waiting(self) -> int:
         """How many keys wait for a place."""
-        return len(self._claims)
+        return len(self.claims)
 
     def holds(self, key: Key) -> bool:
         """Whether this key has a place."""
@@ -484,11 +486,11 @@ class Places(Generic[Key]):
 
     def waits(self, key: Key) -> bool:
         """Whether this key waits for a place."""
-        return key in self._claims
+        return key in self.claims
 
     def take(self, key: Key, claim: Claim) -> bool:
         """Take a place at once. False when somebody waits or the rule of shares does not allow it."""
-        if self._claims:
+        if self.claims:
             return False
         if self.pool.may_take(claim.session, claim.root, 1, operator=claim.operator):
             self.grant(Grant(key, claim, lent=False))
@@ -507,7 +509,7 @@ class Places(Generic[Key]):
         """Wait for a place on any of these claims, in addition to its earlier claims."""
         if key in self._held:
             return
-        known = self._claims.setdefault(key, {})
+        known = self.claims.setdefault(key, {})
         for claim in claims:
             if claim.root not in known:
                 known[claim.root] = claim
@@ -517,7 +519,7 @@ class Places(Generic[Key]):
 
     def withdraw(self, key: Key) -> None:
         """This key does not wait any more."""
-        if self._claims.pop(key, None) is not None:
+        if self.claims.pop(key, None) is not None:
             self._common.discard(key)
             self._operators.discard(key)
             self._loans.discard(key)
@@ -532,29 +534,31 @@ class Places(Generic[Key]):
             if best is None or (found.weight, found.turn) < (best.weight, best.turn):
                 best = found
         if best is not None:
-            return Grant(best.key, self._claims[best.key][best.root], lent=False)
+            return Grant(best.key, self.claims[best.key][best.root], lent=False)
         loan = self._loans.first()
         if loan is None:
             return None
         key, lender, root, depth = loan
-        return Grant(key, Claim(self._claims[key][root].session, root, lender=lender, depth=depth), lent=True)
+        return Grant(key, Claim(self.claims[key][root].session, root, lender=lender, depth=depth), lent=True)
 
     def grant(self, grant: Grant[Key]) -> None:
         """Give the place."""
         key, claim = grant.key, grant.claim
-        self.withdraw(key)
+        if self.claims:
+            self.withdraw(key)
         self._held[key] = grant
         if grant.lent:
             self._loans.lend(key, claim.lender or "", claim.root, claim.depth)
             return
         self.pool.take(claim.session, claim.root, 1)
-        if self._claims:
+        if self.claims:
             self._common.served(claim.session, claim.root)
             self._operators.served(claim.session, claim.root)
 
     def release(self, key: Key) -> None:
         """Take the place back. The key does not wait any more either."""
-        self.withdraw(key)
+        if self.claims:
+            self.withdraw(key)
         grant = self._held.pop(key, None)
         if grant is None:
             return
@@ -563,10 +567,6 @@ class Places(Generic[Key]):
             return
         claim = grant.claim
         self.pool.give(claim.session, claim.root, 1)
-        if self._claims:
+        if self.claims:
             self._common.lighter(claim.session, claim.root)
             self._operators.lighter(claim.session, claim.root)
-
-    def over(self, event_id: str) -> None:
-        """The turn of this event has ended: it does not lend its place any more."""
-        self._loans.over(event_id)

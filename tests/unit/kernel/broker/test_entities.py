@@ -129,7 +129,7 @@ def test_an_event_keeps_what_it_is_given() -> None:
     )
     assert (made.root, made.session, made.source, made.deadline, made.call_id) == ("r", "client/1", source, 9.0, "t/1")
     assert (made.blob, made.asking, made.since, made.asynchronous) == (Blob("f", "s", 100), asking, 3.0, True)
-    assert (made.in_reply_to, made.wants_answer, made.depth, made.parent) == ("corr", True, 2, "a")
+    assert (made.in_reply_to, made.wants_answer, made.depth, made.claim.lender) == ("corr", True, 2, "a")
     assert made.inline == size_in_memory(to_raw("hello"), to_raw({"user": 1}))
     assert made.size == made.inline + 100 + ANSWER_ROOM
     assert event(blob=Blob("f", "s", 100)).size == size_in_memory(NO_PAYLOAD, None) + 100

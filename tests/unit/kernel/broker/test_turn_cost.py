@@ -1,0 +1,70 @@
+"""What the router does for a short turn: counted in calls of functions, as in test_wake_up.py."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+
+from goondan.kernel.broker.state.entities import CLIENTS, Connection
+from goondan.schemas.wire.codec import decode, encode, to_raw
+from goondan.schemas.wire.frames import Frame, ReplyTo
+from tests.unit.kernel.broker.swarm import TOOL
+from tests.unit.kernel.broker.world import World, host, run
+
+#: From the client's event to its word that it has the answer, without the transport and the journal. It was 241.
+MOST = 165
+#: What is sent meanwhile.
+TOLD = ["ack", "event", "tool.call", "tool.result", "ack", "event", "ack"]
+
+
+def frames_of_a_turn(world: World, asker: Connection, event_id: str) -> list[tuple[Connection, bytes]]:
+    """Each frame of a turn with one call, and who sends it."""
+    agent, call = world.peer(), f"{event_id}/1"
+    assert agent.instance is not None
+    epoch = agent.instance.epoch
+    event = Frame("event", id=f"f{event_id}", to="coder", instance_key="k", event_id=event_id, payload=to_raw("go"))
+    event.reply_to = ReplyTo("client", event_id)
+    made = Frame("tool.call", id="c", call_id=call, tool=TOOL, event_id=event_id, epoch=epoch, payload=to_raw({}))
+    made.position = 2
+    return [
+        (asker, encode(event)),
+        (agent, encode(made)),
+        (host(world), encode(Frame("tool.result", id="r", call_id=call, payload=to_raw({"status": "ok"})))),
+        (agent, encode(Frame("ack", id="s", stage="result", calls=[call]))),
+        (agent, encode(Frame("ack", id="d", stage="done", event_id=event_id, epoch=epoch, payload=to_raw("done")))),
+        (asker, encode(Frame("ack", id="a", stage="done", event_id=f"{event_id}!answer"))),
+    ]
+
+
+def run_turn(world: World, frames: list[tuple[Connection, bytes]]) -> list[tuple[int, bytes, bytes]]:
+    """What is sent because of them."""
+    bus, router = world.router.bus, world.router
+    for connection, data in frames:
+        router.receive(connection, data, world.now)
+        while bus.staged:
+            staged, bus.staged = bus.staged, []
+            world.journal.append([one.item for one in staged])
+            router.settle(staged, world.now)
+    left, bus.out[:] = [*bus.out], []
+    return left
+
+
+def test_a_turn_calls_few_functions(world: World) -> None:
+    world.host.work()
+    run(world)  # its first turn is over
+    (asker, *_) = world.router.bus.presence.connections[CLIENTS].values()
+    run_turn(world, frames_of_a_turn(world, asker, "e2"))  # from here on all is remembered
+    frames, count = frames_of_a_turn(world, asker, "e3"), 0
+    journal = sys.modules[type(world.journal).__module__].__file__
+
+    def look(frame: FrameType, what: str, _: object) -> None:
+        nonlocal count
+        count += what == "call" and frame.f_code.co_filename not in (__file__, journal)
+
+    sys.setprofile(look)
+    try:
+        told = run_turn(world, frames)
+    finally:
+        sys.setprofile(None)
+    assert [decode(data).type for _, _, data in told] == TOLD
+    assert count <= MOST, f"{count} calls of a turn; what was added is needed in each turn?"
