@@ -84,8 +84,7 @@ class Changesets(Part):
             open=codec.from_raw(frame.payload, wire.OpenChangeset) if opens else None,
             commit=None if opens else codec.from_raw(frame.payload, wire.CommitChangeset),
         )
-        known = self._waiting.get(wish.request)
-        if known is not None:
+        if (known := self._waiting.get(wish.request)) is not None:
             _join(known, connection, frame)
             return
         own = (instance.agent, instance.key)
@@ -118,6 +117,8 @@ class Changesets(Part):
         done = message.done
         question = self._waiting.pop(done.request, None)
         if question is None:
+            if done.opened is not None:  # an earlier broker has asked, whose agent is gone as well
+                self._tell(wire.WhichChangesets())
             return
         if done.opened is not None:
             self._held[done.opened.changeset_id] = question.wish.event_id

@@ -171,6 +171,19 @@ def test_a_worktree_is_over_with_its_event_and_not_before() -> None:
     assert [one for one in heard(world) if isinstance(one, ChangesetsOver)] == [ChangesetsOver(["fedcba9876543210"])]
 
 
+def test_a_worktree_for_a_question_of_an_earlier_broker_is_asked_about_and_over_as_well() -> None:
+    """The earlier one was killed, then the agent; this one had asked which worktrees there are before it was made."""
+    world = working()
+    say(world, ChangesetsHeld([]))
+    before = heard(world).count(WhichChangesets())
+    say(world, ChangesetAnswered(ChangesetDone(request="changeset.open coder/z t0/c1.1", opened=OPENED)))
+    assert heard(world).count(WhichChangesets()) == before + 1
+
+    say(world, ChangesetsHeld([HeldChangeset(OPENED.changeset_id, "gone")]))
+    world.router.tick(world.now)
+    assert [one for one in heard(world) if isinstance(one, ChangesetsOver)] == [ChangesetsOver([OPENED.changeset_id])]
+
+
 def test_a_committed_one_is_not_held_any_more() -> None:
     world = working()
     ask(world)
