@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from goondan.schemas.text.visible import is_visible
@@ -101,6 +102,7 @@ def is_given_id(text: str, most: int) -> bool:
     return len(text) <= most and _GIVEN_ID.fullmatch(text) is not None
 
 
+@lru_cache(64)  # an agent's calls all have the same one
 def is_path(text: str) -> bool:
     """Whether `text` can be given to the system as an absolute path, and sent: no zero byte, no lone surrogate, at most
     MAX_PATH_BYTES. Nothing is looked up.

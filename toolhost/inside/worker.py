@@ -41,8 +41,8 @@ else:
 
 PROTOCOL = 1
 #: A handler that runs longer than this on the reader loses the reading role to the watcher (seconds), when the host has
-#: sent something or results wait. The watcher looks so often.
-TAKEOVER_S = 0.005
+#: sent something or results wait; the watcher looks so often. One that is no script loses it anyway after KEEP_S.
+TAKEOVER_S, KEEP_S = 0.005, 0.1
 #: The watcher looks so often while no handler runs on the reader (seconds), and sleeps for good after so many looks
 #: without a call. So a handler that was quick before and is slow now keeps the role for LOOK_S + TAKEOVER_S at most.
 LOOK_S, LOOKS = 0.025, 4
@@ -208,7 +208,10 @@ class Worker:
                 self._dozing = False
                 quiet = 0
                 continue
-            if woken or not since or not (self._inbox or self._outbox or input_poll()(0)):
+            if woken or not since:
+                continue
+            keeps = "tools" in self.permissions or monotonic() - since < KEEP_S
+            if keeps and not (self._inbox or self._outbox or input_poll()(0)):
                 continue
             with self._lock:
                 if self._inline_since != since:
