@@ -17,7 +17,8 @@ import uvloop
 
 from bench.compare import Benchmark, Goal, Metric
 from bench.swarm import PATIENCE_S, Swarm, said, swarm
-from goondan.kernel.cli.session import Message, Session
+from goondan.kernel.cli.one_message import Message
+from goondan.kernel.cli.session import Session
 from goondan.schemas.wire.runtime_events import RuntimeEvent
 
 #: How many instances ask all the time while the broker is killed.

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Final
 
 from goondan.kernel.cli.attach import attach
-from goondan.kernel.cli.session import Message, Session
+from goondan.kernel.cli.one_message import Message
+from goondan.kernel.cli.session import Session
 from goondan.kernel.cli.state import locate
 from goondan_client import connect
 from goondan_client.client import Client

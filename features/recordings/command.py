@@ -56,8 +56,9 @@ from goondan.kernel.bundle.rules import lookup, variables
 from goondan.kernel.cli import options
 from goondan.kernel.cli.attach import Kernel, start
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, read_all
+from goondan.kernel.cli.one_message import Message
 from goondan.kernel.cli.output import emit, error_lines, wants_json, write, write_json, write_text
-from goondan.kernel.cli.session import Message, OpenFile, Session, opened_files, over_session
+from goondan.kernel.cli.session import OpenFile, Session, opened_files, over_session
 from goondan.kernel.cli.state import BundleTarget, locate
 from goondan.kernel.traces.conversations import BUSY_S, conversation_files, instances
 from goondan.kernel.trust.policy import POLICY_FILE

@@ -14,11 +14,12 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final, Self
 
 from goondan.kernel import lock, rundir
-from goondan.kernel.cli.commands import SESSION, import_session
+from goondan.kernel.cli.commands import import_session
 from goondan.kernel.cli.state import BundleTarget
 from goondan.kernel.supervisor_client import ANSWER_S, PEER, READY_S, Reply, SupervisorClient, end_of
 from goondan.schemas.transport import SOCKETS
@@ -175,12 +176,15 @@ def attach(place: BundleTarget) -> Kernel:
     return kernel
 
 
-def attach_or_start(place: BundleTarget, allow_net: Sequence[str]) -> Kernel:
-    """Hold the running kernel of a bundle, or start one for as long as calls need it.
+def attach_or_start(
+    place: BundleTarget, allow_net: Sequence[str], meanwhile: Callable[[], object] = import_session
+) -> Kernel:
+    """Hold the running kernel of a bundle, or start one for as long as calls need it. `meanwhile` is called while it
+    starts, and in any case.
 
     Raises GoondanError with the reason why it cannot start, and E_USAGE when `allow_net` is given and a kernel runs.
     """
-    kernel, runs = _held_or_started(place, shared=True, allow_net=allow_net)
+    kernel, runs = _held_or_started(place, shared=True, allow_net=allow_net, meanwhile=meanwhile)
     if runs:
         _refuse_options(kernel, {"--allow-net": bool(allow_net), "--policy": place.policy is not None})
     return kernel
@@ -193,7 +197,7 @@ def join_or_start(place: BundleTarget, meanwhile: str) -> tuple[Kernel, bool]:
     Raises GoondanError E_KERNEL_RUNNING for a kernel that belongs to another command, E_USAGE when options are given
     that only a new kernel can have, and the errors of `start_supervisor`.
     """
-    kernel, runs = _held_or_started(place, meanwhile=meanwhile)
+    kernel, runs = _held_or_started(place, meanwhile=partial(import_session, meanwhile))
     if runs:
         if not kernel.joinable:
             kernel.finish()
@@ -213,10 +217,14 @@ def _refuse_options(kernel: Kernel, given: Mapping[str, bool]) -> None:
 
 
 def _held_or_started(
-    place: BundleTarget, *, shared: bool = False, allow_net: Sequence[str] = (), meanwhile: str = SESSION
+    place: BundleTarget,
+    *,
+    shared: bool = False,
+    allow_net: Sequence[str] = (),
+    meanwhile: Callable[[], object] = import_session,
 ) -> tuple[Kernel, bool]:
-    """The kernel that runs, or one that this command starts; and whether it ran before. The module `meanwhile` is
-    imported in any case. Raises the errors of `start_supervisor`.
+    """The kernel that runs, or one that this command starts; and whether it ran before. `meanwhile` is called in any
+    case. Raises the errors of `start_supervisor`.
     """
     until = time.monotonic() + PATIENCE_S
     while (kernel := hold(place)) is None:
@@ -226,12 +234,16 @@ def _held_or_started(
             if error.info.code != "E_KERNEL_RUNNING" or time.monotonic() >= until:
                 raise
             time.sleep(PATIENCE_POLL_S)  # somebody else starts one, or one is just ending
-    import_session(meanwhile)
+    meanwhile()
     return kernel, True
 
 
 def start(
-    place: BundleTarget, *, shared: bool = False, allow_net: Sequence[str] = (), meanwhile: str = SESSION
+    place: BundleTarget,
+    *,
+    shared: bool = False,
+    allow_net: Sequence[str] = (),
+    meanwhile: Callable[[], object] = import_session,
 ) -> Kernel:
     """Start a kernel that ends with this command, or `shared` with the last command that uses it. Raises the errors of
     `start_supervisor`.

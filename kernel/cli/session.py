@@ -12,28 +12,24 @@ section 1.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import signal
 import stat
-import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Final, NamedTuple, Self, TypeVar
 
-from goondan.kernel import lock, rundir
+from goondan.kernel import lock
 from goondan.kernel.cli.attach import Kernel
+from goondan.kernel.cli.one_message import TRANSPORT, Message, client_token, event_frame
 from goondan.schemas.system import blob_files, secrecy
-from goondan.schemas.text.times import rfc3339
 from goondan.schemas.transport import SOCKETS
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire import blobs, runtime_events
-from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
+from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import AgentEvent, Answer, ErrorPayload, FilePart, Frame, ReplyTo, Shutdown, Welcome
 
-#: To import libzmq and to start its threads takes an eighth of a command's processor time.
-TRANSPORT: Final = "native"
 _FLAGS: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
@@ -81,8 +77,6 @@ def _open(path: str, closing: ExitStack) -> OpenFile:
     return OpenFile(descriptor, status.st_size, media_type, name[-blobs.MAX_NAME_CHARS :])
 
 
-#: The AgentEvent.type of a message that a person sends.
-USER_MESSAGE: Final = "user.message"
 #: How long a client waits for the broker's welcome (seconds). The supervisor kills a broker that hangs before that.
 WELCOME_S: Final = 30.0
 #: The codes of the errors of a kernel that is gone.
@@ -97,27 +91,6 @@ _T = TypeVar("_T")
 
 #: Gets the live events of a running turn from `Session.ask`. It must not raise.
 Listener = Callable[[runtime_events.RuntimeEvent], None]
-
-
-class Message(NamedTuple):
-    """A message to an instance of an agent."""
-
-    #: The agent.
-    agent: str
-    #: The instance.
-    instance: str
-    #: What it says: a text of a person, or the payload of its kind.
-    input: Any
-    #: The AgentEvent.type.
-    kind: str = USER_MESSAGE
-    #: The id of its event. None: a new one.
-    event_id: str | None = None
-    #: Where tools work. None: in the instance's own directory.
-    workdir: str | None = None
-    #: The trace that it belongs to. None: a new one.
-    trace_id: str | None = None
-    #: The pictures and PDFs beside it, as `Session.lay_down` returned them.
-    files: Sequence[FilePart] = ()
 
 
 class Session:
@@ -180,15 +153,10 @@ class Session:
             await self._link.close(self._linger_s)
 
     def _read_token(self) -> tuple[str, str]:
-        """The kernel's runtime directory, and the token that it keeps there for us."""
-        record = lock.read_record(self._kernel.place.state_dir)
-        if record is None:
+        found = client_token(self._kernel.place.state_dir)
+        if found is None:
             raise self.lost_error()
-        try:
-            with rundir.open_existing(record.run_dir) as directory:
-                return directory.path, rundir.read_private(directory, rundir.CLIENT_TOKEN)
-        except OSError as error:
-            raise fail("E_KERNEL_LOST", f"the kernel's token cannot be read: {error.strerror}") from None
+        return found
 
     def on(self, frame_type: str, call: Callable[[], None]) -> None:
         """Call this at each frame of this type, and at each connection: frames before it can be lost."""
@@ -321,24 +289,7 @@ class Session:
         return fail("E_AGENT_TIMEOUT", message, suggestion=suggestion)
 
     def _frame(self, message: Message, timeout_s: float | None) -> Frame:
-        agent, key, kind, files = message.agent, message.instance, message.kind, [*message.files]
-        event_id = message.event_id or self.new_id()
-        said = encode_value([kind, message.input, [file.blob.digest for file in files]])
-        event = AgentEvent(
-            id=event_id, type=kind, created_at=rfc3339(time.time()), input=message.input, instance_key=key
-        )
-        return Frame(
-            "event",
-            to=agent,
-            instance_key=key,
-            event_id=event_id,
-            trace_id=message.trace_id,
-            workdir=message.workdir,
-            deadline_ms=None if timeout_s is None else max(1, int(timeout_s * 1000)),
-            files=files or None,
-            digest=hashlib.sha256(said).hexdigest(),  # without the time: --event-id may be given once more
-            payload=to_raw(event),
-        )
+        return event_frame(message, message.event_id or self.new_id(), timeout_s)
 
     def _lost_with(self, frame: Frame) -> GoondanError:
         """The error for one frame that was sent."""
@@ -409,7 +360,7 @@ class Interrupts:
         self._loop = asyncio.get_running_loop()
         self._before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in self._signals}
         for number in self._signals:
-            self._loop.add_signal_handler(number, self._came, number)
+            self._loop.add_signal_handler(number, self.came, number)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -422,7 +373,8 @@ class Interrupts:
         """The exit status of a command that such a signal has ended. 0: no signal came."""
         return EXIT_SIGNAL + self.number if self.number else 0
 
-    def _came(self, number: signal.Signals) -> None:
+    def came(self, number: signal.Signals) -> None:
+        """Handle a signal that has come."""
         self.number = number
         self.target()
 

@@ -9,7 +9,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
@@ -17,7 +17,7 @@ import msgspec
 
 from goondan.kernel import paths
 from goondan.kernel.bundle.rules.problems import BundleError, Problem
-from goondan.kernel.cli.commands import SESSION, import_session
+from goondan.kernel.cli.commands import import_session
 from goondan.kernel.cli.output import can_ask
 from goondan.kernel.cli.state import BundleTarget, prepare
 from goondan.kernel.spawn import command, environment, environment_file, memory_file, start_program
@@ -178,9 +178,9 @@ def start_supervisor(
     detach: bool = False,
     shared: bool = False,
     allow_net: Sequence[str] = (),
-    meanwhile: str | None = SESSION,
+    meanwhile: Callable[[], object] | None = import_session,
 ) -> Started:
-    """Start a supervisor, and wait until its kernel is ready. The module `meanwhile` is imported at the same time.
+    """Start a supervisor, and wait until its kernel is ready. `meanwhile` is called at the same time.
 
     When the bundle asks for more than the user has agreed to (E_BUNDLE_UNTRUSTED), and a person is at the terminal, the
     person is asked. Raises GoondanError with the reason why it cannot start, BundleError among them.
@@ -190,7 +190,7 @@ def start_supervisor(
         started = Started(place, detach=detach, shared=shared, allow_net=allow_net, agreed=agreed)
         try:
             if meanwhile is not None:
-                import_session(meanwhile)
+                meanwhile()
             started.wait_ready()
         except GoondanError as error:
             if error.info.code != "E_BUNDLE_UNTRUSTED" or not left or not can_ask():

@@ -138,9 +138,12 @@ def test_a_call_on_a_kernel_that_runs_imports_little(kernel: Sandbox) -> None:
     )
     assert "hi" in run.stdout
     imported = {line.split("'")[1] for line in run.stderr.splitlines() if line.startswith("import '")}
-    assert {"asyncio", "goondan.kernel.cli.session"} <= imported
-    # What only starts a kernel, what only one that runs needs, click, libzmq and TLS.
+    assert "goondan.kernel.cli.one_message" in imported
+    # What only starts a kernel, what only one that runs needs, an event loop, click, libzmq and TLS.
     assert not imported & {
+        "asyncio",
+        "inspect",
+        "goondan.kernel.cli.session",
         "click",
         "platform",
         "zmq",

@@ -19,7 +19,8 @@ from typing import Any, Final
 from goondan.features.mcp.bundle.document import extension_document
 from goondan.kernel.cli.attach import attach_or_start
 from goondan.kernel.cli.commands.call import tool_result
-from goondan.kernel.cli.session import Message, Session, over_session
+from goondan.kernel.cli.one_message import Message
+from goondan.kernel.cli.session import Session, over_session
 from goondan.kernel.cli.state import locate
 from goondan.kernel.supervisor_client import ask_supervisor
 from goondan.schemas.bundle.launch import ToolSpec

@@ -39,8 +39,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from goondan.features.mcp.command.rules import offering
 from goondan.kernel.cli.commands.call import tool_result
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, LineReader
+from goondan.kernel.cli.one_message import Message
 from goondan.kernel.cli.rules.batch import parse_arguments
-from goondan.kernel.cli.session import CANCEL_S, Message, Session
+from goondan.kernel.cli.session import CANCEL_S, Session
 from goondan.kernel.traces.conversations import messages
 from goondan.schemas.bundle.address import instance_dir
 from goondan.schemas.wire.errors import GoondanError, fail

@@ -9,9 +9,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from goondan.kernel.cli import state
+from goondan.kernel.cli import commands, state
 from goondan.kernel.cli.output import emit, is_terminal, pretty_lines, print_error, wants_json, write, write_json
 from goondan.kernel.cli.rules.batch import (
     MAX_LINE_BYTES,
@@ -30,12 +31,15 @@ if TYPE_CHECKING:
 
     from goondan.kernel.cli.attach import Kernel
     from goondan.kernel.cli.console.lines import Line
+    from goondan.kernel.cli.one_message import Message
     from goondan.kernel.cli.session import Listener, Session
     from goondan.schemas.wire.frames import Answer
 
 #: The most lines of a batch that have no result yet. So many keep every core busy, and a file of any length still takes
 #: constant memory.
 MAX_IN_FLIGHT: Final = 256
+#: The module that asks without an event loop.
+ONE_MESSAGE: Final = "goondan.kernel.cli.one_message"
 _WORDS: Final = "Write gdn call TOOL KEY=VALUE, or a JSON object in single quotes: gdn call TOOL '{…}'."
 
 
@@ -72,10 +76,11 @@ def call(
             args = parse_arguments(_standard_input() if words == ("-",) else (*words, "{}")[0])
         call = ToolCall(tool=tool, args=args, instance=instance, workdir=workdir)
     fd = -1 if batch is None else open_batch(batch)
-    kernel = attach_or_start(place, allow_net)
-    if call is not None:
-        return _one(kernel, call)
-    return _many(kernel, fd, instance, workdir)
+    if call is None:
+        return _many(attach_or_start(place, allow_net), fd, instance, workdir)
+    if is_terminal(sys.stderr) and not wants_json():  # its progress is shown
+        return _one(attach_or_start(place, allow_net), call, at_once=False)
+    return _one(attach_or_start(place, allow_net, partial(commands.import_whole, ONE_MESSAGE)), call, at_once=True)
 
 
 def _declared(tool: str, bundle: str | None) -> dict[str, Any]:
@@ -117,11 +122,19 @@ def open_batch(name: str) -> int:
 # --- one call
 
 
-def _one(kernel: Kernel, call: ToolCall) -> int:
-    from goondan.kernel.cli.session import over_session
-
+def _one(kernel: Kernel, call: ToolCall, *, at_once: bool) -> int:
+    """Make one call. `at_once`: first without an event loop."""
+    event_id = f"{os.urandom(8).hex()}-1"
+    answer, interrupted = None, None
     with kernel:
-        came = over_session(kernel, lambda session: _ask_one(session, call))
+        if at_once:
+            from goondan.kernel.cli.one_message import Interrupted, ask
+
+            try:
+                answer = ask(kernel.place.state_dir, kernel.pidfd, _message(call, event_id), event_id)
+            except Interrupted as signalled:
+                interrupted = signalled.number
+        came = tool_result(answer) if answer is not None else _over_session(kernel, call, event_id, interrupted)
     if isinstance(came, _Cancelled):
         print_error(came.error, as_json=True) if wants_json() else write("cancelled", stream=sys.stderr)
         return came.status
@@ -141,13 +154,25 @@ class _Cancelled(NamedTuple):
     status: int
 
 
-async def _ask_one(session: Session, call: ToolCall) -> dict[str, Any] | _Cancelled:
-    """Make the call, and show its progress on a terminal. Raises GoondanError, SystemExit after a second signal."""
+def _over_session(
+    kernel: Kernel, call: ToolCall, event_id: str, interrupted: signal.Signals | None
+) -> dict[str, Any] | _Cancelled:
+    commands.import_session()
+    from goondan.kernel.cli.session import over_session
+
+    return over_session(kernel, lambda session: _ask_one(session, call, event_id, interrupted))
+
+
+async def _ask_one(
+    session: Session, call: ToolCall, event_id: str, interrupted: signal.Signals | None
+) -> dict[str, Any] | _Cancelled:
+    """Make the call, and show its progress on a terminal. `interrupted`: a signal that has come already. Raises
+    GoondanError, SystemExit after a second signal.
+    """
     import asyncio
 
     from goondan.kernel.cli.session import Cancelling, Interrupts, was_cancelled
 
-    event_id = session.new_id()
     screen = None
     if is_terminal(sys.stderr) and not wants_json():
         from goondan.kernel.cli.console.screen import Screen, shows_status
@@ -157,7 +182,10 @@ async def _ask_one(session: Session, call: ToolCall) -> dict[str, Any] | _Cancel
     with Interrupts(cancelling.came, signal.SIGINT, signal.SIGTERM) as interrupts:
         try:
             asking = perform(session, call, event_id, None if screen is None else screen.handle)
-            found = await cancelling.wait(asyncio.ensure_future(asking))
+            waiting = asyncio.ensure_future(asking)
+            if interrupted is not None:
+                asyncio.get_running_loop().call_soon(interrupts.came, interrupted)
+            found = await cancelling.wait(waiting)
         except GoondanError as error:
             if not (interrupts.number and was_cancelled(error.info)):
                 raise
@@ -177,12 +205,15 @@ async def perform(
 
     `event_id` names the call to whoever may cancel it; `listener` hears of its progress.
     """
-    from goondan.kernel.cli.session import Message
+    return tool_result(await session.ask(_message(call, event_id), listener=listener))
+
+
+def _message(call: ToolCall, event_id: str | None) -> Message:
+    from goondan.kernel.cli.one_message import Message
     from goondan.schemas.wire.frames import OPERATOR_AGENT, OPERATOR_CALL, OperatorCall
 
     asked = OperatorCall(call.tool, call.args)
-    message = Message(OPERATOR_AGENT, call.instance, asked, OPERATOR_CALL, event_id, call.workdir)
-    return tool_result(await session.ask(message, listener=listener))
+    return Message(OPERATOR_AGENT, call.instance, asked, OPERATOR_CALL, event_id, call.workdir)
 
 
 def tool_result(answer: Answer) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from goondan.kernel.cli import session as sessions
 from goondan.kernel.cli.attach import Kernel, attach
 from goondan.kernel.cli.console.lines import FROM_STDIN, MAX_LINE_BYTES, read_all
 from goondan.kernel.cli.console.screen import Screen, follow, shown
+from goondan.kernel.cli.one_message import Message
 from goondan.kernel.cli.rules import batch, plain
 from goondan.kernel.cli.state import absolute_workdir, locate
 from goondan.kernel.paths import is_utf8
@@ -99,7 +100,7 @@ def send(
         if not agent:
             raise fail("E_USAGE", "the bundle has no entry agent; name the agent")
         key = batch.check_instance(instance)
-        told = sessions.Message(agent, key, text, event_id=event_id, workdir=workdir, trace_id=trace_id)
+        told = Message(agent, key, text, event_id=event_id, workdir=workdir, trace_id=trace_id)
         sent = asyncio.run(_send(kernel, told, files, not no_wait, timeout, reasoning, raw))
         if not output.wants_json():
             output.tell_servers(place.state_dir, set())
@@ -140,7 +141,7 @@ def _tell_failure(error: frames.ErrorPayload, event_id: str, *, cancelled: bool)
 
 async def _send(
     kernel: Kernel,
-    message: sessions.Message,
+    message: Message,
     files: list[sessions.OpenFile],
     wait: bool,
     timeout_s: float,

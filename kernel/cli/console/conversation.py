@@ -22,9 +22,10 @@ from msgspec import Struct
 
 from goondan.features import FEATURES, Feature
 from goondan.kernel.cli import attach, commands, operator_question, output, state
+from goondan.kernel.cli.one_message import Message
 from goondan.kernel.cli.rules.batch import check_instance
 from goondan.kernel.cli.rules.plain import one_line
-from goondan.kernel.cli.session import Message, Session, opened_files
+from goondan.kernel.cli.session import Session, opened_files
 from goondan.kernel.traces.conversations import Overview, messages, overview
 from goondan.schemas.text.visible import argument_line
 from goondan.schemas.wire.codec import from_raw

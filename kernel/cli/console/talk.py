@@ -19,6 +19,7 @@ from goondan.kernel.cli.console.lines import MAX_LINE_BYTES, Line, LineReader, R
 from goondan.kernel.cli.console.prompt import HISTORY_FILE, PROMPT, Prompt, open_prompt
 from goondan.kernel.cli.console.questions import Questions, questions
 from goondan.kernel.cli.console.screen import Screen, follow, shows_status, tell_news
+from goondan.kernel.cli.one_message import Message
 from goondan.kernel.cli.rules.plain import one_line
 from goondan.schemas.wire import frames, runtime_events
 from goondan.schemas.wire.errors import GoondanError, fail
@@ -325,7 +326,7 @@ class Talk:
             if not agent:
                 raise fail("E_AGENT_NOT_FOUND", "the bundle has no entry agent to talk to")
             key, files = self._commands.instance, self._lay_down(session)
-            message = sessions.Message(agent, key, text, event_id=event_id, workdir=self._options.workdir, files=files)
+            message = Message(agent, key, text, event_id=event_id, workdir=self._options.workdir, files=files)
             return _Told(event_id, await session.ask(message, listener=listener))
         except GoondanError as error:
             if error.info.code in sessions.GONE:
