@@ -387,6 +387,7 @@ def _warming(providers: Collection[str], scratch: str | None) -> Iterator[None]:
     gc.freeze()
     yield
     warmup.fill_pools()
+    warmup.fill_heap()
 
 
 def main(argv: list[str] | None = None) -> int:

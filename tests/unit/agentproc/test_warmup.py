@@ -26,6 +26,33 @@ fill_pools()
 print(before, in_a_row())
 """
 
+#: Blocks of the C library's heap, with holes between them; how many of the next ones lie in a row, before and after.
+HEAP_HOLES = """
+from goondan.agentproc.start.warmup import fill_heap
+kept = [bytes(700) for _ in range(2000)][::2]
+def in_a_row():
+    made = [id(block) for block in [bytes(700) for _ in range(50)]]
+    return sum(0 < after - before < 800 for before, after in zip(made, made[1:]))
+before = in_a_row()
+fill_heap()
+print(before, in_a_row())
+"""
+
+#: How many pages have the code that makes a page of help, before and after it is laid together.
+CODE = """
+import argparse
+from goondan.agentproc.start.warmup import _lay_together, _run_by
+def play(rounds):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--word", choices=[word.upper() for word in ("a", "b")])
+    assert "{A,B}" in parser.format_help()
+def pages(run):
+    return len({key // 4096 for key in run})
+before = _run_by(play)
+_lay_together(before)
+print(pages(before), pages(_run_by(play)))
+"""
+
 #: What a loop takes of private memory (KiB) until its buffer is given back; and that it still works.
 BUFFER = """
 import asyncio
@@ -64,6 +91,14 @@ def test_what_is_made_after_the_holes_are_filled_lies_together() -> None:
     with_holes, filled = _told(HOLES)
     assert with_holes < 20
     assert filled >= 95
+    with_holes, filled = _told(HEAP_HOLES)
+    assert with_holes < 20
+    assert filled >= 45
+
+
+def test_the_code_that_runs_is_laid_together_and_does_the_same() -> None:
+    scattered, together = _told(CODE)
+    assert 2 * together < scattered
 
 
 #: A process between this one and what it forks. What was forked tells its number, its parent, and what the C library
