@@ -448,7 +448,7 @@ class Watch:
     def remove(self, jail: JailUsage) -> None:
         """Its last process is gone."""
         self._jails = [other for other in self._jails if other is not jail]
-        self._ended(jail)
+        self._ended(jail, time.monotonic())
         self._quick.discard(jail)
         self._have_run.discard(jail)
 
@@ -473,19 +473,20 @@ class Watch:
         """A call of this jail has ended."""
         if jail.running() is not None:
             return
-        began = self._busy.get(jail)
-        if began is not None and time.monotonic() - began < DISK_S:
+        now = time.monotonic()
+        if now - self._ended(jail, now) < DISK_S:
             self._quick.add(jail)
         else:
             self._quick.discard(jail)
-        self._ended(jail)
 
-    def _ended(self, jail: JailUsage) -> None:
-        self._busy.pop(jail, None)
+    def _ended(self, jail: JailUsage, now: float) -> float:
+        """It is not busy any more. Returns since when it was (monotonic); 0 if it was not."""
+        since = self._busy.pop(jail, 0.0)
         if self._rousing is not None and not self._busy:
             self._rousing.cancel()
             self._rousing = None
-            self._ran_s += time.monotonic() - self._busy_since
+            self._ran_s += now - self._busy_since
+        return since
 
     def _rouse(self) -> None:
         if self._rousing is not None:
