@@ -191,25 +191,20 @@ class Connection(asyncio.Protocol):
         """Send a request. All data from now on belongs to its answer. One with files is sent by `Response.sent`.
         `on_close` gets the connection when it may be used again.
         """
-        response = self._response
-        if response is None:
-            response = self._response = Response(self, patience)
+        response = self._reader = self._response = self._response or Response(self, patience)
         response.begin(patience, on_close)
-        self._reader = response
         if not isinstance(body, bytes):
             response.unsent = parts_of([head, *body.pieces])
-        elif self._transport is None or self._lost:
-            self.connection_lost(None)
         else:
-            self._transport.writelines((head, body))
+            self.write(head, body)
         return response
 
-    def write(self, data: bytes) -> None:
-        """Send more of the request."""
+    def write(self, *data: bytes) -> None:
+        """Send more of the request. Nothing is copied."""
         if self._transport is None or self._lost:
             self.connection_lost(None)
         else:
-            self._transport.write(data)
+            self._transport.writelines(data)
 
     async def drained(self, limit_s: float) -> bool:
         """Wait until the server has taken most of what was sent, or is gone. False: it takes nothing for `limit_s`."""
@@ -240,8 +235,6 @@ class Connection(asyncio.Protocol):
     def abort(self) -> None:
         """Close it at once, unsent data included."""
         self._reader, self._lost = None, True
-        if self._response is not None:
-            self._response.drop()
         if self._transport is not None:
             self._transport.abort()
 
@@ -282,8 +275,6 @@ class Connection(asyncio.Protocol):
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.lost()
-        if self._response is not None:
-            self._response.drop()
 
 
 class _Tunnel:
@@ -324,15 +315,13 @@ class Response:
     def __init__(self, connection: Connection, patience: Patience) -> None:
         self._connection = connection
         self._parts: list[bytes] = []
-        self._reason: list[bytes] = []
         self.on_body = self._parts.append
-        self.on_status = self._reason.append
         self.begin(patience)
-        self._parser: HttpResponseParser | None = HttpResponseParser(self)
+        self._parser = HttpResponseParser(self)
 
     def begin(self, patience: Patience, on_close: Callable[[Connection], None] | None = None) -> None:
         """The answer to the next request. `on_close` gets the connection when it may be used again."""
-        self.status = 0
+        self.status, self.reason = 0, ""
         self.headers: dict[str, str] = {}
         #: The parts of a request with files that are still to be sent; None: all are sent.
         self.unsent: Iterator[bytes] | None = None
@@ -349,12 +338,6 @@ class Response:
         self._timer: asyncio.TimerHandle | None = None  # of the wait for news
         self._late: asyncio.TimerHandle | None = None
         self._parts.clear()
-        self._reason.clear()
-
-    @property
-    def reason(self) -> str:
-        """The reason phrase."""
-        return b"".join(self._reason).decode("latin-1")
 
     @property
     def unheard(self) -> bool:
@@ -416,24 +399,15 @@ class Response:
     def close(self) -> None:
         """Give the connection back if the answer was read to its end. Otherwise close it."""
         connection = self._connection
-        self._stop_waiting()
-        if self._late is not None:
-            self._late.cancel()
+        for timer in (self._timer, self._late):
+            if timer is not None:
+                timer.cancel()
         if self._end is not None and self._keeps and self._fault is None and self.unsent is None:
             connection.idle()
             if self._on_close is not None:
                 self._on_close(connection)
         else:
             connection.abort()
-
-    def drop(self) -> None:
-        """The connection is over, and needs no parser: each holds the other."""
-        self._parser = None
-
-    def _stop_waiting(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     def _silent(self, limit_s: float) -> None:
         what = "no end of the answer's head" if self._heard and not self.has_head else "nothing"
@@ -456,7 +430,8 @@ class Response:
     def _tell(self) -> None:
         news, self._news = self._news, None
         if news is not None:
-            self._stop_waiting()
+            if self._timer is not None:
+                self._timer.cancel()
             if not news.done():
                 news.set_result(None)
 
@@ -464,14 +439,11 @@ class Response:
 
     def feed(self, data: bytes) -> None:
         """Bytes of the answer."""
-        parser = self._parser
-        if parser is None:
-            return
         self._heard += len(data)
         parts = self._parts
         known = len(parts)
         try:
-            parser.feed_data(data)
+            self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade):
             self._keeps = False
             if self._end is None:
@@ -526,6 +498,10 @@ class Response:
         if self._end is not None:
             self._keeps = False
 
+    def on_status(self, status: bytes) -> None:
+        """The reason phrase."""
+        self.reason += status.decode("latin-1")
+
     def on_header(self, name: bytes, value: bytes) -> None:
         """A header, or a trailer."""
         if self.has_head or self._fault is not None:
@@ -539,13 +515,12 @@ class Response:
 
     def on_headers_complete(self) -> None:
         """The headers are complete. The body follows; after a "go on" answer, the real answer follows."""
-        if self.has_head or self._parser is None or self._fault is not None:
+        if self.has_head or self._fault is not None:
             return
         status = self._parser.get_status_code()
         self._in_head = False
         if status < 200:
-            self.headers = {}
-            self._reason.clear()
+            self.headers, self.reason = {}, ""
             return
         self.status, self.has_head = status, True
         self._keeps = self._parser.should_keep_alive()

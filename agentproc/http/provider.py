@@ -89,11 +89,12 @@ class Tries:
         is out already. Raises Fault, GoondanError.
         """
         if self._permit is not None and not self.inside:
-            began = self._clock()
-            await self._permit.enter(size, self._on_news)
+            if not self._permit.passes():
+                began = self._clock()
+                await self._permit.enter(size, self._on_news)
+                if self._faulty_since is not None:
+                    self._queued_s += self._clock() - began
             self.inside = True
-            if self._faulty_since is not None:
-                self._queued_s += self._clock() - began
         self._on_news("asking")
 
     def answered(self, answer: base.ModelAnswer, headers: dict[str, str]) -> None:
@@ -170,8 +171,7 @@ class HttpProvider:
         """
         if request.max_tokens is not None and request.max_tokens < base.output_limit(request.model):
             request = replace(request, model=base.limited_output(request.model, request.max_tokens))
-        if request.files is not None:
-            request = self._seeing.ready(request)
+        request = self._seeing.ready(request)
         on_news = on_news or _nobody
         tries = Tries(request, on_news, asyncio.get_running_loop().time)
         wire = self._vendor.request(request)
@@ -183,7 +183,8 @@ class HttpProvider:
                         wire = self._vendor.listing(request)
                         request = await self._name_model(request, wire)
                         wire = self._vendor.request(request)
-                    answer, headers = await self._try(request, wire, on_delta, on_news, again=tries.retries.count > 0)
+                    heard = Listener(on_delta, on_news, tries.retries.count > 0)
+                    answer, headers = await self._try(request, wire, heard)
                     tries.answered(answer, headers)
                     return answer if request.output is None else answered(answer)
                 except faults.Fault as error:
@@ -241,15 +242,9 @@ class HttpProvider:
         return told
 
     async def _try(
-        self,
-        request: base.ModelRequest,
-        wire: WireRequest,
-        on_delta: Callable[[base.TextDelta], None] | None,
-        on_news: Callable[[base.ModelNews], None],
-        *,
-        again: bool,
+        self, request: base.ModelRequest, wire: WireRequest, heard: Listener
     ) -> tuple[base.ModelAnswer, dict[str, str]]:
-        """One request; its answer and the headers of that. `again`: what was told before is void. Raises Fault."""
+        """One request; its answer and the headers of that. Raises Fault."""
         model, given, url, headers = self._checked
         if model is not request.model or given is not wire.headers or url is not wire.url:
             self._check_key(request, wire)
@@ -261,15 +256,10 @@ class HttpProvider:
             if not 200 <= response.status < 300:
                 raise await self._refusal(response, base.redactor_of(request.model))
             reader = self._vendor.reader(request)
-            heard = None if on_delta is None else Listener(on_delta, on_news, again)
             if response.headers.get("content-type", "").partition(";")[0].strip() == "application/json":
-                text = reader.read_whole(await _read(response, MAX_BODY_BYTES))
-                if heard is not None:
-                    heard.piece(reader, text)
-                elif reader.content:
-                    on_news("content")
+                heard.piece(reader, reader.read_whole(await _read(response, MAX_BODY_BYTES)))
             else:
-                await self._read_stream(response, reader, heard, on_news)
+                await self._read_stream(response, reader, heard)
             answer = reader.answer()
             if answer.model != request.model.model or self._listed:
                 answer = self._named(answer, request)
@@ -310,15 +300,9 @@ class HttpProvider:
         finally:
             response.close()
 
-    async def _read_stream(
-        self,
-        response: Response,
-        reader: AnswerReader,
-        heard: Listener | None,
-        on_news: Callable[[base.ModelNews], None],
-    ) -> None:
+    async def _read_stream(self, response: Response, reader: AnswerReader, heard: Listener) -> None:
         decoder = SseDecoder()
-        size, events, start, content = 0, 0, b"", 0
+        size, events, start = 0, 0, b""
         try:
             while True:
                 chunk = await response.read()
@@ -327,11 +311,8 @@ class HttpProvider:
                     raise faults.Fault("final", f"a stream of more than {MAX_STREAM_BYTES} bytes")
                 found = decoder.feed(chunk) if chunk else decoder.end()
                 events += len(found)
-                if heard is None:  # nobody reads it: it is only news
-                    reader.read(found)
-                    if reader.content != content:
-                        content = reader.content
-                        on_news("content")
+                if heard.on_delta is None:
+                    heard.piece(reader, reader.read(found))  # nobody reads it: it is only news
                 else:
                     for event in found:
                         heard.piece(reader, reader.read((event,)))
@@ -414,31 +395,33 @@ def _nobody(news: base.ModelNews) -> None:
     """Ignore the news."""
 
 
-class Listener:
-    """Passes on the text of one try, and the reasoning, to `on_delta`."""
+class Listener(msgspec.Struct):
+    """Passes on the news of one try."""
 
-    def __init__(
-        self, on_delta: Callable[[base.TextDelta], None], on_news: Callable[[base.ModelNews], None], again: bool
-    ) -> None:
-        self._on_delta = on_delta
-        self._on_news = on_news
-        self._again = again
-        self._content = 0
+    #: Gets the text, and the reasoning; None: nobody does.
+    on_delta: Callable[[base.TextDelta], None] | None
+    #: Gets the news.
+    on_news: Callable[[base.ModelNews], None]
+    #: What was told before is void.
+    again: bool
+    #: How much the model had said when that was told last.
+    content: int = 0
 
     def piece(self, reader: AnswerReader, text: str) -> None:
         """Pass on the text that `reader` has read, and the reasoning. The first piece of a repeated try makes the
         earlier ones void.
         """
-        if reader.content != self._content:
-            self._content = reader.content
-            self._on_news("content")
-        self._tell(reader.take_reasoning(), reasoning=True)
-        self._tell(text)
+        if reader.content != self.content and not reader.done:  # the end itself is told by the answer
+            self.content = reader.content
+            self.on_news("content")
+        if self.on_delta is not None:
+            self._tell(reader.take_reasoning(), reasoning=True)
+            self._tell(text)
 
     def _tell(self, text: str, *, reasoning: bool = False) -> None:
-        if text:
-            self._on_delta(base.TextDelta(text, self._again, reasoning))
-            self._again = False
+        if text and self.on_delta is not None:
+            self.on_delta(base.TextDelta(text, self.again, reasoning))
+            self.again = False
 
 
 def _is_there(path: str, size: int) -> bool:

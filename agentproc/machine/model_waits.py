@@ -14,6 +14,8 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Final
 
+from msgspec import Struct
+
 from goondan.agentproc.providers.base import FailedTry, ModelNews
 from goondan.schemas.traces.turn_notes import MAX_NOTED_MESSAGE, MAX_TRIES, TryDetail
 from goondan.schemas.wire import errors, frames
@@ -97,21 +99,23 @@ def stalled(model: str, step: int, silence_s: float, limit_s: float, at: str) ->
     )
 
 
-class ModelAttempts:
+class ModelAttempts(Struct):
     """How often a model was asked for one answer, how long no request ran in between, and how long it waited for others
     (seconds).
     """
 
-    __slots__ = ("_news", "_since", "count", "paused_s", "tries", "waited_s")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.paused_s = 0.0
-        self.waited_s = 0.0
-        #: The tries that failed and were followed by another one, the first MAX_TRIES of them.
-        self.tries: list[TryDetail] = []
-        self._news: ModelNews = "asking"
-        self._since: float | None = None
+    #: How often it was asked.
+    count: int = 0
+    #: How long no request ran in between.
+    paused_s: float = 0.0
+    #: How long it waited for others.
+    waited_s: float = 0.0
+    #: The tries that failed and were followed by another one, the first MAX_TRIES of them.
+    tries: list[TryDetail] = []
+    #: The last news but content.
+    last: ModelNews | None = None
+    #: Since when no request runs.
+    since: float | None = None
 
     def hear(self, news: ModelNews, now: float) -> None:
         """Count the provider's news at `now` (seconds)."""
@@ -122,14 +126,14 @@ class ModelAttempts:
                 )
             return
         if news == "held":
-            self._news = news
+            self.last = news
             return
-        if self._since is not None:
-            if self._news == "queued":
-                self.waited_s += now - self._since
+        if self.since is not None:
+            if self.last == "queued":
+                self.waited_s += now - self.since
             else:
-                self.paused_s += now - self._since
+                self.paused_s += now - self.since
         if news == "asking":
             self.count += 1
-        self._since = None if news == "asking" else now
-        self._news = news
+        self.since = None if news == "asking" else now
+        self.last = news

@@ -112,7 +112,7 @@ class ModelCalls:
             log.exception("event %s: the model call", self._event_id)
             self._turn.push(ModelFailed(self._without_secrets(error_payload("E_INTERNAL", str(error)))))
         else:
-            calls = [self._instance.tools.spelt(call) for call in answer.calls]
+            calls = list(map(self._instance.tools.spelt, answer.calls))
             self._turn.push(ModelAnswered(answer.text, calls, answer.finish_reason, stored_metadata(answer)))
 
     def _ask_again(
@@ -200,7 +200,8 @@ class ModelCalls:
         """Make one request to one model, in the time that the turn has left. News of an earlier one of the step's
         requests is void; a question aside has none. Raises GoondanError as `_ask_once`.
         """
-        request = msgspec.structs.replace(request, timeout_s=self._turn.time_left())
+        if (left_s := self._turn.time_left()) is not None:
+            request = msgspec.structs.replace(request, timeout_s=left_s)
         attempts, began = ModelAttempts(), self._loop.time()
         self._attempts = attempts
         on_news: parts.OnNews = partial(self._hear, request, attempts, began)
@@ -211,7 +212,8 @@ class ModelCalls:
                 show = _void_before(show)
         self._asked = request
         self._stall.begin(began)
-        self._watch()
+        if self._stall_timer is None:
+            self._watch()
         try:
             if self._parts.hooks.model:
                 asked: parts.Ask = lambda given, news: provider.complete(given, show, news)
@@ -243,6 +245,9 @@ class ModelCalls:
 
     def _hear(self, request: base.ModelRequest, attempts: ModelAttempts, began: float, news: base.ModelNews) -> None:
         """The news of the provider while a request runs, which began at `began`."""
+        if attempts.last is None and news == "asking":  # the clock has begun with the call
+            attempts.last, attempts.count = news, 1
+            return
         now = self._loop.time()
         if news == "content":
             self._stall.content(now)
@@ -255,7 +260,8 @@ class ModelCalls:
             self._tell_wait(request, began, words, wait_ms)
         elif news == "asking":
             self._stall.asking(now)
-            self._watch()
+            if self._stall_timer is None:
+                self._watch()
         else:
             self._stall.waiting(now)
             if self._told and news == "queued":  # the broker knows itself what it waits for now
@@ -271,10 +277,10 @@ class ModelCalls:
     # --- a model that says nothing
 
     def _watch(self) -> None:
-        """Check again when the model's time is over, unless a check is planned already. One that comes too early plans
+        """Check again when the model's time is over, where no check is planned already. One that comes too early plans
         the next one, so a quick call plans none. None is later than the first notice about a call that begins now.
         """
-        if self._stall_timer is None and (due := self._stall.look_at) is not None:
+        if (due := self._stall.look_at) is not None:
             self._stall_timer = self._loop.call_at(min(due, self._loop.time() + NOTICE_S), self._look)
 
     def _tell_wait(

@@ -20,7 +20,16 @@ from msgspec import Raw, Struct
 
 from goondan.agentproc.providers import faults, history, reader
 from goondan.agentproc.providers.base import ModelRequest, Usage, append_to, encode_json
-from goondan.agentproc.providers.vendor import Parts, Vendor, WireRequest, headers_of, is_closed, put_last, with_list
+from goondan.agentproc.providers.vendor import (
+    Frame,
+    Parts,
+    Vendor,
+    WireRequest,
+    frame_of,
+    headers_of,
+    is_closed,
+    put_last,
+)
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ModelSpec, ToolChoice
 from goondan.schemas.models.model_providers import BY_NAME, DEFAULT_MAX_TOKENS
 from goondan.schemas.wire.blobs import PDF
@@ -49,26 +58,28 @@ class Anthropic(Vendor["Turns"]):
 
     def request(self, request: ModelRequest) -> WireRequest:
         """POST /v1/messages. The model's params are sent unchanged; messages, tools and system come from us."""
-        model = request.model
         turns = self._written.of(request)
-        system = "\n\n".join(text for text in (request.system, *turns.rules) if text and text.strip())
-        marks = self._marks and model.caching and _has_future(request)
+        # Another request may begin with this one. What goes into the cache costs more than what does not.
+        marks = self._marks and request.model.caching and (bool(request.tools) or len(request.messages) > 1)
+        beside = history.blocks_text(request.blocks) if request.blocks else None
+        return self.frame(request, turns.rules, marks).around(turns.parts(beside, marks=marks))
+
+    def _make_frame(self, request: ModelRequest, rules: tuple[str, ...] = (), marks: bool = False) -> Frame:
+        model = request.model
+        system = "\n\n".join([text for text in (request.system, *rules) if text and text.strip()])
         body = {"max_tokens": DEFAULT_MAX_TOKENS, **model.params, "model": model.model, "stream": True}
         if (schema := self._output.own_schema(request)) is not None:
             given = body.get("output_config")
             form = {"type": "json_schema", "schema": schema}
             body["output_config"] = {**(given if isinstance(given, dict) else {}), "format": form}
-        if offered := self._output.tools(request):
-            tools = self._tools.of(offered)
+        if tools := self._tools(request):
             put_last(body, "tools", Raw(b"%s]" % marked(bytes(tools)[:-1])) if marks else tools)
         if system:
             block = encode_json(_text(system))
             put_last(body, "system", Raw(b"[%s]" % marked(block)) if marks else system)
         choice = self._output.choice(request)
         last = {} if choice is None or _thinks_freely(request) else {"tool_choice": _tool_choice(choice)}
-        messages = turns.parts(history.blocks_text(request.blocks), marks=marks)
-        whole = with_list(body, "messages", messages, last)
-        return WireRequest(f"{self._base(model)}/v1/messages", _headers(model), whole)
+        return frame_of(f"{self._base(model)}/v1/messages", _headers(model), body, "messages", last)
 
     def reader(self, request: ModelRequest) -> Reader:
         """The reader for one answer."""
@@ -89,11 +100,6 @@ def _headers(model: ModelSpec) -> dict[str, str]:
     return headers_of(model, **{"anthropic-version": model.api_version or VERSION})
 
 
-def _has_future(request: ModelRequest) -> bool:
-    """Whether another request may begin with this one. What goes into the cache costs more than what does not."""
-    return bool(request.tools) or len(request.messages) > 1
-
-
 #: In a result without content. Inside a text its quotes would be escaped.
 _NO_CONTENT: Final = b'"content":""'
 #: The end of a block with a mark.
@@ -109,62 +115,68 @@ class Turns:
     """The conversation as alternating messages; the first is the user's. `rules` are its system messages."""
 
     def __init__(self) -> None:
-        self.rules: list[str] = []
+        self.rules: tuple[str, ...] = ()
         self.written = bytearray()  # all but the next three
-        self._user = self._marked = b""  # the last whole message of the user, and the same with a mark
+        self._user = bytearray()  # the blocks of the last whole message of the user
+        self._user_mark = -1  # the end of the last of them that may have a mark
         self._behind = b""  # the whole answer behind it
         self._role: Literal["user", "assistant"] = "user"
-        self._blocks: list[bytes] = []  # the blocks of the last message
+        self._blocks = bytearray()  # of the last message
+        self._mark = -1
 
     def add(self, entry: history.HistoryEntry) -> None:
         """Add the next entry."""
         if not isinstance(entry, history.Said):
             if entry.system:
-                self.rules.append(entry.text)
+                self.rules = (*self.rules, entry.text)
             else:
                 self._add("user", told_blocks(entry.text, entry.files))
             return
         if not self._blocks:
             self._add("user", [_text(history.EMPTY)])
         self._add("assistant", blocks_of(entry))
-        self._add("user", [_result(call) for call in entry.calls])
+        self._add("user", list(map(_result, entry.calls)))
 
     def parts(self, beside: str | None = None, *, marks: bool = False) -> Parts:
         """All messages. `beside` is a text of the user at the end of this request only; no mark is
         behind it.
         """
-        before = self.written, self._marked if marks else self._user, self._behind
-        told = [encode_json(_text(beside))] if beside else []
-        if told and self._role == "assistant":
-            return *before, _turn(self._role, self._blocks), _turn("user", told)
-        own = _with_mark(self._blocks) if marks and self._role == "user" else self._blocks
-        return *before, _turn(self._role, [*own, *told] or [encode_json(_text(history.EMPTY))])
+        told = encode_json(_text(beside)) if beside else b""
+        user: bytes | bytearray = _marked(self._user, self._user_mark) if marks else self._user
+        before = (self.written, _turn("user", user), self._behind)
+        if self._role == "assistant":
+            return *before, _turn("assistant", self._blocks), _turn("user", told)
+        last = _marked(self._blocks, self._mark) if marks else self._blocks
+        last = b"%s,%s" % (last, told) if told and last else told or last
+        return *before, _turn("user", last or encode_json(_text(history.EMPTY)))
 
     def _add(self, role: Literal["user", "assistant"], blocks: Sequence[Block]) -> None:
         if not blocks:
             return
         if role != self._role:
-            whole = _turn(self._role, self._blocks)
-            if self._role == "user":
-                if self._user:
-                    append_to(self.written, b"%s,%s" % (self._user, self._behind))
-                self._user, self._marked, self._behind = whole, _turn("user", _with_mark(self._blocks)), b""
+            if role == "user":
+                self._behind = _turn("assistant", self._blocks)
             else:
-                self._behind = whole
-            self._role, self._blocks = role, []
-        self._blocks += [encode_json(block) for block in blocks]
+                if self._user:
+                    append_to(self.written, b"%s,%s" % (_turn("user", self._user), self._behind))
+                self._user, self._user_mark, self._behind = self._blocks, self._mark, b""
+            self._role, self._blocks, self._mark = role, bytearray(), -1
+        for block in blocks:
+            written = encode_json(block)
+            self._blocks += b"," + written if self._blocks else written
+            if _NO_CONTENT not in written:
+                self._mark = len(self._blocks)
 
 
-def _with_mark(blocks: list[bytes]) -> list[bytes]:
-    """The blocks with a mark on the last one that may have it: the vendor takes none on a block without content."""
-    for at in range(len(blocks) - 1, -1, -1):
-        if _NO_CONTENT not in blocks[at]:
-            return [*blocks[:at], marked(blocks[at]), *blocks[at + 1 :]]
-    return blocks
+def _turn(role: str, blocks: bytes | bytearray) -> bytes:
+    return b'{"role":"%s","content":[%s]}' % (role.encode(), blocks) if blocks else b""
 
 
-def _turn(role: str, blocks: list[bytes]) -> bytes:
-    return b'{"role":"%s","content":[%s]}' % (role.encode(), b",".join(blocks))
+def _marked(blocks: bytes | bytearray, at: int) -> bytes | bytearray:
+    """The blocks with a mark on the one that ends there: the last one that may have it, as the vendor takes none on a
+    block without content.
+    """
+    return blocks if at < 0 else b"".join((blocks[: at - 1], _MARK, blocks[at:]))
 
 
 def _thinks_freely(request: ModelRequest) -> bool:
@@ -297,7 +309,6 @@ class _Event(Struct, frozen=True):
 _EMPTY_BLOCK: Final = 512
 
 _decode_event: Final = msgspec.json.Decoder(_Event)
-_decode: Final = _decode_event.decode
 _decode_message: Final = msgspec.json.Decoder(_Message)
 
 
@@ -317,29 +328,22 @@ class Reader(reader.AnswerReader):
     usual = ("end_turn", "stop_sequence", "tool_use")
     cut = ("max_tokens", "model_context_window_exceeded")
 
-    def __init__(self, model: str) -> None:
-        super().__init__(model)
-        self._signatures: dict[int, list[str]] = {}  # of thinking, by number
-        self._thinks = False  # it has thinking
+    _thinks = False  # it has thinking
 
     def read(self, events: Sequence[reader.SseEvent]) -> str:
         """Take the next events. Returns the text that they add."""
         texts = ""
-        for name, data in events:
-            try:
-                said = _decode(data)
-            except reader.UNREAD:
-                odd = reader.decode_odd(_decode_event, data)
-                if odd is None:  # `[DONE]` comes from servers that speak both interfaces
-                    continue
-                said = odd
+        documents = reader.decode_events(_decode_event, events)
+        for (name, data), said in zip(events, documents, strict=True):
+            if said is None:  # `[DONE]` comes from servers that speak both interfaces
+                continue
             kind, delta = said.type or name.decode("utf-8", "replace"), said.delta
             part = self._parts.get(said.index) if kind == "content_block_delta" else None
             if part is None or delta is None:
                 texts += self._take(kind, said, data)
                 continue
             if delta.signature:
-                self._signatures.setdefault(said.index, []).append(self._sized(delta.signature))
+                part.signature.append(self._sized(delta.signature))
             if piece := delta.text or delta.partial_json or delta.thinking or "":
                 self.content += len(piece)
                 if self.content > reader.MAX_ANSWER_CHARS:
@@ -387,7 +391,7 @@ class Reader(reader.AnswerReader):
 
     def _arguments(self, call: reader.Part) -> str | dict[str, Any]:
         given = call.extra.get("input")
-        return super()._arguments(call) or (given if isinstance(given, dict) else "")
+        return "".join(call.pieces) or (given if isinstance(given, dict) else "")
 
     def _begin(self, index: int, block: dict[str, Any]) -> str:
         self._parts.pop(index, None)
@@ -409,10 +413,10 @@ class Reader(reader.AnswerReader):
         """The order of an answer with thinking. The vendor wants thinking back whole, with its signature."""
         if not self._thinks:
             return {}
-        for index, part in self._parts.items():
+        for part in parts:
             if part.extra.get("type") == "thinking":
                 thought = "".join(part.pieces) or reader.text_of(part.extra.get("thinking"))
-                signature = "".join(self._signatures.get(index, ())) or reader.text_of(part.extra.get("signature"))
+                signature = "".join(part.signature) or reader.text_of(part.extra.get("signature"))
                 part.extra = {**part.extra, "thinking": thought, "signature": signature}
         order = self._order(parts)
         return {"blocks": order} if order else {}
@@ -421,20 +425,16 @@ class Reader(reader.AnswerReader):
         """Count every token of the input, also those that went into the vendor's cache or came from it."""
         if usage is None:
             return
-        known = self._usage or Usage()
-        details = usage.output_tokens_details
-        numbers: tuple[int, ...] = (
-            usage.input_tokens or 0,
-            usage.cache_read_input_tokens or 0,
-            usage.cache_creation_input_tokens or 0,
-            usage.output_tokens or 0,
-            0 if details is None else details.thinking_tokens or 0,
+        known, details = self._usage or Usage(), usage.output_tokens_details
+        read, cached, written, said, thought = reader.tokens(
+            usage.input_tokens,
+            usage.cache_read_input_tokens,
+            usage.cache_creation_input_tokens,
+            usage.output_tokens,
+            None if details is None else details.thinking_tokens,
         )
-        if min(numbers) < 0 or sum(numbers) > reader.MAX_TOKENS:
-            numbers = tuple(map(reader.tokens, numbers))
-        read, cached, written, said, thought = numbers
         if self._usage is None or usage.input_tokens:
-            read = reader.tokens(read + cached + written)
+            (read,) = reader.tokens(read + cached + written)
         else:
             read, cached, written = known.input_tokens, known.cached_tokens, known.cache_write_tokens
         self._usage = Usage(read, said or known.output_tokens, cached, written, thought or known.reasoning_tokens)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import unquote, urlsplit
@@ -32,6 +33,9 @@ SHORTEST_SAID: Final = 16
 
 class Permit(Protocol):
     """The way of one request out of this process. It enters; then it is refused, and enters again, or it is over."""
+
+    def passes(self) -> bool:
+        """Let the request out at once, if nothing limits it. Whether it is out."""
 
     async def enter(self, size: int, on_news: Callable[[ModelNews], None]) -> None:
         """Wait until the request may go out. `size` is that of its body (bytes). `on_news` hears `queued` if it waits.
@@ -265,7 +269,14 @@ def asked_call(call_id: str, name: str, arguments: str | dict[str, Any]) -> Aske
     Arguments as JSON text are read strictly; a blank text means {}. A call with unreadable arguments is not sent, it is
     answered with an error. Lone surrogates become U+FFFD, integers beyond 64 bits become doubles.
     """
-    name, call_id = codec.replace_surrogates(name), codec.replace_surrogates(call_id)
+    if not (name.isascii() and call_id.isascii()):
+        name, call_id = codec.replace_surrogates(name), codec.replace_surrogates(call_id)
+    if isinstance(arguments, str) and _LONG_NUMBER.search(arguments) is None:
+        try:
+            if arguments.count("[") + arguments.count("{") <= FLAT:
+                return AskedCall(call_id, name, _decode_object(arguments))
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            pass  # what is wrong with it is said below, and what can be read is read
     try:
         value = read_json(arguments.strip() or "{}") if isinstance(arguments, str) else arguments
         if not (isinstance(arguments, str) and arguments.isascii() and "\\u" not in arguments):
@@ -279,6 +290,12 @@ def asked_call(call_id: str, name: str, arguments: str | dict[str, Any]) -> Aske
         return AskedCall(call_id, name, {}, "a number is too large")
     return AskedCall(call_id, name, args, None if isinstance(args, dict) else "they are no JSON object")
 
+
+#: A number that may have more than 64 bits.
+_LONG_NUMBER: Final = re.compile(r"\d{19}")
+#: Arguments with so many lists and objects are not nested too deep.
+FLAT: Final = 64
+_decode_object: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 encode_json: Final = msgspec.json.Encoder(enc_hook=str).encode
 """JSON for a vendor; what JSON cannot hold becomes text."""

@@ -312,19 +312,21 @@ MAX_WAIT_S: Final = 8.0
 JITTER: Final = 0.5
 
 
-class Retries:
-    """The tries of one model call. `retry` is the patience with the model."""
+class Retries(msgspec.Struct):
+    """The tries of one model call."""
 
-    def __init__(self, retry: model_providers.ModelRetry) -> None:
-        self._retry = retry
-        self._faults: dict[FaultKind, int] = {}
-        self._waited_s = 0.0
-        #: How many tries have failed.
-        self.count = 0
+    #: The patience with the model.
+    retry: model_providers.ModelRetry
+    #: How many tries have failed.
+    count: int = 0
+    #: The same by kind.
+    faults: dict[FaultKind, int] = {}
+    #: The waits so far together.
+    waited_s: float = 0.0
 
     def patience_s(self, kind: FaultKind) -> float:
         """How long the model is asked again after faults of this kind (seconds)."""
-        return self._retry.loading_s if kind == "loading" else self._retry.busy_s
+        return self.retry.loading_s if kind == "loading" else self.retry.busy_s
 
     def asks_too_long(self, fault: Fault) -> bool:
         """Whether the server asks for a wait that is longer than the patience."""
@@ -338,19 +340,19 @@ class Retries:
         """
         kind = fault.kind
         self.count += 1
-        self._faults[kind] = faults = self._faults.get(kind, 0) + 1
+        self.faults[kind] = faults = self.faults.get(kind, 0) + 1
         repeats = REPEATS.get(kind)
         if (repeats is not None and faults > repeats) or self.asks_too_long(fault):
             return None
         own = min(FIRST_WAIT_S * 2.0 ** min(self.count - 1, 10), MAX_WAIT_S)
         asked = fault.retry_after_s
         wait = own * (1 - JITTER * chance) if asked is None else asked + own * JITTER * chance
-        spent_s = max(spent_s, self._waited_s)
+        spent_s = max(spent_s, self.waited_s)
         if spent_s + (wait if asked is None else asked) > self.patience_s(kind) or (
             left_s is not None and wait >= left_s
         ):
             return None
-        self._waited_s += wait
+        self.waited_s += wait
         return wait
 
 
@@ -388,7 +390,7 @@ _UNITS_MS = {"us": 0.001, "µs": 0.001, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e
 
 
 #: The headers that say how much is left.
-_REMAINING: Final = frozenset(
+REMAINING: Final = frozenset(
     name
     for what in ("requests", "tokens")
     for name in (f"x-ratelimit-remaining-{what}", f"anthropic-ratelimit-{what}-remaining")
@@ -397,7 +399,7 @@ _REMAINING: Final = frozenset(
 
 def rate_limits(headers: Mapping[str, str], now: float) -> server_answers.RateLimits | None:
     """What the headers say; None when they say nothing. `now` is Unix time, for servers that send a date."""
-    if _REMAINING.isdisjoint(headers):
+    if REMAINING.isdisjoint(headers):
         return None
     requests, tokens = _left(headers, "requests"), _left(headers, "tokens")
     if requests is None and tokens is None:

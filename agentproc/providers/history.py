@@ -204,10 +204,10 @@ class Entries:
                 else:
                     found.append(Told(data.content, system=isinstance(data, SystemData)))
             elif isinstance(data, AssistantData):
-                parts, text = data.calls, data.text
-                calls = [self._call(part, result) for part, result in zip(parts, rest, strict=False)]
+                text = data.text
+                calls = list(map(self._call, data.calls, rest))
                 if calls or text.strip():
-                    kept = _kept(message, self._provider, self._model)
+                    kept = _kept(message, self._provider, self._model) if KEPT in message.metadata else {}
                     reasoning = message.metadata.get(REASONING) if kept else None
                     found.append(Said(text, calls, kept, reasoning if isinstance(reasoning, str) else ""))
         return found
@@ -241,8 +241,12 @@ class Entries:
         name = part.tool_name
         if not _NAME.fullmatch(name):
             self._odd, name = True, tool_name(name, _names(self.tools))
-        text, (words, files) = result_text(result), self._split(answered.files)
-        return AnsweredCall(call_id, name, part.args, "\n".join([text, *words]), result.status == "error", files)
+        text = result_text(result)
+        files: list[SentFile] = []
+        if answered.files:
+            words, files = self._split(answered.files)
+            text = "\n".join([text, *words])
+        return AnsweredCall(call_id, name, part.args, text, result.status == "error", files)
 
 
 class Writer(Protocol):

@@ -48,20 +48,25 @@ class OpenAI(vendor.Vendor["Messages"]):
         """POST /chat/completions. The model's params are sent unchanged (null removes `stream_options`); messages and
         tools come from us.
         """
+        messages = self._written.of(request)
+        return self.frame(request).around(messages.parts(blocks_text(request.blocks) if request.blocks else None))
+
+    def _make_frame(self, request: ModelRequest) -> vendor.Frame:
         model = request.model
         body = {"stream_options": {"include_usage": True}, **model.params, "model": model.model, "stream": True}
         if body["stream_options"] is None:
             del body["stream_options"]
         if (schema := self._output.own_schema(request)) is not None:
             body["response_format"] = _response_format(schema)
-        if tools := self._output.tools(request):
-            vendor.put_last(body, "tools", self._tools.of(tools))
+        if tools := self._tools(request):
+            vendor.put_last(body, "tools", tools)
         choice = self._output.choice(request)
-        messages = self._written.of(request).parts(request.system, blocks_text(request.blocks))
-        whole = vendor.with_list(
-            body, "messages", messages, {} if choice is None else {"tool_choice": _tool_choice(choice)}
-        )
-        return vendor.WireRequest(f"{self._base(model)}/chat/completions", vendor.headers_of(model), whole)
+        last = {} if choice is None else {"tool_choice": _tool_choice(choice)}
+        url = f"{self._base(model)}/chat/completions"
+        frame = vendor.frame_of(url, vendor.headers_of(model), body, "messages", last)
+        if not request.system or not request.system.strip():
+            return frame
+        return replace(frame, opening=frame.opening + encode_json({"role": "system", "content": request.system}))
 
     def reader(self, request: ModelRequest) -> Reader:
         """The reader for one answer."""
@@ -123,14 +128,13 @@ class Messages:
             if call.files:  # a result has text only, and nothing may stand between results
                 self._add({"role": "user", "content": content_of(f"(Files of the result of {call.id}.)", call.files)})
 
-    def parts(self, system: str | None, beside: str | None = None) -> vendor.Parts:
+    def parts(self, beside: str | None = None) -> vendor.Parts:
         """All messages, behind the system prompt. `beside` is a text at the end of this request only.
 
         It is a message of the user, because many servers accept a system message only as the first one.
         """
-        first = encode_json({"role": "system", "content": system}) if system and system.strip() else b""
         last = encode_json({"role": "user", "content": beside or EMPTY}) if beside or self._only_rules else b""
-        return first, self.written, last
+        return self.written, last
 
     def _add(self, message: dict[str, Any]) -> None:
         self._only_rules = self._only_rules and message["role"] == "system"
@@ -230,7 +234,6 @@ class _Chunk(Struct, frozen=True):
 
 
 _decode_chunk: Final = msgspec.json.Decoder(_Chunk)
-_decode: Final = _decode_chunk.decode
 
 
 class Reader(reader.AnswerReader):
@@ -249,16 +252,12 @@ class Reader(reader.AnswerReader):
     def read(self, events: Sequence[reader.SseEvent]) -> str:
         """Take the next events. Returns the text that they add."""
         texts = ""
-        for _, data in events:
-            try:
-                chunk = _decode(data)
-            except reader.UNREAD:
-                odd = None if data == b"[DONE]" else reader.decode_odd(_decode_chunk, data)
-                if odd is None:
-                    self.done = self.done or b"[DONE]" in data
-                    continue
-                chunk = odd
-            texts += self._take(chunk)
+        documents = reader.decode_events(_decode_chunk, events)
+        for (_, data), chunk in zip(events, documents, strict=True):
+            if chunk is None:
+                self.done = self.done or b"[DONE]" in data
+            else:
+                texts += self._take(chunk)
         return texts
 
     def read_whole(self, body: bytes) -> str:
@@ -282,8 +281,7 @@ class Reader(reader.AnswerReader):
                 continue
             said = choice.delta or choice.message
             if said is not None:
-                content = said.content
-                piece = (content if isinstance(content, str) else _content(content)) + (said.refusal or "")
+                piece = (_content(said.content) if said.content else "") + (said.refusal or "")
                 if said.reasoning_content or said.reasoning:
                     self._take_thought(said)
                 if piece:
@@ -305,14 +303,13 @@ class Reader(reader.AnswerReader):
     def _take_call(self, delta: dict[str, Any]) -> None:
         function = delta.get("function")
         function = function if isinstance(function, dict) else {}
-        call_id, name, arguments = (
-            reader.text_of(delta.get("id")),
-            reader.text_of(function.get("name")),
-            function.get("arguments"),
-        )
+        given_id, given_name, arguments = delta.get("id"), function.get("name"), function.get("arguments")
+        call_id = given_id if isinstance(given_id, str) else ""
+        name = given_name if isinstance(given_name, str) else ""
         call = self._call(delta.get("index"), call_id, name)
-        call.id = call.id or self._sized(call_id)
-        if name != call.name:  # some servers repeat it with every piece
+        if call_id and not call.id:
+            call.id = self._sized(call_id)
+        if name != call.name and name:  # some servers repeat it with every piece
             call.name += self._sized(name)
             if len(call.name) > MAX_NAME_CHARS:
                 raise faults.Fault("final", f"a tool call whose name has more than {MAX_NAME_CHARS} characters")
@@ -320,22 +317,25 @@ class Reader(reader.AnswerReader):
             call.pieces.append(self._sized(arguments))
         elif isinstance(arguments, dict):
             call.pieces = [self._sized(encode_json(arguments).decode())]
-        extra = {key: value for key, value in delta.items() if key not in _KNOWN}
-        if extra:
+        if more := delta.keys() - _KNOWN:
+            extra = {key: value for key, value in delta.items() if key in more}
             self._count(len(encode_json(extra)))  # it is kept with the answer
             call.extra.update(extra)
 
     def _call(self, index: Any, call_id: str, name: str) -> reader.Part:
         """The call that a piece belongs to. Some servers give no index, or the same one to every call."""
-        if isinstance(index, int):
-            known = next((call for number, call in reversed(self._calls) if number == index), None)
+        calls = self._calls
+        if isinstance(index, int) and calls and calls[-1][0] == index:
+            known: reader.Part | None = calls[-1][1]
+        elif isinstance(index, int):
+            known = next((call for number, call in reversed(calls) if number == index), None)
         else:
             index = None
-            known = self._calls[-1][1] if self._calls and not (name and call_id == "") else None
+            known = calls[-1][1] if calls and not (name and call_id == "") else None
         if known is not None and not (name and call_id and known.id and call_id != known.id):
             return known
-        call = self._part(len(self._calls), "call")
-        self._calls.append((index, call))
+        call = self._part(len(calls), "call")
+        calls.append((index, call))
         return call
 
     def _in_order(self) -> list[reader.Part]:
@@ -353,7 +353,7 @@ def _counted(used: _Usage) -> Usage:
         used.prompt_tokens, used.completion_tokens, used.prompt_tokens_details, used.completion_tokens_details
     )
     both = usage.output_tokens + usage.reasoning_tokens
-    if usage.reasoning_tokens and reader.tokens(used.total_tokens) == usage.input_tokens + both:
+    if usage.reasoning_tokens and reader.tokens(used.total_tokens) == [usage.input_tokens + both]:
         return replace(usage, output_tokens=both)  # this server counts its reasoning beside the answer, not in it
     return usage
 
@@ -363,7 +363,7 @@ def _content(content: Any) -> str:
     if isinstance(content, list):
         parts = [part for part in content if isinstance(part, dict) and part.get("type") == "text"]
         return "".join([reader.text_of(part.get("text")) for part in parts])
-    return reader.text_of(content)
+    return content if isinstance(content, str) else ""
 
 
 def _stream_error(chunk: _Chunk) -> faults.Fault:

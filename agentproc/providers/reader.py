@@ -134,6 +134,9 @@ class SseDecoder:
                 continue
             if line[:6] == b"data: ":  # as all servers write it
                 field, value = b"data", line[6:]
+            elif line[:7] == b"event: ":
+                self._name = line[7:]
+                continue
             else:
                 field, _, value = line.partition(b":")
                 value = value.removeprefix(b" ")
@@ -162,6 +165,8 @@ class Part(Struct):
     pieces: list[str] = []
     #: What the vendor's reader keeps of it.
     extra: dict[str, Any] = {}
+    #: Of thinking, in pieces.
+    signature: list[str] = []
 
 
 class AnswerReader(ABC):
@@ -176,21 +181,22 @@ class AnswerReader(ABC):
     #: Why one has stopped that has reached its limit of tokens.
     cut: ClassVar[tuple[str, ...]]
 
+    #: Whether the stream has said that it is complete.
+    done = False
+    #: How much the model has said so far (characters): text, arguments, thinking. Data that a server sends to keep a
+    #: connection alive does not count.
+    content = 0
+    _answered: str | None = None  # the name of the model that answers
+    _stop: str | None = None  # why the model stopped
+    _usage: Usage | None = None
+    _taken = 0  # pieces of the reasoning that were taken
+    _apart = False  # its next piece begins another part
+
     def __init__(self, model: str) -> None:
         """`model` is the name of the model that was asked."""
-        #: Whether the stream has said that it is complete.
-        self.done = False
-        #: How much the model has said so far (characters): text, arguments, thinking. Data that a server sends to keep
-        #: a connection alive does not count.
-        self.content = 0
         self._model = model
         self._parts: dict[Any, Part] = {}
-        self._answered: str | None = None  # the name of the model that answers
-        self._stop: str | None = None  # why the model stopped
-        self._usage: Usage | None = None
         self._thoughts: list[str] = []  # the reasoning, in pieces
-        self._taken = 0  # pieces of it that were taken
-        self._apart = False  # its next piece begins another part
 
     @abstractmethod
     def read(self, events: Sequence[SseEvent]) -> str:
@@ -346,13 +352,7 @@ def counted(
 ) -> Usage:
     """The tokens of a request and of its answer, as numbers that can be stored."""
     of_read, of_written = of_read or TokenDetails(), of_written or TokenDetails()
-    return Usage(
-        tokens(read),
-        tokens(written),
-        tokens(of_read.cached_tokens),
-        tokens(of_read.cache_write_tokens),
-        tokens(of_written.reasoning_tokens),
-    )
+    return Usage(*tokens(read, written, of_read.cached_tokens, of_read.cache_write_tokens, of_written.reasoning_tokens))
 
 
 def decode_json(decoder: msgspec.json.Decoder[T], data: str | bytes) -> T:
@@ -371,17 +371,26 @@ def decode_json(decoder: msgspec.json.Decoder[T], data: str | bytes) -> T:
         raise Fault("broken", f"an answer that is no JSON ({describe_decode_error(error)}): {shown}") from None
 
 
-def decode_odd(decoder: msgspec.json.Decoder[T], data: bytes) -> T | None:
-    """Decode an event that `decoder` does not take. None: it is blank, or the mark `[DONE]` of the end. Raises Fault as
-    `decode_json`. What is no UTF-8 becomes U+FFFD.
+def decode_events(decoder: msgspec.json.Decoder[T], events: Sequence[SseEvent]) -> list[T | None]:
+    """What events say. None: it is blank, or the mark `[DONE]` of the end. Raises Fault as `decode_json`. What is no
+    UTF-8 becomes U+FFFD.
     """
-    text = data.decode("utf-8", "replace")
-    return None if text.strip() in ("", "[DONE]") else decode_json(decoder, text)
+    found: list[T | None] = []
+    for _, data in events:
+        try:
+            found.append(decoder.decode(data))
+        except UNREAD:
+            text = data.decode("utf-8", "replace")
+            found.append(None if text.strip() in ("", "[DONE]") else decode_json(decoder, text))
+    return found
 
 
-def tokens(count: int | None) -> int:
-    """A number of tokens that a server reports, as a number that can be stored."""
-    return max(0, min(count or 0, MAX_TOKENS))
+def tokens(*counts: int | None) -> list[int]:
+    """Numbers of tokens that a server reports, as numbers that can be stored."""
+    known = [count or 0 for count in counts]
+    if min(known) >= 0 and max(known) <= MAX_TOKENS:
+        return known
+    return [max(0, min(count, MAX_TOKENS)) for count in known]
 
 
 def text_of(value: Any) -> str:

@@ -46,21 +46,23 @@ class Responses(vendor.Vendor["Items"]):
 
     def request(self, request: ModelRequest) -> vendor.WireRequest:
         """POST /responses. The model's params are sent unchanged; input, tools and instructions come from us."""
+        items = self._written.of(request)
+        return self.frame(request).around(items.parts(blocks_text(request.blocks) if request.blocks else None))
+
+    def _make_frame(self, request: ModelRequest) -> vendor.Frame:
         model = request.model
         include = {"include": self._include} if self._include else {}
         body = {"store": False, **include, **model.params, "model": model.model, "stream": True}
         if (schema := self._output.own_schema(request)) is not None:
             given = body.get("text")
             body["text"] = {**(given if isinstance(given, dict) else {}), "format": _format(schema)}
-        if tools := self._output.tools(request):
-            vendor.put_last(body, "tools", self._tools.of(tools))
+        if tools := self._tools(request):
+            vendor.put_last(body, "tools", tools)
         if request.system and request.system.strip():
             vendor.put_last(body, "instructions", request.system)
         choice = self._output.choice(request)
-        items = self._written.of(request).parts(blocks_text(request.blocks))
         last = {} if choice is None else {"tool_choice": _tool_choice(choice)}
-        whole = vendor.with_list(body, "input", items, last)
-        return vendor.WireRequest(f"{self._base(model)}/responses", vendor.headers_of(model), whole)
+        return vendor.frame_of(f"{self._base(model)}/responses", vendor.headers_of(model), body, "input", last)
 
     def reader(self, request: ModelRequest) -> Reader:
         """The reader for one answer."""
@@ -220,7 +222,6 @@ class _Event(Struct, frozen=True):
 
 
 _decode_event: Final = msgspec.json.Decoder(_Event)
-_decode: Final = _decode_event.decode
 _decode_response: Final = msgspec.json.Decoder(_Response)
 
 
@@ -242,14 +243,10 @@ class Reader(reader.AnswerReader):
     def read(self, events: Sequence[reader.SseEvent]) -> str:
         """Take the next events. Returns the text that they add."""
         texts = ""
-        for name, data in events:
-            try:
-                said = _decode(data)
-            except reader.UNREAD:
-                odd = reader.decode_odd(_decode_event, data)
-                if odd is None:
-                    continue
-                said = odd
+        documents = reader.decode_events(_decode_event, events)
+        for (name, _), said in zip(events, documents, strict=True):
+            if said is None:
+                continue
             take = _TAKES.get(said.type or name.decode("utf-8", "replace"))
             if take is not None:
                 texts += take(self, said)

@@ -30,7 +30,8 @@ from goondan.agentproc.providers.reader import AnswerReader, decode_json
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ModelSpec, OutputSpec, ToolChoice, key_headers
 from goondan.schemas.models.model_providers import BY_NAME
 
-#: The encoded tools of a request are kept up to this size (bytes). More are rare, and would take as much memory again.
+#: What stands around a conversation is kept up to this size (bytes), with its tools. More is rare, and would take as
+#: much memory again.
 MAX_KEPT: Final = 4 << 20
 #: The name of the tool. No tool of a catalog can have it: theirs have two underscores.
 ANSWER_TOOL: Final = "answer"
@@ -78,11 +79,27 @@ class Vendor(Generic[history.W]):
         #: Base URL when the model names none.
         self.server = BY_NAME[self.name].server
         self._written = history.Written(self.name, writer)
-        self._tools = OfferedTools(offer)
+        self._offer = offer
         self._output = OutputWay(has_own)
+        self._frame: Frame | None = None
+        self._framed: tuple[object, ...] = ()  # what it was made of
 
     def request(self, request: ModelRequest) -> WireRequest:
         """The request to send. The written conversation is kept for the next request, until `forget`."""
+        raise NotImplementedError
+
+    def frame(self, request: ModelRequest, *also: object) -> Frame:
+        """What stands around the request's conversation. It is made anew where the request has another model, tools,
+        system prompt or form of its answer, or where other things matter `also`: their objects are compared.
+        """
+        of = (request.model, request.tools, request.system, request.output, request.tool_choice, *also)
+        frame = self._frame
+        if frame is None or not all(map(is_, of, self._framed)):
+            frame = self._make_frame(request, *also)
+            self._frame, self._framed = (None, ()) if len(frame.opening) > MAX_KEPT else (frame, of)
+        return frame
+
+    def _make_frame(self, request: ModelRequest, *also: Any) -> Frame:
         raise NotImplementedError
 
     def reader(self, request: ModelRequest) -> AnswerReader:
@@ -92,11 +109,18 @@ class Vendor(Generic[history.W]):
     def forget(self) -> None:
         """Drop the conversation."""
         self._written.forget()
+        self._frame = None
+
+    def _tools(self, request: ModelRequest) -> Raw | None:
+        """The tools that the request offers, as a list in JSON; None: it offers none."""
+        offered = self._output.tools(request)
+        return Raw(encode_json(list(map(self._offer, offered)))) if offered else None
 
     def gives_up(self, request: ModelRequest, words: str) -> bool:
         """The server has refused the request with these words. Whether requests are without what they name from now on,
         so that this one may be sent again.
         """
+        self._frame = None
         return self._output.gives_up(request, words) or self._does_without(request, words)
 
     def _does_without(self, request: ModelRequest, words: str) -> bool:
@@ -120,18 +144,36 @@ def headers_of(model: ModelSpec, **vendors: str) -> dict[str, str]:
 Parts = Sequence[bytes | bytearray]
 
 
-def with_list(body: dict[str, Any], name: str, parts: Parts, last: dict[str, Any]) -> bytes:
-    """A request's body: these fields, then a list, then the `last` fields. The list, which is long, is copied once."""
+class Frame(Struct, frozen=True):
+    """What stands around the conversation in a request: mostly the same as in the request before."""
+
+    #: The URL.
+    url: str
+    #: The headers. They contain the key.
+    headers: dict[str, str]
+    #: The body up to the first item of the conversation.
+    opening: bytes
+    #: The body behind its last item.
+    closing: bytes
+
+    def around(self, parts: Parts) -> WireRequest:
+        """The request with this conversation, which is long and is copied once."""
+        pieces: list[bytes | bytearray] = [self.opening]
+        between = b"" if self.opening.endswith(b"[") else b","
+        for part in parts:
+            if part:
+                pieces += (between, part)
+                between = b","
+        pieces.append(self.closing)
+        return WireRequest(self.url, self.headers, b"".join(pieces))
+
+
+def frame_of(url: str, headers: dict[str, str], body: dict[str, Any], name: str, last: dict[str, Any]) -> Frame:
+    """The frame of a body with these fields, then a list of this name, then the `last` fields."""
     for field in (name, *last):
         body.pop(field, None)
-    pieces: list[bytes | bytearray] = [encode_json(body)[:-1], b',"%s":[' % name.encode()]
-    between = b""
-    for part in parts:
-        if part:
-            pieces += (between, part)
-            between = b","
-    pieces.append(b"],%s" % encode_json(last)[1:] if last else b"]}")
-    return b"".join(pieces)
+    opening = b'%s,"%s":[' % (encode_json(body)[:-1], name.encode())
+    return Frame(url, headers, opening, b"],%s" % encode_json(last)[1:] if last else b"]}")
 
 
 def put_last(body: dict[str, Any], name: str, value: Any) -> None:
@@ -162,28 +204,6 @@ class _Listing(Struct, frozen=True):
 
 
 _decode_listing: Final = msgspec.json.Decoder(_Listing)
-
-
-# --- tools ------------------------------------------------------------------------------------------------------------
-
-
-class OfferedTools:
-    """The tools of one conversation's requests. `offer` gives one in the vendor's form."""
-
-    def __init__(self, offer: Callable[[CatalogItem], object]) -> None:
-        self._offer = offer
-        self._items: list[CatalogItem] = []
-        self._encoded = Raw(b"[]")
-
-    def of(self, items: list[CatalogItem]) -> Raw:
-        """The list of these tools. Items and list are read-only, so the same ones have the same JSON."""
-        known = self._items
-        if items is known or (len(items) == len(known) and all(map(is_, items, known))):
-            return self._encoded
-        encoded = Raw(encode_json([self._offer(item) for item in items]))
-        if len(memoryview(encoded)) <= MAX_KEPT:
-            self._items, self._encoded = items, encoded
-        return encoded
 
 
 # --- the form of the answer -------------------------------------------------------------------------------------------

@@ -178,11 +178,11 @@ class TurnPart:
     #: Frames about this turn that it takes, by their types.
     takes: Mapping[str, TakeFrame] = {}
 
-    async def model(self, request: ModelRequest, on_news: OnNews, ask: Ask) -> ModelAnswer:
+    def model(self, request: ModelRequest, on_news: OnNews, ask: Ask) -> Awaitable[ModelAnswer]:
         """A request to a model, also one aside, or to a model in another's place. `ask` goes on with it. Raises
         GoondanError: the request has failed then. E_LEASE_LOST leaves the turn.
         """
-        return await ask(request, on_news)
+        return ask(request, on_news)
 
     def call(self, call: Call, done: Done, start: Start) -> None:
         """A call of the model, or an inner call. Call `start` now or later, or `done` with the result."""

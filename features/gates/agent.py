@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from goondan.agentproc.providers import base, faults
 from goondan.agentproc.turn.instance import Instance
@@ -31,18 +32,19 @@ from goondan.schemas.wire.frames import Frame, Welcome
 BYTES_PER_TOKEN: Final = 4
 
 
+_BOOT_TIME: Final = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
+
+
 class ModelGates(AgentFeature):
     """The gates of one agent process. `clock` is CLOCK_BOOTTIME in seconds, the broker's own."""
 
     name = FEATURE_NAME
 
-    def __init__(
-        self, instance: Instance, clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
-    ) -> None:
+    def __init__(self, instance: Instance, clock: Callable[[], float] = _BOOT_TIME) -> None:
         super().__init__(instance)
         self.clock = clock
         #: The names of the models whose requests have to ask.
-        self._limited: set[str] = set()
+        self.limited: set[str] = set()
         #: What the broker gets back in `hello`, by the name of the model.
         self.states: dict[str, str] = {}
         #: The requests that are out, by their ids.
@@ -57,7 +59,7 @@ class ModelGates(AgentFeature):
 
     def welcomed(self, welcome: Welcome) -> None:
         """The broker names the models whose requests have to ask."""
-        self._limited = set(welcome.limited)
+        self.limited = set(welcome.limited)
 
     def applies(self, spec: AgentSpec, event: Frame) -> bool:
         """Whether the agent asks a server: a provider without one needs no gate."""
@@ -67,13 +69,9 @@ class ModelGates(AgentFeature):
         """See AgentFeature."""
         return TurnGates(self, turn.event.event_id or "", turn.event.epoch or 0, turn.live.in_line)
 
-    def is_limited(self, model: str) -> bool:
-        """Whether requests to this model have to ask."""
-        return model in self._limited
-
     def opened(self, model: str) -> None:
         """Requests to this model need not ask any more."""
-        self._limited.discard(model)
+        self.limited.discard(model)
 
     def changed(self, frame: Frame) -> None:
         """`model.gate`. Raises GoondanError E_FRAME_INVALID."""
@@ -81,7 +79,7 @@ class ModelGates(AgentFeature):
         if not said.limited:
             self.opened(said.model)
             return
-        self._limited.add(said.model)
+        self.limited.add(said.model)
         for request in list(self.out.values()):
             if request.model == said.model and not request.known:
                 request.tell_out()
@@ -91,13 +89,13 @@ class ModelGates(AgentFeature):
         said = codec.from_raw(frame.payload, wire.PlaceInLine)
         request = self.waiting.get(said.id)
         if request is not None:
-            request.on_place(said.before, said.held_ms)
+            request.turn.on_place(said.before, said.held_ms)
 
     def held(self) -> Mapping[str, Any]:
         """The requests that are out, and what the broker had said last about each gate."""
         for request in self.out.values():
             request.known = True
-        permits = [request.held() for request in self.out.values() if self.is_limited(request.model)]
+        permits = [request.held() for request in self.out.values() if request.model in self.limited]
         states = [wire.KeptState(model, state) for model, state in self.states.items()]
         return {"permits": permits, "gates": states}
 
@@ -106,72 +104,75 @@ class TurnGates(TurnPart):
     """The gates of one turn's requests."""
 
     def __init__(self, gates: ModelGates, event_id: str, epoch: int, on_place: Callable[[int, int], None]) -> None:
-        self._gates = gates
-        self._event_id = event_id
-        self._epoch = epoch
-        self._on_place = on_place
+        self.gates = gates
+        self.event_id = event_id
+        self.epoch = epoch
+        self.on_place = on_place
 
-    async def model(self, request: base.ModelRequest, on_news: OnNews, ask: Ask) -> base.ModelAnswer:
+    def model(self, request: base.ModelRequest, on_news: OnNews, ask: Ask) -> Awaitable[base.ModelAnswer]:
         """Give each request its way out."""
         if request.model.provider in model_providers.BY_NAME:
-            request = structs.replace(request, permit=self.request(request.model))
-        return await ask(request, on_news)
-
-    def request(self, model: ModelSpec) -> GatedRequest:
-        """The way of one request to this model."""
-        return GatedRequest(self._gates, model, self._event_id, self._epoch, self._on_place)
+            request = structs.replace(request, permit=GatedRequest(self, request.model))
+        return ask(request, on_news)
 
 
-class GatedRequest:
-    """One request: it enters, and then it is either refused, and enters again, or over."""
+class GatedRequest(Struct):
+    """One request of a turn to a model: it enters, and then it is either refused, and enters again, or over."""
 
-    def __init__(
-        self,
-        gates: ModelGates,
-        model: ModelSpec,
-        event_id: str,
-        epoch: int,
-        on_place: Callable[[int, int], None],
-    ) -> None:
-        self.model = model.document
-        #: Hears of its place in the line.
-        self.on_place = on_place
-        #: Whether the broker knows that it is out.
-        self.known = False
-        self._gates = gates
-        self._patience_ms = min(round(model.retry.busy_s * 1000), server_answers.MAX_NAMED)
-        self._event_id = event_id
-        self._epoch = epoch
-        self._id = os.urandom(8).hex()
-        self._refused: wire.Refused | None = None
-        self._asked_at: float | None = None
-        self._out_at = 0.0
+    #: The gates of its turn.
+    turn: TurnGates
+    #: The model.
+    spec: ModelSpec
+    #: Names it.
+    id: str = ""
+    #: Whether the broker knows that it is out.
+    known: bool = False
+    #: What the server has said when it refused it, for the broker.
+    refusal: wire.Refused | None = None
+    #: When it asked for its permit first (seconds).
+    asked_at: float | None = None
+    #: When it went out last (seconds).
+    out_at: float = 0.0
+
+    @property
+    def model(self) -> str:
+        """The document of the model."""
+        return self.spec.document
+
+    def passes(self) -> bool:
+        """Let it out, if nothing limits its model. Whether it is out."""
+        gates = self.turn.gates
+        self.id = self.id or os.urandom(8).hex()
+        if self.refusal is not None or self.spec.document in gates.limited:
+            return False
+        self.out_at = gates.clock()
+        gates.out[self.id] = self
+        return True
 
     async def enter(self, size: int, on_news: Callable[[base.ModelNews], None]) -> None:
         """Wait until the request may go out. `size` is that of its body (bytes). Raises Fault when the server has
         refused everybody for too long, and GoondanError for any other refusal of the broker.
         """
-        gates = self._gates
-        if self._refused is not None or gates.is_limited(self.model):
+        if not self.passes():
             await self._ask(size, on_news)
-        self._out_at = gates.clock()
-        gates.out[self._id] = self
+            self.out_at = self.turn.gates.clock()
+            self.turn.gates.out[self.id] = self
 
     async def _ask(self, size: int, on_news: Callable[[base.ModelNews], None]) -> None:
-        gates = self._gates
+        gates = self.turn.gates
         on_news("queued")
         now = gates.clock()
-        self._asked_at = now if self._asked_at is None else self._asked_at
+        self.asked_at = now if self.asked_at is None else self.asked_at
         ask = wire.PermitAsk(
-            self._id,
+            self.id,
             self.model,
             min(size // BYTES_PER_TOKEN, server_answers.MAX_NAMED),
-            round(self._asked_at * 1000),
-            self._patience_ms,
-            self._refused,
+            round(self.asked_at * 1000),
+            min(round(self.spec.retry.busy_s * 1000), server_answers.MAX_NAMED),
+            self.refusal,
         )
         frame = self._frame("model.permit", ask)
-        gates.waiting[self._id] = self
+        gates.waiting[self.id] = self
         future = gates.instance.link.post(frame)
         try:
             granted = codec.from_raw((await future).payload, wire.PermitGranted)
@@ -184,8 +185,8 @@ class GatedRequest:
             self._tell_over()  # it may have been granted meanwhile
             raise
         finally:
-            del gates.waiting[self._id]
-        self._refused = None
+            del gates.waiting[self.id]
+        self.refusal = None
         if not granted.others:
             on_news("held")
         if granted.open:
@@ -196,31 +197,33 @@ class GatedRequest:
 
     def refused(self, wait_s: float | None) -> None:
         """The server has refused the request because too much is asked of it. `wait_s` is the wait that it asks for."""
-        self._gates.out.pop(self._id, None)
-        self._refused = wire.Refused(None if wait_s is None else min(round(wait_s * 1000), server_answers.MAX_NAMED))
+        self.turn.gates.out.pop(self.id, None)
+        self.refusal = wire.Refused(None if wait_s is None else min(round(wait_s * 1000), server_answers.MAX_NAMED))
 
     def over(self, headers: dict[str, str] | None, *, accepted: bool, tokens: int | None = None) -> None:
         """The request is over. `headers` are those of its last answer. `accepted`: the server has answered it."""
-        if self._gates.out.pop(self._id, None) is None:
+        if self.turn.gates.out.pop(self.id, None) is None:
             return
-        limits = None if headers is None else faults.rate_limits(headers, time.time())
-        if self.known or (limits is not None and headers is not None and faults.is_low(headers)):
-            self._tell_over(wire.PermitOver(self._id, self.model, accepted, tokens, limits))
+        limits, low = None, False
+        if headers is not None and not faults.REMAINING.isdisjoint(headers):
+            limits, low = faults.rate_limits(headers, time.time()), faults.is_low(headers)
+        if self.known or (limits is not None and low):
+            self._tell_over(wire.PermitOver(self.id, self.model, accepted, tokens, limits))
 
     def held(self) -> wire.HeldPermit:
         """The request, for the broker."""
-        out_ms = round((self._gates.clock() - self._out_at) * 1000)
-        return wire.HeldPermit(self._id, self.model, max(0, min(out_ms, server_answers.MAX_NAMED)))
+        out_ms = round((self.turn.gates.clock() - self.out_at) * 1000)
+        return wire.HeldPermit(self.id, self.model, max(0, min(out_ms, server_answers.MAX_NAMED)))
 
     def tell_out(self) -> None:
         """Tell the broker that the request is out."""
-        self.known = self._gates.instance.link.send(self._frame("model.out", self.held()))
+        self.known = self.turn.gates.instance.link.send(self._frame("model.out", self.held()))
 
     def _tell_over(self, said: wire.PermitOver | None = None) -> None:
-        self._gates.instance.link.send(self._frame("model.over", said or wire.PermitOver(self._id, self.model)))
+        self.turn.gates.instance.link.send(self._frame("model.over", said or wire.PermitOver(self.id, self.model)))
 
     def _frame(self, kind: str, payload: wire.PermitAsk | wire.PermitOver | wire.HeldPermit) -> Frame:
-        return Frame(kind, event_id=self._event_id, epoch=self._epoch, payload=codec.to_raw(payload))
+        return Frame(kind, event_id=self.turn.event_id, epoch=self.turn.epoch, payload=codec.to_raw(payload))
 
 
 FEATURE: Final = ModelGates

@@ -59,7 +59,7 @@ class Agent:
         self.news: list[ModelNews] = []
 
     def request(self) -> GatedRequest:
-        return TurnGates(self.gates, "e1", 3, lambda *place: self.places.append(place)).request(SPEC)
+        return GatedRequest(TurnGates(self.gates, "e1", 3, lambda *place: self.places.append(place)), SPEC)
 
     async def enter(self, request: GatedRequest) -> asyncio.Task[None]:
         task = asyncio.ensure_future(request.enter(4000, self.news.append))
@@ -132,7 +132,7 @@ async def test_a_request_that_is_out_when_its_gate_closes_is_named() -> None:
     request.over({}, accepted=True)
     assert [frame.type for frame in agent.broker.sent] == ["model.out", "model.over"]
     agent.gates.changed(Frame("model.gate", payload=to_raw(GateChanged("main", False))))
-    assert not agent.gates.is_limited("main")
+    assert "main" not in agent.gates.limited
 
 
 async def test_an_ask_that_is_given_up_is_taken_back() -> None:
@@ -221,6 +221,9 @@ class Way:
 
     def __init__(self) -> None:
         self.told: list[tuple[Any, ...]] = []
+
+    def passes(self) -> bool:
+        return False
 
     async def enter(self, size: int, on_news: Any) -> None:
         self.told.append(("enter", size))

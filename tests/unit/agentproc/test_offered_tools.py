@@ -2,49 +2,91 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-import msgspec
+import pytest
+from msgspec import structs
 
-from goondan.agentproc.providers.vendor import MAX_KEPT, OfferedTools
-from goondan.schemas.bundle.launch import CatalogItem
+from goondan.agentproc.http import wire_of
+from goondan.agentproc.machine.messages import UserData
+from goondan.agentproc.providers.vendor import MAX_KEPT
+from goondan.schemas.bundle.launch import CatalogItem, ModelSpec, OutputSpec
+from goondan.schemas.models.model_providers import BY_NAME
+from tests.unit.agentproc.vendor_formats import asked, conversation
+
+ONE, TWO = CatalogItem(name="a__b"), CatalogItem(name="c__d", description="가")
+BOTH = [ONE, TWO]
 
 
 class Counted:
-    def __init__(self) -> None:
+    """A vendor that counts the tools that it writes."""
+
+    def __init__(self, provider: str) -> None:
+        self.vendor: Any = wire_of(provider).VENDOR()
         self.made = 0
-        self.tools = OfferedTools(self.offer)
+        self.request = asked(conversation(UserData("hello")), provider, system="Be brief.")
+        offer = self.vendor._offer
 
-    def offer(self, item: CatalogItem) -> dict[str, Any]:
-        self.made += 1
-        return {"name": item.name, "description": item.description}
+        def count(item: CatalogItem) -> object:
+            self.made += 1
+            return offer(item)
 
-    def of(self, *items: CatalogItem) -> Any:
-        return msgspec.json.decode(self.tools.of(list(items)))
+        self.vendor._offer = count
+
+    def body(self, **changes: Any) -> bytes:
+        self.request = structs.replace(self.request, **changes)
+        body: bytes = self.vendor.request(self.request).body
+        return body
+
+    def of(self, tools: list[CatalogItem]) -> list[str]:
+        found = json.loads(self.body(tools=tools)).get("tools", [])
+        return [tool.get("function", tool)["name"] for tool in found]
 
 
-ONE, TWO = CatalogItem(name="a__b"), CatalogItem(name="c__d", description="가")
-
-
-def test_the_same_items_are_encoded_once() -> None:
-    counted = Counted()
-    assert counted.of() == []
+@pytest.mark.parametrize("provider", sorted(BY_NAME))
+def test_the_same_items_are_encoded_once(provider: str) -> None:
+    counted = Counted(provider)
+    assert counted.of([]) == []
     for _ in range(3):
-        assert [tool["name"] for tool in counted.of(ONE, TWO)] == ["a__b", "c__d"]
+        assert counted.of(BOTH) == ["a__b", "c__d"]
     assert counted.made == 2
 
 
-def test_other_items_another_order_and_equal_names_are_encoded_anew() -> None:
-    counted = Counted()
+@pytest.mark.parametrize("provider", sorted(BY_NAME))
+def test_other_items_another_order_and_equal_names_are_encoded_anew(provider: str) -> None:
+    counted = Counted(provider)
     other = CatalogItem(name="a__b", description="other")
-    for items in ((ONE, TWO), (TWO, ONE), (ONE,), (ONE, TWO), (other, TWO), ()):
-        assert counted.of(*items) == [{"name": item.name, "description": item.description} for item in items]
+    for items in (BOTH, [TWO, ONE], [ONE], BOTH, [other, TWO], []):
+        assert counted.of(items) == [item.name for item in items]
+        assert (b"other" in counted.body()) is (other in items)
+
+
+@pytest.mark.parametrize("provider", sorted(BY_NAME))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": ModelSpec(provider="p", model="another", params={"top": 1}, api_key="k")},
+        {"system": "Be long."},
+        {"output": OutputSpec(schema={"type": "object", "properties": {"n": {"type": "integer"}}})},
+        {"tool_choice": "required"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_stands_around_a_conversation_is_that_of_the_request(provider: str, changes: dict[str, Any]) -> None:
+    """A request behind another one is as it would be alone, and so is the other one again behind it."""
+    counted = Counted(provider)
+    before = counted.request
+    first = counted.vendor.request(before)
+    after = structs.replace(before, **changes)
+    assert counted.vendor.request(after) == wire_of(provider).VENDOR().request(after) != first
+    assert counted.vendor.request(before) == first
 
 
 def test_very_many_are_not_kept() -> None:
-    counted = Counted()
-    large = CatalogItem(name="l__l", description="x" * MAX_KEPT)
-    counted.of(large)
-    counted.of(large)
+    counted = Counted("openai")
+    large = [CatalogItem(name="l__l", description="x" * MAX_KEPT)]
+    for _ in range(2):
+        assert counted.of(large) == ["l__l"]
     assert counted.made == 2
-    assert counted.of(ONE) == [{"name": "a__b", "description": None}]
+    assert counted.of([ONE]) == ["a__b"]
