@@ -13,7 +13,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
-from email.utils import parsedate_to_datetime
 from typing import Any, Final, Literal
 
 import msgspec
@@ -61,8 +60,9 @@ class Fault(Exception):
 
 #: How much of a page's title is shown (characters).
 MAX_TITLE: Final = 120
-_PAGE: Final = re.compile(r"\s*(?:<!--.{0,500}?-->\s*)?<(?:!doctype\s+html|html)\b", re.IGNORECASE | re.DOTALL)
-_TITLE: Final = re.compile(r"<title[^<>]{0,200}>([^<]{0,1000})", re.IGNORECASE)
+# Patterns of refusals are compiled when the first one comes, if ever.
+_PAGE: Final = r"(?is)\s*(?:<!--.{0,500}?-->\s*)?<(?:!doctype\s+html|html)\b"
+_TITLE: Final = r"(?i)<title[^<>]{0,200}>([^<]{0,1000})"
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\s]+")
 
 
@@ -77,11 +77,11 @@ def page_title(text: str) -> str:
 
     A page comes from what stands before a server, or from a server that is no model's: its text says nothing more.
     """
-    if not _PAGE.match(text):
+    if not re.match(_PAGE, text):
         return ""
     from html import unescape  # its tables are worth a megabyte, and few agents ever see a page
 
-    found = _TITLE.search(text)
+    found = re.search(_TITLE, text)
     title = plain(unescape(found[1]))[:MAX_TITLE] if found is not None else ""
     return f"an HTML page, “{title}”" if title else "an HTML page"
 
@@ -126,15 +126,11 @@ _SPENT_NAMES: Final = frozenset(
     ("insufficient_quota", "billing_error", "billing_hard_limit_reached", "billing_not_active", "insufficient_credits")
 )
 #: The same in words.
-_SPENT: Final = re.compile(
-    r"credit balance is too low|insufficient[ _](?:quota|balance|credits?|funds)|billing hard limit", re.IGNORECASE
-)
+_SPENT: Final = r"(?i)credit balance is too low|insufficient[ _](?:quota|balance|credits?|funds)|billing hard limit"
 #: Words that some vendors write of a used-up quota and others of a limit per minute. They mean a quota when the server
 #: names no wait.
-_PERHAPS_SPENT: Final = re.compile(r"exceeded your current quota|\bbilling\b", re.IGNORECASE)
-_LOADING: Final = re.compile(
-    r"\bload(?:ing|ed yet)\b.{0,80}\bmodel\b|\bmodel\b.{0,200}\bload(?:ing|ed yet)\b", re.IGNORECASE
-)
+_PERHAPS_SPENT: Final = r"(?i)exceeded your current quota|\bbilling\b"
+_LOADING: Final = r"(?i)\bload(?:ing|ed yet)\b.{0,80}\bmodel\b|\bmodel\b.{0,200}\bload(?:ing|ed yet)\b"
 #: What a person can do about a server that gives no answer at all, by what was seen of it.
 ADVICE: Final[Mapping[str, str]] = {
     "refused": "Nothing listens there: start the model server, or correct host and port of the Model's endpoint.",
@@ -156,7 +152,7 @@ def refusal_kind(
     """The meaning of a refused request. With `x-should-retry` both vendors overrule the status."""
     if status == _PAYMENT_REQUIRED or _is_spent(frozenset(names), words, named_wait=retry_after_s is not None):
         return "quota"
-    if status == _UNAVAILABLE and _LOADING.search(words):
+    if status == _UNAVAILABLE and re.search(_LOADING, words):
         return "loading"
     wish = headers.get("x-should-retry")
     if wish == "false":
@@ -196,9 +192,9 @@ def error_names(body: Any) -> list[str]:
 
 
 def _is_spent(names: frozenset[str], words: str, *, named_wait: bool) -> bool:
-    if names & _SPENT_NAMES or _SPENT.search(words):
+    if names & _SPENT_NAMES or re.search(_SPENT, words):
         return True
-    return not named_wait and _PERHAPS_SPENT.search(words) is not None
+    return not named_wait and re.search(_PERHAPS_SPENT, words) is not None
 
 
 # --- longer than the model's context ----------------------------------------------------------------------------------
@@ -368,6 +364,8 @@ def retry_after(headers: Mapping[str, str], now: float) -> float | None:
         try:
             seconds = float(value) * unit
         except ValueError:
+            from email.utils import parsedate_to_datetime  # it brings ten modules, and most answers name no date
+
             try:
                 seconds = parsedate_to_datetime(value).timestamp() - now
             except (ValueError, OverflowError):

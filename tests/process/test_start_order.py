@@ -189,6 +189,8 @@ from goondan.kernel import ahead
 from goondan.kernel.supervisor.options import parse
 parse(["--bundle", sys.argv[1]])
 ahead.import_shared()
+ahead.program_of("goondan.agentproc.start.forkserver")
+ahead.parts("agent")
 print(*sys.modules)
 import email.utils, jsonschema_rs, msgspec, platform, uuid
 assert email.utils.parseaddr("one@example.org")[1] == "one@example.org" and platform.python_version()

@@ -562,9 +562,12 @@ def own_program(whose: Literal["relay", "worker", "template", "host"], machine: 
     return encode(instructions(machine, _OWN_RULES[whose]()))
 
 
+_INSTRUCTION: Final = struct.Struct("<HBBI")
+
+
 def encode(code: list[Instruction]) -> bytes:
     """Instructions as the kernel reads them; both machines are little-endian."""
-    return b"".join(struct.pack("<HBBI", *instruction) for instruction in code)
+    return b"".join([_INSTRUCTION.pack(*instruction) for instruction in code])
 
 
 def instructions(machine: Machine, wanted: dict[str, Rule]) -> list[Instruction]:
