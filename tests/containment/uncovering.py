@@ -13,6 +13,7 @@ in a mount namespace of its own, in which the folders stand at other paths as we
 from __future__ import annotations
 
 import asyncio
+import atexit
 import ctypes
 import json
 import os
@@ -83,6 +84,8 @@ class Scene:
             file.write_text("host secret")
         # A link where no jail could have put it: beside /tmp's other files.
         self.link = Path(tempfile.mkdtemp(prefix="gdn-link-", dir="/tmp")) / "x"  # a jail has its own
+        for folder in (self.other, self.link.parent):
+            atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
     def hide(self, facts: HostFacts) -> HostFacts:
         """The facts of a host that hides them."""
