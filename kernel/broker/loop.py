@@ -105,14 +105,15 @@ class BrokerLoop:
                 self._epoll.register(fd, select.EPOLLIN)
         self._tick(now := clock())  # what a part loads beforehand is there before anybody is served
         next_tick = now + TICK_S
-        due = self._transport.due
+        bus, due = self._bus, self._transport.due
         while not self._stop:
             self._wait(now, next_tick)
             now = clock()
             for cls, waits in enumerate(due):
                 if waits:
                     self._drain(cls, now)
-            self._commit(now)
+            if bus.staged or self._unsettled:
+                self._commit(now)
             if now >= next_tick:
                 next_tick = now + TICK_S
                 self._tick(now)
@@ -194,10 +195,9 @@ class BrokerLoop:
             batch, bus.staged = bus.staged, []
             self._journal.append([staged.item for staged in batch])
             self._unsettled.append(batch)
-        if self._unsettled:
-            for refused in self._journal.settled():
-                self._router.settle(self._unsettled.popleft(), now, refused)
-            self._flush(now)
+        for refused in self._journal.settled():
+            self._router.settle(self._unsettled.popleft(), now, refused)
+        self._flush(now)
 
     def _tidy(self, folder: blob_files.BlobFolder, now: float) -> None:
         """Remove large payloads that nobody needs any more. Now and then, look for files that their owners left."""

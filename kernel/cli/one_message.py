@@ -191,14 +191,14 @@ class _Exchange:
     def _next(self) -> Frame:
         """The next frame that the broker sends."""
         while True:
-            data = self._messages.take()
+            found = self._messages.take(1)
             if self._messages.answers:
                 self._connection.sendall(b"".join(self._messages.answers))
                 self._messages.answers.clear()
-            if data is None:
+            if not found:
                 self._messages.feed(self._read())
-            elif data:
-                frame = decode(data, MAX_RELAYED_BYTES)
+            elif found[0]:  # an empty one is no frame
+                frame = decode(found[0], MAX_RELAYED_BYTES)
                 if frame.blob is not None:
                     raise _SomethingElse
                 return frame

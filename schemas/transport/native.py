@@ -64,7 +64,7 @@ class NativeTransport(Transport):
     def take(self) -> bytes | None:
         """The next message; it may be empty. None: there is none now."""
         try:
-            message = self._messages.take()
+            found = self._messages.take(1)
         except ZmtpError:
             self._lose()
             return None
@@ -72,7 +72,7 @@ class NativeTransport(Transport):
             answers = b"".join(self._messages.answers)
             self._messages.answers.clear()
             self._send(answers)
-        return message
+        return found[0] if found else None
 
     def send(self, messages: deque[bytes]) -> None:
         """Send as many of the messages as go out now, and take those out of the queue. `on_writable` is called when

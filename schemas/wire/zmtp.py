@@ -12,6 +12,7 @@ Source: docs/design/wire.md section 10; ZMTP 3.1 (rfc.zeromq.org/spec/37).
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Collection
 from typing import Final
 
@@ -35,6 +36,8 @@ _MORE, _LONG, _COMMAND = 1, 2, 4
 _FLAGS: Final = frozenset({0, _MORE, _LONG, _MORE | _LONG, _COMMAND, _COMMAND | _LONG})
 _SHORT_HEAD, _LONG_HEAD = 2, 9
 _SHORT_MOST: Final = 255
+#: Flags and size of a long frame.
+_LONG_FORM: Final = struct.Struct(">BQ")
 _PING: Final = b"\4PING"
 _PONG: Final = b"\4PONG"
 _READY: Final = b"\5READY"
@@ -49,7 +52,7 @@ class ZmtpError(Exception):
 
 def head(size: int) -> bytes:
     """What stands before a message of `size` bytes."""
-    return bytes((0, size)) if size <= _SHORT_MOST else b"\2" + size.to_bytes(8, "big")
+    return bytes((0, size)) if size <= _SHORT_MOST else _LONG_FORM.pack(_LONG, size)
 
 
 def ready(socket_type: bytes) -> bytes:
@@ -138,7 +141,7 @@ def _properties(body: bytes, at: int) -> dict[bytes, bytes]:
 class Messages:
     """The bytes after READY as messages.
 
-    `feed` what was read, then `take` until it gives None, or until enough is taken; as long as there is `more`, take on
+    `feed` what was read, then `take` until it gives none, or until enough is taken; as long as there is `more`, take on
     before you feed again.
     """
 
@@ -172,44 +175,46 @@ class Messages:
         self.more = self.more[self._at :] + data if self.more else data
         self._at = 0
 
-    def take(self) -> bytes | None:
-        """The next message; it may be empty. None: the rest is not there yet. Raises ZmtpError."""
-        while data := self.more:
-            at = self._at
-            start = at + _SHORT_HEAD
-            if len(data) < start:
-                self._keep(_SHORT_HEAD)
-                return None
-            flags, size = data[at], data[at + 1]
-            if flags:
-                if flags not in _FLAGS:
+    def take(self, most: int) -> list[bytes]:
+        """The next messages, at most `most`; some may be empty. None of them: the rest is not there yet. Raises
+        ZmtpError, after what came before the fault was taken.
+        """
+        data, at = self.more, self._at
+        found: list[bytes] = []
+        end = len(data)
+        try:
+            while at < end and len(found) < most:
+                flags = data[at]
+                if flags > _LONG and flags not in _FLAGS:
                     raise ZmtpError(f"a frame with the flags {flags}")
-                if flags & _LONG:
-                    start = at + _LONG_HEAD
-                    if len(data) < start:
-                        self._keep(_LONG_HEAD)
-                        return None
-                    size = int.from_bytes(data[at + 1 : start], "big")
-                most = MAX_COMMAND if flags & _COMMAND else self._max
-                if size > most:
-                    raise ZmtpError(f"a frame of {size} bytes, limit {most}")
-            stop = start + size
-            if stop > len(data):
-                self._keep(stop - at)
-                return None
-            if stop == len(data):
-                self.more = b""
-            self._at = stop
-            if flags & ~_LONG or self._several:
-                self._put_aside(flags, data[start:stop])
-            else:
-                return data[start:stop]
-        return None
+                start = at + (_LONG_HEAD if flags & _LONG else _SHORT_HEAD)
+                if start > end:
+                    return self._keep(found, at, start)
+                size = _LONG_FORM.unpack_from(data, at)[1] if flags & _LONG else data[at + 1]
+                if size > (self._max if flags < _COMMAND else MAX_COMMAND):
+                    raise ZmtpError(f"a frame of {size} bytes is too large")
+                stop = start + size
+                if stop > end:
+                    return self._keep(found, at, stop)
+                if flags & ~_LONG or self._several:
+                    self._put_aside(flags, data[start:stop])
+                else:
+                    found.append(data[start:stop])
+                at = stop
+        except ZmtpError:
+            if not found:
+                raise
+        self._at = at
+        if at == end:
+            self.more = b""
+        return found
 
-    def _keep(self, needed: int) -> None:
-        self._partial = bytearray(self.more[self._at :])
-        self._needed = needed
+    def _keep(self, found: list[bytes], at: int, stop: int) -> list[bytes]:
+        """Wait for the rest of the frame at `at`, up to `stop`."""
+        self._partial = bytearray(self.more[at:])
+        self._needed = stop - at
         self.more = b""
+        return found
 
     def _put_aside(self, flags: int, body: bytes) -> None:
         """Handle a frame that is no message: a command, or a part of a message of several."""

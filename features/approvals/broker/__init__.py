@@ -92,9 +92,10 @@ class GatedCalls(Part, OfCalls):
 
         Raises GoondanError for a call that nobody can be asked about.
         """
-        instance, tool, call_id = event.instance, frame.tool or "", frame.call_id or ""
+        instance = event.instance
         if instance.agent not in self.policies and event.standing is None:
             return True
+        tool, call_id = frame.tool or "", frame.call_id or ""
         item = self._items.all.get(decisions.approval_subject(instance.agent, instance.key, call_id))
         policies = self.policies.get(instance.agent, [])
         if item is None and not wire.concerns(policies, tool):
@@ -173,8 +174,8 @@ class GatedCalls(Part, OfCalls):
     def opens(self, call: Call, frame: Frame, now: float) -> None:
         """Remember a script: a person is shown it with the calls that it makes."""
         if (
-            frame.blob is None
-            and call.event.instance.agent in self.policies
+            call.event.instance.agent in self.policies
+            and frame.blob is None
             and self._bus.calls.may_make_calls(frame.tool)
         ):
             call.script = bytes(frame.payload)

@@ -28,6 +28,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from itertools import repeat
 from typing import Final
 
 from goondan.kernel.broker.state.bus import Lossy
@@ -175,9 +176,9 @@ class NativeTransport:
             ident, messages = peer.ident, peer.messages
             try:
                 while messages.more and quota > 0:
-                    if (data := messages.take()) is not None:
-                        quota -= 1
-                        found.append((ident, data))
+                    taken = messages.take(quota)
+                    quota -= len(taken)
+                    found += zip(repeat(ident), taken, strict=False)
             except ZmtpError:
                 self._fault(peer)
             if messages.more or messages.answers or messages.multipart:

@@ -55,7 +55,7 @@ async def test_a_handler_that_raises_holds_up_no_other_frame() -> None:
         if frame.event_id == "e1":
             raise ValueError("a bug")
 
-    link = Link("ipc:///proc/nobody", "", on_frame=handle, transport=Broker)
+    link = Link("ipc:///proc/nobody", "t", on_frame=handle, transport=Broker)
     broker = link._transport
     assert isinstance(broker, Broker)
     start = asyncio.ensure_future(link.start())

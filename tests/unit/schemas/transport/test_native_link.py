@@ -192,8 +192,8 @@ async def test_what_the_other_side_does_not_read_waits_in_order(listen: Listen, 
     got: list[bytes] = []
     while len(got) < len(sent):
         messages.feed(await read(connection, 1 << 16 if len(got) < len(sent) - 1 else 1))
-        while (message := messages.take()) is not None:
-            got.append(message)
+        while more := messages.take(1):
+            got += more
     assert got == sent and owner.writable and not owner.queue
 
 
