@@ -23,7 +23,7 @@ from goondan.schemas.wire.codec import check_values
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Blob
 
-#: Read, hashed and written at once (bytes): other threads run in between.
+#: Written at once (bytes).
 _CHUNK: Final = 1 << 20
 #: Copied at once (bytes).
 _COPIED: Final = 1 << 17
@@ -199,7 +199,7 @@ def _content(file: int, blob: Blob) -> bytes:
         raise _mismatch(blob, f"has {status.st_size} bytes")
     chunks = []
     digest, left = hashlib.sha256(), blob.size
-    while left and (chunk := os.read(file, min(left, _CHUNK))):
+    while left and (chunk := os.read(file, left)):
         digest.update(chunk)
         chunks.append(chunk)
         left -= len(chunk)
