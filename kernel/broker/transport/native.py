@@ -28,7 +28,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from itertools import repeat
 from typing import Final
 
 from goondan.kernel.broker.state.bus import Lossy
@@ -178,7 +177,8 @@ class NativeTransport:
                 while messages.more and quota > 0:
                     taken = messages.take(quota)
                     quota -= len(taken)
-                    found += zip(repeat(ident), taken, strict=False)
+                    for data in taken:
+                        found.append((ident, data))  # noqa: PERF401 - usually there is one
             except ZmtpError:
                 self._fault(peer)
             if messages.more or messages.answers or messages.multipart:
