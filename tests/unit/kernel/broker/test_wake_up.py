@@ -20,7 +20,7 @@ from tests.unit.kernel.broker.swarm import TOOL
 from tests.unit.kernel.broker.world import World
 
 #: Calls of functions, without the transport's, for a `tool.call` and for its `tool.result`.
-MOST_OF_A_CALL, MOST_OF_A_RESULT = 24, 12
+MOST_OF_A_CALL, MOST_OF_A_RESULT = 17, 10
 
 
 class Scripted:
