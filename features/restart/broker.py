@@ -80,27 +80,6 @@ class FreshStart(Struct, frozen=True, array_like=True, tag="restart/fresh", kw_o
     generation: int
 
 
-def restart_subject(agent: str, key: str, call_id: str) -> str:
-    """The subject of an instance's wish for a restart."""
-    return f"{_RESTART}{agent}/{key}/{call_id}"
-
-
-def wish_written(subject: str, record: RestartWished) -> Item:
-    """An agent's wish for a restart."""
-    return Item((Put(subject, encode(record)),), refusable=True)
-
-
-def wish_over(subject: str) -> Item:
-    """A wish was fulfilled, or has failed. Its id is kept, so that a repeat is not taken for a new wish."""
-    return Item((Retire(subject, b"", "restarted"),))
-
-
-def fresh_written(agent: str, generation: int) -> Item:
-    """Conversations begin again."""
-    subject = _FRESH + agent
-    return Item((Retire(subject), Put(subject, encode(FreshStart(agent=agent, generation=generation)))))
-
-
 #: `checking`: the supervisor looks at the bundle. `staged`: on its way into the journal. `wished`: to be carried out.
 #: `due`: the supervisor has been told. `done`: a kernel has started since, or the restart came to nothing.
 WishState = Literal["checking", "staged", "wished", "due", "done"]
@@ -152,7 +131,7 @@ class Restarts(Part, OfEvents):
         if instance.leased is None:
             raise fail("E_LEASE_LOST", "only a turn that runs may ask for a restart")
         request = from_raw(frame.payload, RestartRequest)
-        subject = restart_subject(instance.agent, instance.key, call_id)
+        subject = f"{_RESTART}{instance.agent}/{instance.key}/{call_id}"
         known = self._wishes.get(subject)
         if known is not None and known.state in ("checking", "staged"):
             join(known.askers, connection, frame, "restart")
@@ -185,8 +164,8 @@ class Restarts(Part, OfEvents):
             self._refuse(wish, message.error)
             return
         wish.state = "staged"
-        item = wish_written(wish.subject, RestartWished(wish.event_id, wish.reason, wish.at_ms))
-        self._bus.stage(item, partial(self._journaled, wish))
+        record = encode(RestartWished(wish.event_id, wish.reason, wish.at_ms))
+        self._bus.stage(Item((Put(wish.subject, record),), refusable=True), partial(self._journaled, wish))
 
     def undone(self, message: RestartUndone, now: float) -> None:
         """The supervisor will not restart the kernel: the kernel goes on as it is."""
@@ -245,7 +224,8 @@ class Restarts(Part, OfEvents):
                 self._carry_out(wish)
             elif wish.state == "done" and not self._is_recent(wish.at_ms, now):
                 del self._wishes[wish.subject]
-                self._bus.stage(wish_over(wish.subject))
+                # Its id is kept, so that a repeat is not taken for a new wish.
+                self._bus.stage(Item((Retire(wish.subject, b"", "restarted"),)))
 
     # --- inside
 
@@ -296,7 +276,9 @@ class FreshStarts(Part):
         bus = self._bus
         number = max(int((bus.booted_at + now) * 1000), self.of(message.agent) + 1)
         self._generations[message.agent] = number
-        bus.stage(fresh_written(message.agent, number), partial(self._journaled, message.agent))
+        subject, record = _FRESH + message.agent, FreshStart(agent=message.agent, generation=number)
+        item = Item((Retire(subject), Put(subject, encode(record))))
+        bus.stage(item, partial(self._journaled, message.agent))
 
     def tell(self, connection: Connection, frame: Frame, asked: dict[str, Any], now: float) -> None:
         """`{op: "generation", agent}`: the generation of the agent's conversations, 0 before the first fresh start."""

@@ -85,6 +85,10 @@ class GatedCalls(Part, OfCalls):
             (name, item.name): item.aliases for name in self.policies for item in agents[name].registry if item.aliases
         }
 
+    def applies(self) -> bool:
+        """See Part."""
+        return bool(self.policies or self._items.all)
+
     # --- calls of a tool host
 
     def admits(self, connection: Connection, event: Event, frame: Frame, place: Workdir, now: float) -> bool:

@@ -158,11 +158,6 @@ def approval_subject(agent: str, key: str, call_id: str) -> str:
     return f"{_ITEM}{agent}/{key}\0{call_id}"
 
 
-def item_written(subject: str, record: OfItem, *, refusable: bool) -> Writes:
-    """An item was asked about, decided or used."""
-    return Writes((Put(subject, encode(record)),), refusable)
-
-
 def item_over(subject: str) -> Writes:
     """The turn of an item has ended."""
     return Writes((Retire(subject),))

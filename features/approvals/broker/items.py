@@ -20,6 +20,7 @@ from msgspec import Raw
 
 from goondan.features.approvals.broker import decisions
 from goondan.features.approvals.wire import MAX_EXPIRY_S, WAITS, ApprovalState, code_of
+from goondan.kernel.broker.state import records
 from goondan.kernel.broker.state.bus import Core, Lossy
 from goondan.kernel.broker.state.entities import CLIENTS, Connection, Event, Standing
 from goondan.kernel.broker.state.parts import OfCalls, OfEvents, Part, Record
@@ -181,8 +182,8 @@ class Items(Part, OfEvents, OfCalls):
     # --- the journal's word
 
     def _stage(self, item: decisions.Item, record: decisions.OfItem, *, refusable: bool = False) -> None:
-        write = decisions.item_written(item.subject, record, refusable=refusable)
-        self._bus.stage(write, partial(self._journaled, item))
+        write = records.Put(item.subject, records.encode(record))
+        self._bus.stage(records.Item((write,), refusable), partial(self._journaled, item))
 
     def _journaled(self, item: decisions.Item, kept: bool) -> None:
         """The journal has the last staged change of this item, or no room for it."""

@@ -98,6 +98,10 @@ class Budgets(Part, OfEvents, OfCalls):
             },
         )
 
+    def applies(self) -> bool:
+        """See Part."""
+        return bool(self.accounts.limits or self.accounts.trees)
+
     def resumed(self, now: float) -> None:
         """See Part. Accepted events have the agents whose budgets they are charged to with them."""
         bus, accounts = self._bus, self.accounts
@@ -122,7 +126,7 @@ class Budgets(Part, OfEvents, OfCalls):
         """Charge a new event, if it is known already to what; `leased` does the rest. Raises GoondanError
         E_BUDGET_SPENT when a turn asks and no more work may start.
         """
-        if actor.root is not None and (self.accounts.limits or self.accounts.trees):
+        if actor.root is not None:
             self._charge_new(event, self._chain_for(event, actor.root, actor.turn))
 
     def follows(self, answer: Event, request: Event) -> None:

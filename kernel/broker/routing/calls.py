@@ -22,7 +22,7 @@ Source: docs/design/delivery.md section 6; docs/design/wire.md section 4; docs/d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
 from typing import Final
 
@@ -39,7 +39,7 @@ from goondan.kernel.broker.state.bus import (
     overloaded,
 )
 from goondan.kernel.broker.state.entities import AGENTS, TOOLS, Call, Connection, Event, Instance, Work
-from goondan.kernel.broker.state.parts import OfCalls, OfHosts, Part, Take, hooks_of
+from goondan.kernel.broker.state.parts import Hooks, OfCalls, OfHosts, Part, Take
 from goondan.kernel.broker.state.workdirs import Workdir, check_opened
 from goondan.schemas.bundle.address import SEPARATOR, is_name
 from goondan.schemas.bundle.effective_config import server_of
@@ -80,15 +80,13 @@ _LOST: Final = ""
 class ToolCalls(Part, OfHosts):
     """The part of the broker that passes on tool calls."""
 
-    def __init__(
-        self, bus: Bus, clocks: Clocks, call_ended: Callable[[Event, str], None], parts: Sequence[object]
-    ) -> None:
+    def __init__(self, bus: Bus, clocks: Clocks, call_ended: Callable[[Event, str], None], hooks: Hooks) -> None:
         self._bus = bus
-        self._admits = hooks_of(parts, OfCalls, OfCalls.admits)
-        self._opens = hooks_of(parts, OfCalls, OfCalls.opens)
-        self._stored = hooks_of(parts, OfCalls, OfCalls.stored)
-        self._overs = hooks_of(parts, OfCalls, OfCalls.over)
-        self._keeps = hooks_of(parts, OfCalls, OfCalls.keeps)
+        self._admits = hooks.of(OfCalls, OfCalls.admits)
+        self._opens = hooks.of(OfCalls, OfCalls.opens)
+        self._stored = hooks.of(OfCalls, OfCalls.stored)
+        self._overs = hooks.of(OfCalls, OfCalls.over)
+        self._keeps = hooks.of(OfCalls, OfCalls.keeps)
         self._call_ended = call_ended
         self._clocks = clocks
         self._calls = bus.calls

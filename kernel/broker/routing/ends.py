@@ -26,7 +26,7 @@ Source: docs/design/delivery.md sections 2, 5 and 7; PROTOCOL.md "Cancelling"; r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from typing import Any, Final, Literal
@@ -35,7 +35,7 @@ from msgspec import Raw
 
 from goondan.kernel.broker.state import blobs, entities, mailbox, presence
 from goondan.kernel.broker.state.bus import RETURN_S, Bus, join, overloaded
-from goondan.kernel.broker.state.parts import OfEvents, Op, Part, Take, fitting, hooks_of
+from goondan.kernel.broker.state.parts import Hooks, OfEvents, Op, Part, Take, fitting
 from goondan.kernel.broker.state.records import Finished, Item, event_digest, event_subject
 from goondan.kernel.broker.state.records import decode as decode_record
 from goondan.schemas.wire import codec, questions
@@ -151,10 +151,10 @@ def late_answer_frames(instance: entities.Instance, contents: mailbox.Contents) 
 class Ends:
     """Stages the ends of events."""
 
-    def __init__(self, bus: Bus, finished: Callable[..., None], parts: Sequence[object]) -> None:
+    def __init__(self, bus: Bus, finished: Callable[..., None], hooks: Hooks) -> None:
         """`finished` acts on an end when the journal has it (Events.finished)."""
         self._finished = finished
-        self._follows = hooks_of(parts, OfEvents, OfEvents.follows)
+        self._follows = hooks.of(OfEvents, OfEvents.follows)
         self._bus = bus
         self._mailbox = bus.mailbox
 
@@ -256,7 +256,6 @@ class Answering(Part):
         asker = event.asker
         if not event.wants_answer or asker is None or event.asynchronous:
             return
-        self._mailbox.contents.recall(event)
         content, work, answer_id = event.content, event.work, event.answer_id
         answer = work.answer if work.answer is not None else self._journaled_answer(event.id)
         agent, key = event.instance.agent, event.instance.key

@@ -12,7 +12,7 @@ Source: docs/design/delivery.md sections 2, 5 and 7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Final
 
 from msgspec import Raw
@@ -31,7 +31,7 @@ from goondan.kernel.broker.routing.processes import Processes
 from goondan.kernel.broker.state import mailbox, records
 from goondan.kernel.broker.state.bus import Bus, left_ms
 from goondan.kernel.broker.state.entities import AGENTS, Connection, End, Event, Instance
-from goondan.kernel.broker.state.parts import OfEvents, Part, Take, hooks_of
+from goondan.kernel.broker.state.parts import Hooks, OfEvents, Part, Take
 from goondan.schemas.wire.errors import error_payload, fail
 from goondan.schemas.wire.frames import Blob, Frame, Hello
 
@@ -52,7 +52,7 @@ class Events(Part):
         processes: Processes,
         quiet: QuietPeers,
         tool_calls: ToolCalls,
-        parts: Sequence[object],
+        hooks: Hooks,
     ) -> None:
         self._bus = bus
         self._answering = answering
@@ -60,10 +60,10 @@ class Events(Part):
         self._ends = ends
         self._processes = processes
         self._quiet = quiet
-        self._leased = hooks_of(parts, OfEvents, OfEvents.leased)
-        self._handed = hooks_of(parts, OfEvents, OfEvents.handed)
+        self._leased = hooks.of(OfEvents, OfEvents.leased)
+        self._handed = hooks.of(OfEvents, OfEvents.handed)
         self._tool_calls = tool_calls
-        bus.mailbox.on_left = hooks_of(parts, OfEvents, OfEvents.left)
+        bus.mailbox.on_left = hooks.of(OfEvents, OfEvents.left)
         self._mailbox = bus.mailbox
         self.takes = (Take((AGENTS,), "ack", self.agent_ack),)
         #: Handlers for the states that an agent can report about its event.

@@ -14,11 +14,9 @@ Source: docs/design/delivery.md sections 2, 5 and 7.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Final
-
-from msgspec import Raw
 
 from goondan.kernel.broker.routing import acting, ends
 from goondan.kernel.broker.state.bus import (
@@ -32,7 +30,7 @@ from goondan.kernel.broker.state.bus import (
 )
 from goondan.kernel.broker.state.entities import AGENTS, CLIENTS, TOOLS, Actor, Connection, Content, Event, Instance
 from goondan.kernel.broker.state.mailbox import MAX_LATE, MAX_QUEUED
-from goondan.kernel.broker.state.parts import OfEvents, Part, Take, hooks_of
+from goondan.kernel.broker.state.parts import Hooks, OfEvents, Part, Take
 from goondan.kernel.broker.state.records import Finished, event_digest, event_subject
 from goondan.kernel.broker.state.records import decode as decode_record
 from goondan.kernel.broker.state.workdirs import passed_on
@@ -62,7 +60,7 @@ class Intake(Part):
         actors: acting.Actors,
         answering: ends.Answering,
         clocks: Clocks,
-        parts: Sequence[object],
+        hooks: Hooks,
     ) -> None:
         """`accepted` acts on an event when the journal has it (events.py)."""
         self._bus = bus
@@ -70,7 +68,7 @@ class Intake(Part):
         self._actors = actors
         self._answering = answering
         self._clocks = clocks
-        self._accepts = hooks_of(parts, OfEvents, OfEvents.accepts)
+        self._accepts = hooks.of(OfEvents, OfEvents.accepts)
         self._mailbox = bus.mailbox
         self._ledger = bus.ledger
         self.takes = (
@@ -111,7 +109,8 @@ class Intake(Part):
                 raise _id_in_use()
             self._late_repeat(event_id, instance, actor, connection, frame)
             return
-        asks = _asks(actor, frame)
+        turn, asks = actor.turn, _asks(actor, frame)
+        auth = frame.auth if connection.claims.operator and actor.instance is None else None
         chain = self._chain(actor, frame, instance) if asks else None
         trace_id, parent_span_id = acting.trace_of(actor, frame, self._bus.booted_at + now)
         event = Event(
@@ -123,7 +122,8 @@ class Intake(Part):
                 payload=frame.payload,
                 reply_to=_reply_to(actor, frame) if asks else frame.reply_to,
                 chain=chain,
-                auth=_auth(actor, connection, frame),
+                # An operator may name one, and an agent passes on that of its own event.
+                auth=auth if turn is None else turn.content.auth,
                 workdir=frame.workdir if actor.instance is None else self._passed_on(actor, instance),
                 trace_id=trace_id,
                 parent_span_id=parent_span_id,
@@ -136,7 +136,7 @@ class Intake(Part):
             files=frame.files or None,
             root=actor.root or "",
             session=actor.session,
-            asking=None if chain is None else actor.turn,
+            asking=None if chain is None else turn,
             since=now,
             asynchronous=asks and frame.asynchronous,
         )
@@ -199,7 +199,7 @@ class Intake(Part):
         waits_for = connection.refused.get(target) if ordered else None
         if waits_for is not None and waits_for.event_id != event.id and now < waits_for.until:
             message = f"an earlier message for {instance.address} was refused and has to come first"
-        elif (refusal := self._refusal(actor, event)) is not None:
+        elif (refusal := self._refusal(event)) is not None:
             message = refusal
         else:
             if ordered:
@@ -221,12 +221,11 @@ class Intake(Part):
         if of_turn and asker is not None and self._mailbox.late_of(asker) >= MAX_LATE:
             message = f"{MAX_LATE} questions that {asker.address} does not wait for are open or answered"
             raise fail("E_TOOL_LIMIT", message, suggestion="Wait for answers, or ask the rest in later turns.")
-        from_tool = event.source is not None and event.source.kind == "tool"
-        if self._mailbox.dead and not from_tool and not self._mailbox.may_die(event):
+        if (event.source is None or event.source.kind != "tool") and not self._mailbox.may_die(event):
             message = f"messages for the agent {agent!r} were given up, and no room is left for more of this sender"
             raise fail("E_AGENT_FAILED", message, suggestion="See `gdn dead list`; requeue or drop them.")
 
-    def _refusal(self, actor: Actor, event: Event) -> str | None:
+    def _refusal(self, event: Event) -> str | None:
         """Why there is no room for a new event, in words; None when there is room."""
         mailbox, instance, root, size = self._mailbox, event.instance, event.root, event.size
         if instance.deleting:
@@ -239,8 +238,9 @@ class Intake(Part):
             session, root, size, operator=operator
         ):
             return None
-        if size <= MAX_NESTED_BYTES and _is_first(actor, event):
-            return None
+        turn = event.asking
+        if size <= MAX_NESTED_BYTES and turn is not None and all(one.finished for one in turn.work.requests):
+            return None  # its turn waits for nothing else, and could not go on without it
         return self._bus.shortage(mailbox.open, event, 1, "open messages") or self._bus.shortage(
             mailbox.held, event, size, "bytes of messages"
         )
@@ -358,11 +358,6 @@ def _said(frame: Frame) -> str | None:
     return payload if not frame.files else "+".join([payload, *(file.blob.digest for file in frame.files)])
 
 
-def _is_first(actor: Actor, event: Event) -> bool:
-    """Whether a turn sends this request and waits for nothing else. Without the request the turn could not go on."""
-    return event.asking is not None and actor.turn is not None and all(one.finished for one in actor.turn.work.requests)
-
-
 def _wants_live(connection: Connection, frame: Frame) -> bool:
     """Whether the asker gets live events of the turn: a client that asks for them and waits for the answer."""
     return frame.live and connection.cls == CLIENTS and frame.reply_to is not None
@@ -391,10 +386,3 @@ def _longer(turn: Event | None, instance: Instance) -> list[str]:
     while turn is not None and (turn := turn.asking) is not None:
         chain.append(turn.instance.address)
     return chain[::-1]
-
-
-def _auth(actor: Actor, connection: Connection, frame: Frame) -> Raw | None:
-    """The `auth` of an event: an operator may set it, and an agent passes on the `auth` of its own event."""
-    if actor.instance is not None:
-        return actor.turn.content.auth if actor.turn is not None else None
-    return frame.auth if connection.claims.operator else None

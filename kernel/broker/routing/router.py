@@ -33,6 +33,7 @@ from goondan.kernel.broker.state.entities import (
     Handler,
 )
 from goondan.kernel.broker.state.parts import (
+    Hooks,
     OfEvents,
     OfHosts,
     OfInstances,
@@ -64,14 +65,15 @@ class Router:
         self.clocks = clocks = Clocks(bus)
         # What a part does at an end is done before what stands behind it does something.
         beside = [part for make in features for part in make(self)]
+        hooks = self._hooks = Hooks(beside)
         actors = self._actors = acting.Actors(bus)
         # The events are not there yet.
-        ends = self._ends = Ends(bus, lambda *end: self._events.finished(*end), beside)  # noqa: PLW0108
+        ends = self._ends = Ends(bus, lambda *end: self._events.finished(*end), hooks)  # noqa: PLW0108
         cancels = self._cancels = Cancels(bus, ends)
         self._quiet = quiet = QuietPeers(bus)
         #: The pieces of a new plan that have come: it can be larger than a frame.
         self._pieces: list[bytes] = []
-        self._tool_calls = calls.ToolCalls(bus, clocks, cancels.call_ended, beside)
+        self._tool_calls = calls.ToolCalls(bus, clocks, cancels.call_ended, hooks)
         self._processes = processes.Processes(bus, ends, cancels, self._tool_calls, beside)
         self._directory = directory = Directory(bus, actors, self._processes.want)
         self._deletions = deletions.Deletions(bus, cancels, self._processes, directory, folders, beside)
@@ -84,13 +86,13 @@ class Router:
             processes=self._processes,
             quiet=quiet,
             tool_calls=self._tool_calls,
-            parts=beside,
+            hooks=hooks,
         )
         self._connections = bus.presence.connections
         self._prepare(bus.plan)
         own: list[Part] = [
             self._events,
-            intake.Intake(bus, self._events.accepted, actors, answering, clocks, beside),
+            intake.Intake(bus, self._events.accepted, actors, answering, clocks, hooks),
             directory,
             self._tool_calls,
             self._processes,
@@ -120,6 +122,7 @@ class Router:
         for part in [*(part for part in self.parts if part is not self._processes), self._processes]:
             for message, hear in part.hears.items():
                 self._hears.setdefault(message, []).append(hear)
+        hooks.choose()
 
     def _table(self) -> dict[int | str, dict[str, Handler]]:
         """The handlers of all frames, by who may send them."""
@@ -158,6 +161,7 @@ class Router:
         """Go on with what was read. Work of agents and features that are not here any more becomes dead letters."""
         for resumed in reversed(hooks_of(self.parts, Part, Part.resumed)):
             resumed(self.bus.now)
+        self._hooks.choose()
         self._ends.without_agent()
         for feature, count in self._missing.records.items():
             self.bus.notices.append(f"E_FEATURE_MISSING: {count} records of {feature} are kept, and nobody reads them")
@@ -345,6 +349,7 @@ class Router:
         self._actors.revise(plan)
         for revise in self._revises:
             revise(plan)
+        self._hooks.choose()
         changed = {name for name, spec in plan.agents.items() if not _is_same(before.agents.get(name), spec)}
         for connection in self._connections[AGENTS].values():
             self._set_allowed(connection)

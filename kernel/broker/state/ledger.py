@@ -65,7 +65,7 @@ class Ledger:
             parent_span_id=content.parent_span_id,
             parts=event.parts,
         )
-        return _put(event, record, refusable=True)
+        return records.Item((records.Put(records.event_subject(event.id), records.encode(record)),), refusable=True)
 
     def attempt(self, event: Event) -> records.Item:
         """A delivery has failed."""
@@ -170,8 +170,8 @@ class Ledger:
         return int((self.booted_at + now) * 1000)
 
 
-def _put(event: Event, record: records.Record, *, refusable: bool = False) -> records.Item:
-    return records.Item((records.Put(records.event_subject(event.id), records.encode(record)),), refusable)
+def _put(event: Event, record: records.Record) -> records.Item:
+    return records.Item((records.Put(records.event_subject(event.id), records.encode(record)),))
 
 
 def _replace(subject: str, record: records.Record) -> records.Item:

@@ -125,6 +125,10 @@ class Part:
     #: Its records in the journal.
     records: Sequence[Record] = ()
 
+    def applies(self) -> bool:
+        """Whether anything of the plan or the journal is for it. If not, `Hooks` has none of its hooks."""
+        return True
+
     def resumed(self, now: float) -> None:
         """The whole journal was read: every record was restored. The last part is called first: what a part stands on
         stands behind it.
@@ -245,3 +249,23 @@ def hooks_of(
     name = hook.__name__
     mine = [part for part in parts if isinstance(part, interface)]
     return tuple(getattr(part, name) for part in mine if getattr(type(part), name) is not hook)
+
+
+class Hooks:
+    """The hooks of the parts that apply, in lists that stay the same objects."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        self._lists: list[tuple[list[Any], type[Any], Callable[..., Any]]] = []
+
+    def of(self, interface: type[K], hook: Callable[Concatenate[K, P], R]) -> Sequence[Callable[P, R]]:
+        """See hooks_of. The list is empty until the first `choose`."""
+        found: list[Callable[P, R]] = []
+        self._lists.append((found, interface, hook))
+        return found
+
+    def choose(self) -> None:
+        """The plan is another one, or the journal was read: ask which parts apply."""
+        parts = [part for part in self._parts if part.applies()]
+        for found, interface, hook in self._lists:
+            found[:] = hooks_of(parts, interface, hook)

@@ -74,21 +74,16 @@ class Pool:
         """The free amount, for an operator's own event or for any other; never below 0."""
         return max(0, self.capacity - self.held - (0 if operator else self.kept))
 
-    def allows(self, weight: int, amount: int, *, operator: bool) -> bool:
-        """Whether a session and a root that together hold `weight` may have `amount` more."""
-        left = self.capacity - self.held - amount - (0 if operator else self.kept)
-        return left >= 0 and weight <= TIMES_LEFT * left
-
     def may_take(self, session: str, root: str, amount: int, *, operator: bool) -> bool:
         """Whether this root of this session may have `amount` more."""
-        weight = self._sessions.get(session, 0) + self._roots.get(root, 0)
-        return self.allows(weight, amount, operator=operator)
+        left = self.capacity - self.held - amount - (0 if operator else self.kept)
+        return left >= 0 and self._sessions.get(session, 0) + self._roots.get(root, 0) <= TIMES_LEFT * left
 
     def shortage(self, session: str, root: str, amount: int, *, operator: bool) -> Shortage | None:
         """Why this root may not have `amount` more; None when it may."""
-        of_session, of_root = self.of_session(session), self.of_root(root)
-        if self.allows(of_session + of_root, amount, operator=operator):
+        if self.may_take(session, root, amount, operator=operator):
             return None
+        of_session, of_root = self.of_session(session), self.of_root(root)
         free = self.free(operator=operator)
         if free < amount:
             return Shortage("whole", self.held, self.capacity - (0 if operator else self.kept))
@@ -529,7 +524,7 @@ class Places(Generic[Key]):
         best: First[Key] | None = None
         for queue, operator in ((self._common, False), (self._operators, True)):
             found = queue.first()
-            if found is None or not self.pool.allows(found.weight, 1, operator=operator):
+            if found is None or not self.pool.may_take(found.session, found.root, 1, operator=operator):
                 continue
             if best is None or (found.weight, found.turn) < (best.weight, best.turn):
                 best = found

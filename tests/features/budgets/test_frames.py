@@ -496,3 +496,20 @@ def test_a_bundle_that_raises_a_limit_is_believed_at_once() -> None:
     assert call(world, "c2") == "E_BUDGET_SPENT"
     part_of(world.router, Budgets).revise(with_limits(swarm_plan(), {"coder": BudgetLimits(calls=2)}))
     assert call(world, "c2") is None
+
+
+def test_a_revision_brings_the_first_budget_and_one_that_has_none_forgets_no_account() -> None:
+    world = World()
+    budgets = part_of(world.router, Budgets)
+    assert not budgets.applies()
+    world.router._revise(with_limits(swarm_plan(), {"coder": BudgetLimits(calls=2)}))
+    world.clients[0].ask("e1")
+    run(world)
+    assert [event.id for event in budgets.chains] == ["e1"]
+    world.router._revise(swarm_plan())
+    bus = world.router.bus
+    bus.out[:] = [one for one in bus.out if one[0] == TOOLS]  # all others of the world know no revisions
+    assert budgets.applies()
+    world.settle()
+    assert "e1" in world.clients[0].answers
+    assert not budgets.chains

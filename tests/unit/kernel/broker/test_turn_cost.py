@@ -12,7 +12,7 @@ from tests.unit.kernel.broker.swarm import TOOL
 from tests.unit.kernel.broker.world import World, host, run
 
 #: From the client's event to its word that it has the answer, without the transport and the journal. It was 241.
-MOST = 165
+MOST = 141
 #: What is sent meanwhile.
 TOLD = ["ack", "event", "tool.call", "tool.result", "ack", "event", "ack"]
 
