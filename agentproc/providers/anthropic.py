@@ -425,14 +425,10 @@ class Reader(reader.AnswerReader):
         """Count every token of the input, also those that went into the vendor's cache or came from it."""
         if usage is None:
             return
-        known, details = self._usage or Usage(), usage.output_tokens_details
-        read, cached, written, said, thought = reader.tokens(
-            usage.input_tokens,
-            usage.cache_read_input_tokens,
-            usage.cache_creation_input_tokens,
-            usage.output_tokens,
-            None if details is None else details.thinking_tokens,
-        )
+        known = self._usage or Usage()
+        *counts, details = msgspec.structs.astuple(usage)
+        thinking = None if details is None else details.thinking_tokens
+        read, said, written, cached, thought = reader.tokens(*counts, thinking)
         if self._usage is None or usage.input_tokens:
             (read,) = reader.tokens(read + cached + written)
         else:

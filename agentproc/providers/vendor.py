@@ -83,6 +83,7 @@ class Vendor(Generic[history.W]):
         self._output = OutputWay(has_own)
         self._frame: Frame | None = None
         self._framed: tuple[object, ...] = ()  # what it was made of
+        self._system: str | None = None  # the same
 
     def request(self, request: ModelRequest) -> WireRequest:
         """The request to send. The written conversation is kept for the next request, until `forget`."""
@@ -90,11 +91,13 @@ class Vendor(Generic[history.W]):
 
     def frame(self, request: ModelRequest, *also: object) -> Frame:
         """What stands around the request's conversation. It is made anew where the request has another model, tools,
-        system prompt or form of its answer, or where other things matter `also`: their objects are compared.
+        system prompt or form of its answer, or where other things matter `also`: their objects are compared, because
+        equal numbers may be written in different ways.
         """
-        of = (request.model, request.tools, request.system, request.output, request.tool_choice, *also)
-        frame = self._frame
-        if frame is None or not all(map(is_, of, self._framed)):
+        frame, system = self._frame, request.system
+        of = (request.model, request.tools, request.output, request.tool_choice, *also)
+        if frame is None or system != self._system or not all(map(is_, of, self._framed)):
+            self._system = system
             frame = self._make_frame(request, *also)
             self._frame, self._framed = (None, ()) if len(frame.opening) > MAX_KEPT else (frame, of)
         return frame
