@@ -354,6 +354,7 @@ def test_an_agent_that_never_starts_does_not_fill_the_disk(
 def test_the_end_of_pending_work_is_taken_for_an_agent_with_many_dead_letters() -> None:
     world = working()
     mailbox = world.router.bus.mailbox
+    (mailbox.dead["given up"],) = mailbox.events.values()
     mailbox._dead_of["coder"] = 1
     mailbox.dead_events.take("somebody", "else", mailbox.dead_events.capacity)
     completed = event(f"{CALL}~completed", to="coder", key="k")
