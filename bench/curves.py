@@ -112,9 +112,9 @@ async def on_console(point: Point, made: Swarm, turn: Turn) -> Mapping[str, floa
             for _ in range(rounds):
                 await all_said(session, names, "hello")
             message = (made.cpu() - used) * 1e3 / len(names) / rounds
-    plain = await spent(made, turn, "calls", "hello", TURNS)
     calls = "\n".join(['/echo__same {"text": "x"}'] * point.in_flight)
     wide = await spent(made, turn, "calls", calls, max(2, CALLS // point.in_flight))
+    plain = await spent(made, turn, "calls", "hello", TURNS)  # after what takes long: no warm-up goes on any more
     payload = f'/echo__same {{"text": "{"x" * point.payload}"}}'
     large = await spent(made, turn, "payloads", payload, PAYLOADS)
     found = {"an instance, started": started, "a message": message, "a call": (wide - plain) / point.in_flight}
