@@ -52,6 +52,17 @@ class AgentLink(Protocol):
     def forget(self, frame_id: str) -> None: ...
 
 
+async def until_answered(link: AgentLink, frame: Frame, future: asyncio.Future[Frame]) -> Frame:
+    """The answer to a frame that was sent. Of a frame that nobody waits for any more the link is told. Raises
+    GoondanError.
+    """
+    try:
+        return await future
+    finally:
+        if not future.done() or future.cancelled():
+            link.forget(frame.id)
+
+
 class Answered(Struct, frozen=True):
     """The result of a call that its tool host has given."""
 

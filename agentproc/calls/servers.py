@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Final, Protocol
 
-from goondan.agentproc.calls.caller import AgentLink
+from goondan.agentproc.calls.caller import AgentLink, until_answered
 from goondan.schemas.wire import codec, errors
 from goondan.schemas.wire.frames import Frame
 from goondan.schemas.worker.servers import ATTACH, DETACH, NOT_CONNECTED, Listed, NamedServer, ServerListing, ServerNews
@@ -103,12 +103,8 @@ class Servers:
             listener(news)
 
     async def _post(self, frame: Frame, timeout_s: float) -> Frame:
-        waiting = self._link.post(frame)
         try:
             async with asyncio.timeout(timeout_s):
-                return await waiting
+                return await until_answered(self._link, frame, self._link.post(frame))
         except TimeoutError:
             raise errors.fail(NOT_CONNECTED, f"no answer within {timeout_s:g} s") from None
-        finally:
-            if not waiting.done() or waiting.cancelled():
-                self._link.forget(frame.id)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from goondan.agentproc.calls.caller import TURN_MARGIN_S, AgentLink
+from goondan.agentproc.calls.caller import TURN_MARGIN_S, AgentLink, until_answered
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.machine import questions
 from goondan.schemas.wire import codec, errors
@@ -73,7 +73,7 @@ class Swarm:
         waits_ms = question.timeout_ms if question.goes_on else None
         try:
             asked = self._link.ask(frame, None if waits_ms is None else waits_ms / 1000)
-            answer = await self._until_done(frame, asked)
+            answer = await until_answered(self._link, frame, asked)
         except errors.GoondanError as error:
             # The link gave up waiting. Errors inside an agent's answer come from `response_of`.
             raise questions.late(frame) if error.info.code == "E_AGENT_TIMEOUT" else error from None
@@ -93,7 +93,7 @@ class Swarm:
         """Have another agent run a turn, and do not wait for it. The broker has the event when this returns."""
         frame = questions.event_frame(self._asker, question, self._left_ms(), self._clock())
         self._tell(question)
-        await self._until_done(frame, self._link.post(frame))
+        await until_answered(self._link, frame, self._link.post(frame))
         return {"target": question.target, "eventId": frame.event_id, "accepted": True, "sent": True}
 
     async def start(self, question: questions.Question) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Swarm:
             raise errors.fail("E_USAGE", message, suggestion="Use agents__request without async, or agents__send.")
         frame = questions.event_frame(self._asker, question, None, self._clock())
         self._tell(question)
-        await self._until_done(frame, self._link.post(frame))
+        await until_answered(self._link, frame, self._link.post(frame))
         return frame
 
     async def end_of_work(self, handle: str, wait_s: float) -> ToolResult:
@@ -139,7 +139,7 @@ class Swarm:
         Raises GoondanError: what is wrong with the bundle, E_RESTART_REFUSED, E_FORBIDDEN.
         """
         frame = questions.restart_frame(self._asker, name, reason)
-        reply = await self._until_done(frame, self._link.post(frame))
+        reply = await until_answered(self._link, frame, self._link.post(frame))
         self.restarts = self.restarts or codec.from_raw(reply.payload, RestartAnswer).comes
 
     async def list(self, include_all: bool) -> Any:
@@ -162,14 +162,7 @@ class Swarm:
         self._notices.emit(DELEGATE, told, emitter="the kernel")
 
     async def _look_up(self, frame: Frame) -> Any:
-        return codec.from_raw((await self._until_done(frame, self._link.post(frame))).payload, object)
-
-    async def _until_done(self, frame: Frame, future: asyncio.Future[Frame]) -> Frame:
-        try:
-            return await future
-        finally:
-            if not future.done() or future.cancelled():
-                self._link.forget(frame.id)
+        return codec.from_raw((await until_answered(self._link, frame, self._link.post(frame))).payload, object)
 
     def _left_ms(self) -> int | None:
         """The time that the turn has left, without the part that it needs to end with a message of its own."""

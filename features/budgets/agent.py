@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from goondan.agentproc.calls.caller import OpenCalls
+from goondan.agentproc.calls.caller import OpenCalls, until_answered
 from goondan.agentproc.extensions.points.results import tool_error_of
 from goondan.agentproc.machine import catalog, estimate, messages
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, limited_output, output_limit
@@ -103,7 +103,7 @@ class TurnBudget(OpenCalls, TurnPart):
         read = 0 if size == 0 else min(MAX_TOKENS_NAMED, size // BYTES_PER_TOKEN + 1)
         frame = self._frame("budget.reserve", BudgetReserve(name, "model", read, output, request.model.document))
         try:
-            reply = await self._post(frame)
+            reply = await until_answered(self._link, frame, self._link.post(frame))
         except asyncio.CancelledError:
             self._settle(BudgetSettle(name, unused=True))  # it may have been granted meanwhile
             raise
@@ -130,8 +130,9 @@ class TurnBudget(OpenCalls, TurnPart):
         tool_call_id, call_id = call.id, f"{self._turn.turn_id}/{call.id}"
 
         async def counted() -> None:
+            frame = self._frame("budget.reserve", BudgetReserve(call_id, "tool"))
             try:
-                await self._post(self._frame("budget.reserve", BudgetReserve(call_id, "tool")))
+                await until_answered(self._link, frame, self._link.post(frame))
             except GoondanError as error:
                 self.open.pop(tool_call_id, None)
                 if error.info.code != "E_LEASE_LOST":  # else it is somebody else's call now
@@ -146,14 +147,6 @@ class TurnBudget(OpenCalls, TurnPart):
 
     def _frame(self, kind: str, payload: BudgetReserve | BudgetSettle) -> Frame:
         return Frame(kind, event_id=self._event_id, epoch=self._epoch, payload=to_raw(payload))
-
-    async def _post(self, frame: Frame) -> Frame:
-        future = self._link.post(frame)
-        try:
-            return await future
-        finally:
-            if not future.done() or future.cancelled():
-                self._link.forget(frame.id)
 
 
 def _size(request: ModelRequest) -> int:

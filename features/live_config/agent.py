@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import msgspec
 
+from goondan.agentproc.calls.caller import until_answered
 from goondan.agentproc.turn import configuration, parts
 from goondan.agentproc.turn.instance import Instance
 from goondan.features.live_config.wire import LIMIT, MAX_PROPOSAL_BYTES, ConfigOutcome, ConfigProposal
@@ -116,14 +117,11 @@ class LiveConfigApi:
         frame = frames.Frame("config.propose", payload=payload)
         future = instance.link.post(frame)
         try:
-            outcome = codec.from_raw((await future).payload, ConfigOutcome)
+            outcome = codec.from_raw((await until_answered(instance.link, frame, future)).payload, ConfigOutcome)
         except GoondanError as error:
             if error.info.code == "E_LINK_CLOSED":
                 raise
             return _rejected(patch_id, error.info)
-        finally:
-            if not future.done() or future.cancelled():
-                instance.link.forget(frame.id)
         if outcome.error is not None:
             return _rejected(patch_id, outcome.error)
         return {**_OUTCOME, "status": "accepted", "patchId": outcome.patch_id, "revision": outcome.revision}

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from goondan.agentproc.calls.caller import AgentLink
+from goondan.agentproc.calls.caller import AgentLink, until_answered
 from goondan.agentproc.extensions.events import EventBus
 from goondan.agentproc.start.log import KnownSecrets
 from goondan.agentproc.turn.instance import Instance
@@ -62,15 +62,11 @@ class AccessTokens:
     async def get(self, request: TokenRequest) -> dict[str, Any]:
         """The answer in the form of the specification. Raises GoondanError."""
         frame = frames.Frame("oauth.token", payload=codec.to_raw(request))
-        waiting = self._link.post(frame)
         try:
             async with asyncio.timeout(ANSWER_S):
-                reply = await waiting
+                reply = await until_answered(self._link, frame, self._link.post(frame))
         except TimeoutError:
             raise errors.fail("E_OAUTH_UNAVAILABLE", f"no answer within {ANSWER_S:g} s") from None
-        finally:
-            if not waiting.done() or waiting.cancelled():
-                self._link.forget(frame.id)
         answer = codec.from_raw(reply.payload, dict)
         if answer.get("status") == "ready":
             self._secrets.add(codec.from_raw(reply.payload, TokenReady).access_token)

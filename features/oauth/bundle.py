@@ -95,13 +95,7 @@ class OAuthAppKind:
         """Who asks people to sign in, and gets the client's secret."""
         named = variables.variables_of(document.node, self.name, "")
         keys = sorted({name for name, use in named if use == "client"}) or [""]
-        urls = (
-            body.issuer,
-            body.authorization_url,
-            body.token_url,
-            body.device_authorization_url,
-            body.revocation_url,
-        )
+        urls: list[str | None] = [body.issuer, *(getattr(body, name) for name in _URLS.values())]
         for origin in dict.fromkeys(origin_of(url) or url[:200] for url in urls if url is not None):
             for key in keys:
                 yield TokenServer(origin, key)

@@ -460,17 +460,7 @@ def _late(course: Course, state_dir: str) -> list[Difference]:
         if time.monotonic() >= until:
             what, expected, came = "the number of turns", course.turns[place], counted[place]
             agent, instance = place
-            return [
-                Difference(
-                    agent=agent,
-                    instance=instance,
-                    turn=came + 1,
-                    step=0,
-                    what=what,
-                    expected=f"{expected} turns",
-                    came=f"{came} turns",
-                )
-            ]
+            return [Difference(agent, instance, came + 1, 0, what, f"{expected} turns", f"{came} turns")]
         time.sleep(_POLL_S)
     return []
 
@@ -531,15 +521,7 @@ def compare_answer(turn: RecordedTurn, answer: Answer, state_dir: str) -> Differ
     ):
         came = without_places(came or "", places)
         if not same(comparable(expected or ""), comparable(came)):
-            return Difference(
-                agent=turn.agent,
-                instance=turn.instance,
-                turn=turn.turn,
-                step=0,
-                what=what,
-                expected=expected or "",
-                came=came,
-            )
+            return Difference(turn.agent, turn.instance, turn.turn, 0, what, expected or "", came)
     return None
 
 

@@ -34,7 +34,6 @@ from goondan.schemas.wire.usage import ROWS, Part, Usage, Used, part_of, read_us
 
 By = Literal["day", "model", "agent", "tree"]
 #: What sums may be put together by.
-CHOICES: Final[tuple[By, ...]] = ("day", "model", "agent", "tree")
 _DAYS: Final = re.compile(r"(\d{1,4})d\Z")
 
 

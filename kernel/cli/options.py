@@ -82,6 +82,13 @@ def named(agent: _Agent, key: _Key) -> tuple[_Agent, str | _Key]:
 #: Where events and calls go when no instance is named.
 DEFAULT_INSTANCE: Final = direct.DEFAULT_INSTANCE
 
+
+def in_folder(text: str) -> Decorator:
+    """The option --dir, with the folder of a bundle that is written to. `text` is its help."""
+    complete = completed_path("dir")
+    return click.option("--dir", "folder", metavar="DIR", default=".", shell_complete=complete, help=text)
+
+
 bundle: Final[Decorator] = click.option(
     "--bundle",
     metavar="PATH",

@@ -256,7 +256,7 @@ def check(
 
 def is_group_of(gid: int, users: Collection[int]) -> bool:
     """Whether a group of this machine holds some of `users` and nobody else; see `holds_only`. Reads two files."""
-    return holds_only(gid, users, _read(_PASSWD), _read(_GROUP))
+    return holds_only(gid, users, text_of(_PASSWD), text_of(_GROUP))
 
 
 def holds_only(gid: int, users: Collection[int], passwd: str, group: str) -> bool:
@@ -301,7 +301,8 @@ def has_list(path: str, *, follow: bool = False) -> bool:
         return error.errno not in (errno.ENODATA, errno.ENOTSUP)
 
 
-def _read(path: str) -> str:
+def text_of(path: str) -> str:
+    """The text of a file; "" when it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as source:
             return source.read()

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from math import isfinite
 from typing import Any, Final, Literal, NamedTuple
 
@@ -161,12 +161,6 @@ def approval_subject(agent: str, key: str, call_id: str) -> str:
 def item_over(subject: str) -> Writes:
     """The turn of an item has ended."""
     return Writes((Retire(subject),))
-
-
-def decision_kept(record: ApprovalRemembered, forgotten: Iterable[int]) -> Writes:
-    """A decision, with the person who made it. Old decisions are forgotten."""
-    gone = [Retire(f"{_REMEMBERED}{number}") for number in forgotten]
-    return Writes((*gone, Put(f"{_REMEMBERED}{record.number}", encode(record))))
 
 
 class Group(NamedTuple):
@@ -417,10 +411,10 @@ class History:
         )
         record = ApprovalRemembered(number=self._kept[-1].number + 1 if self._kept else 1, decided=entry)
         self._kept.append(record)
-        forgotten: list[int] = []
+        writes: list[Put | Retire] = [Put(f"{_REMEMBERED}{record.number}", encode(record))]
         while len(self._kept) > MAX_KEPT:
-            forgotten.append(self._kept.popleft().number)
-        self._bus.stage(decision_kept(record, forgotten))
+            writes.append(Retire(f"{_REMEMBERED}{self._kept.popleft().number}"))
+        self._bus.stage(Writes(tuple(writes)))
 
     def listed(self) -> dict[str, Any]:
         """The last decisions, as many as fit in one answer, the oldest first. `more`: how many came before them."""

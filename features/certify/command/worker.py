@@ -111,9 +111,7 @@ class Host(Player):
             self.see("got", frame)
             self._frames.append(frame)
 
-    def undue(self) -> str | None:
-        """Nothing is ever undue before the end: results come when they come."""
-        return None
+    # Nothing is ever `undue` before the end: results come when they come.
 
     def end(self) -> None:
         """Close the socket, and look that it ends, and that nothing but news is left."""

@@ -42,7 +42,7 @@ from goondan.kernel.cli import attach, options, state
 from goondan.kernel.cli.output import Style, emit, printable, style_of, wants_json
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.models.model_providers import PROVIDERS
-from goondan.schemas.system import users
+from goondan.schemas.system import directories, users
 from goondan.schemas.wire.errors import GoondanError
 
 #: How long model servers have for their answer (seconds), all together: as long as the survey takes on a slow machine.
@@ -115,10 +115,7 @@ def _runtimes(bundle: str) -> list[facts.Runtime]:
     """The JavaScript runtimes that are looked for when a bundle has such a tool."""
     root = bundle if os.path.isdir(bundle) else os.path.dirname(bundle)
     found = sorted(javascript.look(root or "/", os.environ), key=javascript.rank)
-    return [
-        facts.Runtime(name=one.name, program=one.program, place=one.place, version=one.version, problem=one.problem)
-        for one in found
-    ]
+    return [msgspec.convert(one, facts.Runtime, from_attributes=True) for one in found]
 
 
 # --- this machine ---------------------------------------------------------------------------------------------------
@@ -152,7 +149,7 @@ def _host() -> facts.Host:
         apparmor_userns=_number("/proc/sys/kernel/apparmor_restrict_unprivileged_userns"),
         userns_clone=_number("/proc/sys/kernel/unprivileged_userns_clone"),
         max_userns=_number("/proc/sys/user/max_user_namespaces"),
-        cgroup=_cgroup(_read("/proc/self/cgroup")),
+        cgroup=_cgroup(directories.text_of("/proc/self/cgroup")),
         systemd=os.path.isdir("/run/systemd/system"),
     )
 
@@ -187,7 +184,7 @@ def _cgroup(membership: str) -> facts.Cgroup:
 
 def _limits() -> facts.Limits:
     pids: int | None = None
-    for line in _read("/proc/self/cgroup").splitlines():
+    for line in directories.text_of("/proc/self/cgroup").splitlines():
         _, _, path = line.partition("::")
         if path:
             pids = _number(f"{_CGROUP_ROOT}{path.rstrip('/')}/pids.max")
@@ -312,7 +309,7 @@ def _filesystem(path: str) -> str:
     """The type of the file system that holds `path`; "" when it cannot be told."""
     path = os.path.realpath(path)
     best, kind = "", ""
-    for line in _read("/proc/self/mounts").splitlines():
+    for line in directories.text_of("/proc/self/mounts").splitlines():
         fields = line.split(" ")
         if len(fields) < 3:
             continue
@@ -398,16 +395,8 @@ def _chosen(bundle: str) -> facts.ChosenServer | None:
 # --- small things ---------------------------------------------------------------------------------------------------
 
 
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as source:
-            return source.read()
-    except OSError:
-        return ""
-
-
 def _number(path: str) -> int | None:
-    text = _read(path).strip()
+    text = directories.text_of(path).strip()
     return int(text) if text.isdecimal() and text.isascii() else None
 
 

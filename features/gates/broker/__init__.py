@@ -311,7 +311,7 @@ class Gates(Part):
         )
 
     def _give_up(self, gate: Gate, now: float) -> None:
-        since = gate.refusing_since
+        since = gate.learned.refusing_since
         for ask in gate.given_up(now):
             asked = self._who(ask.key)
             self._forget(ask.key)
@@ -352,15 +352,10 @@ class Gates(Part):
     def _read_state(self, state: str) -> _Kept | None:
         try:
             signed = base64.b64decode(state, validate=True)
-        except ValueError:
-            return None
-        mac, body = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
-        if not hmac.compare_digest(mac, self._sign(body)):
-            return None
-        try:
-            return msgspec.msgpack.decode(body, type=_Kept)
-        except msgspec.MsgspecError:
-            return None  # of another version
+            mac, body = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
+            return msgspec.msgpack.decode(body, type=_Kept) if hmac.compare_digest(mac, self._sign(body)) else None
+        except (ValueError, msgspec.MsgspecError):
+            return None  # no base64, or of another version
 
     def _sign(self, body: bytes) -> bytes:
         return hmac.digest(self._bus.secret, b"gate\0" + body, hashlib.sha256)[:_MAC_BYTES]

@@ -302,14 +302,13 @@ class Ask(Struct, eq=False):
         return (self.since, self.key) < (other.since, other.key)
 
 
-class _Tree:
+class _Tree(Struct, eq=False):
     """The asks of one tree, and when its turn is: the earlier, the sooner."""
 
-    __slots__ = ("asks", "turn")
-
-    def __init__(self, turn: float) -> None:
-        self.turn = turn
-        self.asks: list[Ask] = []
+    #: When its turn is.
+    turn: float
+    #: The oldest first.
+    asks: list[Ask] = []
 
 
 class Queue:
@@ -400,7 +399,8 @@ class Gate:
         self.limits = limits
         self.queue = Queue()
         self.permits: dict[Key, Ask] = {}
-        self._learned = Learned()
+        #: What was learned.
+        self.learned = Learned()
         #: (when, key, tokens) of what went out in the last minute, while limits a minute are written.
         self._minute: deque[list[float | int | Key]] = deque()
         self._minute_tokens = 0
@@ -414,21 +414,11 @@ class Gate:
     @property
     def limited(self) -> bool:
         """Whether agents have to ask."""
-        return self.limits != _NONE or self._learned.active
+        return self.limits != _NONE or self.learned.active
 
     def held_until(self, now: float) -> float:
         """Until when nobody is let out (seconds)."""
-        return max(self._learned.held_until, self._next(now))
-
-    @property
-    def learned(self) -> Learned:
-        """What was learned."""
-        return self._learned
-
-    @property
-    def refusing_since(self) -> float | None:
-        """Since when the server refuses everything; None: it accepts."""
-        return self._learned.refusing_since
+        return max(self.learned.held_until, self._next(now))
 
     # --- what agents say
 
@@ -442,7 +432,7 @@ class Gate:
         """A request is out that this gate has not let out: it had been open, or another broker let it out."""
         if permit.key not in self.permits:
             self.permits[permit.key] = permit
-            self._learned.was_out(permit.key)
+            self.learned.was_out(permit.key)
 
     def withdraw(self, key: Key) -> None:
         """Whoever asked or got a permit is gone: nothing is known of its request."""
@@ -462,7 +452,7 @@ class Gate:
         if accepted:
             most = self._most_at_once(now)
             at_limit = most is not None and len(self.permits) + 1 >= most
-            self._learned.accepted(permit.level, now, waiting=len(self.queue) > 0, at_limit=at_limit)
+            self.learned.accepted(permit.level, now, waiting=len(self.queue) > 0, at_limit=at_limit)
         if tokens is not None:
             self._correct(key, tokens)
         if news is not None:
@@ -474,10 +464,10 @@ class Gate:
         out_since = now if permit is None else permit.out_since
         if not self._believes(key[0], FIRST_WAIT_S if wait_s is None else wait_s):
             return permit
-        first = not self._learned.active
-        self._learned.refused(key, out_since, set(self.permits), wait_s, now)
+        first = not self.learned.active
+        self.learned.refused(key, out_since, set(self.permits), wait_s, now)
         if first:
-            self._learned.held_until = max(self._learned.held_until, now + REPORT_S)
+            self.learned.held_until = max(self.learned.held_until, now + REPORT_S)
         return permit
 
     def hear(self, key: Key, news: server_answers.RateLimits, now: float, unseen: int = 0) -> None:
@@ -489,14 +479,14 @@ class Gate:
 
     def warned(self, key: Key, news: server_answers.RateLimits, now: float) -> None:
         """The server said through an open gate that it accepts little more. From now on agents ask."""
-        self._learned.warned(now)
+        self.learned.warned(now)
         self.hear(key, news, now)
 
     # --- what it decides
 
     def take(self, now: float) -> list[Ask]:
         """Let out what may go now, in order."""
-        self._learned.settle(now)
+        self.learned.settle(now)
         self._forget_minute(now)
         taken: list[Ask] = []
         while (ask := self.queue.first(now)) is not None and self._may(ask, now):
@@ -506,7 +496,7 @@ class Gate:
 
     def given_up(self, now: float) -> list[Ask]:
         """The asks that have waited too long for a server that refuses everybody. They do not wait any more."""
-        since = self._learned.refusing_since
+        since = self.learned.refusing_since
         if since is None:
             return []
         over = [ask for ask in self.queue if now - max(since, ask.since) >= ask.patience_s]
@@ -520,12 +510,12 @@ class Gate:
         if len({address for address, _ in here}) > 1:
             self._met_at = now
         alone = now - self._met_at >= FORGET_ALONE_S
-        if self._learned.is_over(now, alone=alone, idle=not here) and self._has_room(1, now):
+        if self.learned.is_over(now, alone=alone, idle=not here) and self._has_room(1, now):
             self.forget()
 
     def forget(self) -> None:
         """Forget what was learned."""
-        self._learned, self._requests, self._tokens = Learned(), None, None
+        self.learned, self._requests, self._tokens = Learned(), None, None
 
     def expired(self, now: float) -> Iterable[Ask]:
         """The permits whose time is over."""
@@ -536,12 +526,12 @@ class Gate:
     def lesson(self, now: float) -> tuple[Lesson, int, int]:
         """What another broker has to know: what was learned, and the requests and tokens of the last minute."""
         self._forget_minute(now)
-        return self._learned.lesson(), len(self._minute), self._minute_tokens
+        return self.learned.lesson(), len(self._minute), self._minute_tokens
 
     def take_over(self, lesson: Lesson | None, requests: int, tokens: int, now: float) -> None:
         """An earlier broker has left this. What went out in its last minute counts as if it went out now."""
         if lesson is not None:
-            self._learned.take_over(lesson, now)
+            self.learned.take_over(lesson, now)
             self._paced_at = now
         if self.limits.requests_per_minute is not None or self.limits.tokens_per_minute is not None:
             for index in range(requests):
@@ -552,7 +542,7 @@ class Gate:
     def _may(self, ask: Ask, now: float) -> bool:
         limits = self.limits
         most = self._most_at_once(now)
-        if now < self._learned.held_until or (most is not None and len(self.permits) >= most):
+        if now < self.learned.held_until or (most is not None and len(self.permits) >= most):
             return False
         if now < self._next(now):
             return False
@@ -569,11 +559,11 @@ class Gate:
 
     def _let_out(self, ask: Ask, now: float) -> Ask:
         ask.out_since, ask.level = now, len(self.permits) + 1
-        self._learned.let_out(len(self.permits), now)
+        self.learned.let_out(len(self.permits), now)
         self.permits[ask.key] = ask
         if ask.others:
             self._met_at = now
-        if self._learned.rate is not None:
+        if self.learned.rate is not None:
             self._paced_at = max(self._next(now), now - CATCH_UP_S)
         for room, amount in ((self._requests, 1), (self._tokens, ask.tokens)):
             if room is not None:
@@ -584,13 +574,13 @@ class Gate:
 
     def _next(self, now: float) -> float:
         """When the next request may go out, by the learned rate."""
-        rate = self._learned.rate
-        return 0.0 if rate is None else self._paced_at + 1 / (rate * self._learned.ease(now))
+        rate = self.learned.rate
+        return 0.0 if rate is None else self._paced_at + 1 / (rate * self.learned.ease(now))
 
     def _most_at_once(self, now: float) -> int | None:
-        written, learned = self.limits.max_concurrent, self._learned.concurrent
+        written, learned = self.limits.max_concurrent, self.learned.concurrent
         if learned is not None:
-            learned = int(learned * self._learned.ease(now))
+            learned = int(learned * self.learned.ease(now))
         if written is None or learned is None:
             return learned if written is None else written
         return min(written, learned)

@@ -201,7 +201,7 @@ class LiveConfigs(Part, OfInstances):
         now: float,
     ) -> None:
         """Judge a proposal, and have the journal write the decision."""
-        redact = self._redactor()
+        redact = Redactor(*(model.api_key for spec in self._bus.plan.agents.values() for model in spec.models))
         patch.reason = redact((proposal.reason or "")[: wire.MAX_REASON])
         patch.asked = [redact(f"{one.op} {one.path}"[:_MAX_ASKED]) for one in proposal.patches[: wire.MAX_OPERATIONS]]
         patch.made_from = proposal.revision
@@ -412,9 +412,6 @@ class LiveConfigs(Part, OfInstances):
                 self._idle[patch.id] = idle
                 if before.get(patch.id) != idle:
                     self._bus.notices.append(f"patch {patch.id} of {patch.agent} is without effect: {'; '.join(idle)}")
-
-    def _redactor(self) -> Redactor:
-        return Redactor(*(model.api_key for spec in self._bus.plan.agents.values() for model in spec.models))
 
     # --- operators
 

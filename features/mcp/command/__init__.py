@@ -24,6 +24,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
 import click
+from msgspec import Struct, to_builtins
 
 from goondan.features.mcp.bundle import SERVERS, document, trial
 from goondan.features.mcp.command.add import add, add_to_bundle
@@ -103,35 +104,30 @@ def serve(
         over_session(kernel, lambda session: serving.run(session, port, token_file))
 
 
-class _Serving:
+class _Serving(Struct, frozen=True):
     """One server, from the first look at the agent to the last answer."""
 
-    def __init__(
-        self,
-        state_dir: str,
-        agent: str,
-        patterns: tuple[str, ...],
-        instance: str,
-        workdir: str | None,
-        short: bool,
-    ) -> None:
-        self._short = short
-        self._state_dir = state_dir
-        self._agent = agent
-        self._patterns = patterns
-        self._instance = instance
-        self._workdir = workdir
+    #: Where the conversation of the instance lies.
+    state_dir: str
+    #: The agent whose tools are offered.
+    agent: str
+    #: Which of them.
+    patterns: tuple[str, ...]
+    #: The instance of the agent that calls are made in.
+    instance: str
+    #: Where tools work, instead of the instance's own.
+    workdir: str | None
+    #: Whether they are offered under short names.
+    short: bool
 
     async def run(self, session: Session, port: int | None, token_file: str | None) -> None:
         """Serve until the client or a signal ends it: at this port, or on standard input. Raises GoondanError."""
         _import_sdk()
         from goondan.features.mcp.command.server import Offer, make_server, serve_stdio
 
-        offer = Offer(
-            session, self._state_dir, self._agent, self._instance, self._patterns, self._workdir, short=self._short
-        )
+        offer = Offer(session, self.state_dir, self.agent, self.instance, self.patterns, self.workdir, short=self.short)
         self._say(await offer.everything())
-        server = make_server(offer, self._agent, _version())
+        server = make_server(offer, self.agent, _version())
         asked = questions(session)
         watching = [asyncio.ensure_future(task) for task in (asked.watch(), asked.announce())]
         try:
@@ -167,7 +163,7 @@ class _Serving:
         port = listening.getsockname()[1]
         made = path is None
         if path is None:
-            path = f"{self._state_dir}/mcp-{port}.token"
+            path = f"{self.state_dir}/mcp-{port}.token"
             _drop(path)
         token = _token(os.path.abspath(os.path.expanduser(path)))
         service = HttpService(server, listening, offering.Gate(port, token))
@@ -185,13 +181,13 @@ class _Serving:
 
     def _say(self, tools: list[Any]) -> None:
         """Tell the operator what is offered."""
-        names = [tool.name for tool in offering.offered(tools, self._patterns)]
+        names = [tool.name for tool in offering.offered(tools, self.patterns)]
         if names:
-            write(f"offers {len(names)} tools of {self._agent}: {', '.join(names)}", stream=sys.stderr)
+            write(f"offers {len(names)} tools of {self.agent}: {', '.join(names)}", stream=sys.stderr)
             return
         has = ", ".join(tool.name for tool in tools) or "none"
-        why = "no tool fits --tools" if self._patterns else "nothing is offered without --tools PATTERN"
-        write(f"{why}; tools of {self._agent}: {has}", stream=sys.stderr)
+        why = "no tool fits --tools" if self.patterns else "nothing is offered without --tools PATTERN"
+        write(f"{why}; tools of {self.agent}: {has}", stream=sys.stderr)
 
 
 def _import_sdk() -> None:
@@ -281,19 +277,9 @@ def row(news: WorkerNews) -> dict[str, Any]:
     state = news.server
     if state is None:
         raise AssertionError("only news of servers has a row")
-    return idle_row(state.server, state.extension, state.transport) | {
-        "agent": state.agent,
-        "instanceKey": news.instance_key,
-        "state": state.state,
-        "protocolVersion": state.protocol_version,
-        "attached": state.attached,
-        "openCalls": state.open_calls,
-        "calls": state.calls,
-        "memoryKb": state.memory_kb,
-        "pid": news.pid or None,
-        "since": news.since,
-        "lastError": state.last_error,
-    }
+    told = {"instanceKey": news.instance_key, "pid": news.pid or None, "since": news.since}
+    known: dict[str, Any] = to_builtins(state)
+    return idle_row(state.server, state.extension, state.transport) | known | told
 
 
 def idle_row(prefix: str, extension: str, transport: str) -> dict[str, Any]:
@@ -430,14 +416,7 @@ def _line(item: dict[str, Any]) -> str:
 @click.command(name="import")
 @click.argument("file", shell_complete=options.completed_path("file"))
 @click.option("--write", is_flag=True, help="Add the documents to the bundle's goondan.yaml.")
-@click.option(
-    "--dir",
-    "folder",
-    metavar="DIR",
-    default=".",
-    shell_complete=options.completed_path("dir"),
-    help="The bundle's folder, for --write.  [default: here]",
-)
+@options.in_folder("The bundle's folder, for --write.  [default: here]")
 @options.json
 def import_file(file: str, write: bool, folder: str) -> int:
     """Convert the MCP servers of FILE, the JSON of another program, into Extension documents."""

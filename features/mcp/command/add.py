@@ -279,14 +279,7 @@ _HEAD: Final = 128
 @click.option("--replace", is_flag=True, help="Install anew what is there already.")
 @click.option("--agent", metavar="AGENT", help="The agent that gets it.  [default: the entry agent]")
 @click.option("--write", is_flag=True, help="Add it to goondan.yaml without asking.")
-@click.option(
-    "--dir",
-    "folder",
-    metavar="DIR",
-    default=".",
-    shell_complete=options.completed_path("dir"),
-    help="The bundle's folder.  [default: here]",
-)
+@options.in_folder("The bundle's folder.  [default: here]")
 @options.json
 def add(
     name: str,

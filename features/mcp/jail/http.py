@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import cache
-from types import TracebackType
 from typing import Any, Final, Self
 
 import anyio
@@ -480,13 +479,8 @@ class _Counted:
         await self._inner.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> bool | None:
-        done: bool | None = await self._inner.__aexit__(exc_type, exc_val, exc_tb)
+    async def __aexit__(self, *raised: object) -> bool | None:
+        done: bool | None = await self._inner.__aexit__(*raised)
         return done
 
 

@@ -237,10 +237,8 @@ class _Provider(OAuthClientProvider):
 
 def _kept(document: str | None) -> _Kept:
     """What an earlier worker has kept. Nothing, where it cannot be read: then a person is asked again."""
-    if document is None:
-        return _Kept()
     try:
-        return msgspec.json.decode(document, type=_Kept)
+        return msgspec.json.decode(document or "{}", type=_Kept)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _Kept()
 

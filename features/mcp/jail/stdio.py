@@ -12,7 +12,7 @@ import asyncio
 import socket
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import anyio
 import anyio.abc
@@ -38,14 +38,11 @@ MAX_ASKED: Final = 64
 _CONTEXT: Final = TransportContext(kind="stdio", can_send_request=False)
 
 
-class _Open:
+class _Open(NamedTuple):
     """A request of ours that has no answer yet."""
 
-    __slots__ = ("future", "on_progress")
-
-    def __init__(self, future: asyncio.Future[dict[str, Any]], on_progress: ProgressFnT | None) -> None:
-        self.future = future
-        self.on_progress = on_progress
+    future: asyncio.Future[dict[str, Any]]
+    on_progress: ProgressFnT | None
 
 
 class _Incoming:
@@ -107,7 +104,8 @@ class Stdio:
         self._asked: dict[bounds.Id, tuple[asyncio.Task[None], _Incoming]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._end = SocketEnd(server, loop, on_data=self._heard, on_left=lambda: self.close(SERVER_LEFT))
-        self._ended: str | None = None
+        #: Why the server is of no use any more. None: it is.
+        self.ended: str | None = None
         self._over = asyncio.Event()
         self._on_request: OnRequest | None = None
         self._on_notify: OnNotify | None = None
@@ -164,8 +162,8 @@ class Stdio:
     # --- requests of ours
 
     def _send(self, method: str, params: Mapping[str, Any] | None, opts: CallOptions) -> tuple[bounds.Id, _Open]:
-        if self._ended is not None:
-            raise MCPError(code=bounds.GONE, message=self._ended)
+        if self.ended is not None:
+            raise MCPError(code=bounds.GONE, message=self.ended)
         key: bounds.Id | None = opts.get("request_id")
         if key is None:
             self._next_id += 1
@@ -196,7 +194,7 @@ class Stdio:
     # --- the descriptor
 
     def _write(self, data: bytes) -> None:
-        if self._ended is not None:
+        if self.ended is not None:
             return
         self._end.put(data)
         if self._end.unwritten > MAX_UNREAD:
@@ -217,21 +215,16 @@ class Stdio:
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_WR)
 
-    @property
-    def ended(self) -> str | None:
-        """Why the server is of no use any more. None: it is."""
-        return self._ended
-
     def close(self, reason: str) -> None:
         """End the connection: every open request fails with `reason`. Safe to call again."""
-        if self._ended is not None:
+        if self.ended is not None:
             return
-        self._ended = f"the server is gone: {reason}"
+        self.ended = f"the server is gone: {reason}"
         self._on_end(reason)  # before the server can notice: its end takes this process along, with all it has to say
         self._end.close()
         for waiting in self._open.values():
             if not waiting.future.done():
-                waiting.future.set_exception(MCPError(code=bounds.GONE, message=self._ended))
+                waiting.future.set_exception(MCPError(code=bounds.GONE, message=self.ended))
         self._over.set()
 
     # --- messages of the server

@@ -17,6 +17,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import mcp_types as types
@@ -84,9 +85,9 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._server = server
         self._connector = connector
-        self._channel = Channel(channel, self._loop, on_frame=self._frame, on_end=self._host_gone)
-        self._tokens = TokenKeeper(self._channel.send, self._loop)
         self._over = asyncio.Event()
+        self._channel = Channel(channel, self._loop, on_frame=self._frame, on_end=self._over.set)
+        self._tokens = TokenKeeper(self._channel.send, self._loop)
         self._status = 0
         #: The prefix of the server.
         self._name = ""
@@ -142,9 +143,6 @@ class Worker:
         elif isinstance(frame, worker_frames.List):
             self._spawn(self._list(frame.list_id))
 
-    def _host_gone(self) -> None:
-        self._over.set()
-
     def _leave(self) -> None:
         """No more calls: close the server's standard input, and wait for its end."""
         self._leaving = True
@@ -184,7 +182,9 @@ class Worker:
     async def _descriptor(self) -> AsyncIterator[Dispatcher[Any]]:
         if self._server is None:
             raise Failure("E_MCP_CONNECT", "the server's descriptor is missing")
-        self._stdio = stdio.Stdio(self._server, self._loop, on_noise=self._noise, on_end=self._server_gone)
+        self._stdio = stdio.Stdio(
+            self._server, self._loop, on_noise=partial(self.log, "warn"), on_end=self._server_gone
+        )
         yield self._stdio
 
     async def _over_http(self, asked: ServerInit, client: Client) -> None:
@@ -195,7 +195,8 @@ class Worker:
         has_token = any(name.lower() == "authorization" for name in asked.headers)
         wanted = how.enabled and not has_token
         login = Login(asked.endpoint, how, self._tokens, client) if wanted else None
-        http = Http(asked.endpoint, asked.headers, self._connector, self._loop, login, self._session_lost)
+        gone = partial(self._server_gone, "it knows its session no more")
+        http = Http(asked.endpoint, asked.headers, self._connector, self._loop, login, gone)
         first: Exception | None = None
         try:
             for way in http.ways():
@@ -235,9 +236,6 @@ class Worker:
             self._end(1)
         elif reason != stdio.CLOSED_HERE:  # else something has gone wrong before, and is told of
             self._fail_to_load(f"the server is gone: {reason}")
-
-    def _session_lost(self) -> None:
-        self._server_gone("it knows its session no more")
 
     def _end(self, status: int) -> None:
         """The worker is of no use any more. Calls that were open have their errors in this turn of the loop."""
@@ -286,9 +284,6 @@ class Worker:
             hint = f"Run `gdn auth login mcp:{self._name}`. The next step tries again."
             error = worker_frames.WorkerError(name=LOGIN_ERROR, message=message, code="E_OAUTH_LOGIN", suggestion=hint)
         self._channel.send(worker_frames.LoginNeeded(error=error))
-
-    def _noise(self, text: str) -> None:
-        self.log("warn", text)
 
     async def elicit(self, params: types.ElicitRequestParams) -> types.ElicitResult | types.ErrorData:
         """The server asks a person."""

@@ -168,14 +168,7 @@ def belongs_to_others(port: int) -> bool:
 
 
 def _tables() -> list[str]:
-    texts = []
-    for path in _TABLES:
-        try:
-            with open(path, encoding="ascii", errors="replace") as source:
-                texts.append(source.read())
-        except OSError:
-            texts.append("")
-    return texts
+    return [directories.text_of(path) for path in _TABLES]
 
 
 # --- the server that a person has chosen ------------------------------------------------------------------------------

@@ -204,12 +204,6 @@ def tool_result(recorded: Mapping[str, Any], fill: Callable[[Any], Any]) -> Tool
 # --- texts in JSON values -------------------------------------------------------------------------------------------
 
 
-def named_places(places: Iterable[tuple[str, str]], value: Any) -> Any:
-    """A JSON value with the names of folders in place of their paths."""
-    known = list(places)
-    return in_texts(value, lambda text: without_places(text, known))
-
-
 def filled_places(places: Iterable[tuple[str, str]], value: Any) -> Any:
     """A JSON value with the paths of folders in place of their names."""
     known = [(name, path) for path, name in places]
@@ -339,15 +333,7 @@ class Replayed:
 
     def _differs(self, step: int, what: str, expected: str, came: str) -> GoondanError:
         """The error of a difference. The instance's first one is written down."""
-        difference = texts.Difference(
-            agent=self._agent,
-            instance=self._instance,
-            turn=self._turn,
-            step=step,
-            what=what,
-            expected=expected,
-            came=came,
-        )
+        difference = texts.Difference(self._agent, self._instance, self._turn, step, what, expected, came)
         if not self._told:
             self._told = True
             path = os.path.join(self._folder, texts.DIFFERENCE_FILE)

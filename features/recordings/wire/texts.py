@@ -23,7 +23,7 @@ SHOWN: Final = 160
 _BEFORE: Final = 40
 
 
-class Difference(Struct, frozen=True, rename="camel", kw_only=True):
+class Difference(Struct, frozen=True, rename="camel"):
     """Where a run differs from the recorded one."""
 
     #: The agent.

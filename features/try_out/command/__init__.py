@@ -40,15 +40,6 @@ _LANGUAGES: Final = {
 #: Where the types of `@goondan/core` are, in the package of the tool host and in a bundle.
 _TYPES: Final = ("inside/javascript/core/index.d.ts", "types/goondan-core.d.ts")
 
-in_folder: Final = click.option(
-    "--dir",
-    "folder",
-    metavar="DIR",
-    default=".",
-    shell_complete=options.completed_path("dir"),
-    help="The bundle's folder.  [default: here]",
-)
-
 
 class NewResource(NamedTuple):
     """How new resources of one kind are made."""
@@ -93,7 +84,8 @@ class NewResource(NamedTuple):
             placing.write(files if before is not None else {**files, BUNDLE_FILE: document}, replace=False)
             if before is not None:
                 placing.append(BUNDLE_FILE, before, added)
-        steps = self._entering(folder, steps)
+        if os.path.abspath(folder) != os.getcwd():
+            steps = [("cd " + quote(folder), ""), *steps]
         changed = "made" if before is None else "changed"
         plain = [{"command": line, "what": what} for line, what in steps]
         width = max(len(line) for line, _ in steps)
@@ -117,10 +109,6 @@ class NewResource(NamedTuple):
             fill(path.removeprefix(f"{self.language}/")): fill(data.decode("utf-8")).encode()
             for path, data in chosen.items()
         }
-
-    def _entering(self, folder: str, steps: list[tuple[str, str]]) -> list[tuple[str, str]]:
-        """The steps. When the folder is not the current one, `cd` comes first."""
-        return steps if os.path.abspath(folder) == os.getcwd() else [("cd " + quote(folder), ""), *steps]
 
 
 def module_name(name: str) -> str:
@@ -152,7 +140,7 @@ _EXTENSION: Final = NewResource(
 @click.command(name="new")
 @click.argument("name")
 @click.option("--language", type=click.Choice([*_LANGUAGES]), default="python", help="What it is written in.")
-@in_folder
+@options.in_folder("The bundle's folder.  [default: here]")
 @options.json
 def tool_new(name: str, language: str, folder: str) -> None:
     """Write a new tool into a bundle: its module or program, its test, and its document in goondan.yaml."""
@@ -179,7 +167,7 @@ def _typescript() -> dict[str, bytes]:
 
 @click.command(name="new")
 @click.argument("name")
-@in_folder
+@options.in_folder("The bundle's folder.  [default: here]")
 @options.json
 def extension_new(name: str, folder: str) -> None:
     """Write a new extension into a bundle: its module, its test, and its document in goondan.yaml."""

@@ -120,10 +120,7 @@ class Deletions(Part, OfHosts):
         self.ops = (Op("instance.delete", self.ask),)
         #: Records of an earlier broker, until the whole journal was read.
         self._restored: list[records.InstanceDeleted] = []
-        self.records = (Record(records.InstanceDeleted, self._restore),)
-
-    def _restore(self, subject: str, record: records.InstanceDeleted) -> None:
-        self._restored.append(record)
+        self.records = (Record(records.InstanceDeleted, lambda _, record: self._restored.append(record)),)
 
     def resumed(self, now: float) -> None:
         """Go on with the deletions that an earlier broker had decided."""

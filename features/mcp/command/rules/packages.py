@@ -18,7 +18,6 @@ Registry = Literal["npm", "pypi"]
 
 _NPM_NAME: Final = re.compile(r"(@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*", re.IGNORECASE)
 _NPM_VERSION: Final = re.compile(r"[A-Za-z0-9.^~<>=*|+ -]+")
-_PYPI_NAME: Final = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _PYPI: Final = re.compile(
     r"(?P<name>[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?P<extras>\[[A-Za-z0-9,._ -]+\])?"
     r"(?P<version>(?:@(?!\s)[A-Za-z0-9.+!-]+)|(?:(?:===|==|>=|<=|~=|!=|>|<)[A-Za-z0-9.*+!,=<>~ -]+)?)"

@@ -131,26 +131,16 @@ def _kept(
 def offered(tools: list[servers.ServerTool], *, resources: bool, prompts: bool) -> list[servers.ServerTool]:
     """The exports that are no tools of the server: the ways to its resources and prompts."""
     taken = {tool.export for tool in tools}
-    added: list[servers.ServerTool] = []
-    if resources and servers.READ_RESOURCE not in taken:
-        text = "Reads a resource of this server. Its resources are listed in the context."
-        added.append(
-            servers.ServerTool(
-                export=servers.READ_RESOURCE,
-                name=servers.READ_RESOURCE,
-                description=text,
-                input_schema=_READ,
-                offered=True,
-            )
+    reads = "Reads a resource of this server. Its resources are listed in the context."
+    gets = "Gets a prompt of this server: messages to go by. Its prompts are listed in the context."
+    return [
+        servers.ServerTool(export=name, name=name, description=text, input_schema=schema, offered=True)
+        for has, name, text, schema in (
+            (resources, servers.READ_RESOURCE, reads, _READ),
+            (prompts, servers.GET_PROMPT, gets, _GET),
         )
-    if prompts and servers.GET_PROMPT not in taken:
-        text = "Gets a prompt of this server: messages to go by. Its prompts are listed in the context."
-        added.append(
-            servers.ServerTool(
-                export=servers.GET_PROMPT, name=servers.GET_PROMPT, description=text, input_schema=_GET, offered=True
-            )
-        )
-    return added
+        if has and name not in taken
+    ]
 
 
 def resources(listed: Iterable[dict[str, Any]], uri: str, room: Room) -> list[servers.ServerResource]:
@@ -266,8 +256,6 @@ class TooLarge(Exception):
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(f"the output has {size} bytes, limit {limit} (outputMb)")
-        self.size = size
-        self.limit = limit
 
 
 def call_output(result: dict[str, Any]) -> Any:
