@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Final
 
-from msgspec import Raw
+from msgspec import Raw, Struct
 
 from goondan.agentproc.calls.caller import AgentLink
 from goondan.schemas.wire.codec import encode_value, from_raw, to_raw
@@ -74,17 +74,17 @@ class Asked:
 Handler = Callable[[Asked], None]
 
 
-class _Call:
+class _Call(Struct):
     """The questions of one call, by the ids of their frames."""
 
-    __slots__ = ("answered", "kept", "kept_bytes", "open")
-
-    def __init__(self) -> None:
-        self.open: dict[str, Asked] = {}
-        #: The questions that have an answer. There are some thousand at most: the tool host counts them.
-        self.answered: set[str] = set()
-        self.kept: dict[str, Raw] = {}
-        self.kept_bytes = 0
+    #: Those without an answer.
+    open: dict[str, Asked] = {}
+    #: The questions that have an answer. There are some thousand at most: the tool host counts them.
+    answered: set[str] = set()
+    #: The newest answers.
+    kept: dict[str, Raw] = {}
+    #: Their bytes together.
+    kept_bytes: int = 0
 
     def keep(self, frame_id: str, payload: Raw) -> None:
         self.answered.add(frame_id)

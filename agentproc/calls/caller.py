@@ -187,7 +187,7 @@ class ToolCaller:
         """
         allowed = catalog.check(name, args)
         if not isinstance(allowed, Allowed):
-            return failed_result(allowed, _limit(catalog, name))
+            return failed_result(allowed, catalog.error_limit(name))
         item = allowed.item
         folder = self._folder_of(name, allowed.args)
         if isinstance(folder, ToolError):
@@ -442,10 +442,6 @@ def failed_result(error: ToolError, limit: int) -> ToolResult:
     if len(error.message) > limit:
         error.message = cut_message(error.message, limit)
     return ToolResult(status="error", error=error)
-
-
-def _limit(catalog: StepCatalog, name: str) -> int:
-    return next((item.error_message_limit for item in catalog.items if item.name == name), launch.DEFAULT_ERROR_LIMIT)
 
 
 #: How late the tool host may hear that results are stored (seconds); it keeps them until then.

@@ -204,12 +204,9 @@ class CallHandlers:
 
         async def run() -> None:
             try:
-                value = await HANDLERS[name](self._swarm, tool_call_id, given)
-                result = (
-                    value
-                    if isinstance(value, frames.ToolResult)
-                    else frames.ToolResult(status="ok", output=output_of(value))
-                )
+                result = await HANDLERS[name](self._swarm, tool_call_id, given)
+                if not isinstance(result, frames.ToolResult):
+                    result = frames.ToolResult(status="ok", output=output_of(result))
             except errors.GoondanError as error:
                 result = error_result(tool_error_of(error, "E_AGENT_FAILED"))
             except Exception as error:

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from msgspec import convert
+
 from goondan.agentproc.calls import caller, handlers
 from goondan.agentproc.extensions.stages import Stages
 from goondan.agentproc.machine.messages import ToolCallPart, ToolResultPart
@@ -47,17 +49,8 @@ class TurnCalls(handlers.CallHandlers):
 
     def list_tools(self, _: ListTools) -> None:
         """Tell the turn which tools an operator could call now."""
-        listed = [
-            OperatorTool(
-                name=item.name,
-                description=item.description,
-                parameters=item.parameters,
-                idempotent=item.idempotent,
-                deferred=item.deferred,
-            )
-            for item in self.catalog.items
-            if self._instance.catalog.can_run(item.name)
-        ]
+        items = [item for item in self.catalog.items if self._instance.catalog.can_run(item.name)]
+        listed = convert(items, list[OperatorTool], from_attributes=True)
         self._turn.push(Listed(ToolResult(status="ok", output=to_raw(listed))))
 
     def make_call(self, action: RunTool, done: Done | None = None) -> None:

@@ -125,7 +125,7 @@ class ConversationFile:
                 db.execute("PRAGMA synchronous = FULL")
             db.execute("BEGIN IMMEDIATE")
             if (stored := db.execute(_EPOCH).fetchone()[0]) != self._epoch:
-                raise _stale(stored, self._epoch)
+                raise fail("E_LEASE_LOST", f"the conversation is at epoch {stored}, this process holds {self._epoch}")
         except BaseException as error:
             self.failed(error)
             raise
@@ -156,19 +156,11 @@ class ConversationFile:
             for left in ("", "-journal", "-wal", "-shm"):
                 (self.path.parent / f"{EARLIER_FILE}{left}").unlink(missing_ok=True)
 
-    def note(
-        self,
-        turn_id: str,
-        kind: NoteKind,
-        at: str,
-        detail: str | None = None,
-        span_id: str | None = None,
-        parent_span_id: str | None = None,
-    ) -> None:
+    def note(self, turn_id: str, kind: NoteKind, at: str, detail: str | None = None) -> None:
         """Store a runtime event, which only traces use: inside `write`, or with the next one. `detail` has a form of
         schemas/traces/turn_notes.py.
         """
-        self.notes.append((turn_id, kind, at, detail, span_id, parent_span_id))
+        self.notes.append((turn_id, kind, at, detail, None, None))
 
     def rows(self, statement: str, values: Sequence[object] = ()) -> list[Any]:
         """The rows that a statement finds."""
@@ -280,7 +272,7 @@ class ConversationFile:
             raise
         if created and self._durability == "power":
             for directory in created:
-                _sync_directory(directory)
+                sync_directory(directory)
         self._db = db
         return db
 
@@ -317,11 +309,8 @@ def _closed() -> GoondanError:
     return fail("E_STATE", "the conversation file was closed by an earlier error")
 
 
-def _stale(stored: int, epoch: int) -> GoondanError:
-    return fail("E_LEASE_LOST", f"the conversation is at epoch {stored}, this process holds {epoch}")
-
-
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: str | Path) -> None:
+    """Wait until the names in a folder are on the disk. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

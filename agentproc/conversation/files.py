@@ -30,6 +30,7 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
+from goondan.agentproc.conversation.file import sync_directory
 from goondan.agentproc.providers.base import FilesPlace
 from goondan.schemas.wire import blobs as wire_blobs
 from goondan.schemas.wire.codec import encode_value
@@ -82,11 +83,9 @@ class InstanceFiles:
         """
         if result.status != "ok" or not _may_have_files(result.output):
             return result, []
-        lifted = lift_files(result.output)
-        if lifted is None:
-            return result, []
+        value = msgspec.msgpack.decode(result.output or b"")
         try:
-            return lifted.settle(result, self._keep)
+            return settled(result, value, files_in(value), self._keep)
         except GoondanError:
             return result, []
 
@@ -153,11 +152,7 @@ class InstanceFiles:
 
     def _sync(self) -> None:
         if self._durable:
-            folder = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            sync_directory(self._path)
 
 
 @contextmanager
@@ -171,7 +166,7 @@ def _errors(path: str) -> Iterator[None]:
 
 
 def _may_have_files(output: OptionalRaw) -> bool:
-    """Whether an output has a key under which a file may lie (lift_files)."""
+    """Whether an output has a key under which a file may lie (files_in)."""
     return output is not None and (b"\xa4data" in (data := bytes(output)) or b"\xa4blob" in data)
 
 
@@ -236,37 +231,29 @@ class Lifted(Struct, frozen=True):
     name: str | None
 
 
-class LiftedFiles:
-    """The files in one output."""
-
-    def __init__(self, output: Any, found: list[Lifted]) -> None:
-        self._output = output
-        self._found = found
-
-    def settle(
-        self, result: ToolResult, keep: Callable[[Lifted], FilePart | None]
-    ) -> tuple[ToolResult, list[FilePart]]:
-        """The result with numbers in the places of the files that `keep` keeps, and these files."""
-        files: list[FilePart] = []
-        size = 0
-        for one in self._found:
-            if len(files) == wire_blobs.MAX_FILES or size + len(one.base64) * 3 // 4 > wire_blobs.MAX_MESSAGE_BYTES:
-                break
-            file = keep(one)
-            if file is None:
-                continue
-            files.append(file)
-            size += file.blob.size
-            del one.holder[one.key]
-            one.holder["file"] = len(files)
-        return (replace(result, output=Raw(encode_value(self._output))), files) if files else (result, [])
+def settled(
+    result: ToolResult, output: Any, found: list[Lifted], keep: Callable[[Lifted], FilePart | None]
+) -> tuple[ToolResult, list[FilePart]]:
+    """The result with numbers in the places of the files that `keep` keeps, and these files. `output` is its output,
+    and is changed; `found` are the files in it.
+    """
+    files: list[FilePart] = []
+    size = 0
+    for one in found:
+        if len(files) == wire_blobs.MAX_FILES or size + len(one.base64) * 3 // 4 > wire_blobs.MAX_MESSAGE_BYTES:
+            break
+        file = keep(one)
+        if file is None:
+            continue
+        files.append(file)
+        size += file.blob.size
+        del one.holder[one.key]
+        one.holder["file"] = len(files)
+    return (replace(result, output=Raw(encode_value(output))), files) if files else (result, [])
 
 
-def lift_files(output: Raw | None) -> LiftedFiles | None:
-    """The files in an output; None when there are none."""
-    if output is None:
-        return None
-    value = msgspec.msgpack.decode(output)
+def files_in(value: Any) -> list[Lifted]:
+    """The files in an output."""
     found: list[Lifted] = []
     left = MAX_LOOKED_AT
     todo: deque[tuple[Any, int]] = deque([(value, 0)])
@@ -281,7 +268,7 @@ def lift_files(output: Raw | None) -> LiftedFiles | None:
                 todo += [(inner, depth + 1) for inner in item.values() if isinstance(inner, dict | list)]
         elif isinstance(item, list) and depth < MAX_DEPTH:
             todo += [(inner, depth + 1) for inner in item[:left] if isinstance(inner, dict | list)]
-    return LiftedFiles(value, found) if found else None
+    return found
 
 
 def _file_in(item: dict[str, Any]) -> Lifted | None:

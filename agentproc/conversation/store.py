@@ -162,10 +162,7 @@ class ConversationStore(ConversationFile):
         self._fold(turn_id)
         for part, more in (used or {}).items():
             self._add_used(part, more)
-        started = _started(turn_id)
-        self.execute(
-            "DELETE FROM meta WHERE name > ? AND name < ?", (started, started[:-1] + chr(ord(started[-1]) + 1))
-        )
+        self.execute("DELETE FROM meta WHERE name > ? AND name < ?", (_started(turn_id), f"started:{turn_id}0"))
         self.execute(
             "UPDATE turns SET status = ?, ended_at = ?, steps = ?, answer = ? WHERE event_key = ?",
             (status, at, steps, answer, event_key),
@@ -276,12 +273,11 @@ class ConversationStore(ConversationFile):
 
     def model_notes(self, turn_id: str) -> list[tuple[str, str | None]]:
         """Time and detail of the stored notes about ends of a turn's model calls, in their order."""
-        found: list[tuple[str, str | None]] = self.rows(
+        return self.rows(
             "SELECT at, detail FROM runtime_events WHERE turn_id = ?1 AND type LIKE 'model.%' "
             "AND seq >= coalesce((SELECT first_note FROM turns WHERE turn_id = ?1), 0) ORDER BY seq",
             (turn_id,),
         )
-        return found
 
     def last_step_note(self, turn_id: str) -> tuple[str, str | None] | None:
         """Kind and detail of the last note about a step of a turn."""
@@ -307,9 +303,8 @@ class ConversationStore(ConversationFile):
         self.remember(part.row, encode_used(whole))
 
     def _count_parts(self, day: str) -> int:
-        start = f"{ROWS}{day}/"
-        after = start[:-1] + chr(ord(start[-1]) + 1)
-        found = self.rows("SELECT count(*) FROM meta WHERE name >= ? AND name < ?", (start, after))
+        between = f"{ROWS}{day}/", f"{ROWS}{day}0"  # which is what comes behind the slash
+        found = self.rows("SELECT count(*) FROM meta WHERE name >= ? AND name < ?", between)
         return int(found[0][0])
 
     def _fold(self, turn_id: str) -> None:

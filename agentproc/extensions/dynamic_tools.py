@@ -281,6 +281,8 @@ _FIELDS: Final = (
     *("name", "description", "parameters", "handler", "metadata"),
     *("source", "tool", "export", "idempotent", "deferred", "inReplay"),
 )
+#: Those that the item has. Its name is the shown one.
+_OF_ITEM: Final = ("description", "parameters", "errorMessageLimit", "tool", "export", "idempotent", "deferred")
 
 
 def _fields(item: Any) -> dict[str, Any]:
@@ -307,19 +309,10 @@ def _shown_name(name: Any, extension: str) -> str:
 
 
 def _item(fields: Mapping[str, Any], shown: str, extension: str) -> CatalogItem:
-    given = {
-        "name": shown,
-        "description": fields.get("description"),
-        "parameters": fields.get("parameters"),
-        "errorMessageLimit": fields.get("errorMessageLimit"),
-        "tool": fields.get("tool"),
-        "export": fields.get("export"),
-        "idempotent": fields.get("idempotent"),
-        "deferred": fields.get("deferred"),
-    }
+    given = {name: fields[name] for name in _OF_ITEM if fields.get(name) is not None}
     try:
         # A copy: the item goes to vendors as JSON, and the extension may change its own object later.
-        own = codec.from_raw(output_of({key: value for key, value in given.items() if value is not None}), dict)
+        own = codec.from_raw(output_of({**given, "name": shown}), dict)
         item = msgspec.convert(own, CatalogItem)
     except (msgspec.ValidationError, ValueError) as error:
         raise fail("E_USAGE", f"extension {extension}: tool {shown}: {error}") from None

@@ -166,8 +166,7 @@ class Extensions:
 
     async def _let_go(self, name: str) -> None:
         await self._events.clean_up(name)
-        self.pipeline.unregister(name)
-        self.tools.unregister_all(name)
+        self._forget(name)
         del self._loaded[name]
 
     async def _load(self, spec: ExtensionSpec, state: ExtState, module: ModuleType | None = None) -> None:

@@ -23,12 +23,11 @@ from goondan.agentproc.extensions.engine import LayerFailed, Watch, run
 from goondan.agentproc.extensions.points import contexts, results
 from goondan.agentproc.extensions.points.pipeline import Kind, Layer, MiddlewareError
 from goondan.agentproc.machine.catalog import REFUSED, Catalog, StepCatalog
-from goondan.agentproc.machine.estimate import NO_WISHES, Wishes
 from goondan.agentproc.machine.messages import Append, Message, ToolCallPart, error_result
 from goondan.agentproc.machine.turn import End, Input, LeaveStep, StepEntered, StepLeft, TurnEntered, TurnLeft
 from goondan.agentproc.providers.base import ModelAnswer
 from goondan.agentproc.turn.configuration import InForce
-from goondan.schemas.bundle.launch import CatalogItem, ToolChoice
+from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import AgentEvent, ErrorPayload, ToolError, ToolResult
 
@@ -98,7 +97,8 @@ class Stages:
         self._turn_end: asyncio.Future[End] | None = None
         self._turn_task: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._step: contexts.StepScope | None = None
+        #: The step that runs, as its middleware sees and changes it. None: none does, or none is wrapped.
+        self.step: contexts.StepScope | None = None
         self._step_end: asyncio.Future[LeaveStep] | None = None
         self._step_task: asyncio.Task[None] | None = None
         self._calls: dict[str, asyncio.Task[None]] = {}
@@ -178,7 +178,7 @@ class Stages:
         StepLeft.
         """
         self._place, self._emitted = f"step{step}", 0
-        self._step = None
+        self.step = None
         self._step_task = self._loop.create_task(self._begin_step(step, in_force))
 
     async def _begin_step(self, step: int, in_force: InForce) -> None:
@@ -190,7 +190,7 @@ class Stages:
         except GoondanError as error:
             self._push(StepLeft(False, error.info))
             return
-        scope = self._step = contexts.StepScope(self._turn, step - 1, self._catalog, self._new_config())
+        scope = self.step = contexts.StepScope(self._turn, step - 1, self._catalog, self._new_config())
         await self._run_step(scope)
 
     def leave_step(self, leave: LeaveStep) -> None:
@@ -259,39 +259,15 @@ class Stages:
     # --- the model call
 
     @property
-    def blocks(self) -> list[dict[str, Any]]:
-        """The blocks that the model sees besides the conversation in this step."""
-        return [] if self._step is None else self._step.blocks
-
-    @property
-    def wishes(self) -> Wishes:
-        """What extensions wish of the context in this step."""
-        return NO_WISHES if self._step is None else self._step.wishes
-
-    def messages(self, own: list[Message]) -> list[Message]:
-        """The messages of the conversation that the model sees in this step. Raises GoondanError."""
-        return own if self._step is None else apply_views(self._step.views, own)
-
-    def system(self, own: str | None) -> str | None:
-        """The system prompt of this step; `own` is the agent's."""
-        changed = contexts.UNCHANGED if self._step is None else self._step.system
-        return own if changed is contexts.UNCHANGED else changed
-
-    @property
-    def tool_choice(self) -> ToolChoice | None:
-        """Which tools the model has to call in this step, if the step's middleware says it."""
-        return None if self._step is None else self._step.tool_choice
-
-    @property
     def wraps_model(self) -> bool:
         """Whether any handler wraps the model call of the running step."""
-        return self._step is not None and bool(self._pipeline.at("step.llmCall") or self._pipeline.at("step.llmError"))
+        return self.step is not None and bool(self._pipeline.at("step.llmCall") or self._pipeline.at("step.llmError"))
 
     async def ask_model(
         self, ask: Callable[[list[dict[str, Any]], StepCatalog], Awaitable[ModelAnswer]]
     ) -> ModelAnswer:
         """Run the model call inside its wraps; `ask` is one try. Raises GoondanError."""
-        if self._step is None:
+        if self.step is None:
             raise AssertionError("a model call belongs to a step")
 
         async def attempt(blocks: list[dict[str, Any]], items: list[CatalogItem]) -> ModelAnswer:
@@ -300,7 +276,7 @@ class Stages:
             return await ask(blocks, catalog)
 
         try:
-            return await self._ask_in_wraps(self._step, attempt)
+            return await self._ask_in_wraps(self.step, attempt)
         except LayerFailed as fault:
             raise GoondanError(_report(fault.layer, "step", fault.error)) from None
 
@@ -369,7 +345,7 @@ class Stages:
         """
         # A copy: layers may change the arguments, and the conversation keeps the arguments that the model wrote.
         args = results.json_copy(part.args)
-        scope = contexts.CallScope(self._turn, self._step, step - 1, part.tool_name, part.tool_call_id, args)
+        scope = contexts.CallScope(self._turn, self.step, step - 1, part.tool_name, part.tool_call_id, args)
 
         async def chain() -> None:
             open_call: asyncio.Future[ToolResult] | None = None

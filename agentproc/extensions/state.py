@@ -26,6 +26,7 @@ from typing import Any, Final, Literal
 
 from msgspec import Struct
 
+from goondan.agentproc.conversation.file import sync_directory
 from goondan.agentproc.extensions.points.results import output_of
 from goondan.schemas.bundle.address import path_segment
 from goondan.schemas.wire.errors import GoondanError, fail
@@ -55,7 +56,6 @@ class InstanceApi(Struct, frozen=True):
 
 
 Scope = Literal["instance", "workspace"]
-SCOPES: Final = ("instance", "workspace")
 #: The largest object, as JSON (bytes). State is read and written whole; growing data belongs into files of its own.
 MAX_BYTES: Final = 1024 * 1024
 #: How often `update` tries again when other processes were faster. Each try costs a lock and two small files.
@@ -130,7 +130,7 @@ class StoredState:
     def _path(self, scope: Any) -> str:
         path = self._files.get(scope) if isinstance(scope, str) else None
         if path is None:
-            raise fail("E_USAGE", f"no scope {str(scope)[:80]!r}; there are: {', '.join(SCOPES)}")
+            raise fail("E_USAGE", f"no scope {str(scope)[:80]!r}; there are: {', '.join(self._files)}")
         return path
 
 
@@ -204,11 +204,7 @@ def _write(path: str, data: bytes) -> None:
             with suppress(OSError):
                 os.unlink(new)
             raise
-        folder = os.open(os.path.dirname(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_directory(os.path.dirname(path))
 
 
 @contextmanager

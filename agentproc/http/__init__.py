@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 class Wire(Protocol):
     """The names that a provider's module has."""
 
+    #: Speaks the vendor's wire.
     VENDOR: Callable[[], Vendor[Any]]
-    """Speaks the vendor's wire."""
+    #: Bodies of two streamed answers: one that calls the tool TOOL with {"a": "1"}, and one that says that it is done.
+    #: The fork server plays them, so that agents share what a call needs in memory (agentproc/start/warm_models.py).
     REHEARSED: tuple[str, str]
-    """Bodies of two streamed answers: one that calls the tool TOOL with {"a": "1"}, and one that says that it is done.
-    The fork server plays them, so that agents share what a call needs in memory (agentproc/start/warm_models.py).
-    """
 
 
 def wire_of(provider: str) -> Wire:

@@ -145,13 +145,11 @@ class HttpProvider:
         patience: Patience = Patience(),  # noqa: B008  it is frozen
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         chance: Callable[[], float] = random.random,
-        now: Callable[[], float] = time.time,
     ) -> None:
         self._vendor = vendor
         self._patience = patience
         self._sleep = sleep
         self._chance = chance
-        self._now = now
         self._client = client or Client()
         self._seeing = history.Seeing(_is_there)
         #: The model and the headers of the last request that was checked, its URL, and the headers as they are sent.
@@ -356,7 +354,7 @@ class HttpProvider:
             words = f"it redirects to {place[: faults.MAX_WORDS]}"
         reason = words or faults.plain(redact(response.reason))[: faults.MAX_WORDS] or _phrase(status)
         overflow = faults.overflow_of(status, body.decode("utf-8", "replace"))
-        now = self._now()
+        now = time.time()
         asked = faults.retry_after(response.headers, now)
         if asked is None and status == HTTPStatus.TOO_MANY_REQUESTS:
             asked = faults.exhausted_wait(response.headers, now)

@@ -236,11 +236,9 @@ def _encoded(value: Any) -> bytes:
 
 def _named(turn_id: str, name: str) -> str:
     named = f"{turn_id}/{name}"
-    return (
-        named
-        if len(named) <= _MAX_NAME
-        else f"{turn_id}/{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()}"
-    )
+    if len(named) <= _MAX_NAME:
+        return named
+    return f"{turn_id}/{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 def _invalid(message: str) -> GoondanError:

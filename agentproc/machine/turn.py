@@ -374,11 +374,9 @@ class Turn:
 
     def _on_begin_call(self, begin: BeginCall, at: str) -> list[Action]:
         self._operator, self._asked = True, begin
-        stored = (
-            []
-            if begin.told is None
-            else [self._store(messages.UserData(begin.told), messages.MessageSource("system"), at)]
-        )
+        stored: list[Action] = []
+        if begin.told is not None:
+            stored.append(self._store(messages.UserData(begin.told), messages.MessageSource("system"), at))
         return [*stored, *self._open_turn()]
 
     def _on_begin_list(self, begin: BeginList, at: str) -> list[Action]:

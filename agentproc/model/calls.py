@@ -17,7 +17,6 @@ from typing import Any, Final
 import msgspec
 
 from goondan.agentproc.extensions.stages import Stages
-from goondan.agentproc.machine.catalog import StepCatalog
 from goondan.agentproc.machine.estimate import NO_WISHES
 from goondan.agentproc.machine.messages import CUT_OFF, MAX_REASONING, REASONING, Message, MessageSource, UserData
 from goondan.agentproc.machine.model_waits import NOTICE_S, ModelAttempts, StallClock, stalled
@@ -101,7 +100,11 @@ class ModelCalls:
         self._requests = 0
         try:
             if stages is not None and stages.wraps_model:
-                answer = await stages.ask_model(partial(self._ask_again, provider, request, stages))
+                answer = await stages.ask_model(
+                    lambda blocks, catalog: self._ask(
+                        provider, msgspec.structs.replace(request, blocks=blocks, tools=catalog.shown), stages
+                    )
+                )
             else:
                 answer = await self._ask(provider, request, stages)
         except GoondanError as error:
@@ -115,16 +118,6 @@ class ModelCalls:
             calls = list(map(self._instance.tools.spelt, answer.calls))
             self._turn.push(ModelAnswered(answer.text, calls, answer.finish_reason, stored_metadata(answer)))
 
-    def _ask_again(
-        self,
-        provider: base.Provider,
-        request: base.ModelRequest,
-        stages: Stages,
-        blocks: list[dict[str, Any]],
-        catalog: StepCatalog,
-    ) -> Awaitable[base.ModelAnswer]:
-        return self._ask(provider, msgspec.structs.replace(request, blocks=blocks, tools=catalog.shown), stages)
-
     def _ask(
         self, provider: base.Provider, request: base.ModelRequest, stages: Stages | None
     ) -> Awaitable[base.ModelAnswer]:
@@ -136,7 +129,8 @@ class ModelCalls:
         async def aside(text: str, system: str | None) -> str:
             return (await self.ask_aside(text, system, request.step)).text
 
-        return self._context.ask(provider, request, once, aside, NO_WISHES if stages is None else stages.wishes)
+        step = None if stages is None else stages.step
+        return self._context.ask(provider, request, once, aside, NO_WISHES if step is None else step.wishes)
 
     async def ask_aside(self, text: str, system: str | None, step: int) -> base.ModelAnswer:
         """The model's answer to `text` in this step (from 1), outside of the conversation. Raises GoondanError. A

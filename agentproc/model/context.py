@@ -299,11 +299,9 @@ class TurnContext:
         begin = self._begin(parts, shape)
         shown = context_shape.shown_sizes(parts.messages[begin:], parts.sizes[begin:], shape)
         size = parts.fixed + sum(shown)
-        return (
-            size + estimate.text_size(context_shape.note_of(shape)) + self._opening_size(parts, begin)
-            if begin
-            else size
-        )
+        if begin:
+            size += estimate.text_size(context_shape.note_of(shape)) + self._opening_size(parts, begin)
+        return size
 
     def _begin(self, parts: _Parts, shape: context_shape.Shape) -> int:
         """The index of the first message that is shown. It is sought once."""

@@ -297,8 +297,8 @@ _LONG_NUMBER: Final = re.compile(r"\d{19}")
 FLAT: Final = 64
 _decode_object: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
+#: JSON for a vendor; what JSON cannot hold becomes text.
 encode_json: Final = msgspec.json.Encoder(enc_hook=str).encode
-"""JSON for a vendor; what JSON cannot hold becomes text."""
 
 
 def append_to(written: bytearray, item: bytes) -> None:

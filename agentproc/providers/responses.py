@@ -14,6 +14,7 @@ Source: docs/design/turns.md section 6; OpenAI's API reference, "Responses"; the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
@@ -259,7 +260,7 @@ class Reader(reader.AnswerReader):
     # --- inside
 
     def _in_order(self) -> list[reader.Part]:
-        return [self._parts[key] for key in sorted(self._parts, key=_number)]
+        return [self._parts[key] for key in sorted(self._parts, key=itemgetter(0))]
 
     def _begin(self, said: _Event) -> str:
         if said.item is not None:
@@ -361,10 +362,6 @@ class Reader(reader.AnswerReader):
         """The order of an answer with reasoning that can go back, or with texts that have a phase."""
         order = self._order([part for part in parts if part.kind != "thought" or _can_go_back(part.extra)])
         return {"items": order} if order else {}
-
-
-def _number(key: tuple[int, str]) -> int:
-    return key[0]
 
 
 def _can_go_back(reasoning: Mapping[str, Any]) -> bool:

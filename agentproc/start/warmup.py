@@ -23,7 +23,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from types import CodeType, FunctionType
 from typing import Any, Final
@@ -232,12 +232,9 @@ def _play(
             remove_tree(folder)  # a fork server that was killed has left it
             os.mkdir(folder, 0o700)
         try:
-            loop = asyncio.SelectorEventLoop()
-            try:
+            with closing(asyncio.SelectorEventLoop()) as loop:
                 provider = None if make_provider is None else make_provider()
                 loop.run_until_complete(_play_turns(folder, rounds, model, provider))
-            finally:
-                loop.close()
         finally:
             remove_tree(folder)
     finally:

@@ -34,11 +34,12 @@ from goondan.agentproc.providers.base import SHORTEST_SAID, Provider, read_json,
 from goondan.agentproc.start.blocked_loop import LoopWatch
 from goondan.agentproc.start.log import KnownSecrets
 from goondan.agentproc.turn.configuration import Configuration
-from goondan.schemas.bundle.address import instance_dir
+from goondan.schemas.bundle.address import instance_dir, instance_workdir
 from goondan.schemas.bundle.launch import AgentSpec, ModelSpec, OutputSpec
 from goondan.schemas.system.trace_index import IndexRow, TraceIndex
 from goondan.schemas.text import redaction, times
 from goondan.schemas.wire.codec import check_depth, encode_value
+from goondan.schemas.wire.frames import Frame
 
 if TYPE_CHECKING:
     from goondan.schemas.bundle.arguments import ArgumentChecker
@@ -104,7 +105,6 @@ class Instance:
         store: ConversationStore,
         *,
         provider: Provider | None = None,
-        clock: Callable[[], str] = now_rfc3339,
         secrets: KnownSecrets | None = None,
     ) -> None:
         """`provider` is the model, None for the one that the specification names. `clock` gives the time as RFC 3339 in
@@ -116,7 +116,7 @@ class Instance:
         #: The conversation.
         self.store = store
         self.loop = loop
-        self.clock = clock
+        self.clock = now_rfc3339
         #: The middleware that extensions have registered.
         self.pipeline = Pipeline()
         #: The tools that extensions have registered.
@@ -166,6 +166,10 @@ class Instance:
         but not its model.
         """
         return self.config.current.spec
+
+    def workdir_of(self, event: Frame) -> str:
+        """The folder that an event's turn works in."""
+        return event.workdir or instance_workdir(self.spec.state_dir, self.spec.name, self.instance_key)
 
     def redact(self, text: str) -> str:
         """A text without the secrets of the agent's model, and without the tokens of its extensions."""

@@ -21,7 +21,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from goondan.agentproc.calls.caller import AgentLink
 from goondan.agentproc.machine.messages import ToolData
@@ -55,14 +55,13 @@ MAX_MESSAGE: Final = 1000
 _Kind = Literal["text", "reasoning"]
 
 
-class _Run:
+class _Run(Struct):
     """Pieces of one kind that wait to be sent."""
 
-    __slots__ = ("kind", "pieces")
-
-    def __init__(self, kind: _Kind, pieces: list[str] | None = None) -> None:
-        self.kind = kind
-        self.pieces = pieces or []
+    #: Of what.
+    kind: _Kind
+    #: Its pieces.
+    pieces: list[str] = []
 
 
 class LiveFeed:

@@ -96,11 +96,8 @@ class TurnNotes:
 
     def begun(self, at: str, waited_ms: int | None, place_ms: int, *, awaited: bool) -> None:
         """Note that the turn begins, how long its event has waited, and whether another turn waits for it."""
-        self._note(
-            "turn.started",
-            at,
-            turn_notes.encode_detail(turn_notes.TurnDetail(self._trace_id, waited_ms, awaited, place_ms)),
-        )
+        detail = turn_notes.TurnDetail(self._trace_id, waited_ms, awaited, place_ms)
+        self._note("turn.started", at, turn_notes.encode_detail(detail))
 
     def resumed(self, at: str) -> None:
         """Note that another process goes on with the turn. What it has used before counts, too."""

@@ -28,7 +28,7 @@ from goondan.agentproc.calls import caller, of_turn
 from goondan.agentproc.conversation.store import ConversationStore, TurnRow
 from goondan.agentproc.conversation.transcript import Transcript, resumption
 from goondan.agentproc.extensions.points import contexts, pipeline
-from goondan.agentproc.extensions.stages import Stages
+from goondan.agentproc.extensions.stages import Stages, apply_views
 from goondan.agentproc.machine import turn as machine
 from goondan.agentproc.machine.answers import TurnUsage, answer_payload, done_frame, failed, told_event, turn_id
 from goondan.agentproc.machine.catalog import StepCatalog
@@ -39,7 +39,7 @@ from goondan.agentproc.model.context import TurnContext
 from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from goondan.agentproc.turn import configuration, live, notes, parts
 from goondan.agentproc.turn.instance import Instance
-from goondan.schemas.bundle import address, launch
+from goondan.schemas.bundle import launch
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import OPERATOR_AGENT, ErrorPayload, Frame, ToolResult
 from goondan.schemas.wire.spans import is_trace_id, trace_id_of
@@ -102,10 +102,7 @@ class TurnRun:
         self.notes = notes.TurnNotes(
             instance.store, name, self._trace_id, frame.parent_span_id, *texts, live=frame.live
         )
-        workdir = frame.workdir or address.instance_workdir(
-            instance.spec.state_dir, instance.spec.name, instance.instance_key
-        )
-        self.workdir = workdir
+        self.workdir = instance.workdir_of(frame)
         deadline = None if frame.deadline_ms is None else self._loop.time() + frame.deadline_ms / 1000
         self._epoch = frame.epoch or 0
         self.live = live.LiveFeed(
@@ -555,11 +552,11 @@ class TurnRun:
                 self._follow(in_force)
             self.calls.catalog = instance.catalog.for_step()
         own, spec = self._config.in_force.system, instance.spec
-        provider = instance.provider
+        provider, around = instance.provider, None if self._stages is None else self._stages.step
         messages = self._transcript.shown() if provider.needs_history else self._transcript.own_messages
         try:
-            if self._stages is not None and provider.needs_history:
-                messages = self._stages.messages(messages)
+            if around is not None and provider.needs_history:
+                messages = apply_views(around.views, messages)
         except GoondanError as error:
             self.push(machine.ModelFailed(error.info))
             return
@@ -569,22 +566,19 @@ class TurnRun:
             messages=instance.context.presented.of(messages),
             tools=self.calls.catalog.shown,
             step=action.step,
-            system=own if self._stages is None else self._stages.system(own),
-            blocks=[] if self._stages is None else self._stages.blocks,
+            system=own if around is None or around.system is contexts.UNCHANGED else around.system,
+            blocks=[] if around is None else around.blocks,
             turn_id=self.turn.turn_id,
             files=instance.files.place,
             output=spec.output,
-            tool_choice=self._tool_choice(action.step, spec.tool_choice),
+            tool_choice=(around and around.tool_choice) or self._own_choice(action.step, spec.tool_choice),
         )
         self._models.start(provider, request, self._stages)
 
-    def _tool_choice(self, step: int, own: launch.ToolChoice | None) -> launch.ToolChoice | None:
+    def _own_choice(self, step: int, own: launch.ToolChoice | None) -> launch.ToolChoice | None:
         """Which tools the model has to call in a step: the word of the step's middleware, else the agent's. The agent's
         word that one is called holds for the first step, or the turn would not end.
         """
-        given = None if self._stages is None else self._stages.tool_choice
-        if given is not None:
-            return given
         return own if step == 1 or own in ("auto", "none") else None
 
     def time_left(self) -> float | None:

@@ -25,7 +25,7 @@ from goondan.agentproc.start.blocked_loop import blocked_error
 from goondan.agentproc.turn.instance import Instance
 from goondan.agentproc.turn.parts import AgentFeature, Features, TakeFrame, kinds
 from goondan.agentproc.turn.run import TurnRun, operators_work
-from goondan.schemas.bundle.address import MAX_TOOL_NAME, blobs_dir, instance_workdir
+from goondan.schemas.bundle.address import MAX_TOOL_NAME, blobs_dir
 from goondan.schemas.wire import codec, frames
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker import servers
@@ -208,11 +208,7 @@ class TurnRunner:
         if callable(first):
             return frames.Frame("ack", stage="release", event_id=event_id, epoch=epoch) if self._pausing else first()
         if isinstance(first, Begin) and first.source.type == "tool" and self._needs_no_model(first, event_id):
-            told = End(status="completed", steps=0, response="", finish_reason="stop")
-            turn = answers.turn_id(self.instance.spec.name, self.instance.instance_key, event_id)
-            return answers.done_frame(
-                event_id, epoch, "completed", answers.answer_payload(told, turn, event_id, self.instance.clock())
-            )
+            return self._end(event_id, epoch, End(status="completed", steps=0, response="", finish_reason="stop"))
         if self._pausing:
             return frames.Frame("ack", stage="release", event_id=event_id, epoch=epoch)
         return first, row
@@ -238,10 +234,7 @@ class TurnRunner:
         if self.instance.spec.extensions:
             self.instance.loop_watch.begin(event_id)
         if blocked is None:
-            workdir = frame.workdir or instance_workdir(
-                self.instance.spec.state_dir, self.instance.spec.name, self.instance.instance_key
-            )
-            await self.instance.workspaces.enter(workdir)
+            await self.instance.workspaces.enter(self.instance.workdir_of(frame))
         run = self._run = TurnRun(self.instance, frame, first, row, self.features)
         if blocked is not None:
             raise GoondanError(blocked_error(blocked, self.instance.spec.extensions))
@@ -253,17 +246,15 @@ class TurnRunner:
         """End an event with this error. The error is stored with its turn, if it has a turn and the file can be
         written.
         """
-        event_id, run = frame.event_id or "", self._run
-        ended = None if run is None else run.fail(info)
-        if ended is not None:
-            return ended
-        name = (
-            answers.turn_id(self.instance.spec.name, self.instance.instance_key, event_id)
-            if run is None
-            else run.turn.turn_id
-        )
-        payload = answers.answer_payload(answers.failed(info), name, event_id, self.instance.clock(), frame.trace_id)
-        return answers.done_frame(event_id, frame.epoch or 0, "failed", payload)
+        ended = None if self._run is None else self._run.fail(info)
+        return ended or self._end(frame.event_id or "", frame.epoch or 0, answers.failed(info), frame.trace_id)
+
+    def _end(self, event_id: str, epoch: int | None, end: End, trace_id: str | None = None) -> frames.Frame:
+        """The frame that ends an event so. Nothing of it is stored."""
+        instance, run = self.instance, self._run
+        name = answers.turn_id(instance.spec.name, instance.instance_key, event_id) if run is None else run.turn_id
+        payload = answers.answer_payload(end, name, event_id, instance.clock(), trace_id)
+        return answers.done_frame(event_id, epoch, end.status, payload)
 
     def _first_input(self, frame: frames.Frame) -> First | Callable[[], frames.Frame]:
         """The first input for the turn machine; or what answers the event, if it needs no turn.
@@ -328,10 +319,6 @@ class TurnRunner:
             log.warning("event %s, %s: %s", frame.event_id, frame.stage, error)
             if error.info.code not in UNSENT or frame.stage in GIVEN_BACK:
                 return
-            event_id = frame.event_id or ""
-            turn = answers.turn_id(self.instance.spec.name, self.instance.instance_key, event_id)
-            payload = answers.answer_payload(
-                answers.failed(error.info), turn, event_id, self.instance.clock(), trace_id
-            )
+            ended = self._end(frame.event_id or "", frame.epoch, answers.failed(error.info), trace_id)
             with suppress(GoondanError):  # as above: nobody may be there any more
-                await self.instance.link.post(answers.done_frame(event_id, frame.epoch, "failed", payload))
+                await self.instance.link.post(ended)
