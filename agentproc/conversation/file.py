@@ -280,20 +280,18 @@ class ConversationFile:
 # Contexts without contextlib: what it makes of a generator takes four times as many calls, and a step enters some five.
 
 
-class _Errors:
+class _Errors(msgspec.Struct):
     """What fails in this context closes the file, and is one GoondanError."""
 
-    __slots__ = ("_file",)
-
-    def __init__(self, file: ConversationFile) -> None:
-        self._file = file
+    #: The file.
+    file: ConversationFile
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            self._file.failed(error)
+            self.file.failed(error)
 
 
 def _is_full(folder: Path) -> bool:

@@ -25,6 +25,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, Literal, NoReturn
 
+from msgspec import Struct
+
 from goondan.agentproc.calls.servers import Servers
 from goondan.agentproc.calls.swarm import Swarm
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools, Folder, Handler, ServedTool
@@ -76,16 +78,17 @@ class ConsoleLogger:
             self._logger.log(level, "%s: %s", self._name, " ".join(str(value) for value in values))
 
 
-class ServerApi:
+class ServerApi(Struct, frozen=True, eq=False):
     """One server. `name` is the prefix of its tools' names."""
 
-    __slots__ = ("_extension", "_servers", "_tools", "name")
-
-    def __init__(self, servers: Servers, tools: DynamicTools, extension: str, name: str) -> None:
-        self._servers = servers
-        self._tools = tools
-        self._extension = extension
-        self.name = name
+    #: Those of the instance.
+    _servers: Servers
+    #: Where its tools are offered.
+    _tools: DynamicTools
+    #: The name of the extension.
+    _extension: str
+    #: The prefix.
+    name: str
 
     async def attach(self, timeout_s: float) -> ServerListing:
         """Hold the server for this agent, and get what it offers. Raises GoondanError E_MCP_CONNECT and others."""
@@ -112,14 +115,13 @@ class ServerApi:
         self._tools.server_gone(self._extension, why)
 
 
-class PipelineApi:
+class PipelineApi(Struct, frozen=True, eq=False):
     """`api.pipeline`."""
 
-    __slots__ = ("_extension", "_pipeline")
-
-    def __init__(self, pipeline: Pipeline, extension: str) -> None:
-        self._pipeline = pipeline
-        self._extension = extension
+    #: That of the instance.
+    _pipeline: Pipeline
+    #: The name of the extension.
+    _extension: str
 
     def register(self, kind: str, handler: Middleware, *, priority: int = 0) -> None:
         """Put middleware around every `turn`, `step` or `toolCall` that begins from now on. A lower priority is further
@@ -128,14 +130,13 @@ class PipelineApi:
         self._pipeline.register(kind, handler, extension=self._extension, priority=priority)
 
 
-class PipelinesApi:
+class PipelinesApi(Struct, frozen=True, eq=False):
     """`api.pipelines`, the spelling of v0.9 over the same engine."""
 
-    __slots__ = ("_extension", "_pipeline")
-
-    def __init__(self, pipeline: Pipeline, extension: str) -> None:
-        self._pipeline = pipeline
-        self._extension = extension
+    #: That of the instance.
+    _pipeline: Pipeline
+    #: The name of the extension.
+    _extension: str
 
     def mutate(self, point: str, handler: Middleware, *, priority: int = 0) -> None:
         """Add a handler that gets a context and returns it, changed or not. Raises GoondanError E_USAGE for a name that
@@ -150,15 +151,15 @@ class PipelinesApi:
         self._pipeline.wrap(point, handler, extension=self._extension, priority=priority)
 
 
-class ToolsApi:
+class ToolsApi(Struct, frozen=True, eq=False):
     """`api.tools`."""
 
-    __slots__ = ("_exposed", "_extension", "_tools")
-
-    def __init__(self, tools: DynamicTools, extension: str, exposed: bool) -> None:
-        self._tools = tools
-        self._extension = extension
-        self._exposed = exposed
+    #: Those of the instance.
+    _tools: DynamicTools
+    #: The name of the extension.
+    _extension: str
+    #: Whether the model is shown what it registers.
+    _exposed: bool
 
     def register(self, item: Any, handler: Handler | None = None) -> None:
         """Offer a tool from the next step on: `register(item, handler)` with {name, description, parameters}, or
@@ -179,14 +180,13 @@ class ToolsApi:
         self._tools.unregister(name, extension=self._extension)
 
 
-class EventsApi:
+class EventsApi(Struct, frozen=True, eq=False):
     """`api.events`: the bus of the agent instance (events.py)."""
 
-    __slots__ = ("_bus", "_extension")
-
-    def __init__(self, bus: EventBus, extension: str) -> None:
-        self._bus = bus
-        self._extension = extension
+    #: That of the instance.
+    _bus: EventBus
+    #: The name of the extension.
+    _extension: str
 
     def on(self, type: str, handler: EventHandler) -> Callable[[], None]:
         """Call `handler(payload)` for each event of this type. A `*` in the type stands for one segment.
@@ -298,15 +298,13 @@ class ExtensionApi:
 # --- asking other agents ---
 
 
-class Agents:
+class Agents(Struct, frozen=True, eq=False):
     """`ctx.agents`, `ctx.runtime`. A failure raises GoondanError with one of these codes: E_AGENT_NOT_FOUND,
     E_AGENT_TIMEOUT, E_AGENT_FAILED, E_AGENT_CYCLE, E_AGENT_SPAWN_FAILED, E_TOOL_INVALID_ARGS, E_FRAME_TOO_LARGE.
     """
 
-    __slots__ = ("_ask",)
-
-    def __init__(self, ask: Callable[[Literal["request", "send"], dict[str, Any]], Awaitable[dict[str, Any]]]) -> None:
-        self._ask = ask
+    #: Puts a question.
+    _ask: Callable[[Literal["request", "send"], dict[str, Any]], Awaitable[dict[str, Any]]]
 
     async def request(
         self,

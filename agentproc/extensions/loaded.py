@@ -306,12 +306,13 @@ def _compare(path: str, data: bytes, digest: str | None) -> None:
         raise ImportError(f"{path} has changed since the kernel was started", path=path)
 
 
-class _Folder:
+class _Folder(Struct, eq=False):
     """The modules of one folder. With `recorded` None, every file in it may be imported."""
 
-    def __init__(self, path: str, recorded: Mapping[str, str] | None) -> None:
-        self.path = path
-        self.recorded = recorded
+    #: The folder.
+    path: str
+    #: The digests of its modules, by their paths in it.
+    recorded: Mapping[str, str] | None
 
     def spec(self, fullname: str, relative: str) -> ModuleSpec | None:
         """How to load the module or package that would be at `relative` (a path without a suffix); None when there is

@@ -68,7 +68,7 @@ class Stages:
         push: Callable[[Input], None],
         use: Callable[[StepCatalog], None],
         lost: Callable[[], None],
-        ask_aside: Callable[[str, str | None, int], Awaitable[str]],
+        ask_aside: Callable[[str, str | None, int], Awaitable[ModelAnswer]],
     ) -> None:
         self._extensions = extensions
         self._pipeline = extensions.pipeline

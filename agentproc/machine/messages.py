@@ -177,13 +177,9 @@ def fold(base: Iterable[Message], events: Iterable[MessageEvent]) -> list[Messag
             messages[event.message.id] = event.message
         elif isinstance(event, Replace):
             if event.target_id in messages:
-                messages = {
-                    (event.message.id if key == event.target_id else key): (
-                        event.message if key == event.target_id else old
-                    )
-                    for key, old in messages.items()
-                    if key == event.target_id or key != event.message.id
-                }
+                new = event.message
+                rest = [old for old in messages.values() if old.id == event.target_id or old.id != new.id]
+                messages = {now.id: now for now in [new if old.id == event.target_id else old for old in rest]}
         elif isinstance(event, Remove):
             messages.pop(event.target_id, None)
         else:

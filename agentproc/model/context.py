@@ -95,11 +95,9 @@ class ContextMemory:
             kept = Kept() if data is None else msgspec.msgpack.decode(data, type=Kept)
         except msgspec.DecodeError:
             return Kept()  # of another version: it is learned anew
-        return (
-            kept
-            if estimate.LEAST_RATIO <= kept.ratio <= estimate.MOST_RATIO
-            else structs.replace(kept, ratio=estimate.FIRST_GUESS)
-        )
+        if estimate.LEAST_RATIO <= kept.ratio <= estimate.MOST_RATIO:
+            return kept
+        return structs.replace(kept, ratio=estimate.FIRST_GUESS)
 
     def count(self, kept: Kept, counted: estimate.Counted) -> None:
         """A vendor has counted a request in the shape that is kept."""
@@ -218,9 +216,7 @@ class TurnContext:
                 answer = await once(fitted.request)
             except ContextOverflow as refusal:
                 refusals += 1
-                shorter = None
-                if refusals <= MOST_REFUSALS:
-                    shorter = await self._shorter(refusal, parts, fitted)
+                shorter = await self._shorter(refusal, parts, fitted) if refusals <= MOST_REFUSALS else None
                 if shorter is None:
                     raise self._too_long(parts, fitted, refusal.info.message) from None
                 fitted = shorter
@@ -251,7 +247,9 @@ class TurnContext:
         size = self._size(parts, kept.shape)
         unsaid = request.model.context_tokens is None and memory.listed is None and memory.asks_left and not self._asked
         if unsaid and estimate.tokens_of(size, kept.ratio) > SURE_TOKENS:
-            await self._ask_window(provider, request)
+            self._asked = True  # once in a turn until it says: the request is long enough to be in danger
+            memory.asks_left -= 1
+            memory.listed = await provider.window(request)
         window = self._window(request, kept)
         if window is None and wishes is estimate.NO_WISHES:
             return self._fitted(parts, kept, size, window)
@@ -327,12 +325,6 @@ class TurnContext:
             self._memory.count(kept, estimate.counted(fitted.size, usage.input_tokens))
 
     # --- the window
-
-    async def _ask_window(self, provider: Provider, request: ModelRequest) -> None:
-        """Ask the server for its window, once in a turn until it says: the request is long enough to be in danger."""
-        self._asked = True
-        self._memory.asks_left -= 1
-        self._memory.listed = await provider.window(request)
 
     def _window(self, request: ModelRequest, kept: Kept) -> estimate.Window | None:
         """The window of the model; None: nobody knows it."""

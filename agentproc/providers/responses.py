@@ -277,10 +277,8 @@ class Reader(reader.AnswerReader):
         return part
 
     def _update(self, part: reader.Part, item: Mapping[str, Any]) -> None:
-        part.id, part.name = (
-            reader.text_of(item.get("call_id")) or part.id,
-            reader.text_of(item.get("name")) or part.name,
-        )
+        part.id = reader.text_of(item.get("call_id")) or part.id
+        part.name = reader.text_of(item.get("name")) or part.name
         if part.kind == "text" and isinstance(phase := item.get("phase"), str):
             part.extra = {"phase": phase}
 

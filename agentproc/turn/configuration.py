@@ -130,11 +130,9 @@ class Configuration:
         """Take the configuration that the broker sends: LiveChanges, with the bundle's part in them or beside them.
         Raises GoondanError E_FRAME_INVALID.
         """
-        told = (
-            effective_config.LiveChanges()
-            if payload == frames.NO_PAYLOAD
-            else codec.from_raw(payload, effective_config.LiveChanges)
-        )
+        told = effective_config.LiveChanges()
+        if payload != frames.NO_PAYLOAD:
+            told = codec.from_raw(payload, effective_config.LiveChanges)
         now = self.current
         given = told.spec if spec == frames.NO_PAYLOAD else spec
         new = now.spec if given == frames.NO_PAYLOAD else codec.from_raw(given, AgentSpec)

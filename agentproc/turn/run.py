@@ -140,7 +140,7 @@ class TurnRun:
                 push=self.push,
                 use=self._use,
                 lost=self.abandon,
-                ask_aside=self._text_aside,
+                ask_aside=self.ask_aside,
             )
             self._performs |= {
                 machine.EnterTurn: lambda _: stages.enter_turn(),
@@ -169,9 +169,6 @@ class TurnRun:
     def ask_aside(self, text: str, system: str | None, step: int) -> Awaitable[ModelAnswer]:
         """Ask the agent's model outside of the conversation, in this step (from 1)."""
         return self._models.ask_aside(text, system, step)
-
-    async def _text_aside(self, text: str, system: str | None, step: int) -> str:
-        return (await self.ask_aside(text, system, step)).text
 
     @property
     def turn_id(self) -> str:
@@ -456,7 +453,9 @@ class TurnRun:
         instance, name, used = self.instance, self.turn.turn_id, self.notes.usage
         payload = answer_payload(end, name, self._event_id, at, self._trace_id, used)
         self.notes.ended(end, at)
-        if self._by_operator and end.output is not None and end.output.status == "pending":
+        # An operator makes a call through an agent that has a model.
+        by_operator = isinstance(self.first, machine.BeginCall) and instance.spec.name != OPERATOR_AGENT
+        if by_operator and end.output is not None and end.output.status == "pending":
             note_work(instance.store, name)
         instance.context.keep()
         instance.store.finish_turn(
@@ -496,11 +495,6 @@ class TurnRun:
             self._notes_timer = self._loop.call_later(NOTES_S, self._store_notes)
 
     # --- into and out of the middleware around the turn and its steps
-
-    @property
-    def _by_operator(self) -> bool:
-        """Whether an operator makes a call through an agent that has a model."""
-        return isinstance(self.first, machine.BeginCall) and self.instance.spec.name != OPERATOR_AGENT
 
     def _leave_turn(self, stages: Stages, action: machine.LeaveTurn) -> None:
         self._models.stop()

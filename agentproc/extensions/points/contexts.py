@@ -32,6 +32,7 @@ from goondan.agentproc.extensions.points.pipeline import POINTS, Layer, Middlewa
 from goondan.agentproc.machine.catalog import Catalog, StepCatalog
 from goondan.agentproc.machine.estimate import NO_WISHES, RESULT, Summarise, Wishes
 from goondan.agentproc.machine.messages import Message, MessageEvent
+from goondan.agentproc.providers.base import ModelAnswer
 from goondan.schemas.bundle.address import shown_tool_name
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ToolChoice
 from goondan.schemas.wire import errors, frames
@@ -114,7 +115,7 @@ class TurnScope(Struct, eq=False):
     #: stands still.
     agents: Callable[[str, str, Callable[[], AbstractContextManager[None]]], Any]
     #: Asks the model a question, with a system prompt, in a step.
-    ask_model: Callable[[str, str | None, int], Awaitable[str]]
+    ask_model: Callable[[str, str | None, int], Awaitable[ModelAnswer]]
     #: The configuration in force, as a copy that handlers may change.
     new_config: Callable[[], dict[str, Any]]
     #: The names with a dot that extensions gave to tools, by the names that models are shown.
@@ -531,7 +532,7 @@ class StepContext(TurnContext):
         if not isinstance(given[0], str) or not text or not isinstance(given[1], str | None):
             raise self._wrong("ask_model takes a text, and system a text")
         with self._next.standing():
-            return await self._turn.ask_model(text, system, self._scope.index + 1)
+            return (await self._turn.ask_model(text, system, self._scope.index + 1)).text
 
     def next(self) -> Any:
         """See _Context. Raises MiddlewareError when `tool_catalog` contains an item that cannot be called."""

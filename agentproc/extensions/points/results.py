@@ -207,11 +207,8 @@ def turn_result(turn_id: str, end: End, own: Sequence[Message]) -> TurnResult:
 
 def changed_end(result: TurnResult, core: End | None) -> End | None:
     """The end that the result asks for; None when it is the same as the end of the core."""
-    if core is not None and (result.response, result.finish_reason, result.error) == (
-        core.response,
-        core.finish_reason,
-        core.error,
-    ):
+    said = result.response, result.finish_reason, result.error
+    if core is not None and said == (core.response, core.finish_reason, core.error):
         return None
     steps = 0 if core is None else core.steps
     error = given_error(result.error)
@@ -283,13 +280,8 @@ def error_of(error: BaseException, code: str, what: str) -> ErrorPayload:
     told = str(error) if isinstance(error, MiddlewareError) else f"{type(error).__name__}: {error}"
     own = _own_code(error)
     stock = errors.error_payload(own or code, errors.cut_message(f"{what}: {told}", MAX_MESSAGE))
-    return ErrorPayload(
-        code=stock.code,
-        message=stock.message,
-        suggestion=_text(error, "suggestion") or stock.suggestion,
-        help_url=_text(error, "help_url") or stock.help_url,
-        name=type(error).__name__,
-    )
+    suggestion, help_url = _text(error, "suggestion") or stock.suggestion, _text(error, "help_url") or stock.help_url
+    return structs.replace(stock, suggestion=suggestion, help_url=help_url, name=type(error).__name__)
 
 
 def tool_error_of(error: BaseException, code: str) -> ToolError:
