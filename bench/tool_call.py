@@ -140,7 +140,7 @@ async def bare_agent(bus: Bus) -> AsyncIterator[BareAgent]:
         event = await given
         spec = from_raw(welcome.spec, AgentSpec)
         context = CallContext(turn_id="bench", event_id=event.event_id, epoch=event.epoch)
-        yield BareAgent(ToolCaller(link, loop), Catalog.of(spec).for_step(), context, link)
+        yield BareAgent(ToolCaller(link, loop), Catalog(spec).for_step(), context, link)
     finally:
         await client.close(0)
         await link.close(0)

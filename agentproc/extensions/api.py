@@ -142,13 +142,13 @@ class PipelinesApi(Struct, frozen=True, eq=False):
         """Add a handler that gets a context and returns it, changed or not. Raises GoondanError E_USAGE for a name that
         is no such point.
         """
-        self._pipeline.mutate(point, handler, extension=self._extension, priority=priority)
+        self._pipeline.add_to_point("mutate", point, handler, extension=self._extension, priority=priority)
 
     def wrap(self, point: str, handler: Middleware, *, priority: int = 0) -> None:
         """Put `handler(ctx, next)` around `step.llmCall`, `step.llmError` or `toolCall.exec`. Raises GoondanError
         E_USAGE for any other name.
         """
-        self._pipeline.wrap(point, handler, extension=self._extension, priority=priority)
+        self._pipeline.add_to_point("wrap", point, handler, extension=self._extension, priority=priority)
 
 
 class ToolsApi(Struct, frozen=True, eq=False):

@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from goondan.agentproc.machine.turn import End
@@ -36,15 +36,13 @@ from goondan.schemas.wire.usage import Part, Usage, Used, total_of
 _MOST: Final = 1_000_000_000
 
 
-class TurnUsage:
+class TurnUsage(Struct, eq=False):
     """The sums of a turn, each of one day and one model."""
 
-    __slots__ = ("model", "parts")
-
-    def __init__(self) -> None:
-        self.parts: dict[Part, Used] = {}
-        #: The model that answered last, as `provider/name`; None: none has.
-        self.model: str | None = None
+    #: The sums.
+    parts: dict[Part, Used] = {}
+    #: The model that answered last, as `provider/name`; None: none has.
+    model: str | None = None
 
     def count(self, ended: ModelDetail, at: str) -> None:
         """Count a model call whose end was noted at this time (RFC 3339 in UTC)."""

@@ -108,43 +108,18 @@ class Catalog:
     """The registry of one agent, and the catalog that its steps begin with: the agent's own tools, then the dynamic
     ones.
 
-    `named` are the dynamic tools that `spec.tools` names. `reach` are the tools that the broker lets through.
+    A tool without a registry item is shown by its name only; a call of it is E_TOOL_NOT_FOUND. `_named` are the dynamic
+    tools that `spec.tools` names. `_reach` are the tools that the broker lets through.
     """
 
-    def __init__(
-        self,
-        registry: Mapping[str, CatalogItem],
-        initial: Iterable[CatalogItem],
-        allow_registry: Iterable[str] = (),
-        *,
-        dynamic: DynamicItems | None = None,
-        named: Iterable[str] = (),
-        reach: frozenset[str] = frozenset(),
-        agent: str = "",
-        widened: bool = False,
-    ) -> None:
-        self.registry = registry
+    def __init__(self, spec: AgentSpec, dynamic: DynamicItems | None = None) -> None:
         self._dynamic = dynamic
-        self._declared = self._initial = list(initial)
-        self._patterns = list(allow_registry)
-        self._declared_dynamic = self._named = list(named)
-        self._declared_reach = self._reach = reach
-        self.agent = agent
-        #: Whether the agent's extensions may add tools at all.
-        self.widened = widened
+        self.agent = spec.name
         self._checkers: dict[str, tuple[CatalogItem, ArgumentChecker]] = {}
         self._followed: AgentSpec | None = None
         self._begun_with: list[CatalogItem] = []  # the items of the last step
         self._last: StepCatalog | None = None
-
-    @classmethod
-    def of(cls, spec: AgentSpec, dynamic: DynamicItems | None = None) -> Catalog:
-        """The catalog of an agent. A tool without a registry item is shown by its name only; a call of it is
-        E_TOOL_NOT_FOUND.
-        """
-        catalog = cls({}, (), dynamic=dynamic, agent=spec.name)
-        catalog.follow(spec)
-        return catalog
+        self.follow(spec)
 
     def follow(self, spec: AgentSpec) -> None:
         """Steps that begin from now on use this specification. Nothing happens if it is the one in use."""
@@ -156,6 +131,7 @@ class Catalog:
         self._patterns = spec.allow_registry
         self._declared_dynamic = self._named = spec.dynamic
         self._declared_reach = self._reach = reachable_tools(spec)
+        #: Whether the agent's extensions may add tools at all.
         self.widened = not all(extension.bundled for extension in spec.extensions)
         if self._dynamic is not None:
             self._dynamic.reserve(registry)

@@ -148,16 +148,15 @@ def _results(message: Message) -> int:
     return len(message.data.content) if isinstance(message.data, ToolData) else 0
 
 
-class View:
+class View(Struct, eq=False):
     """The messages that are shown. A message that is shown in another form is the same object in each request, as long
     as its form stays.
     """
 
-    __slots__ = ("_noted", "_shortened")
-
-    def __init__(self) -> None:
-        self._shortened: dict[str, tuple[Message, int, Message]] = {}
-        self._noted: tuple[Message, str, list[Message]] | None = None
+    #: The messages with shortened results, by their ids: each with its length, and as it is shown.
+    _shortened: dict[str, tuple[Message, int, Message]] = {}
+    #: The first message that was shown with a note, the note, and what was shown.
+    _noted: tuple[Message, str, list[Message]] | None = None
 
     def of(self, messages: list[Message], shape: Shape, opening: str | None) -> list[Message]:
         """What is shown of a conversation. `opening` is the id of the message that began the turn. Neither list may be
@@ -265,18 +264,17 @@ ITEM: Final = CatalogItem(
 )
 
 
-class Offered:
+class Offered(Struct, eq=False):
     """The tools that a request offers: those of its step, and the reader beside them. They are counted again only when
     they have changed.
     """
 
-    __slots__ = ("_given", "_offered", "size")
-
-    def __init__(self) -> None:
-        self._given: list[CatalogItem] = []
-        self._offered: list[CatalogItem] = []
-        #: The bytes of their definitions.
-        self.size = 0
+    #: The tools of the step.
+    _given: list[CatalogItem] = []
+    #: What was offered with them.
+    _offered: list[CatalogItem] = []
+    #: The bytes of their definitions.
+    size: int = 0
 
     def of(self, items: list[CatalogItem]) -> list[CatalogItem]:
         """What is offered beside these; the list itself if it needs no reader. The list must not be changed

@@ -196,18 +196,17 @@ def _item_size(item: CatalogItem) -> int:
     return AROUND + len(item.name) + text_size(item.description) + parameters
 
 
-class MessageSizes:
+class MessageSizes(Struct, eq=False):
     """The bytes of a conversation's messages. Those that were counted before are not counted again."""
 
-    __slots__ = ("_known", "_sizes", "largest", "total")
-
-    def __init__(self) -> None:
-        self._known: list[Message] = []
-        self._sizes: list[int] = []
-        #: The bytes of all of them.
-        self.total = 0
-        #: The bytes of the longest one.
-        self.largest = 0
+    #: The messages that were counted.
+    _known: list[Message] = []
+    #: The bytes of each.
+    _sizes: list[int] = []
+    #: The bytes of all of them.
+    total: int = 0
+    #: The bytes of the longest one.
+    largest: int = 0
 
     def of(self, messages: list[Message]) -> list[int]:
         """The bytes of each. `messages` may not be changed afterwards; the sizes are good until the next call."""

@@ -121,7 +121,7 @@ class Instance:
         self.pipeline = Pipeline()
         #: The tools that extensions have registered.
         self.tools = dynamic_tools.DynamicTools()
-        self.catalog = catalog.Catalog.of(spec, self.tools)
+        self.catalog = catalog.Catalog(spec, self.tools)
         self.events = events.EventBus()
         files = instance_dir(spec.state_dir, spec.name, instance_key)
         #: The pictures and PDFs of the conversation.

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Final, NamedTuple, Protocol
 
+from msgspec import Struct
+
 from goondan.agentproc.calls.asks import Handler, ToolAsks
 from goondan.agentproc.calls.caller import CallContext
 from goondan.agentproc.machine.catalog import StepCatalog
@@ -319,19 +321,19 @@ class Features:
             feature.close()
 
 
-class TurnParts:
+class TurnParts(Struct, eq=False):
     """The parts of one turn. It begins without any."""
 
-    __slots__ = ("_begun", "_features", "_turn", "hooks", "there")
-
-    def __init__(self, features: Features, turn: TurnCore) -> None:
-        self._features = features
-        self._turn = turn
-        self._begun: dict[int, TurnPart] = {}  # by the place of the feature
-        #: The parts that have begun, the outermost first.
-        self.there: tuple[TurnPart, ...] = ()
-        #: Their hooks.
-        self.hooks = NO_HOOKS
+    #: The features that may have a part in the turn.
+    _features: Features
+    #: The turn.
+    _turn: TurnCore
+    #: The parts that have begun, by the places of their features.
+    _begun: dict[int, TurnPart] = {}
+    #: The same, the outermost first.
+    there: tuple[TurnPart, ...] = ()
+    #: Their hooks.
+    hooks: Hooks = NO_HOOKS
 
     def follow(self, spec: AgentSpec) -> None:
         """This specification is in force: begin the parts of the features that apply now. Raises GoondanError as

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from goondan.agentproc.machine.catalog import Catalog
 from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire.errors import cut_message
 from goondan.schemas.wire.frames import ToolError
 from tests.contract.recorded import cases
+from tests.unit.agentproc.fakes import catalog_of
 
 REFUSALS = ("E_TOOL_INVALID_ARGS", "E_TOOL_NOT_IN_CATALOG")
 LISTS = re.compile(r"required=\[(?P<required>[^]]*)\], allowed=\[(?P<allowed>[^]]*)\]")
@@ -65,8 +65,8 @@ SCHEMAS = schemas(CASES_HERE)
 def test_recorded(case: dict[str, Any]) -> None:
     items = [CatalogItem(name=tool, parameters=schema) for tool, schema in SCHEMAS.items() if "properties" in schema]
     shown = items if "catalog" not in case else [item for item in items if item.name in case["catalog"]]
-    registry = {} if case.get("registry") == "empty" else {item.name: item for item in items}
-    outcome = Catalog(registry, shown).for_step().check(case["tool"], case["args"])
+    registry = [] if case.get("registry") == "empty" else items
+    outcome = catalog_of(*registry).of_items(shown).check(case["tool"], case["args"])
     assert isinstance(outcome, ToolError)
     expected = case["expect"]["error"]
     limit = case.get("errorMessageLimit", 2000 if case["tool"].startswith("file-system") else 1000)

@@ -112,13 +112,17 @@ class Pipeline:
             raise fail("E_USAGE", f"no middleware kind {str(kind)[:80]!r}; there are: {', '.join(KINDS)}")
         self._add(kind, Layer(extension, handler, priority, kind=kind), f"{kind} middleware")
 
-    def mutate(self, point: str, handler: Middleware, *, extension: str, priority: Any = 0) -> None:
-        """Add a mutator. Raises GoondanError E_USAGE, as `register` does."""
-        self._add_to_point("mutate", point, handler, extension, priority)
-
-    def wrap(self, point: str, handler: Middleware, *, extension: str, priority: Any = 0) -> None:
-        """Add a wrap. Raises GoondanError E_USAGE, as `register` does."""
-        self._add_to_point("wrap", point, handler, extension, priority)
+    def add_to_point(self, form: str, name: str, handler: Middleware, *, extension: str, priority: Any = 0) -> None:
+        """Add a mutator or a wrap (`form`) to a point. Raises GoondanError E_USAGE, as `register` does."""
+        given: Any = name  # an extension may give anything
+        point = POINTS.get(given) if isinstance(given, str) else None
+        if point is None or point.form != form:
+            known = [known for known, found in POINTS.items() if found.form == form]
+            other = "" if point is None else f"; {name} is for api.pipelines.{point.form}"
+            message = f"no point {str(name)[:80]!r} for {form}{other}"
+            raise fail("E_USAGE", message, suggestion=f"Use one of {', '.join(known)}.")
+        place = point.kind if name in _BEFORE else name
+        self._add(place, Layer(extension, handler, priority, name), f"{name} handler")
 
     def unregister(self, extension: str) -> None:
         """Remove every handler that an extension has registered."""
@@ -143,17 +147,6 @@ class Pipeline:
         A handler at a point of tool calls also sees the step, so the step counts as well.
         """
         return kind in self._wrapped
-
-    def _add_to_point(self, form: str, name: str, handler: Middleware, extension: str, priority: Any) -> None:
-        given: Any = name  # an extension may give anything
-        point = POINTS.get(given) if isinstance(given, str) else None
-        if point is None or point.form != form:
-            known = [known for known, found in POINTS.items() if found.form == form]
-            other = "" if point is None else f"; {name} is for api.pipelines.{point.form}"
-            message = f"no point {str(name)[:80]!r} for {form}{other}"
-            raise fail("E_USAGE", message, suggestion=f"Use one of {', '.join(known)}.")
-        place = point.kind if name in _BEFORE else name
-        self._add(place, Layer(extension, handler, priority, name), f"{name} handler")
 
     def _add(self, place: str, layer: Layer, what: str) -> None:
         if not callable(layer.handler):

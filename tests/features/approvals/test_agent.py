@@ -42,7 +42,7 @@ class Turn:
         self.results: list[ToolResult] = []
         self.woken = self.lost = 0
         self.refusals: list[tuple[str, str]] = []
-        self.catalog = Catalog.of(self.spec).for_step()
+        self.catalog = Catalog(self.spec).for_step()
         self.approvals = WaitingCalls(self)  # type: ignore[arg-type]
 
     def rouse(self) -> None:

@@ -43,7 +43,7 @@ class Turn:
         spec = make_spec("/s", registry=[CatalogItem(name=TOOL)], catalog=[TOOL])
         self.results: list[ToolResult | GoondanError] = []
         self.caller.start(
-            Catalog.of(spec).for_step(),
+            Catalog(spec).for_step(),
             TOOL,
             {},
             call_id="t1/c1",

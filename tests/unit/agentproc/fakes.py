@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from msgspec import structs
 
 from goondan.agentproc.calls.caller import Answered, CallContext, ToolCaller
 from goondan.agentproc.machine import context_shape as shape
-from goondan.agentproc.machine.catalog import StepCatalog
+from goondan.agentproc.machine.catalog import Catalog, DynamicItems, StepCatalog
 from goondan.agentproc.machine.turn import AskedCall
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest, TextDelta
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
@@ -231,6 +231,20 @@ def make_spec(state_dir: str, name: str = "coder", **changes: Any) -> AgentSpec:
         **changes,
     }
     return AgentSpec(**fields)
+
+
+def catalog_of(
+    *items: CatalogItem,
+    initial: Sequence[CatalogItem] = (),
+    dynamic: DynamicItems | None = None,
+    named: Sequence[str] = (),
+    reach: Iterable[str] = (),
+    allow_registry: Sequence[str] = (),
+) -> Catalog:
+    """The catalog of an agent with this registry. Its steps begin with `initial` and the dynamic tools `named`."""
+    told: dict[str, Any] = {"registry": list(items), "catalog": [item.name for item in initial], "dynamic": list(named)}
+    opened: dict[str, Any] = {"addable": list(reach), "allow_registry": list(allow_registry)}
+    return Catalog(make_spec("/nowhere", **told, **opened), dynamic)
 
 
 def event_frame(event_id: str, value: Any, *, kind: str = "client.message", epoch: int = 1, **header: Any) -> Frame:

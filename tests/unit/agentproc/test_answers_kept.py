@@ -147,7 +147,7 @@ async def test_a_layer_that_changes_the_text_takes_the_reasoning_away(make: Make
     if where == "turn":
         runner.instance.pipeline.register("turn", turn, extension="ext", priority=0)
     else:
-        runner.instance.pipeline.wrap(where, call, extension="ext", priority=0)
+        runner.instance.pipeline.add_to_point("wrap", where, call, extension="ext", priority=0)
     await runner.run(event_frame("e1", "go"))
     answer = the_answer(link)
     assert (answer.response, answer.cut_off, answer.reasoning) == ("***", True, None)

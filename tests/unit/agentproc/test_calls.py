@@ -16,7 +16,7 @@ from goondan.schemas.wire.blobs import MAX_ARGS_BYTES
 from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import fail, tool_error
 from goondan.schemas.wire.frames import Frame, ToolCallPayload, ToolResult
-from tests.unit.agentproc.fakes import BASH, Caller, FakeLink, make_spec, ok
+from tests.unit.agentproc.fakes import BASH, Caller, FakeLink, catalog_of, make_spec, ok
 from tests.unit.agentproc.turns import failed
 
 CONTEXT = CallContext("t1", "e1", 7)
@@ -25,8 +25,8 @@ UNKNOWN = ToolResult(status="error", error=tool_error("E_TOOL_OUTCOME_UNKNOWN", 
 
 def catalog(*items: CatalogItem) -> StepCatalog:
     if not items:
-        return Catalog.of(make_spec("/nowhere")).for_step()
-    return Catalog({item.name: item for item in items}, items).for_step()
+        return Catalog(make_spec("/nowhere")).for_step()
+    return catalog_of(*items, initial=items).for_step()
 
 
 def caller(link: FakeLink) -> Caller:

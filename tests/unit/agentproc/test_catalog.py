@@ -10,7 +10,7 @@ from goondan.agentproc.extensions.dynamic_tools import DynamicTools
 from goondan.agentproc.machine.catalog import Allowed, Catalog
 from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, CatalogItem, ExtensionSpec, ToolSource
 from goondan.schemas.wire.frames import ToolError
-from tests.unit.agentproc.fakes import BASH, make_spec
+from tests.unit.agentproc.fakes import BASH, catalog_of, make_spec
 
 TRIM = CatalogItem(
     name="text-transform__trim",
@@ -33,7 +33,7 @@ QUERY = CatalogItem(
 
 
 def step(catalog: list[CatalogItem], registry: list[CatalogItem], allow: tuple[str, ...] = ()) -> Any:
-    return Catalog({item.name: item for item in registry}, catalog, allow).for_step()
+    return catalog_of(*registry, allow_registry=allow).of_items(catalog)
 
 
 def refused(outcome: Any) -> tuple[str | None, str | None, str]:
@@ -94,7 +94,7 @@ def test_registry_calls_need_a_policy_and_are_checked_all_the_same() -> None:
 
 @pytest.mark.requirement("CATALOG-01", "CATALOG-02", "CATALOG-04")
 def test_an_agent_starts_with_its_catalog_not_with_its_registry() -> None:
-    catalog = Catalog.of(make_spec("/nowhere"))
+    catalog = Catalog(make_spec("/nowhere"))
     assert [item.name for item in catalog.for_step().items] == ["bash__exec", "notes__add"]
     assert "hidden__run" in catalog.registry
     assert "hidden__run" not in catalog.for_step()
@@ -102,7 +102,7 @@ def test_an_agent_starts_with_its_catalog_not_with_its_registry() -> None:
 
 @pytest.mark.requirement("CATALOG-03")
 def test_every_step_has_a_catalog_of_its_own() -> None:
-    catalog = Catalog.of(make_spec("/nowhere"))
+    catalog = Catalog(make_spec("/nowhere"))
     assert catalog.for_step() is not catalog.for_step()
 
 
@@ -142,10 +142,6 @@ def dynamic(*names: str, hidden: tuple[str, ...] = ()) -> DynamicTools:
 
 def names(items: Any) -> list[str]:
     return [item.name for item in items]
-
-
-def catalog_of(*items: CatalogItem, initial: tuple[CatalogItem, ...] = (), **more: Any) -> Catalog:
-    return Catalog({item.name: item for item in items}, initial, **more)
 
 
 def test_a_step_shows_what_is_not_deferred_and_knows_all_of_it() -> None:
@@ -259,7 +255,7 @@ def test_the_catalog_of_an_agent() -> None:
         "/nowhere", catalog=["bash__exec", "nobody__x"], dynamic=["ext__a"], allow_registry=["hidden__*"],
         addable=["notes__add"],
     )  # fmt: skip
-    catalog = Catalog.of(spec, dynamic(hidden=("ext__a",)))
+    catalog = Catalog(spec, dynamic(hidden=("ext__a",)))
     assert catalog.agent == "coder"
     assert catalog.for_step().items[0] is BASH
     assert names(catalog.for_step().items) == ["bash__exec", "nobody__x", "ext__a"]
@@ -267,12 +263,12 @@ def test_the_catalog_of_an_agent() -> None:
     assert isinstance(catalog.for_step().check("hidden__run", {}), Allowed)
     reached = ("bash__exec", "notes__add", "hidden__run", "ext__a", "ext__b")
     assert [catalog.reaches(name) for name in reached] == [True, True, True, True, False]
-    assert catalog_of().agent == ""
+    assert Catalog(make_spec("/nowhere", "writer")).agent == "writer"
 
 
 def test_only_an_extension_of_the_bundle_widens_its_agent() -> None:
     own, bundled = (ExtensionSpec(name="x", entry="/x.py", resource={}, bundled=bundled) for bundled in (False, True))
-    widened = [Catalog.of(make_spec("/n", extensions=found)).widened for found in ([], [bundled], [bundled, own])]
+    widened = [Catalog(make_spec("/n", extensions=found)).widened for found in ([], [bundled], [bundled, own])]
     assert widened == [False, False, True]
     assert catalog_of().widened is False
 

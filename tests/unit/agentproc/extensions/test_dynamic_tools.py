@@ -15,7 +15,6 @@ from goondan.agentproc.extensions.api import ExtensionApi
 from goondan.agentproc.extensions.dynamic_tools import DynamicTools
 from goondan.agentproc.extensions.points.contexts import Resource
 from goondan.agentproc.extensions.points.results import read_items
-from goondan.agentproc.machine.catalog import Catalog
 from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.address import instance_workdir
 from goondan.schemas.bundle.launch import CatalogItem, ServerSource, ToolSource
@@ -23,7 +22,7 @@ from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import ToolResult
 from tests.unit.agentproc import turns
-from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
+from tests.unit.agentproc.fakes import FakeLink, FakeModel, catalog_of, event_frame, says, wants
 from tests.unit.agentproc.turns import Make
 
 ITEM = {
@@ -110,8 +109,8 @@ async def test_a_tool_of_an_mcp_server_says_so_and_whose_it_is(make: Make, given
 
 @pytest.mark.requirement("ITEM-07")
 def test_an_item_of_middleware_may_name_its_source_in_the_older_form() -> None:
-    there = {name: CatalogItem(name=name) for name in ("github__find", "a__b")}
-    catalog = Catalog(there, [], reach=frozenset(there))
+    names = ("github__find", "a__b")
+    catalog = catalog_of(*(CatalogItem(name=name) for name in names), reach=names)
     (item,) = read_items([{"name": "github__find", "source": {"type": "mcp", "extension": "mcp-github"}}], catalog)
     assert item.source == ToolSource("mcp", "mcp-github", ServerSource("mcp-github"))
     (plain,) = read_items([{"name": "a__b", "source": {"type": "config", "name": "a"}}], catalog)
