@@ -20,7 +20,7 @@ from bench.compare import Benchmark, Goal, Metric
 from goondan.agentproc.machine.catalog import Allowed, Catalog, StepCatalog
 from goondan.kernel.bundle.documents import base_tools
 from goondan.kernel.bundle.rules.plan import catalog_items, tool_spec
-from goondan.schemas.bundle.launch import ToolHostSpec
+from goondan.schemas.bundle.launch import AgentSpec, ModelSpec, ToolHostSpec
 from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.worker.worker_frames import Result
 from goondan.toolhost.calls.call_inputs import Exports, arguments
@@ -39,7 +39,9 @@ def ours_steps() -> Iterator[Step]:
     """A call of every example: checked by the agent, checked by the host, its result shaped."""
     tools = base_tools().values()
     items = [item for tool in tools for item in catalog_items(tool)]
-    catalog = Catalog({item.name: item for item in items}, items).for_step()
+    names, model = [item.name for item in items], ModelSpec(provider="embedded")
+    agent = AgentSpec(name="bench", model=model, registry=items, catalog=names, state_dir="", revision="1")
+    catalog = Catalog(agent).for_step()
     specs = {tool.name: tool_spec(tool) for tool in tools}
     host = Exports(ToolHostSpec(tools=list(specs.values()), state_dir="", revision="1"), dict.fromkeys(specs, "1"))
     for tool in tools:

@@ -95,8 +95,8 @@ class Side:
             return await ctx.next()
 
         if points:
-            pipeline.mutate("step.tools", lambda ctx: ctx, extension=name)
-            pipeline.mutate("toolCall.post", lambda ctx: ctx, extension=name)
+            pipeline.add_to_point("mutate", "step.tools", lambda ctx: ctx, extension=name)
+            pipeline.add_to_point("mutate", "toolCall.post", lambda ctx: ctx, extension=name)
         else:
             pipeline.register("step", layer, extension=name)
             pipeline.register("toolCall", layer, extension=name)
