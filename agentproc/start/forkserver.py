@@ -1,8 +1,7 @@
 """`python -m goondan.agentproc.start.forkserver`: the warm parent of agent processes.
 
 It imports once what every agent needs, and forks. So an agent shares the pages of its code with all others. The fork
-server must stay fork-safe: no thread, no event loop, no ZeroMQ context, no
-bundle code.
+server must stay fork-safe: no thread, no event loop, no ZeroMQ context, no bundle code.
 
 It is ready after the first step of the warm-up (warmup.py), which imports. The other steps follow when the whole kernel
 is ready, and each waits until the machine has time to spare (SpareTime): the start and the first turns need the
