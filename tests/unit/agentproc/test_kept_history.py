@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec, ModelSpec
 from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.wire.frames import Blob, FilePart
+from tests.python_calls import python_calls
 from tests.unit.agentproc import vendor_formats as formats
 from tests.unit.agentproc.fakes import BASH, FakeLink, FakeModel, event_frame, make_spec, says, wants
 from tests.unit.agentproc.turns import Make, runner_of
@@ -79,23 +79,6 @@ def lengthen(store: ConversationStore, count: int) -> None:
             store.execute("INSERT INTO base (id, message) VALUES (?, ?)", (message.id, encode_message(message)))
 
 
-@contextmanager
-def counted() -> Iterator[list[str]]:
-    """The Python functions that are called."""
-    called: list[str] = []
-    before = sys.getprofile()
-
-    def look(frame: Any, event: str, arg: Any) -> None:
-        if event == "call":
-            called.append(frame.f_code.co_qualname)
-
-    sys.setprofile(look)
-    try:
-        yield called
-    finally:
-        sys.setprofile(before)
-
-
 @pytest.mark.parametrize("provider", PROVIDERS)
 async def test_a_turn_behind_a_long_conversation_calls_as_much_as_behind_a_short_one(
     tmp_path: Path, provider: str
@@ -107,7 +90,7 @@ async def test_a_turn_behind_a_long_conversation_calls_as_much_as_behind_a_short
         lengthen(runner.instance.store, count)
         for turn in range(2):
             await runner.run(event_frame(f"e{turn}", "hello"))
-        with counted() as called:
+        with python_calls() as called:
             await runner.run(event_frame("e2", "hello"))
         calls[count] = len(called)
         assert len(model.requests[-1].messages) == count + 5

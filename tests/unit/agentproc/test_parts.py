@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import msgspec
@@ -44,6 +42,7 @@ from goondan.schemas.wire.codec import from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail
 from goondan.schemas.wire.frames import AgentEvent, Frame, ToolResult
 from goondan.schemas.wire.questions import ToolAnswer, ToolAsk
+from tests.python_calls import python_calls
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, Runners, api_of, code_of, settle, the_answer
 
@@ -255,21 +254,11 @@ async def calls_of_a_turn(state_dir: Path, features: Sequence[type[AgentFeature]
     """How many functions of the agent's process a turn calls, when others like it came before it."""
     runners = Runners(state_dir)
     runner = runners.build(FakeLink(), FakeModel(*answers * 4), features)
-    counted = 0
-
-    def profile(frame: FrameType, what: str, _: object) -> None:
-        nonlocal counted
-        counted += what == "call" and "goondan/agentproc/" in frame.f_code.co_filename
-
     for number in range(4):
-        counted = 0
-        sys.setprofile(profile)
-        try:
+        with python_calls(lambda code: "goondan/agentproc/" in code.co_filename) as called:
             await runner.run(event_frame(f"e{number}", "go"))
-        finally:
-            sys.setprofile(None)
     await runners.close()
-    return counted
+    return len(called)
 
 
 @pytest.mark.parametrize("answers", [(says("done"),), (wants(LS, ("c2", *LS[1:])), says("done"))])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import goondan
 from bench.model_server import Server
 from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, ModelSpec
+from tests.python_calls import python_calls
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, says, wants
 from tests.unit.agentproc.turns import runner_of
 
@@ -40,20 +40,10 @@ def spec_of(folder: Path, **changes: Any) -> AgentSpec:
 async def calls_of_a_turn(runner: TurnRunner, text: str) -> int:
     """The calls of our functions in a turn behind an equal one."""
     await runner.run(event_frame("e1", text))
-    count = 0
-
-    def look(frame: Any, event: str, arg: Any) -> None:
-        nonlocal count
-        count += event == "call" and frame.f_code.co_filename.startswith(OURS)
-
-    before = sys.getprofile()
-    sys.setprofile(look)
-    try:
+    with python_calls(lambda code: code.co_filename.startswith(OURS)) as called:
         await runner.run(event_frame("e2", text))
-    finally:
-        sys.setprofile(before)
     await runner.close()
-    return count
+    return len(called)
 
 
 async def test_a_step_with_one_call_is_so_many_calls_of_python_functions(tmp_path: Path) -> None:

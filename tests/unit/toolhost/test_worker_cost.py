@@ -1,14 +1,9 @@
-"""What a call costs the Python worker and the reading of its frame costs the tool host, in Python calls.
-
-Counted and not timed: a count is the same on every machine.
-"""
+"""What a call costs the Python worker and the reading of its frame costs the tool host, in Python calls."""
 
 from __future__ import annotations
 
-import sys
 from _thread import get_ident
 from collections.abc import Callable
-from types import FrameType
 
 import msgspec
 import pytest
@@ -19,6 +14,7 @@ from goondan.toolhost.calls.untrusted import Channel, check_json
 from goondan.toolhost.inside import wire
 from goondan.toolhost.inside.wire import framed
 from goondan.toolhost.inside.worker import Worker
+from tests.python_calls import python_calls
 
 encode = msgspec.msgpack.encode
 CALL = encode(
@@ -38,21 +34,11 @@ CALL = encode(
 )
 
 
-def python_calls(what: Callable[[], object]) -> int:
+def calls_of(what: Callable[[], object]) -> int:
     """How many functions in Python are called until it returns, itself included."""
-    count = 0
-
-    def look(frame: FrameType, event: str, argument: object) -> None:
-        nonlocal count
-        count += event == "call"
-
-    before = sys.getprofile()
-    sys.setprofile(look)
-    try:
+    with python_calls() as called:
         what()
-    finally:
-        sys.setprofile(before)
-    return count
+    return len(called)
 
 
 def test_a_quick_call_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +55,7 @@ def test_a_quick_call_of_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
         worker._flush()
 
     one()  # from now on its export is known to be quick
-    assert min(python_calls(one) for _ in range(5)) <= 27  # on a busy machine a call is now and then a slow one
+    assert min(calls_of(one) for _ in range(5)) <= 27  # on a busy machine a call is now and then a slow one
     data = written[-1]
     assert len(data) == int.from_bytes(data[:4], "little") + 4
     result = msgspec.msgpack.decode(data[4:], type=Result)
@@ -82,5 +68,5 @@ def test_the_result_of_a_worker_in_the_tool_host() -> None:
     output = encode([{"path": f"src/{number}.py", "line": number, "hit": True, "rank": 0.5} for number in range(100)])
     data = framed(encode(Result(call_id="7", status="ok", output=Raw(output), handler_ms=0.5)))
     channel = Channel(1 << 20, 0.0)
-    assert python_calls(lambda: channel.feed(data, 0.0)) <= 2
-    assert python_calls(lambda: check_json(output)) <= 3, "no value costs a call, and a small output not even a walk"
+    assert calls_of(lambda: channel.feed(data, 0.0)) <= 2
+    assert calls_of(lambda: check_json(output)) <= 3, "no value costs a call, and a small output not even a walk"

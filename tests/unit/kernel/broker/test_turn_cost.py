@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from types import FrameType
 
 from goondan.kernel.broker.state.entities import CLIENTS, Connection
 from goondan.schemas.wire.codec import decode, encode, to_raw
 from goondan.schemas.wire.frames import Frame, ReplyTo
+from tests.python_calls import python_calls
 from tests.unit.kernel.broker.swarm import TOOL
 from tests.unit.kernel.broker.world import World, host, run
 
@@ -54,17 +54,9 @@ def test_a_turn_calls_few_functions(world: World) -> None:
     run(world)  # its first turn is over
     (asker, *_) = world.router.bus.presence.connections[CLIENTS].values()
     run_turn(world, frames_of_a_turn(world, asker, "e2"))  # from here on all is remembered
-    frames, count = frames_of_a_turn(world, asker, "e3"), 0
-    journal = sys.modules[type(world.journal).__module__].__file__
-
-    def look(frame: FrameType, what: str, _: object) -> None:
-        nonlocal count
-        count += what == "call" and frame.f_code.co_filename not in (__file__, journal)
-
-    sys.setprofile(look)
-    try:
+    frames = frames_of_a_turn(world, asker, "e3")
+    beside = (__file__, sys.modules[type(world.journal).__module__].__file__)
+    with python_calls(lambda code: code.co_filename not in beside) as called:
         told = run_turn(world, frames)
-    finally:
-        sys.setprofile(None)
     assert [decode(data).type for _, _, data in told] == TOLD
-    assert count <= MOST, f"{count} calls of a turn; what was added is needed in each turn?"
+    assert len(called) <= MOST, f"{len(called)} calls of a turn; what was added is needed in each turn?"
