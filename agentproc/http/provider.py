@@ -131,8 +131,7 @@ class Tries:
 class HttpProvider:
     """A vendor's model behind the provider's interface.
 
-    `client` holds the connection. Retries use `sleep`, `chance` (in [0, 1)) and `now` (Unix time); tests give their
-    own.
+    `client` holds the connection. Retries use `sleep` and `chance` (in [0, 1)); tests give their own.
     """
 
     needs_history = True

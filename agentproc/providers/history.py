@@ -345,7 +345,7 @@ def result_text(result: ToolResult) -> str:
 
 
 def blocks_text(blocks: Sequence[dict[str, Any]]) -> str:
-    """The blocks of a step as the model reads them; None when there are none. Each stands between tags that name its
+    """The blocks of a step as the model reads them; "" when there are none. Each stands between tags that name its
     type. Its `text` is written as it is, any other value as JSON. What is in a block may come from a stranger (the
     resources of an MCP server, a skill), so no such tag stands in it: its `<` is written in another way.
     """

@@ -129,7 +129,7 @@ class Messages:
                 self._add({"role": "user", "content": content_of(f"(Files of the result of {call.id}.)", call.files)})
 
     def parts(self, beside: str | None = None) -> vendor.Parts:
-        """All messages, behind the system prompt. `beside` is a text at the end of this request only.
+        """All messages but the system prompt. `beside` is a text at the end of this request only.
 
         It is a message of the user, because many servers accept a system message only as the first one.
         """

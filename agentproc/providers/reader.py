@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
@@ -371,18 +371,17 @@ def decode_json(decoder: msgspec.json.Decoder[T], data: str | bytes) -> T:
         raise Fault("broken", f"an answer that is no JSON ({describe_decode_error(error)}): {shown}") from None
 
 
-def decode_events(decoder: msgspec.json.Decoder[T], events: Sequence[SseEvent]) -> list[T | None]:
-    """What events say. None: it is blank, or the mark `[DONE]` of the end. Raises Fault as `decode_json`. What is no
-    UTF-8 becomes U+FFFD.
+def decode_events(decoder: msgspec.json.Decoder[T], events: Sequence[SseEvent]) -> Iterator[T | None]:
+    """What events say, each when it is asked for: an error that a server tells counts more than what it sends behind
+    it. None: it is blank, or the mark `[DONE]` of the end. Raises Fault as `decode_json`. What is no UTF-8 becomes
+    U+FFFD.
     """
-    found: list[T | None] = []
     for _, data in events:
         try:
-            found.append(decoder.decode(data))
+            yield decoder.decode(data)
         except UNREAD:
             text = data.decode("utf-8", "replace")
-            found.append(None if text.strip() in ("", "[DONE]") else decode_json(decoder, text))
-    return found
+            yield None if text.strip() in ("", "[DONE]") else decode_json(decoder, text)
 
 
 def tokens(*counts: int | None) -> list[int]:

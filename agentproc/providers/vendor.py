@@ -97,9 +97,9 @@ class Vendor(Generic[history.W]):
         frame, system = self._frame, request.system
         of = (request.model, request.tools, request.output, request.tool_choice, *also)
         if frame is None or system != self._system or not all(map(is_, of, self._framed)):
-            self._system = system
             frame = self._make_frame(request, *also)
-            self._frame, self._framed = (None, ()) if len(frame.opening) > MAX_KEPT else (frame, of)
+            self._system, self._framed = system, of
+            self._frame = frame if len(frame.opening) <= MAX_KEPT else None
         return frame
 
     def _make_frame(self, request: ModelRequest, *also: Any) -> Frame:

@@ -107,9 +107,7 @@ class Instance:
         provider: Provider | None = None,
         secrets: KnownSecrets | None = None,
     ) -> None:
-        """`provider` is the model, None for the one that the specification names. `clock` gives the time as RFC 3339 in
-        UTC. The process's log hides `secrets`.
-        """
+        """`provider` is the model, None for the one that the specification names. The process's log hides `secrets`."""
         loop = asyncio.get_running_loop()
         self.instance_key = instance_key
         self.link = link

@@ -267,7 +267,8 @@ class TurnRun:
         self.push(CANCELLED)
 
     def release(self) -> None:
-        """Stop every part of the turn."""
+        """Stop every part of the turn. It handles no input any more."""
+        self._over.cancel()
         self.live.close()
         self.instance.watch.told = None
         self._config.close()
@@ -570,8 +571,8 @@ class TurnRun:
         self._models.start(provider, request, self._stages)
 
     def _own_choice(self, step: int, own: launch.ToolChoice | None) -> launch.ToolChoice | None:
-        """Which tools the model has to call in a step: the word of the step's middleware, else the agent's. The agent's
-        word that one is called holds for the first step, or the turn would not end.
+        """Which tools the agent says that the model has to call in a step. Its word that one is called holds for the
+        first step, or the turn would not end.
         """
         return own if step == 1 or own in ("auto", "none") else None
 

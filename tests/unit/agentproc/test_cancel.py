@@ -15,7 +15,8 @@ import pytest
 from goondan.agentproc.machine.messages import UserData, is_presentable
 from goondan.agentproc.providers.base import ModelAnswer
 from goondan.agentproc.start.app import AgentApp
-from goondan.agentproc.turn.run import CANCELLED
+from goondan.agentproc.turn.run import CANCELLED, TurnRun
+from goondan.schemas.wire.errors import fail
 from goondan.schemas.wire.frames import Frame
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, ok, says, wants
 from tests.unit.agentproc.turns import Make, code_of, last_results, settle, the_answer, until
@@ -107,3 +108,21 @@ async def test_a_process_that_is_ended_in_the_moment_in_which_news_come_ends(wai
     waiting.cancel()
     done, _ = await asyncio.wait([waiting], timeout=1)
     assert done and waiting.cancelled()
+
+
+async def test_a_turn_that_could_not_begin_handles_no_cancellation_behind_its_end(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = FakeLink()
+    runner = make(link, FakeModel(says("never")))
+
+    def refuses(self: TurnRun, in_force: object) -> None:
+        raise fail("E_USAGE", "a part refuses")
+
+    monkeypatch.setattr(TurnRun, "_follow", refuses)
+    runner.cancel(cancel_frame("e1"))
+    await runner.run(event_frame("e1", "go"))
+    await settle()
+    assert code_of(the_answer(link)) == "E_USAGE"
+    row = runner.instance.store.find_turn("e1")
+    assert row is not None and row.answer is not None and b"E_USAGE" in row.answer, "what was stored is what was said"

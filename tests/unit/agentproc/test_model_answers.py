@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from goondan.agentproc.http import wire_of
 from goondan.agentproc.machine.messages import (
     AssistantData,
     TextPart,
@@ -21,7 +22,9 @@ from goondan.agentproc.providers.faults import MAX_WORDS, Fault, error_words
 from goondan.agentproc.providers.history import Said, kept_by
 from goondan.agentproc.providers.openai import Reader as OpenAIReader
 from goondan.agentproc.providers.reader import MAX_ANSWER_CHARS, MAX_CALLS
+from goondan.schemas.models.model_providers import BY_NAME
 from tests.unit.agentproc.vendor_formats import (
+    asked,
     begin,
     body,
     calls,
@@ -67,6 +70,15 @@ def test_an_answer_of_anthropic() -> None:
     ]
     assert (answer.finish_reason, answer.usage, answer.metadata) == ("tool_use", Usage(7, 4, 2), None)
     assert (answer.reasoning, answer.cut_off, answer.model) == ("", False, "m-2026")
+
+
+@pytest.mark.parametrize("provider", sorted(BY_NAME))
+def test_an_error_that_a_server_tells_counts_more_than_rubbish_behind_it(provider: str) -> None:
+    told = {"type": "error", "error": {"code": "insufficient_quota", "type": "insufficient_quota", "message": "spent"}}
+    reader = wire_of(provider).VENDOR().reader(asked([], provider))
+    with pytest.raises(Fault) as caught:
+        reader.read([(b"error", json.dumps(told).encode()), (b"", b"oops")])
+    assert (caught.value.kind, "spent" in caught.value.message) == ("quota", True)
 
 
 def test_thinking_goes_back_as_it_came_and_where_it_was() -> None:

@@ -91,3 +91,13 @@ def test_very_many_are_not_kept() -> None:
         assert counted.of(large) == ["l__l"]
     assert counted.made == 2
     assert counted.of([ONE]) == ["a__b"]
+
+
+@pytest.mark.parametrize("provider", sorted(BY_NAME))
+def test_a_request_that_cannot_be_written_leaves_nothing_to_the_next(provider: str) -> None:
+    counted = Counted(provider)
+    assert b"Be brief." in counted.body()
+    for _ in range(2):
+        with pytest.raises(UnicodeEncodeError):
+            counted.body(system="half a pair: \ud800")
+    assert b"Be long." in counted.body(system="Be long.")
