@@ -153,9 +153,9 @@ class Worker:
             leave()
         if self._poll is None and (self._seconds or self._asks):  # a cold jail makes none before its first result
             self._poll = input_poll()
+        if self._poll is not None:
+            self._poll()  # not below: what a handler's signal handler raises here may be an OSError
         try:
-            if self._poll is not None:
-                self._poll()
             data = posix.read(FD, READ_BYTES)
         except OSError:
             data = b""
@@ -357,7 +357,10 @@ class Worker:
             self.running[call.id] = call
         seconds = self._seconds.get(call.export)
         if (seconds is not None and seconds > SLOW_S) or self._asks:
-            self._slow.submit(lambda: self._send_result(self._run(call)))
+            try:
+                self._slow.submit(lambda: self._send_result(self._run(call)))
+            except RuntimeError as error:  # no thread could be started; it is no failure of a handler that waits
+                self._send_result(self._finish(call, self._failure(call.id, error)))
             return
         outbox = self._outbox
         if outbox and (

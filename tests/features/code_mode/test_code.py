@@ -200,6 +200,12 @@ def test_what_cannot_be_sent_fails_that_call_alone() -> None:
         host,
     )
     assert out["printed"] == "[3] E_TOOL_INVALID_ARGS\n"
+    out = run(
+        "got = tools.parallel(*[tools.a__b.later(n=n, bad=True) for n in range(2000)], errors=True)\n"
+        "print(sum(isinstance(value, ToolCallError) for value in got), tools.a__b(n=1))",
+        host,
+    )
+    assert out["printed"].startswith("2000 {"), "however many there are"
 
 
 def test_when_the_call_is_over_nothing_is_asked_any_more() -> None:

@@ -131,25 +131,29 @@ class Calls:
         return batch
 
     def _send(self, batch: list[tuple[str, Any, Callable[[dict[str, Any]], None]]]) -> None:
-        if not batch:
-            return
-        try:
-            self._asking([(op, value, self._freeing(take)) for op, value, take in batch])
-        except (ToolError, TypeError) as error:
-            if len(batch) > 1:
-                for one in batch:  # only some of them cannot be sent
-                    self._send([one])
+        while batch:
+            try:
+                self._asking([(op, value, self._freeing(take)) for op, value, take in batch])
                 return
-            (_, _, take) = batch[0]
-            told = {"message": str(error), "code": getattr(error, "code", None) or "E_TOOL_INVALID_ARGS"}
-            self._freeing(take)({"error": told | {"suggestion": getattr(error, "suggestion", None)}})
+            except (ToolError, TypeError) as error:
+                if len(batch) > 1:
+                    for one in batch:  # only some of them cannot be sent
+                        self._send([one])
+                    return
+                (_, _, take) = batch[0]
+                told = {"message": str(error), "code": getattr(error, "code", None) or "E_TOOL_INVALID_ARGS"}
+                take({"error": told | {"suggestion": getattr(error, "suggestion", None)}})
+            batch = self._freed()
+
+    def _freed(self) -> list[tuple[str, Any, Callable[[dict[str, Any]], None]]]:
+        """One is not on its way any more: what may be sent now."""
+        with self._lock:
+            self._on_their_way -= 1
+            return self._next()
 
     def _freeing(self, take: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
         def answered(frame: dict[str, Any]) -> None:
-            with self._lock:
-                self._on_their_way -= 1
-                batch = self._next()
-            self._send(batch)
+            self._send(self._freed())
             take(frame)
 
         return answered
