@@ -202,6 +202,8 @@ class SupervisorClient:
             self._connection.sendall(msgspec.json.encode(Request(op, **more)) + b"\n")
             line = self._input.readline()
             reply = msgspec.json.decode(line, type=Reply) if line else None
+        except UnicodeEncodeError:
+            raise fail("E_USAGE", "what was given is not UTF-8") from None
         except (OSError, msgspec.DecodeError):
             reply = None
         if reply is None:

@@ -32,8 +32,8 @@ from goondan.schemas.wire.usage import ROWS, Part, Usage, Used, part_of, read_us
 # --- the sums ---------------------------------------------------------------------------------------------------------
 
 
-By = Literal["day", "model", "agent", "tree"]
 #: What sums may be put together by.
+By = Literal["day", "model", "agent", "tree"]
 _DAYS: Final = re.compile(r"(\d{1,4})d\Z")
 
 

@@ -51,6 +51,8 @@ def main() -> NoReturn:
         sys.stdout.flush()
     except BrokenPipeError:
         code = _reader_is_gone()
+    except OSError:  # which was told, if the command had not failed before
+        code = code or 1
     # Not sys.exit: a thread that waits for a line on stdin would delay the end of the interpreter.
     sys.stderr.flush()
     os._exit(code)
@@ -79,6 +81,7 @@ def execute(arguments: list[str]) -> int:
     as_json = "--json" in ours
     try:
         result = _run(arguments, as_json)
+        sys.stdout.flush()
         return result if isinstance(result, int) else 0
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -2,7 +2,8 @@
 
 To import asyncio takes a quarter of a `gdn call`. `ask` needs none, and knows only the way on which nothing happens:
 connection, hello, event, answer, acknowledgement. When anything else comes, or no answer within PATIENCE_S, it lets the
-connection go. The command then asks under the same event id over a Session, and the broker takes that for a repeat.
+connection go. The command then asks under the same event id over a Session, and the broker takes that for a repeat. A
+signal that comes behind the event is noted (Signals), and the Session cancels the event.
 
 Source: docs/design/commands.md section 4; docs/design/wire.md section 5.
 """
@@ -15,8 +16,9 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import Any, Final, NamedTuple, Self
 
 from goondan.kernel import lock, rundir
 from goondan.schemas.system import broker_identity, secrecy
@@ -60,9 +62,14 @@ class Message(NamedTuple):
 
 
 def event_frame(message: Message, event_id: str, timeout_s: float | None) -> Frame:
-    """The event of a message; the broker gives up after `timeout_s` seconds."""
+    """The event of a message; the broker gives up after `timeout_s` seconds. Raises GoondanError E_USAGE for a text
+    that is not UTF-8: no frame can hold it.
+    """
     agent, key, kind, files = message.agent, message.instance, message.kind, [*message.files]
-    said = encode_value([kind, message.input, [file.blob.digest for file in files]])
+    try:
+        said = encode_value([kind, message.input, [file.blob.digest for file in files]])
+    except UnicodeEncodeError:
+        raise fail("E_USAGE", "what was given is not UTF-8") from None
     event = AgentEvent(id=event_id, type=kind, created_at=rfc3339(time.time()), input=message.input, instance_key=key)
     return Frame(
         "event",
@@ -97,17 +104,44 @@ class _SomethingElse(Exception):
     """It did not go the usual way."""
 
 
-class Interrupted(Exception):
-    """A signal came after the event had been sent."""
+class Signals:
+    """A context in which, from `note` on, the first SIGINT or SIGTERM is noted: whoever goes on has to cancel the
+    event. The next one does what it does without this.
+    """
 
-    def __init__(self, number: signal.Signals) -> None:
-        super().__init__(number)
-        self.number = number
+    def __init__(self) -> None:
+        #: The signal that was noted.
+        self.number: signal.Signals | None = None
+        #: `ask` waits, and gives up at the signal.
+        self.waits = False
+        self._before: dict[int, Callable[[int, FrameType | None], Any]] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def note(self) -> None:
+        """The event is about to be sent."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if callable(before := signal.getsignal(number)):  # not one that is ignored
+                self._before[number] = before
+                signal.signal(number, self._came)
+
+    def __exit__(self, *error: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _came(self, number: int, frame: FrameType | None) -> None:
+        if self.number is not None:
+            self._before[number](number, frame)
+            return
+        self.number = signal.Signals(number)
+        if self.waits:
+            raise _SomethingElse
 
 
-def ask(state_dir: str, pidfd: int, message: Message, event_id: str) -> Answer | None:
+def ask(state_dir: str, pidfd: int, message: Message, event_id: str, signals: Signals) -> Answer | None:
     """Send a message to the kernel of this state, which is gone when `pidfd` is readable. Returns the answer; None when
-    it must be asked for over a Session, under the same id. Raises Interrupted.
+    it must be asked for over a Session, under the same id.
     """
     if chosen(TRANSPORT) != TRANSPORT:
         return None
@@ -120,7 +154,7 @@ def ask(state_dir: str, pidfd: int, message: Message, event_id: str) -> Answer |
             return None
         run_dir, token = found
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
-            return _Exchange(connection, pidfd, f"{run_dir}/{SOCKETS['client']}", token).ask(frame)
+            return _Exchange(connection, pidfd, f"{run_dir}/{SOCKETS['client']}", token, signals).ask(frame)
     except (_SomethingElse, OSError, ZmtpError, GoondanError, *DECODE_ERRORS):
         return None
 
@@ -128,8 +162,9 @@ def ask(state_dir: str, pidfd: int, message: Message, event_id: str) -> Answer |
 class _Exchange:
     """One event and its answer over a connection."""
 
-    def __init__(self, connection: socket.socket, pidfd: int, path: str, token: str) -> None:
+    def __init__(self, connection: socket.socket, pidfd: int, path: str, token: str, signals: Signals) -> None:
         self._connection = connection
+        self._signals = signals
         self._pidfd = pidfd
         self._until = time.monotonic() + PATIENCE_S
         identity = broker_identity.BrokerIdentity(f"ipc://{path}")
@@ -143,18 +178,13 @@ class _Exchange:
         self._sent = False
 
     def ask(self, frame: Frame) -> Answer | None:
-        """Raises Interrupted, _SomethingElse, OSError, ZmtpError, GoondanError, DECODE_ERRORS."""
-        try:
-            self._greet()
-            self._peer.submit("ask", frame, None, time.monotonic())
-            answered = None
-            while answered is None:
-                answered = self._handle(self._next())
-            return from_raw(answered.payload, AgentEvent).answer
-        except (KeyboardInterrupt, SystemExit) as end:
-            if not self._sent:
-                raise
-            raise Interrupted(signal.SIGINT if isinstance(end, KeyboardInterrupt) else signal.SIGTERM) from None
+        """Raises _SomethingElse, OSError, ZmtpError, GoondanError, DECODE_ERRORS."""
+        self._greet()
+        self._peer.submit("ask", frame, None, time.monotonic())
+        answered = None
+        while answered is None:
+            answered = self._handle(self._next())
+        return from_raw(answered.payload, AgentEvent).answer
 
     def _greet(self) -> None:
         handshake = Handshake({b"ROUTER", b"DEALER"})
@@ -175,6 +205,7 @@ class _Exchange:
                 if entry is None or not entry.data:
                     raise _SomethingElse
                 self._sent = True
+                self._signals.note()
                 self._send(entry.data)
             case peer.Settled(frame=answered, error=None, reply=reply) if answered is not None:
                 if reply is not None:
@@ -207,8 +238,14 @@ class _Exchange:
         self._connection.sendall(head(len(data)) + data)
 
     def _read(self) -> bytes:
-        left = max(0.0, self._until - time.monotonic())
-        readable = select.select([self._connection.fileno(), self._pidfd], [], [], left)[0]
+        signals, left = self._signals, max(0.0, self._until - time.monotonic())
+        signals.waits = True  # first, or a signal that comes now would wait, too
+        try:
+            if signals.number is not None:
+                raise _SomethingElse
+            readable = select.select([self._connection.fileno(), self._pidfd], [], [], left)[0]
+        finally:
+            signals.waits = False
         data = self._connection.recv(READ_BYTES) if self._connection.fileno() in readable else b""
         if not data:
             raise _SomethingElse

@@ -1,4 +1,4 @@
-"""Options that several commands share. Imports nothing but click, so that `--help` is quick."""
+"""Options that several commands share. Imports click and nothing that takes time, so that `--help` is quick."""
 
 from __future__ import annotations
 

@@ -155,6 +155,7 @@ class Session:
     def _read_token(self) -> tuple[str, str]:
         found = client_token(self._kernel.place.state_dir)
         if found is None:
+            self._stopping = True  # a kernel that ends in order leaves no record
             raise self.lost_error()
         return found
 

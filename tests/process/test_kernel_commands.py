@@ -51,6 +51,19 @@ def test_a_failed_call_is_a_tool_result_with_status_1(running: Sandbox, tool: st
     assert result.json["error"]["helpUrl"]
 
 
+@pytest.mark.parametrize("line", [("call", "\udcff__x", "{}"), ("restart", "--agent", "\udcff")])
+def test_an_argument_that_is_no_utf_8_is_bad_usage(running: Sandbox, line: tuple[str, ...]) -> None:
+    result = running.gdn(*line)
+    assert (result.status, "E_USAGE" in result.err, "not UTF-8" in result.err) == (2, True, True)
+
+
+def test_an_output_that_cannot_be_written_is_one_error(running: Sandbox) -> None:
+    with open("/dev/full", "wb") as full:
+        process = running.popen("explain", "E_USAGE", stdout=full)
+        _, err = process.communicate(timeout=20)
+    assert (process.returncode, b"E_STATE" in err, b"Traceback" in err) == (1, True, False)
+
+
 def test_workdir_and_instance(running: Sandbox) -> None:
     work = running.home / "my work"
     work.mkdir()

@@ -167,7 +167,7 @@ class Intake(Part):
             raise fail("E_FRAME_INVALID", message)
         if frame.auth is not None and len(memoryview(frame.auth)) > MAX_AUTH:
             raise fail("E_FRAME_INVALID", f"auth has at most {MAX_AUTH} bytes")
-        if self._bus.closing:
+        if self._bus.closing and not (connection.cls == CLIENTS and frame.event_id in self._mailbox.events):
             if self._comes_too_late(connection, frame.event_id or ""):
                 message = "the kernel is stopping; the message was not accepted"
                 suggestion = "Start the kernel again with `gdn run` or `gdn run --detach`, then send it again."
