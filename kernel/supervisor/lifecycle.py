@@ -475,6 +475,8 @@ class Roster:
         if agent.phase == "asked":
             self._enter(agent, "starting", now)
             return []
+        if agent.phase == "ready":
+            return []
         return [KillAgent(launch) if agent.phase == "dying" else TerminateAgent(launch)]
 
     def refused(self, launch: int, cause: str, now: float) -> list[AgentAction]:
@@ -483,7 +485,7 @@ class Roster:
         return self._gone(agent, cause, now) if agent is not None else []
 
     def ready(self, launch: int, now: float) -> list[AgentAction]:
-        """The agent said that it is ready."""
+        """The agent said that it is ready. It may say so before its pid is known."""
         agent = self._by_launch.get(launch)
         if agent is None or agent.was_ready:
             return []
@@ -491,7 +493,7 @@ class Roster:
         history = self.histories.get(agent.principal)
         if history is not None:
             history.failures = 0
-        if agent.phase == "starting":
+        if agent.phase in ("asked", "starting"):
             self._enter(agent, "ready", now)
         return [Tell(Ready(agent.principal, launch)), *self._fill(now)]
 

@@ -48,6 +48,15 @@ def test_what_is_wanted_is_spawned_once_in_the_order_asked() -> None:
     assert made.want([A, B], full=False, now=0.0) == []
 
 
+def test_an_agent_that_is_ready_before_its_pid_is_known_runs() -> None:
+    made = roster(A)
+    assert made.ready(1, 0.1) == [Tell(Ready(A, 1))]
+    assert made.spawned(1, 0.2) == []
+    assert made.live[A].phase == "ready"
+    assert not made.live[A].starting
+    assert made.tick(0.2 + START_LIMIT_S) == [], "its start has not failed"
+
+
 def test_tool_hosts_in_the_wanted_set_are_not_agents() -> None:
     assert roster(Principal("toolhost", "toolhost/1")).live == {}
 
