@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import click
 
-from goondan.kernel.cli import EXIT_INTERRUPTED
 from goondan.kernel.cli.commands import command_of, helps
 
-#: Exit status of bad usage.
+#: Exit status after an interrupt, and of bad usage: what a shell reports.
+EXIT_INTERRUPTED: Final = 130
 EXIT_USAGE: Final = 2
 
 
