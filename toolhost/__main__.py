@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
 from contextlib import suppress
@@ -46,7 +47,9 @@ def main(argv: list[str] | None = None) -> int:
             broker_uid=broker_uid,
             survey_path=arguments.survey,
         )
-        uvloop.run(_run(settings, unprivileged))
+        loop = uvloop.new_event_loop()
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(_run(settings, unprivileged))  # which the process's end takes apart
     except GoondanError as error:
         message = f"toolhost: {error.info.message} [{error.info.code}]; {error.info.suggestion}"
         print(visible_line(message), file=sys.stderr)

@@ -65,11 +65,11 @@ class ControlLink:
             await asyncio.sleep(RECONNECT_S)
 
     async def end(self) -> None:
-        """Send the last reports, and close."""
+        """Close. There is no broker any more."""
         if self._task is not None:
             self._task.cancel()
         if self._link is not None:
-            await self._link.close(0.1)
+            await self._link.close(0)
             self._link = None
 
     @property

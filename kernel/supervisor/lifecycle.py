@@ -4,8 +4,8 @@
   the first time on that somebody has work for it. The first restart after a death is immediate, further ones back off
   to at most a second; ten healthy seconds forget the deaths. A service that was never ready may give up, and then the
   start of the kernel fails. A service that was ready once is restarted for ever.
-- `Stopping`: agents leave first, while the tool host can still finish their calls, then the tool host, the
-  programs of features, the fork server and the broker; each has its time, then it is killed.
+- `Stopping`: agents leave first, while the tool host can still finish their calls, and with them the fork server, which
+  starts nothing any more. Then all others leave side by side. Each stage has its time, then what is left is killed.
 - `Roster`: the agents that the broker wants are kept apart from those that the supervisor observes to run. Every event
   ends with a comparison of the two, so a lost or repeated event does no harm. A launch has a number of its own, which
   is never used twice. So a late event about an earlier launch is recognised. When an agent dies before it was ready,
@@ -43,18 +43,15 @@ MAX_FIRST_DEATHS: Final = 3
 
 #: The group of the programs of features. The groups of services have their names.
 PROGRAMS: Final = "programs"
-#: The order in which groups of processes leave, and the time that each gets before it is killed (seconds). Together
-#: with KILL_WAIT_S per group this stays under the 10 s in which `gdn stop` promises an end.
-STOP_ORDER: Final[tuple[tuple[str, float], ...]] = (
-    ("agents", 3.0),
-    ("toolhost", 1.5),
-    (PROGRAMS, 0.5),
-    ("forkserver", 0.5),
-    ("broker", 1.0),
+#: The stages of a stop: the groups of processes that leave side by side, and the time that they get before they are
+#: killed (seconds). Together with KILL_WAIT_S per stage this stays under the 10 s in which `gdn stop` promises an end.
+STOP_ORDER: Final[tuple[tuple[tuple[str, ...], float], ...]] = (
+    (("agents", "forkserver"), 3.0),
+    (("toolhost", PROGRAMS, "broker"), 1.5),
 )
-#: The time that each group gets when nobody waits for its work any more (seconds): enough to say goodbye.
+#: The time that each stage gets when nobody waits for its work any more (seconds): enough to say goodbye.
 HURRY_S: Final = 0.2
-#: How long a killed group may take to be gone (seconds); then the stop goes on without it.
+#: How long killed groups may take to be gone (seconds); then the stop goes on without them.
 KILL_WAIT_S: Final = 0.5
 
 
@@ -234,11 +231,11 @@ def _died(service: Service, event: Down) -> tuple[Service, list[ServiceAction]]:
 class Stopping(Struct, frozen=True):
     """How far the stop is."""
 
-    #: The number of the group in STOP_ORDER.
+    #: The number of the stage in STOP_ORDER.
     index: int
-    #: The group has been killed.
+    #: What was left of it has been killed.
     killed: bool
-    #: Until when the group has time.
+    #: Until when it has time.
     until: float
 
 
@@ -276,26 +273,26 @@ def step_stop(
 ) -> tuple[Stopping | None, list[StopAction]]:
     """What the stop does next. `alive` are the groups with a living process; `state` is None before it begins.
 
-    `hurry`: nobody waits for what still runs, so each group gets no more than HURRY_S. `agents_s`: agents get so long
-    instead of what STOP_ORDER says (seconds).
+    `hurry`: nobody waits for what still runs, so each stage gets no more than HURRY_S. `agents_s`: the agents' stage
+    gets so long instead of what STOP_ORDER says (seconds).
 
     Called when a process has ended and when `until` has come; at the end the state is None and the last action
     Finished.
     """
     index = -1 if state is None else state.index
     if state is not None:
-        group, _ = STOP_ORDER[index]
-        if group in alive and now < state.until:
+        left = [group for group in STOP_ORDER[index][0] if group in alive]
+        if left and now < state.until:
             return state, []
-        if group in alive and not state.killed:
-            return Stopping(index, True, now + KILL_WAIT_S), [KillGroup(group)]
-    for later in range(index + 1, len(STOP_ORDER)):
-        group, grace = STOP_ORDER[later]
-        if group == "agents" and agents_s is not None:
+        if left and not state.killed:
+            return Stopping(index, True, now + KILL_WAIT_S), [KillGroup(group) for group in left]
+    for later, (groups, grace) in enumerate(STOP_ORDER[index + 1 :], index + 1):
+        if later == 0 and agents_s is not None:
             grace = agents_s
-        if group in alive:
-            return Stopping(later, False, now + (min(grace, HURRY_S) if hurry else grace)), [TerminateGroup(group)]
-    return None, [Finished(tuple(group for group, _ in STOP_ORDER if group in alive))]
+        if there := [group for group in groups if group in alive]:
+            until = now + (min(grace, HURRY_S) if hurry else grace)
+            return Stopping(later, False, until), [TerminateGroup(group) for group in there]
+    return None, [Finished(tuple(group for groups, _ in STOP_ORDER for group in groups if group in alive))]
 
 
 #: Failed starts in a row after which a principal's events end as E_AGENT_SPAWN_FAILED.

@@ -69,8 +69,8 @@ class Ending:
             alive = _alive(services, agents)
             if patience is not None and self.for_good:  # a restart that has become an end
                 patience = None
-                if state is not None and lifecycle.STOP_ORDER[state.index][0] == "agents":
-                    until = loop.time() + lifecycle.STOP_ORDER[state.index][1]
+                if state is not None and state.index == 0:
+                    until = loop.time() + lifecycle.STOP_ORDER[0][1]
                     state = lifecycle.Stopping(state.index, state.killed, min(state.until, until))
                     self._drain(services, control)
             state, actions = lifecycle.step_stop(state, alive, loop.time(), hurry=self.hurry, agents_s=patience)
@@ -118,7 +118,8 @@ class Ending:
 
 
 def _alive(services: Services, agents: Agents) -> frozenset[str]:
-    alive = {group for group, _ in lifecycle.STOP_ORDER if any(services.alive(role) for role in services.group(group))}
+    groups = [group for stage, _ in lifecycle.STOP_ORDER for group in stage]
+    alive = {group for group in groups if any(services.alive(role) for role in services.group(group))}
     return frozenset(alive | ({"agents"} if agents.alive else set()))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,6 +14,7 @@ from goondan.kernel.supervisor.lifecycle import (
     KILL_WAIT_S,
     MAX_BACKOFF_S,
     MAX_FIRST_DEATHS,
+    PROGRAMS,
     START_LIMIT_S,
     STOP_ORDER,
     Begin,
@@ -159,21 +162,29 @@ def test_at_most_one_process_lives_at_a_time(history: list[ServiceEvent]) -> Non
 # --- the end
 
 
-def test_the_groups_leave_in_order_and_a_group_that_does_not_is_killed() -> None:
-    everyone = frozenset(group for group, _ in STOP_ORDER)
-    state, actions = step_stop(None, everyone, 0.0)
-    assert actions == [TerminateGroup("agents")]
-    assert step_stop(state, everyone, 1.0) == (state, [])
-    state, actions = step_stop(state, everyone, 3.0)
+EVERYONE: Final = frozenset(group for groups, _ in STOP_ORDER for group in groups)
+
+
+def test_agents_leave_with_the_fork_server_then_all_others_and_what_does_not_is_killed() -> None:
+    state, actions = step_stop(None, EVERYONE, 0.0)
+    assert actions == [TerminateGroup("agents"), TerminateGroup("forkserver")]
+    assert step_stop(state, EVERYONE, 1.0) == (state, [])
+    assert step_stop(state, EVERYONE - {"forkserver"}, 1.0) == (state, [])  # agents still call tools
+    state, actions = step_stop(state, EVERYONE - {"forkserver"}, 3.0)
     assert actions == [KillGroup("agents")]
     assert isinstance(state, Stopping)
     assert state.until == 3.0 + KILL_WAIT_S
-    rest = everyone - {"agents"}
+    rest = EVERYONE - {"agents", "forkserver"}
     state, actions = step_stop(state, rest, 3.1)
-    assert actions == [TerminateGroup("toolhost")]
-    state, actions = step_stop(state, frozenset({"broker"}), 3.2)
-    assert actions == [TerminateGroup("broker")]
-    assert step_stop(state, frozenset(), 3.3) == (None, [Finished(())])
+    assert actions == [TerminateGroup("toolhost"), TerminateGroup(PROGRAMS), TerminateGroup("broker")]
+    assert step_stop(state, frozenset({"broker"}), 3.2) == (state, [])
+    state, actions = step_stop(state, frozenset({"broker"}), 4.6)
+    assert actions == [KillGroup("broker")]
+    assert step_stop(state, frozenset(), 4.7) == (None, [Finished(())])
+
+
+def test_a_kernel_without_agents_begins_with_what_is_there() -> None:
+    assert step_stop(None, frozenset({"toolhost"}), 0.0)[1] == [TerminateGroup("toolhost")]
 
 
 def test_in_a_hurry_nobody_gets_much_time() -> None:
@@ -194,7 +205,7 @@ def test_what_not_even_a_kill_ends_is_named() -> None:
 
 @given(st.data())
 def test_a_stop_ends_within_ten_seconds_whatever_dies_when(data: st.DataObject) -> None:
-    alive = data.draw(st.frozensets(st.sampled_from([group for group, _ in STOP_ORDER])))
+    alive = data.draw(st.frozensets(st.sampled_from(sorted(EVERYONE))))
     now = 0.0
     state, _ = step_stop(None, alive, now)
     while state is not None:
@@ -207,10 +218,9 @@ def test_a_stop_ends_within_ten_seconds_whatever_dies_when(data: st.DataObject) 
 
 
 def test_agents_get_another_time_and_nobody_else_does() -> None:
-    everyone = frozenset(group for group, _ in STOP_ORDER)
-    state, _ = step_stop(None, everyone, 0.0, agents_s=8.5)
+    state, _ = step_stop(None, EVERYONE, 0.0, agents_s=8.5)
     assert state is not None
     assert state.until == 8.5
-    state, _ = step_stop(state, everyone - {"agents"}, 1.0, agents_s=8.5)
+    state, _ = step_stop(state, EVERYONE - {"agents", "forkserver"}, 1.0, agents_s=8.5)
     assert state is not None
-    assert state.until == 1.0 + dict(STOP_ORDER)["toolhost"]
+    assert state.until == 1.0 + STOP_ORDER[1][1]
