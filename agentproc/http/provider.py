@@ -17,7 +17,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final
@@ -84,14 +84,14 @@ class Tries:
         #: Whether a request is out.
         self.inside = False
 
-    async def enter(self, size: int) -> None:
-        """Wait until the next try may go out. `size` is that of its body (bytes). A request that is sent again at once
-        is out already. Raises Fault, GoondanError.
+    async def enter(self, body: Sequence[bytes]) -> None:
+        """Wait until the next try may go out, which has this body. A request that is sent again at once is out already.
+        Raises Fault, GoondanError.
         """
         if self._permit is not None and not self.inside:
             if not self._permit.passes():
                 began = self._clock()
-                await self._permit.enter(size, self._on_news)
+                await self._permit.enter(sum(map(len, body)), self._on_news)
                 if self._faulty_since is not None:
                     self._queued_s += self._clock() - began
             self.inside = True
@@ -175,7 +175,7 @@ class HttpProvider:
         try:
             while True:
                 try:
-                    await tries.enter(len(wire.body))
+                    await tries.enter(wire.body)
                     if not request.model.model:
                         wire = self._vendor.listing(request)
                         request = await self._name_model(request, wire)
@@ -289,7 +289,7 @@ class HttpProvider:
     async def _get(self, request: base.ModelRequest, wire: WireRequest) -> bytes:
         """What the server says at the URL of `wire`. Raises Fault."""
         self._check_key(request, wire)
-        response = await self._client.ask("GET", wire.url, _checked(wire.headers), b"", self._patience)
+        response = await self._client.ask("GET", wire.url, _checked(wire.headers), (), self._patience)
         try:
             if not 200 <= response.status < 300:
                 raise await self._refusal(response, base.redactor_of(request.model))

@@ -19,10 +19,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from goondan.agentproc.providers import faults, history, reader
-from goondan.agentproc.providers.base import ModelRequest, Usage, append_to, encode_json
+from goondan.agentproc.providers.base import JsonItems, ModelRequest, Usage, encode_json
 from goondan.agentproc.providers.vendor import (
     Frame,
-    Parts,
     Vendor,
     WireRequest,
     frame_of,
@@ -62,7 +61,7 @@ class Anthropic(Vendor["Turns"]):
         # Another request may begin with this one. What goes into the cache costs more than what does not.
         marks = self._marks and request.model.caching and (bool(request.tools) or len(request.messages) > 1)
         beside = history.blocks_text(request.blocks) if request.blocks else None
-        return self.frame(request, turns.rules, marks).around(turns.parts(beside, marks=marks))
+        return self.frame(request, turns.rules, marks).around(turns.written, *turns.last(beside, marks=marks))
 
     def _make_frame(self, request: ModelRequest, rules: tuple[str, ...] = (), marks: bool = False) -> Frame:
         model = request.model
@@ -93,7 +92,7 @@ class Anthropic(Vendor["Turns"]):
 
     def listing(self, request: ModelRequest) -> WireRequest:
         """GET /v1/models."""
-        return WireRequest(f"{self._base(request.model)}/v1/models", _headers(request.model), b"")
+        return WireRequest(f"{self._base(request.model)}/v1/models", _headers(request.model), ())
 
 
 def _headers(model: ModelSpec) -> dict[str, str]:
@@ -111,12 +110,18 @@ def marked(block: bytes) -> bytes:
     return block[:-1] + _MARK
 
 
+#: What stands around the blocks of a message.
+_USER, _ASSISTANT, _END, _NEXT = b'{"role":"user","content":[', b'{"role":"assistant","content":[', b"]}", b"]},"
+#: A part of a list in JSON.
+Part = bytes | bytearray | memoryview
+
+
 class Turns:
     """The conversation as alternating messages; the first is the user's. `rules` are its system messages."""
 
     def __init__(self) -> None:
         self.rules: tuple[str, ...] = ()
-        self.written = bytearray()  # all but the next three
+        self.written = JsonItems()  # all but the next three
         self._user = bytearray()  # the blocks of the last whole message of the user
         self._user_mark = -1  # the end of the last of them that may have a mark
         self._behind = b""  # the whole answer behind it
@@ -137,28 +142,33 @@ class Turns:
         self._add("assistant", blocks_of(entry))
         self._add("user", list(map(_result, entry.calls)))
 
-    def parts(self, beside: str | None = None, *, marks: bool = False) -> Parts:
-        """All messages. `beside` is a text of the user at the end of this request only; no mark is
-        behind it.
+    def last(self, beside: str | None = None, *, marks: bool = False) -> Sequence[Part]:
+        """The messages behind the written ones, in parts. `beside` is a text of the user at the end of this request
+        only; no mark is behind it.
         """
-        told = encode_json(_text(beside)) if beside else b""
-        user: bytes | bytearray = _marked(self._user, self._user_mark) if marks else self._user
-        before = (self.written, _turn("user", user), self._behind)
+        told = (encode_json(_text(beside)),) if beside else ()
+        before = (_USER, *_parts(self._user, self._user_mark, marks), _NEXT) if self._user else ()
         if self._role == "assistant":
-            return *before, _turn("assistant", self._blocks), _turn("user", told)
-        last = _marked(self._blocks, self._mark) if marks else self._blocks
-        last = b"%s,%s" % (last, told) if told and last else told or last
-        return *before, _turn("user", last or encode_json(_text(history.EMPTY)))
+            after = (b",", _USER, *told, _END) if told else ()
+            return *before, _ASSISTANT, self._blocks, _END, *after
+        if self._behind:
+            before = (*before, self._behind, b",")
+        last = _parts(self._blocks, self._mark, marks)
+        if not self._blocks:
+            last = told or (encode_json(_text(history.EMPTY)),)
+        elif told:
+            last = (*last, b",", *told)
+        return *before, _USER, *last, _END
 
     def _add(self, role: Literal["user", "assistant"], blocks: Sequence[Block]) -> None:
         if not blocks:
             return
         if role != self._role:
             if role == "user":
-                self._behind = _turn("assistant", self._blocks)
+                self._behind = b"%s%s]}" % (_ASSISTANT, self._blocks)
             else:
                 if self._user:
-                    append_to(self.written, b"%s,%s" % (_turn("user", self._user), self._behind))
+                    self.written.add(b"%s%s]},%s" % (_USER, self._user, self._behind))
                 self._user, self._user_mark, self._behind = self._blocks, self._mark, b""
             self._role, self._blocks, self._mark = role, bytearray(), -1
         for block in blocks:
@@ -168,15 +178,14 @@ class Turns:
                 self._mark = len(self._blocks)
 
 
-def _turn(role: str, blocks: bytes | bytearray) -> bytes:
-    return b'{"role":"%s","content":[%s]}' % (role.encode(), blocks) if blocks else b""
-
-
-def _marked(blocks: bytes | bytearray, at: int) -> bytes | bytearray:
-    """The blocks with a mark on the one that ends there: the last one that may have it, as the vendor takes none on a
-    block without content.
+def _parts(blocks: bytearray, at: int, marks: bool) -> tuple[Part, ...]:
+    """The blocks. With `marks` one is on the block that ends `at` there: the last one that may have it, as the vendor
+    takes none on a block without content.
     """
-    return blocks if at < 0 else b"".join((blocks[: at - 1], _MARK, blocks[at:]))
+    if at < 0 or not marks:
+        return (blocks,)
+    seen = memoryview(blocks)
+    return seen[: at - 1], _MARK, seen[at:]
 
 
 def _thinks_freely(request: ModelRequest) -> bool:

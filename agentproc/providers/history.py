@@ -39,7 +39,7 @@ from goondan.agentproc.machine.messages import (
     is_presentable,
     presentable,
 )
-from goondan.agentproc.providers.base import ModelRequest, encode_json, storable
+from goondan.agentproc.providers.base import JsonItems, ModelRequest, encode_json, storable
 from goondan.schemas.bundle.launch import CatalogItem
 from goondan.schemas.wire import blobs, codec, errors
 from goondan.schemas.wire.frames import FilePart, ToolResult
@@ -252,8 +252,8 @@ class Entries:
 class Writer(Protocol):
     """Writes a conversation in a vendor's form, entry by entry."""
 
-    #: What is written for good: items of a JSON list.
-    written: bytearray
+    #: What is written for good.
+    written: JsonItems
 
     def add(self, entry: HistoryEntry) -> None:
         """Add the next entry."""

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from goondan.agentproc.providers import faults, reader, vendor
-from goondan.agentproc.providers.base import ModelRequest, Usage, append_to, encode_json
+from goondan.agentproc.providers.base import JsonItems, ModelRequest, Usage, encode_json
 from goondan.agentproc.providers.history import EMPTY, HistoryEntry, Said, SentFile, blocks_text
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ToolChoice
 from goondan.schemas.wire.blobs import PDF
@@ -49,7 +49,8 @@ class OpenAI(vendor.Vendor["Messages"]):
         tools come from us.
         """
         messages = self._written.of(request)
-        return self.frame(request).around(messages.parts(blocks_text(request.blocks) if request.blocks else None))
+        last = messages.last(blocks_text(request.blocks) if request.blocks else None)
+        return self.frame(request).around(messages.written, *last)
 
     def _make_frame(self, request: ModelRequest) -> vendor.Frame:
         model = request.model
@@ -66,7 +67,8 @@ class OpenAI(vendor.Vendor["Messages"]):
         frame = vendor.frame_of(url, vendor.headers_of(model), body, "messages", last)
         if not request.system or not request.system.strip():
             return frame
-        return replace(frame, opening=frame.opening + encode_json({"role": "system", "content": request.system}))
+        system = encode_json({"role": "system", "content": request.system})
+        return replace(frame, opening=b"%s%s," % (frame.opening, system))
 
     def reader(self, request: ModelRequest) -> Reader:
         """The reader for one answer."""
@@ -92,7 +94,7 @@ class Messages:
         self._reasons = reasons
         #: Whether the conversation has reasoning in it.
         self.gives_reasoning = False
-        self.written = bytearray()
+        self.written = JsonItems()
         self._only_rules = True
         self._acting = False  # the turn that is written has called tools
         self._reasoning = ""  # the name that the server gives to reasoning, once an answer had some
@@ -128,17 +130,16 @@ class Messages:
             if call.files:  # a result has text only, and nothing may stand between results
                 self._add({"role": "user", "content": content_of(f"(Files of the result of {call.id}.)", call.files)})
 
-    def parts(self, beside: str | None = None) -> vendor.Parts:
-        """All messages but the system prompt. `beside` is a text at the end of this request only.
+    def last(self, beside: str | None = None) -> Sequence[bytes]:
+        """What stands behind the written messages. `beside` is a text at the end of this request only.
 
         It is a message of the user, because many servers accept a system message only as the first one.
         """
-        last = encode_json({"role": "user", "content": beside or EMPTY}) if beside or self._only_rules else b""
-        return self.written, last
+        return (encode_json({"role": "user", "content": beside or EMPTY}),) if beside or self._only_rules else ()
 
     def _add(self, message: dict[str, Any]) -> None:
         self._only_rules = self._only_rules and message["role"] == "system"
-        append_to(self.written, encode_json(message))
+        self.written.add(encode_json(message))
 
 
 def _response_format(schema: dict[str, Any]) -> dict[str, Any]:

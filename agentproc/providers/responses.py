@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from goondan.agentproc.providers import faults, reader, vendor
-from goondan.agentproc.providers.base import ModelRequest, append_to, encode_json
+from goondan.agentproc.providers.base import JsonItems, ModelRequest, encode_json
 from goondan.agentproc.providers.history import EMPTY, HistoryEntry, Said, SentFile, blocks_text, in_kept_order
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ToolChoice
 from goondan.schemas.wire.blobs import PDF
@@ -48,7 +48,8 @@ class Responses(vendor.Vendor["Items"]):
     def request(self, request: ModelRequest) -> vendor.WireRequest:
         """POST /responses. The model's params are sent unchanged; input, tools and instructions come from us."""
         items = self._written.of(request)
-        return self.frame(request).around(items.parts(blocks_text(request.blocks) if request.blocks else None))
+        last = items.last(blocks_text(request.blocks) if request.blocks else None)
+        return self.frame(request).around(items.written, *last)
 
     def _make_frame(self, request: ModelRequest) -> vendor.Frame:
         model = request.model
@@ -85,7 +86,7 @@ class Items:
     """The conversation as items. Every result is an item of its own behind its answer."""
 
     def __init__(self) -> None:
-        self.written = bytearray()
+        self.written = JsonItems()
         self._only_rules = True
 
     def add(self, entry: HistoryEntry) -> None:
@@ -102,13 +103,12 @@ class Items:
             output = content_of(call.result, call.files) if call.files else call.result
             self._add({"type": "function_call_output", "call_id": call.id, "output": output})
 
-    def parts(self, beside: str | None = None) -> vendor.Parts:
-        """All items. `beside` is a text of the user at the end of this request only."""
-        last = encode_json(_message("user", beside or EMPTY)) if beside or self._only_rules else b""
-        return self.written, last
+    def last(self, beside: str | None = None) -> Sequence[bytes]:
+        """What stands behind the written items. `beside` is a text of the user at the end of this request only."""
+        return (encode_json(_message("user", beside or EMPTY)),) if beside or self._only_rules else ()
 
     def _add(self, item: dict[str, Any]) -> None:
-        append_to(self.written, encode_json(item))
+        self.written.add(encode_json(item))
 
 
 def _message(role: str, content: str | list[dict[str, Any]]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 
 from goondan.agentproc.providers import faults, history
-from goondan.agentproc.providers.base import FilesPlace, ModelAnswer, ModelRequest, encode_json
+from goondan.agentproc.providers.base import FilesPlace, JsonItems, ModelAnswer, ModelRequest, encode_json
 from goondan.agentproc.providers.reader import AnswerReader, decode_json
 from goondan.schemas.bundle.launch import CatalogItem, ForcedTool, ModelSpec, OutputSpec, ToolChoice, key_headers
 from goondan.schemas.models.model_providers import BY_NAME
@@ -57,8 +57,8 @@ class WireRequest(Struct, frozen=True):
     url: str
     #: The headers. They contain the key.
     headers: dict[str, str]
-    #: The body. A mark stands for the base64 of each file.
-    body: bytes
+    #: The body in pieces. A mark stands for the base64 of each file; it is within one piece.
+    body: Sequence[bytes]
 
 
 class Vendor(Generic[history.W]):
@@ -132,7 +132,7 @@ class Vendor(Generic[history.W]):
 
     def listing(self, request: ModelRequest) -> WireRequest:
         """The GET request for the names of the server's models; `first_model` reads the answer."""
-        return WireRequest(f"{self._base(request.model)}/models", headers_of(request.model), b"")
+        return WireRequest(f"{self._base(request.model)}/models", headers_of(request.model), ())
 
     def _base(self, model: ModelSpec) -> str:
         return (model.endpoint or self.server).rstrip("/")
@@ -143,10 +143,6 @@ def headers_of(model: ModelSpec, **vendors: str) -> dict[str, str]:
     return {**model.headers, **vendors, **key_headers(model)}
 
 
-#: Parts of a list in JSON. Each has any number of items, without the brackets.
-Parts = Sequence[bytes | bytearray]
-
-
 class Frame(Struct, frozen=True):
     """What stands around the conversation in a request: mostly the same as in the request before."""
 
@@ -154,21 +150,14 @@ class Frame(Struct, frozen=True):
     url: str
     #: The headers. They contain the key.
     headers: dict[str, str]
-    #: The body up to the first item of the conversation.
+    #: The body up to the first item of the conversation, which has one at least.
     opening: bytes
     #: The body behind its last item.
     closing: bytes
 
-    def around(self, parts: Parts) -> WireRequest:
-        """The request with this conversation, which is long and is copied once."""
-        pieces: list[bytes | bytearray] = [self.opening]
-        between = b"" if self.opening.endswith(b"[") else b","
-        for part in parts:
-            if part:
-                pieces += (between, part)
-                between = b","
-        pieces.append(self.closing)
-        return WireRequest(self.url, self.headers, b"".join(pieces))
+    def around(self, written: JsonItems, *last: bytes | bytearray | memoryview) -> WireRequest:
+        """The request with what is written of its conversation, and the items that are only in this request."""
+        return WireRequest(self.url, self.headers, [self.opening, *written.closed(last, self.closing)])
 
 
 def frame_of(url: str, headers: dict[str, str], body: dict[str, Any], name: str, last: dict[str, Any]) -> Frame:
@@ -325,15 +314,16 @@ class Body(Struct, frozen=True):
         return sum([piece.length if isinstance(piece, FileText) else len(piece) for piece in self.pieces])
 
 
-def with_files(body: bytes, files: FilesPlace | None) -> bytes | Body:
+def with_files(body: Sequence[bytes], files: FilesPlace | None) -> Sequence[bytes] | Body:
     """The body with the files in the places of the marks."""
-    if files is None or (mark := files.mark.encode()) not in body:
+    if files is None:
         return body
-    pieces: list[bytes | FileText] = []
-    for index, piece in enumerate(body.split(mark)):
-        if index % 2 == 0:
-            pieces.append(piece)
-        else:
-            name = piece.decode()
-            pieces.append(FileText(f"{files.folder}/{name[:32]}", int(name[32:])))
-    return Body(pieces)
+    mark, pieces = files.mark.encode(), list[bytes | FileText]()
+    for piece in body:
+        for index, part in enumerate(piece.split(mark)):
+            if index % 2 == 0:
+                pieces.append(part)
+            else:
+                name = part.decode()
+                pieces.append(FileText(f"{files.folder}/{name[:32]}", int(name[32:])))
+    return body if len(pieces) == len(body) else Body(pieces)

@@ -145,7 +145,7 @@ def sent(provider: str, case: str, folder: Path) -> tuple[str, dict[str, str], A
     request = ModelRequest(agent="a", model=model, step=1, **given)
     wire = wire_of(provider).VENDOR().request(request)
     body = with_files(wire.body, request.files)
-    data = b"".join(parts_of(body.pieces)) if isinstance(body, Body) else body
+    data = b"".join(parts_of(body.pieces if isinstance(body, Body) else body))
     return wire.url.removeprefix("http://model"), wire.headers, json.loads(data)
 
 

@@ -10,7 +10,7 @@ import ssl
 import sys
 import time
 from base64 import b64encode
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import pytest
 from goondan.agentproc.http import route as ways
 from goondan.agentproc.http.connection import READ_AHEAD_BYTES, Client, Patience
 from goondan.agentproc.http.route import Way, route_to
+from goondan.agentproc.providers.base import PIECE_BYTES
 from goondan.agentproc.providers.faults import Fault
 from goondan.agentproc.providers.vendor import Body, FileText
 
@@ -75,6 +76,7 @@ class Script:
     def __init__(self, *answers: bytes) -> None:
         self.answers = list(answers)
         self.heads: list[str] = []
+        self.bodies: list[bytes] = []
         self.connections = 0
 
     async def __call__(self, reader: Reader, writer: Writer) -> None:
@@ -82,16 +84,16 @@ class Script:
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             self.heads.append(head)
-            await reader.readexactly(int(head.partition("content-length: ")[2].split()[0]))
+            self.bodies.append(await reader.readexactly(int(head.partition("content-length: ")[2].split()[0])))
             answer = self.answers.pop(0)
             writer.write(answer)
             if not answer or answer.startswith(b"HTTP/1.0"):
                 return
 
 
-async def body(client: Client, url: str, patience: Patience = PATIENCE) -> str:
+async def body(client: Client, url: str, patience: Patience = PATIENCE, sent: Sequence[bytes] = (b"{", b"}")) -> str:
     """The body of the answer to a request."""
-    response = await client.ask("POST", url, {"x-a": "b"}, b"{}", patience)
+    response = await client.ask("POST", url, {"x-a": "b"}, sent, patience)
     parts = []
     try:
         while part := await response.read():
@@ -149,7 +151,7 @@ async def test_a_fresh_connection_that_is_closed_is_a_fault() -> None:
 async def test_an_answer_that_is_not_read_to_its_end_costs_its_connection() -> None:
     script, client = Script(OK.replace(b"4", b"5"), OK), Client()
     async with serving(script) as port:
-        (await client.ask("GET", f"http://127.0.0.1:{port}", {}, b"", PATIENCE)).close()
+        (await client.ask("GET", f"http://127.0.0.1:{port}", {}, (), PATIENCE)).close()
         assert await body(client, f"http://127.0.0.1:{port}") == "200 fine"
         client.close()
     assert script.connections == 2
@@ -258,7 +260,7 @@ async def test_a_server_waits_for_a_reader_that_does_not_read() -> None:
 
     client = Client()
     async with serving(pour) as port:
-        response = await client.ask("GET", f"http://127.0.0.1:{port}", {}, b"", PATIENCE)
+        response = await client.ask("GET", f"http://127.0.0.1:{port}", {}, (), PATIENCE)
         before = -1
         while before != written:  # until nothing moves any more
             before = written
@@ -340,8 +342,12 @@ async def test_https_goes_through_a_tunnel(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("SSL_CERT_FILE", str(PEM))
     async with serving(script, server_tls()) as port, serving(proxy := Proxy(port)) as proxy_port:
         monkeypatch.setenv("HTTPS_PROXY", f"127.0.0.1:{proxy_port}")
-        assert [await body(client, "https://model.test/v1") for _ in range(2)] == ["200 fine"] * 2
+        long = [os.urandom(PIECE_BYTES) for _ in range(40)]
+        assert [await body(client, "https://model.test/v1", sent=sent) for sent in (long, [b"short"])] == [
+            "200 fine"
+        ] * 2
         client.close()
+    assert script.bodies == [b"".join(long), b"short"]
     assert proxy.asked == ["CONNECT model.test:443 HTTP/1.1\r\nhost: model.test:443\r\n\r\n"]
     assert script.connections == 1
     assert script.heads[0].startswith("POST /v1 HTTP/1.1\r\nhost: model.test\r\n")
@@ -512,7 +518,7 @@ from goondan.agentproc.http.connection import Client, Patience
 threads = lambda: len(os.listdir("/proc/self/task"))
 async def go():
     before = threads()
-    response = await Client().ask("POST", sys.argv[1], {}, b"{}", Patience())
+    response = await Client().ask("POST", sys.argv[1], {}, [b"{}"], Patience())
     print(threads() - before, response.status, (await response.read()).decode())
 uvloop.run(go())
 """

@@ -244,12 +244,12 @@ async def test_a_refusal_waits_at_the_gate_and_any_other_fault_by_itself() -> No
         slept.append(seconds)
 
     for fault in (Fault("limited", "429", retry_after_s=2.0), Fault("busy", "500")):
-        await tries.enter(10)
+        await tries.enter([bytes(10)])
         wait = tries.next_wait(fault, 0.0)
         assert wait is not None
         await tries.pause(fault, wait, sleep)
-    await tries.enter(10)
-    await tries.enter(10)  # sent again at once: it is out already
+    await tries.enter([bytes(10)])
+    await tries.enter([bytes(10)])  # sent again at once: it is out already
     tries.answered(ModelAnswer(text="x", usage=Usage(3, 4)), {"a": "b"})
     tries.close()
     assert slept == [1.0]

@@ -26,7 +26,7 @@ ON: dict[str, Any] = {"model": {"caching": True}}
 
 
 def sent(vendor: Vendor[Any], request: ModelRequest) -> Any:
-    return json.loads(vendor.request(request).body)
+    return json.loads(b"".join(vendor.request(request).body))
 
 
 def marks(body: Any) -> list[Any]:
@@ -169,7 +169,7 @@ def test_the_bytes_of_a_long_conversation_are_mostly_those_of_the_last_request(p
         data.append(UserData(f"question {turn} " + "word " * 40))
         data += [calls((f"c{turn}", BASH.name)), result(f"c{turn}", "line " * 40)]
         request = asked(conversation(*data), provider, tools=[BASH, NOTE], system="rule " * 200, blocks=BLOCKS, **ON)
-        body = vendor.request(request).body.replace(b',"cache_control":{"type":"ephemeral"}', b"")
+        body = b"".join(vendor.request(request).body).replace(b',"cache_control":{"type":"ephemeral"}', b"")
         same = next((at for at, (a, b) in enumerate(zip(body, last, strict=False)) if a != b), len(last))
         if last:
             new = len(body) - len(last)

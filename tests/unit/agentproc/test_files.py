@@ -277,8 +277,8 @@ def test_files_stand_in_the_vendors_forms(tmp_path: Path) -> None:
 def test_words_stand_for_files_that_are_hidden() -> None:
     request = asked(conversation(part(1), part(2), part(3)), hidden_files=frozenset(f"{n:032x}" for n in (1, 2, 3)))
     body = with_files(OpenAI().request(request).body, request.files)
-    assert isinstance(body, bytes)
-    messages = msgspec.json.decode(body)["messages"]
+    assert not isinstance(body, Body)
+    messages = msgspec.json.decode(b"".join(body))["messages"]
     assert messages[0]["content"].splitlines()[1] == "[picture 1.bin, image/png, 100 bytes: not shown here]"
     assert messages[2]["content"].splitlines()[1] == "[picture 3.bin, image/png, 100 bytes: not shown here]"
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import tracemalloc
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing
+from operator import is_
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from msgspec import structs
 
 from goondan.agentproc.conversation.store import ConversationStore
 from goondan.agentproc.http import wire_of
+from goondan.agentproc.http.connection import Connection, Patience
 from goondan.agentproc.machine import messages as conversation
 from goondan.agentproc.machine.answers import turn_id
 from goondan.agentproc.machine.estimate import message_size
@@ -30,7 +33,7 @@ from goondan.agentproc.machine.messages import (
     fold,
     presentable,
 )
-from goondan.agentproc.providers import history
+from goondan.agentproc.providers import base, history
 from goondan.agentproc.providers.base import FilesPlace, ModelAnswer, ModelRequest
 from goondan.agentproc.turn.runner import TurnRunner
 from goondan.schemas.bundle.launch import CatalogItem, ExtensionSpec, ModelSpec
@@ -58,7 +61,7 @@ class Writing(FakeModel):
 
     async def complete(self, request: ModelRequest, *more: Any) -> ModelAnswer:
         request = structs.replace(request, model=self.model)
-        self.bodies.append(self.vendor.request(request).body)
+        self.bodies.append(b"".join(self.vendor.request(request).body))
         self.look_at(request)
         return await super().complete(request, *more)
 
@@ -96,6 +99,35 @@ async def test_a_turn_behind_a_long_conversation_calls_as_much_as_behind_a_short
         assert len(model.requests[-1].messages) == count + 5
         await runner.close()
     assert calls[LONG] <= calls[SHORT] + 10
+
+
+@pytest.mark.parametrize("provider", PROVIDERS)
+async def test_a_request_copies_nothing_of_a_long_conversation(provider: str) -> None:
+    vendor, sent, peak = wire_of(provider).VENDOR(), [], 0
+    pair = UserData("x" * 200), AssistantData([TextPart("y" * 200)])
+    before = formats.conversation(*[data for _ in range(LONG) for data in pair])
+    messages = [*before, *formats.conversation(UserData("new"))]
+    for shown in (before, messages):
+        request = formats.asked(shown, provider)
+        tracemalloc.start()
+        sent.append(vendor.request(request).body)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert sum(map(len, sent[1])) > 400 * LONG > 50 * peak
+    again = {id(piece) for piece in sent[0]}
+    assert all(id(piece) in again or len(piece) < 2 * base.PIECE_BYTES for piece in sent[1])
+    body = b"".join(sent[1])
+    assert body == b"".join(wire_of(provider).VENDOR().request(formats.asked(messages, provider)).body)
+
+    class Wire(asyncio.Transport):
+        def writelines(self, data: Any) -> None:
+            written.extend(data)
+
+    written: list[bytes] = []
+    connection = Connection(asyncio.get_running_loop())
+    connection.connection_made(Wire())
+    connection.begin_request(b"HEAD", sent[1], Patience(), lambda connection: None)
+    assert written[0] == b"HEAD" and all(map(is_, written[1:], sent[1])), "they go to the socket as they are"
 
 
 # --- what is shown is what is stored ----------------------------------------------------------------------------------
@@ -184,7 +216,7 @@ class Checked(Writing):
         sizes = self.runner.instance.context.sizes
         if request.messages != shown or sizes.total != sum(map(message_size, shown)):
             self.wrong.append((request.messages, shown))
-        if self.bodies[-1] != wire_of(self.provider).VENDOR().request(request).body:
+        if self.bodies[-1] != b"".join(wire_of(self.provider).VENDOR().request(request).body):
             self.wrong.append(self.bodies[-1])
 
 
@@ -336,6 +368,6 @@ def test_what_is_written_anew_after_a_change(
 
     monkeypatch.setattr(history.Entries, "extend", extended)
     request = change(first)
-    body = vendor.request(request).body
+    body = b"".join(vendor.request(request).body)
     assert count == written
-    assert body == wire_of("openai").VENDOR().request(request).body
+    assert body == b"".join(wire_of("openai").VENDOR().request(request).body)

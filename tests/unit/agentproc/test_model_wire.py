@@ -223,7 +223,7 @@ def test_a_conversation_that_grows_is_written_as_if_it_were_new(
         if data.draw(st.integers(0, 4)) == 0:
             del messages[data.draw(st.integers(0, len(messages) - 1))]
         changes = {"tools": [BASH] if data.draw(st.integers(0, 4)) else [BASH, CatalogItem(name="x y")]}
-        sent = vendor.request(asked(list(messages), provider, **changes)).body
+        sent = b"".join(vendor.request(asked(list(messages), provider, **changes)).body)
         assert json.loads(sent) == body(messages, provider, **changes)
 
 

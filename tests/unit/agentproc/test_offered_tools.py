@@ -36,8 +36,7 @@ class Counted:
 
     def body(self, **changes: Any) -> bytes:
         self.request = structs.replace(self.request, **changes)
-        body: bytes = self.vendor.request(self.request).body
-        return body
+        return b"".join(self.vendor.request(self.request).body)
 
     def of(self, tools: list[CatalogItem]) -> list[str]:
         found = json.loads(self.body(tools=tools)).get("tools", [])

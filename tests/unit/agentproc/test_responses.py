@@ -120,7 +120,7 @@ def test_a_server_that_knows_nothing_of_encrypted_reasoning() -> None:
     assert not vendor.gives_up(own, "400 Unknown parameter: 'include'")
     assert not vendor.gives_up(other, "400 Unknown parameter: 'store'")
     assert vendor.gives_up(other, "400 Unknown parameter: 'include'")
-    assert "include" not in json.loads(vendor.request(other).body)
+    assert "include" not in json.loads(b"".join(vendor.request(other).body))
     assert not vendor.gives_up(other, "400 Unknown parameter: 'include'")
 
 

@@ -166,7 +166,7 @@ def request(
 
 
 def sent(vendor: Vendor[Any], asked: ModelRequest) -> dict[str, Any]:
-    body: dict[str, Any] = json.loads(vendor.request(asked).body)
+    body: dict[str, Any] = json.loads(b"".join(vendor.request(asked).body))
     return body
 
 

@@ -55,7 +55,7 @@ def asked(messages: list[Message], provider: str = "anthropic", **changes: Any) 
 
 def body(messages: list[Message], provider: str = "anthropic", **changes: Any) -> Any:
     vendor = wire_of(provider).VENDOR()
-    return json.loads(vendor.request(asked(messages, provider, **changes)).body)
+    return json.loads(b"".join(vendor.request(asked(messages, provider, **changes)).body))
 
 
 def read_anthropic(*events: dict[str, Any]) -> ModelAnswer:
