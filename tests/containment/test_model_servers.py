@@ -107,7 +107,7 @@ async def test_a_user_in_an_address_takes_no_keys_place(url: str) -> None:
     with pytest.raises(ModelFault, match="OPENAI_BASE_URL has a user"):
         resolve_model(ModelBody("auto"), {}, {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": "k"})
     with pytest.raises(Fault, match="a user or a password in it") as caught:
-        await Client().ask("POST", url, {"authorization": "Bearer k"}, b"", Patience())
+        await Client().ask("POST", url, {"authorization": "Bearer k"}, (), Patience())
     assert caught.value.kind == "final"
 
 
