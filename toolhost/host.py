@@ -277,6 +277,8 @@ class Host:
             root_event=frame.root_event,
             trace_id=frame.trace_id,
             came_us=boottime_us(),
+            within=frame.within,
+            question=frame.in_reply_to,
         )
         if tool.server is not None:
             _bound_silence(call, tool.server, now)

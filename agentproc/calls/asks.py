@@ -154,6 +154,12 @@ class ToolAsks:
         call.keep(asked.frame_id, payload)
         self._send(asked, payload)
 
+    def answered(self, call_id: str, frame_id: str) -> None:
+        """The tool host has answered this question itself, with the output of the call that was made for it."""
+        call = self.calls[call_id]
+        if call.open.pop(frame_id, None) is not None:
+            call.answered.add(frame_id)
+
     def _send(self, asked: Asked, payload: Raw) -> None:
         frame = Frame("tool.answer", call_id=asked.call_id, in_reply_to=asked.frame_id, payload=payload)
         try:

@@ -24,7 +24,7 @@ from goondan.schemas.transport.link import boottime_us
 from goondan.schemas.wire import blobs, spans
 from goondan.schemas.wire.codec import check_depth, check_json, encode_value, from_raw, is_small_json
 from goondan.schemas.wire.errors import GoondanError, cut_message, row_of, tool_error
-from goondan.schemas.wire.frames import Frame, ToolCallPayload, ToolError, ToolResult
+from goondan.schemas.wire.frames import PASSED_ON, Frame, ToolCallPayload, ToolError, ToolResult
 from goondan.schemas.worker import servers
 
 #: The time of a tool call when nothing else limits it: the wall clock limit of a jail (seconds).
@@ -70,6 +70,8 @@ class Answered(Struct, frozen=True):
     call_id: str
     #: When the call passed where.
     way: WayDetail
+    #: The tool host has given its output to the script that asked for it.
+    passed_on: bool
 
 
 #: Gets a call's result, and how its tool host gave it (None: the tool host gave no result).
@@ -174,6 +176,7 @@ class ToolCaller:
         parent_span_id: str | None = None,
         waits: Callable[[str], None] | None = None,
         within: str | None = None,
+        question: str | None = None,
         step: int | None = None,
     ) -> ToolResult | None:
         """Check a call and send it. A call that may not be made has its result at once, without a frame. Otherwise this
@@ -181,9 +184,8 @@ class ToolCaller:
 
         `message` is the encoded assistant message, given with the first call of each message; the other calls name it
         by `message_id`. `first_sent_ms` (CLOCK_BOOTTIME) is given for a call that may have been sent before.
-        `step` is the number of the step, `parent_span_id` its span, or that of the script whose callId `within` gives.
-        `waits` gets the id for
-        `go_on` when a person has to approve the call first.
+        `step` is the number of the step, `parent_span_id` its span, or that of the script whose callId `within` gives;
+        `question` as in RunTool. `waits` gets the id for `go_on` when a person has to approve the call first.
         """
         allowed = catalog.check(name, args)
         if not isinstance(allowed, Allowed):
@@ -208,6 +210,7 @@ class ToolCaller:
             "tool.call",
             tool=name,
             call_id=call_id,
+            in_reply_to=question,
             event_id=context.event_id,
             epoch=context.epoch,
             deadline_ms=int(left * 1000) or 1,
@@ -277,7 +280,8 @@ class ToolCaller:
             return
         answered: Answered | None = None
         if frame is not None:
-            answered = Answered(call_id, WayDetail(call.sent_us, boottime_us(), frame.passed_us or []))
+            way = WayDetail(call.sent_us, boottime_us(), frame.passed_us or [])
+            answered = Answered(call_id, way, frame.stage == PASSED_ON)
             result = read_result(frame, call.item)
         elif error is None or error.info.code == "E_LEASE_LOST":
             if error is not None:

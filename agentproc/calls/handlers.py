@@ -146,6 +146,8 @@ class CallHandlers:
                     self._answered[part.tool_call_id] = answered.call_id
                 else:
                     instance.acks.add([answered.call_id])  # nobody stores it
+                    if answered.passed_on and action.question is not None:
+                        self.asks.answered(within, action.question)
                 self._turn.notes.received(part.tool_call_id, result.receipt, answered.way)
             then(result)
 
@@ -162,6 +164,7 @@ class CallHandlers:
             parent_span_id=spans.step_span(turn_id, step) if within is None else spans.call_span(within),
             waits=lambda call_id: self._parts.wait(part.tool_call_id, within, partial(instance.caller.go_on, call_id)),
             within=within,
+            question=action.question,
             step=step,
         )
         if refused is not None:

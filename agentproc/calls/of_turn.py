@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any
 
 from msgspec import convert
+from msgspec.structs import replace
 
-from goondan.agentproc.calls import caller, handlers
+from goondan.agentproc.calls import handlers
 from goondan.agentproc.extensions.stages import Stages
-from goondan.agentproc.machine.messages import ToolCallPart, ToolResultPart
-from goondan.agentproc.machine.turn import DropCalls, Listed, ListTools, RunTool, ToolFinished, Turn
-from goondan.agentproc.model.context import TurnContext
-from goondan.agentproc.turn.parts import Done, TurnCore, TurnParts
+from goondan.agentproc.machine.messages import ToolResultPart
+from goondan.agentproc.machine.turn import DropCalls, Listed, ListTools, RunTool, ToolFinished
+from goondan.agentproc.turn.parts import Done
 from goondan.schemas.bundle.address import SEPARATOR
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import OperatorTool, ToolResult
@@ -29,23 +29,10 @@ from goondan.schemas.worker.servers import CONNECT_S
 
 
 class TurnCalls(handlers.CallHandlers):
-    """The calls of one turn. `noted` is called when notes wait to be stored."""
+    """The calls of one turn."""
 
-    def __init__(
-        self,
-        turn: TurnCore,
-        machine: Turn,
-        context: caller.CallContext,
-        shown: TurnContext,
-        parts: TurnParts,
-        *,
-        end_of: Callable[[str], ToolResult],
-        noted: Callable[[], None],
-    ) -> None:
-        super().__init__(turn, machine, context, shown, parts, end_of)
-        self._noted = noted
-        #: The middleware of the turn, if it has any.
-        self.stages: Stages | None = None
+    #: The middleware of the turn, if it has any.
+    stages: Stages | None = None
 
     def list_tools(self, _: ListTools) -> None:
         """Tell the turn which tools an operator could call now."""
@@ -58,6 +45,9 @@ class TurnCalls(handlers.CallHandlers):
         call of the model, and its result becomes an input of the turn.
         """
         part = action.part
+        layers = self.stages is not None and self._instance.pipeline.has("toolCall")
+        if layers and action.question is not None:
+            action = replace(action, question=None)  # its script gets what they make of its result
 
         def ended(result: ToolResult) -> None:
             result = self._instance.secrets.out_of(result)
@@ -69,7 +59,7 @@ class TurnCalls(handlers.CallHandlers):
         start: Callable[[Any, Done], None] = partial(self.make, action)
         if self._parts.hooks.call:
             start = partial(self._parts.start_call, self, action, self._machine.steps)
-        if self.stages is None or not self._instance.pipeline.has("toolCall"):
+        if self.stages is None or not layers:
             start(part.args, ended)
             return
         self.stages.run_call(
@@ -106,13 +96,3 @@ class TurnCalls(handlers.CallHandlers):
     def cancel_unseen(self, call_ids: Sequence[str]) -> None:
         """Cancel calls that an earlier incarnation has made. Nobody waits for their results."""
         self._instance.caller.cancel_unseen(call_ids, self.context.event_id)
-
-    def inner_began(self, outer: str, part: ToolCallPart) -> None:
-        """The call `outer` makes a call."""
-        self._turn.notes.inner_began(outer, part, self._instance.clock(), self.catalog)
-        self._noted()
-
-    def inner_ended(self, outer: str, part: ToolCallPart, result: ToolResult) -> None:
-        """That call has its result."""
-        self._turn.notes.inner_ended(outer, part, result, self._instance.clock())
-        self._noted()

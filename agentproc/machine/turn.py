@@ -254,6 +254,8 @@ class RunTool(Struct, frozen=True):
     again: bool = False
     #: Of a call that a script makes (code mode): the tool call id of the script. None: the model makes it.
     within: str | None = None
+    #: The id of the frame in which the script asks for it, if the tool host may answer that with the call's output.
+    question: str | None = None
 
 
 class ListTools(Struct, frozen=True):

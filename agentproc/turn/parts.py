@@ -19,7 +19,6 @@ from msgspec import Struct
 from goondan.agentproc.calls.asks import Handler, ToolAsks
 from goondan.agentproc.calls.caller import CallContext
 from goondan.agentproc.machine.catalog import StepCatalog
-from goondan.agentproc.machine.messages import ToolCallPart
 from goondan.agentproc.machine.turn import End, First, Input, RunTool
 from goondan.agentproc.providers.base import ModelAnswer, ModelNews, ModelRequest
 from goondan.agentproc.turn.instance import Instance
@@ -96,12 +95,6 @@ class CallsOfTurn(Protocol):
     def drop_calls(self, tool_call_ids: list[str]) -> None:
         """Give calls up."""
 
-    def inner_began(self, outer: str, part: ToolCallPart) -> None:
-        """Note that the call `outer` makes a call."""
-
-    def inner_ended(self, outer: str, part: ToolCallPart, result: ToolResult) -> None:
-        """Note the result of that call."""
-
     def may_repeat(self, call_id: str) -> None:
         """The server of this call has not begun with it: if the server is lost, the call is made again."""
 
@@ -156,6 +149,9 @@ class TurnCore(Protocol):
     def calls(self) -> CallsOfTurn:
         """The calls of the turn."""
 
+    def noted(self) -> None:
+        """Notes wait to be stored. They are soon, if nothing else is stored before."""
+
     def time_left(self) -> float | None:
         """The turn's remaining time (seconds). None: there is no limit."""
 
@@ -187,7 +183,9 @@ class TurnPart:
         return ask(request, on_news)
 
     def call(self, call: Call, done: Done, start: Start) -> None:
-        """A call of the model, or an inner call. Call `start` now or later, or `done` with the result."""
+        """A call of the model, or an inner call. Call `start` now or later, or `done` with the result. A part does not
+        change the output of a call that the tool host has run: the script that asked for it may have it already.
+        """
         start(call, done)
 
     def waits(self, tool_call_id: str, within: str | None, again: Callable[[], None]) -> None:

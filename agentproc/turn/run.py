@@ -112,9 +112,7 @@ class TurnRun:
         self.parts = parts.TurnParts(features, self)
         context = caller.CallContext(name, self._event_id, frame.epoch, deadline)
         #: The calls of the turn.
-        self.calls = calls = of_turn.TurnCalls(
-            self, self.turn, context, shown, self.parts, end_of=self._end_of, noted=self._noted
-        )
+        self.calls = calls = of_turn.TurnCalls(self, self.turn, context, shown, self.parts, self._end_of)
         self._config = configuration.TurnConfig(instance.config, instance.catalog, instance.store, name)
         self._models = ModelCalls(self, shown, self.parts)
         instance.watch.told = self._layer_told
@@ -423,7 +421,7 @@ class TurnRun:
             self.notes.model(at)
         if not stores and end is None:
             self.notes.actions(actions, at, self.calls.catalog)
-            self._noted()
+            self.noted()
             return payload
         results: list[ToolResultPart] = []
         with instance.store.write(final=end is not None):
@@ -488,9 +486,9 @@ class TurnRun:
         if self._hangs != (hangs_s is not None):
             self._hangs = hangs_s is not None
             self.notes.hangs(layer.extension, place, self.instance.clock(), hangs_s)
-            self._noted()
+            self.noted()
 
-    def _noted(self) -> None:
+    def noted(self) -> None:
         """Notes wait to be stored. They are soon, if nothing else is stored before."""
         if self._notes_timer is None and self.instance.store.notes:
             self._notes_timer = self._loop.call_later(NOTES_S, self._store_notes)

@@ -212,7 +212,10 @@ export interface Frame {
   callId?: string | null;
   /** Where the answer to this event goes. Without it nobody waits for one. */
   replyTo?: ReplyTo | null;
-  /** The `id` of the frame that this one answers. Of an answering event: the correlation id of its request. */
+  /**
+   * The `id` of the frame that this one answers. Of an answering event: the correlation id of its request. Of a
+   * `tool.call` with `within`: the `tool.ask` that the tool host may answer with the call's output.
+   */
   inReplyTo?: string | null;
   /** The instances (`agent/instanceKey`) that wait for this. Each waits for the next one. The broker sets it. */
   chain?: string[] | null;
@@ -220,7 +223,8 @@ export interface Frame {
   epoch?: number | null;
   /**
    * Of an `ack`: what has happened (AckStage). Of a `clock`: whether time stands still (ClockStage). Of a
-   * `runtime.event`, `tool.progress`: the turn, or the call, waits (`waits`), or goes on (`over`).
+   * `runtime.event`, `tool.progress`: the turn, or the call, waits (`waits`), or goes on (`over`). Of a
+   * `tool.result`: PASSED_ON.
    */
   stage?: "accepted" | "renew" | "done" | "failed" | "release" | "result" | "park" | null;
   /** Names everything that one message set going (schemas/wire/spans.py). */

@@ -84,6 +84,8 @@ FrameType = Literal[
 AckStage = Literal["accepted", "renew", "done", "failed", "release", "result", "park"]
 #: Of a `clock` frame: time stands still for a turn or a request, or goes on.
 ClockStage = Literal["held", "runs"]
+#: Of a `tool.result`: the tool host has answered the question that the call was made for with its output.
+PASSED_ON: Final = "passed on"
 
 
 class ReplyTo(Struct, frozen=True, rename="camel"):
@@ -155,14 +157,16 @@ class Frame(Struct, rename={"from_": "from"}, omit_defaults=True, gc=False):
     call_id: str | None = field(default=None, name="callId")
     #: Where the answer to this event goes. Without it nobody waits for one.
     reply_to: ReplyTo | None = field(default=None, name="replyTo")
-    #: The `id` of the frame that this one answers. Of an answering event: the correlation id of its request.
+    #: The `id` of the frame that this one answers. Of an answering event: the correlation id of its request. Of a
+    #: `tool.call` with `within`: the `tool.ask` that the tool host may answer with the call's output.
     in_reply_to: str | None = field(default=None, name="inReplyTo")
     #: The instances (`agent/instanceKey`) that wait for this. Each waits for the next one. The broker sets it.
     chain: list[str] | None = None
     #: Which holder of the event speaks, or is spoken to.
     epoch: int | None = None
     #: Of an `ack`: what has happened (AckStage). Of a `clock`: whether time stands still (ClockStage). Of a
-    #: `runtime.event`, `tool.progress`: the turn, or the call, waits (`waits`), or goes on (`over`).
+    #: `runtime.event`, `tool.progress`: the turn, or the call, waits (`waits`), or goes on (`over`). Of a
+    #: `tool.result`: PASSED_ON.
     stage: str | None = None
     #: Names everything that one message set going (schemas/wire/spans.py).
     trace_id: str | None = field(default=None, name="traceId")

@@ -193,6 +193,10 @@ class Call(Struct, eq=False, kw_only=True):
     looked: int = 0
     #: How many connections of its jail had been denied when it began.
     denied_before: int = 0
+    #: The callId of the script that makes it, and the id of the `tool.ask` that it may be answered with its output.
+    within: str | None = None
+    #: See `within`.
+    question: str | None = None
     #: The codes of the errors that the bus has answered its questions with: its handler may say them, too.
     heard: frozenset[str] = frozenset()
 

@@ -33,6 +33,7 @@ from goondan.schemas.bundle.launch import DEFAULT_ERROR_LIMIT, ToolSpec
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.transport.link import Done
 from goondan.schemas.wire import codec, frames, runtime_events, spans
+from goondan.schemas.wire.blobs import INLINE_FRAME_BYTES
 from goondan.schemas.wire.errors import GoondanError, error_payload, fail, tool_error
 from goondan.schemas.wire.frames import Frame
 from goondan.schemas.worker import servers, tool_host_reports
@@ -111,6 +112,26 @@ class Asking:
         answer = speaker.ask(frame) if waits else speaker.post(frame)
         answer.add_done_callback(partial(_settled, done))
 
+    def pass_on(self, script: Call, frame_id: str | None, payload: Raw) -> bool:
+        """Answer a question of a script with the output of the call that was made for it. False: it has its answer, or
+        the call has failed or goes on.
+        """
+        result = codec.from_raw(payload, frames.ToolResult)
+        asker = self._askers.get(script.worker_call_id)
+        if asker is None or result.status != "ok":
+            return False
+        for number, question in asker.open.items():
+            if question.frame.id == frame_id:
+                self._forget(asker.open.pop(number))
+                value = codec.to_raw({"status": "ok", "output": result.output})
+                question.reply(Answer(call_id=question.ask.call_id, ask_id=number, value=value))
+                return True
+        return False
+
+    def _forget(self, question: Question) -> None:
+        if self._speaker is not None:
+            self._speaker.forget(question.frame.id)
+
     def drop(self, call: Call) -> None:
         """The call or its jail has ended: nobody waits for its answers."""
         if call.worker_call_id in self._askers and (left := self._close(call.worker_call_id)):
@@ -129,8 +150,7 @@ class Asking:
         asker = self._askers.pop(who, None)
         left = [] if asker is None else list(asker.open.values())
         for question in left:
-            if self._speaker is not None:
-                self._speaker.forget(question.frame.id)
+            self._forget(question)
             question.reply(ended(question.ask))
         return left
 
@@ -172,6 +192,8 @@ POLLING_TOOL: Final = "tool-result"
 #: A poll ends this long before its own deadline (seconds), so that it ends with an answer.
 POLL_MARGIN_S: Final = 0.25
 
+#: Results up to this size (bytes) are passed on to scripts; none of them goes by reference.
+MAX_PASSED_ON: Final = INLINE_FRAME_BYTES // 2
 #: Seconds between two progress frames of one call that are passed on, and how many characters one may have.
 PROGRESS_S: Final = 0.05
 MAX_PROGRESS: Final = 1000
@@ -217,7 +239,17 @@ class Answers:
         """Give the call its one result; a second result is dropped."""
         if self.calls.close(call, payload, self._loop.time()):
             self._asking.drop(call)
-            self.send_result(call.id, call.agent, call.instance_key, payload)
+            stage = frames.PASSED_ON if call.question is not None and self._passes_on(call, payload) else None
+            self.send_result(call.id, call.agent, call.instance_key, payload, stage)
+
+    def _passes_on(self, call: Call, payload: Raw) -> bool:
+        """Give a call's output to the script that has asked for it. False: its agent answers (`pass_on`), because the
+        result goes by reference, say, so that what the script asks next would overtake it.
+        """
+        script, is_small = self.calls.get(call.within or ""), memoryview(payload).nbytes <= MAX_PASSED_ON
+        if not is_small or not isinstance(script, Call) or script.owner != call.owner:
+            return False
+        return self._asking.pass_on(script, call.question, payload)
 
     def fail(self, call: Call, error: frames.ToolError, receipt: Raw | None = None, work: Work | None = None) -> None:
         """`error` is the result of the call, or of the `work` that went on after it. `receipt` is its jail's."""
@@ -258,9 +290,13 @@ class Answers:
             payload = error_result(error, DEFAULT_ERROR_LIMIT)
         self.send_result(stored.id, *stored.owner, payload)
 
-    def send_result(self, call_id: str, agent: str | None, instance_key: str | None, payload: Raw) -> None:
+    def send_result(
+        self, call_id: str, agent: str | None, instance_key: str | None, payload: Raw, stage: str | None = None
+    ) -> None:
         """Send a result that is not kept."""
-        self._send_frame(Frame("tool.result", call_id=call_id, to=agent, instance_key=instance_key, payload=payload))
+        result = Frame("tool.result", call_id=call_id, to=agent, instance_key=instance_key, stage=stage)
+        result.payload = payload
+        self._send_frame(result)
 
     def progress(self, call: Call, progress: Progress) -> None:
         """A call reports progress. Not every report is passed on."""

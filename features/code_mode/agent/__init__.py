@@ -2,7 +2,8 @@
 
 A script asks for a call (`tool.ask`). The call is one more call of the step: it passes the step's catalog, middleware,
 validation, approval and budget, and stands in the trace below the script. Its result is the answer, and goes nowhere
-else. It is no message of the conversation.
+else. It is no message of the conversation. The tool host may have given the output to the script already; it is noted
+here before what the script asks next, because both come the same way.
 
 What the calls of a running script have come to stands in a file, for the process that finds the script without its
 agent. The file is mapped into memory. So a note costs no system call, and it outlives the end of the process. It does
@@ -100,44 +101,39 @@ class ScriptCalls(TurnPart):
         ended = ToolResult(status="error", error=_ENDED)
         for number in left:
             part = ToolCallPart(inner_id(script, number), action.part.tool_name, {})
-            self._turn.calls.inner_ended(script, part, ended)
+            self._note_end(script, part, ended)
         if not self._actions:
             self._log.clear()
 
     # --- questions
 
     def _make_call(self, asked: Asked) -> None:
-        """One call. Raises GoondanError E_FRAME_INVALID."""
+        """One call. Raises GoondanError."""
         call: wire.InnerCall = asked.read(wire.InnerCall)
         script, name = self._script_of(asked), self._name(call.name)
         number = self._scripts.call(script, name)
-        if isinstance(number, ErrorPayload):
-            asked.refuse(number)
-            return
         outer = self._actions[script]
         part = ToolCallPart(inner_id(script, number), name, {} if call.args is None else call.args)
         self._log.add(asked.call_id, Record(number, "began", name, _shown(call.args)))
-        self._turn.calls.inner_began(script, part)
-        action = RunTool(part, outer.message, within=script)
+        self._turn.notes.inner_began(script, part, self._turn.instance.clock(), self._turn.calls.catalog)
+        self._turn.noted()
+        action = RunTool(part, outer.message, within=script, question=asked.frame_id)
         self._turn.calls.make_call(action, partial(self._ended, asked, script, number, part))
 
     def _ended(self, asked: Asked, script: str, number: int, part: ToolCallPart, result: ToolResult) -> None:
         if not self._scripts.ended(script, number):
             return
         self._log.add(asked.call_id, Record(number, result.status))
-        self._turn.calls.inner_ended(script, part, result)
+        self._note_end(script, part, result)
         if result.error is not None:
             asked.refuse(_payload(result.error))
-        else:
+        elif asked.open:  # else the tool host has answered it with this
             asked.answer(_encoded(result))
 
     def _find(self, asked: Asked) -> None:
-        """A look into the catalog. Raises GoondanError E_FRAME_INVALID."""
+        """A look into the catalog. Raises GoondanError."""
         query: wire.ToolsQuery = asked.read(wire.ToolsQuery)
-        refused = self._scripts.search(self._script_of(asked))
-        if refused is not None:
-            asked.refuse(refused)
-            return
+        self._scripts.search(self._script_of(asked))
         items = [item for item in self._turn.calls.catalog.items if item.name != wire.CODE_TOOL]
         limit = max(0, min(query.limit, MAX_FOUND))
         if query.query is not None:
@@ -149,6 +145,10 @@ class ScriptCalls(TurnPart):
         asked.answer(Raw(msgspec.msgpack.encode(wire.FoundTools(told_, len(items)))))
 
     # --- inside
+
+    def _note_end(self, script: str, part: ToolCallPart, result: ToolResult) -> None:
+        self._turn.notes.inner_ended(script, part, result, self._turn.instance.clock())
+        self._turn.noted()
 
     def _script_of(self, asked: Asked) -> str:
         return asked.call_id.removeprefix(f"{self._turn.turn_id}/")

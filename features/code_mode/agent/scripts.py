@@ -22,8 +22,8 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from goondan.features.code_mode.wire import CODE_TOOL
-from goondan.schemas.wire import frames, questions
-from goondan.schemas.wire.errors import error_payload
+from goondan.schemas.wire import questions
+from goondan.schemas.wire.errors import fail
 
 #: How often one script may look for tools: each look goes through the whole catalog.
 MAX_SEARCHES: Final = 100
@@ -73,30 +73,30 @@ class Scripts:
         """Whether this script runs."""
         return script in self._running
 
-    def call(self, script: str, tool: str) -> int | frames.ErrorPayload:
-        """The number of the call that a script asks for, or why it may not make it."""
-        found = self._running.get(script)
-        if found is None:
-            return error_payload("E_CALL_ENDED", "the script has ended")
+    def call(self, script: str, tool: str) -> int:
+        """The number of the call that a script asks for. Raises GoondanError: it may not make it."""
+        found = self._of(script)
         if tool == CODE_TOOL:
-            return error_payload("E_FORBIDDEN", "a script cannot run a script", suggestion="Do it in this one.")
+            raise fail("E_FORBIDDEN", "a script cannot run a script", suggestion="Do it in this one.")
         if found.made >= questions.MAX_INNER_CALLS:
-            return error_payload("E_TOOL_LIMIT", f"a script makes at most {questions.MAX_INNER_CALLS} calls")
+            raise fail("E_TOOL_LIMIT", f"a script makes at most {questions.MAX_INNER_CALLS} calls")
         if len(found.open) >= questions.MAX_OPEN:
-            return error_payload("E_TOOL_LIMIT", f"a script has at most {questions.MAX_OPEN} calls open")
+            raise fail("E_TOOL_LIMIT", f"a script has at most {questions.MAX_OPEN} calls open")
         found.made += 1
         found.open.add(found.made)
         return found.made
 
-    def search(self, script: str) -> frames.ErrorPayload | None:
-        """Why a script may not look for tools; None when it may."""
-        found = self._running.get(script)
-        if found is None:
-            return error_payload("E_CALL_ENDED", "the script has ended")
+    def search(self, script: str) -> None:
+        """A script looks for tools. Raises GoondanError: it may not."""
+        found = self._of(script)
         if found.searches >= MAX_SEARCHES:
-            return error_payload("E_TOOL_LIMIT", f"a script searches at most {MAX_SEARCHES} times")
+            raise fail("E_TOOL_LIMIT", f"a script searches at most {MAX_SEARCHES} times")
         found.searches += 1
-        return None
+
+    def _of(self, script: str) -> _Script:
+        if script not in self._running:
+            raise fail("E_CALL_ENDED", "the script has ended")
+        return self._running[script]
 
     def ended(self, script: str, number: int) -> bool:
         """An inner call has its result. False when nobody waits for it any more."""

@@ -148,7 +148,7 @@ class ToolCalls(Part, OfHosts):
         frame.chain = content.chain
         frame.root_event = event.root
         frame.trace_id = content.trace_id
-        frame.source = frame.auth = frame.within = frame.step = None
+        frame.source = frame.auth = frame.step = None
         host = instance.host or self._assigned.host_for(instance, self._hosts.values())
         if host is None:
             self._calls.wait(call, encode_value(frame))

@@ -69,7 +69,7 @@ class Scripted:
         if not found:
             return code
         (call,) = found
-        assert call.within is None, "the tool host need not know"
+        assert call.within == within, "whose question the tool host may answer"
         result(self.host, call)
         self.agent.take()
         return "ran"

@@ -16,7 +16,7 @@ from goondan.features.code_mode.agent.scripts import Record
 from goondan.features.code_mode.wire import CODE_TOOL, EXTENSION, FoundTools
 from goondan.schemas.bundle.launch import CatalogItem, ToolSource
 from goondan.schemas.wire.codec import from_raw, to_raw
-from goondan.schemas.wire.frames import Frame, ToolCallPayload, ToolResult
+from goondan.schemas.wire.frames import PASSED_ON, Frame, ToolCallPayload, ToolError, ToolResult
 from goondan.schemas.wire.questions import MAX_OPEN, ToolAnswer, ToolAsk
 from goondan.schemas.wire.spans import call_span
 from tests.unit.agentproc.bundled import bundled
@@ -132,6 +132,25 @@ async def test_a_call_of_a_script_is_a_call_of_the_step_and_its_result_the_answe
     assert details(tmp_path, "tool.completed")[0]["output"] == '{"tool":"notes__add","args":{"text":"hi"}}'
 
 
+async def test_what_the_tool_host_has_passed_on_is_noted_and_not_answered_again(make: Make, tmp_path: Path) -> None:
+    async with Script(make) as script:
+        script.link.handler = lambda tool, args: None
+        passed_on, repeated, failed = (script.call("notes__add", {"text": text}) for text in "abc")
+        calls = [(frame.call_id or "", frame.in_reply_to) for frame in script.inner()]
+        assert [question for _, question in calls] == [passed_on, repeated, failed]
+        script.link.finish(calls[0][0], ok(1), PASSED_ON)
+        script.link.finish(calls[1][0], ok(2))  # as after a reconnect: it is not known whether the script has it
+        script.link.finish(
+            calls[2][0], ToolResult(status="error", error=ToolError(message="no", name="Error", code="E_TOOL"))
+        )
+        assert script.answers() == {repeated: {"status": "ok", "output": 2}, failed: "E_TOOL"}
+        log = ScriptLog(script.runner.instance.place.instance_dir)
+        assert [record.outcome for record in log.read(script.call_id)] == [*["began"] * 3, "ok", "ok", "error"]
+        script.ask("tool", {"name": "notes__add", "args": {"text": "a"}}, frame_id=passed_on)
+        assert len(script.inner()) == 3, "the question was handled"
+    assert [detail.get("output") for detail in details(tmp_path, "tool.completed")][:2] == ["1", "2"]
+
+
 async def test_the_catalog_and_the_schema_hold_for_scripts(make: Make) -> None:
     async with Script(make) as script:
         unknown = script.call("bash__exec", {})
@@ -199,6 +218,7 @@ async def test_middleware_is_around_the_calls_of_scripts_too(make: Make) -> None
         script.runner.instance.pipeline.register("toolCall", layer, extension="ext")
         script.call("notes__add", {"text": "hi"})
         await settle()
+        assert script.inner()[0].in_reply_to is None, "the tool host does not answer with what a layer may change"
         assert seen == [("c1>1", {"text": "hi"})]
         payload = from_raw(script.inner()[0].payload, ToolCallPayload)
         assert from_raw(payload.args, object) == {"text": "changed"}

@@ -66,7 +66,7 @@ class FakeLink:
             # Like the real link, never from inside start_call.
             asyncio.get_running_loop().call_soon(self.finish, str(frame.call_id), outcome)
 
-    def finish(self, call_id: str, outcome: ToolResult | GoondanError) -> None:
+    def finish(self, call_id: str, outcome: ToolResult | GoondanError, stage: str | None = None) -> None:
         """Answer an open call; one that was forgotten is nobody's any more."""
         if call_id not in self._open:
             return
@@ -74,7 +74,7 @@ class FakeLink:
         if isinstance(outcome, GoondanError):
             done(None, outcome)
         else:
-            done(Frame("tool.result", call_id=call_id, payload=to_raw(outcome)), None)
+            done(Frame("tool.result", call_id=call_id, stage=stage, payload=to_raw(outcome)), None)
 
     def send(self, frame: Frame) -> bool:
         if self.connected:

@@ -197,7 +197,7 @@ async def test_a_call_that_the_bus_refuses_has_an_error_result() -> None:
 @pytest.mark.parametrize("payload", [{"status": "great"}, "text", {"status": "ok", "error": 5}, None])
 async def test_a_result_that_is_none_is_an_error(payload: Any) -> None:
     class OddLink(FakeLink):
-        def finish(self, call_id: str, outcome: Any) -> None:
+        def finish(self, call_id: str, outcome: Any, stage: str | None = None) -> None:
             self._open.pop(call_id)[1](Frame("tool.result", call_id=call_id, payload=to_raw(payload)), None)
 
     result = await caller(OddLink()).call(catalog(), "notes__add", {}, call_id="t1/c1", context=CONTEXT)

@@ -145,6 +145,27 @@ print(after[0] - before[0], after[1] - before[1], took)
     assert others <= 20 + 2 * took_s / LOOK_S
 
 
+def test_a_call_of_a_script_passes_the_broker_three_times(kernel: Sandbox) -> None:
+    """The question, the call, its result; the script has its output by then, and no answer follows. Of each frame
+    libzmq's thread tells the broker's, and the broker's tells it.
+    """
+    assert run(kernel, "passes", "tools.json_query__count(data='[1]')") == ""
+
+    def moved() -> tuple[int, int]:
+        lines = Path(f"/proc/{kernel.pid('broker')}/io").read_text().splitlines()
+        fields = dict(line.split(": ") for line in lines)
+        return int(fields["syscr"]), int(fields["syscw"])
+
+    code = "for _ in range({}): tools.json_query__count(data='[1]')"
+    found = []
+    for calls in (10, 110):
+        before = moved()
+        run(kernel, "passes", code.format(calls))
+        found.append([after - then for after, then in zip(moved(), before, strict=True)])
+    reads, writes = ((long - short) / 100 for short, long in zip(*found, strict=True))
+    assert reads <= 2 * 3 + 0.6 and writes <= 2 * 3 + 0.6, "acknowledgements and the journal are the rest"
+
+
 def test_threads_and_coroutines_of_a_script_get_their_answers(kernel: Sandbox) -> None:
     code = """
 from concurrent.futures import ThreadPoolExecutor

@@ -11,7 +11,7 @@ from msgspec import structs
 from goondan.kernel.broker.routing.calls import ToolCalls
 from goondan.kernel.broker.state.entities import AGENTS, TOOLS
 from goondan.schemas.wire.codec import encode, from_raw, to_raw
-from goondan.schemas.wire.frames import Frame, Source
+from goondan.schemas.wire.frames import PASSED_ON, Frame, Source
 from goondan.schemas.wire.questions import ToolAnswer, ToolAsk
 from tests.unit.kernel.broker.world import CALL, World, code, host, outgoing, part_of, run, tell
 from tests.unit.kernel.broker.world import working as plain
@@ -86,6 +86,18 @@ def test_a_question_for_a_call_that_is_not_here_is_asked_again_and_a_foreign_one
     call.host = held
     world.router.bus.mailbox.instances["coder", "k"].conn = None
     assert code(tell(world, question())) == "E_OVERLOADED", "its agent is away"
+
+
+def test_a_call_says_whose_question_its_tool_host_may_answer_with_its_output() -> None:
+    world = working()
+    connection = agent(world)
+    tool, epoch = next(iter(connection.allowed)), connection.instance.epoch
+    made = Frame("tool.call", id="a.2", event_id="c0e0", epoch=epoch, tool=tool, call_id=f"{CALL}>1", within=CALL)
+    made.in_reply_to = "h.1"
+    (left,) = sent(world, TOOLS, made, connection)
+    assert (left.within, left.in_reply_to) == (CALL, "h.1")
+    (left,) = sent(world, AGENTS, Frame("tool.result", call_id=f"{CALL}>1", stage=PASSED_ON), host(world))
+    assert left.stage == PASSED_ON
 
 
 def test_an_answer_goes_to_the_host_of_the_call_and_another_agents_goes_nowhere() -> None:
