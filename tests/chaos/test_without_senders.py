@@ -93,6 +93,7 @@ def ends_of(broker: Broker, names: set[str]) -> dict[str, str]:
     return states
 
 
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("durability", ["power", "process"])
 def test_what_was_acknowledged_ends_once_though_no_sender_returns(
     durability: str, monkeypatch: pytest.MonkeyPatch
