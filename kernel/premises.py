@@ -168,10 +168,15 @@ class Premises:
             lost, self._directory = self._directory, rundir.again(self._directory)
             lost.close()
 
-    def leave(self) -> None:
-        """The kernel ends: nothing of it is left. Files that it could not remove stay for the next one."""
+    def clear(self) -> None:
+        """Remove the runtime directory: nobody is served any more."""
         if self._settled:
             rundir.remove(self._directory)
+
+    def leave(self) -> None:
+        """The kernel ends: nothing of it is left. Files that it could not remove stay for the next one."""
+        self.clear()
+        if self._settled:
             lock.remove_record(self._locks)
         self._directory.close()
         self._locks.close()

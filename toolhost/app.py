@@ -213,6 +213,7 @@ class App:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
+        loop.add_signal_handler(signal.SIGUSR1, self._end_idle)
         loop.set_exception_handler(_broken)
         if self._powers.lifeline is not None:
             pidfd = os.pidfd_open(self._powers.lifeline)
@@ -302,6 +303,7 @@ class App:
                 with suppress(GoondanError):
                     self._link.send(answer)
             await self._link.close(LINGER_S)
+            powers.let_go()
             state.release()
 
     async def _connect(self) -> Welcome | None:
@@ -324,6 +326,11 @@ class App:
             raise self._broken
         if self._link.closed.done():
             self._link.closed.result()  # raises what the broker refused us with
+
+    def _end_idle(self) -> None:
+        """The kernel ends soon: jails that nobody uses end now, while agents leave."""
+        if self._host is not None:
+            self._host.sessions.end_idle()
 
     def _helper_lost(self, pidfd: int) -> None:
         """The privileged helper is gone, and nobody can start another one."""

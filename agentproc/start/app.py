@@ -323,5 +323,3 @@ def main(
         log.error("%s", error)
         report_failure(waiting, error.info)
         return 1
-    finally:
-        loop.close()

@@ -91,6 +91,7 @@ class Ending:
         match action:
             case lifecycle.TerminateGroup("agents"):
                 agents.stop(told=self._drain(services, control))
+                services.forewarn("toolhost")
             case lifecycle.TerminateGroup(group):
                 for role in services.group(group):
                     services.terminate(role)
@@ -294,6 +295,8 @@ class Processes:
         elif role == "broker":
             if self._ending.begun:
                 self.agents.terminate_all()  # it may have died before it asked them to leave
+            if self._ending.for_good and not self.agents.alive:
+                self._premises.clear()  # a disk may take milliseconds; the tool host takes some as well
         elif role == "forkserver":
             channel = self.launches.take_fork_channel()
             if channel is not None:

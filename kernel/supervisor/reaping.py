@@ -127,6 +127,10 @@ class Child:
         """Ask it to leave."""
         self._signal(signal.SIGTERM)
 
+    def forewarn(self) -> None:
+        """Say that it will be asked to leave soon."""
+        self._signal(signal.SIGUSR1)
+
     def kill(self) -> None:
         """End it, with its whole process group if it leads one."""
         if self._pidfd >= 0 and self._leads_group:

@@ -268,6 +268,12 @@ class Services:
         """Ask a service to leave."""
         self._feed(role, lifecycle.End())
 
+    def forewarn(self, role: str) -> None:
+        """Tell a service that is ready that it will be asked to leave soon."""
+        child = self._children.get(role)
+        if child is not None and self.state[role].phase == "ready":
+            child.forewarn()
+
     def kill(self, role: str) -> None:
         """Kill a service. It is started again, unless `end_restarts` was called."""
         child = self._children.get(role)

@@ -329,6 +329,23 @@ def test_it_stops_with_everything_it_started(broker: PlayedBroker, workdir: Path
         assert gone(below, 0.0)
 
 
+def test_forewarned_it_ends_the_jails_that_no_call_uses_and_serves_on(broker: PlayedBroker, workdir: Path) -> None:
+    with toolhost(broker.endpoint) as host:
+        broker.welcome()
+        host.wait_ready()
+        broker.call("echo", {}, "t/1", workdir, instance_key="idle")
+        broker.result("t/1", instance_key="idle")
+        (idle,) = host.news(1)
+        broker.call("nap", {"s": 1}, "t/2", workdir)
+        host.news(1)
+        host.process.send_signal(signal.SIGUSR1)
+        (ended,) = host.news(1)
+        assert (ended["op"], ended["pid"]) == ("exit", idle["pid"])
+        assert broker.result("t/2")["output"] == "rested"
+        broker.call("echo", {}, "t/3", workdir, instance_key="idle")
+        assert broker.result("t/3", instance_key="idle")["status"] == "ok"
+
+
 def test_jails_end_with_a_host_that_is_killed(broker: PlayedBroker, workdir: Path) -> None:
     with toolhost(broker.endpoint) as host:
         broker.welcome()

@@ -375,8 +375,8 @@ def _check_program(request: allow_list.Run, allowed: allow_list.AllowList) -> No
 
 def _tidy(operations: Operations, allowed: allow_list.AllowList) -> None:
     until = time.monotonic() + _LEFT_S
-    while any(os.path.exists(group) for group in allowed["groups"]):
+    while True:
         operations.remove_groups()
-        if time.monotonic() > until:
+        if not any(os.path.exists(group) for group in allowed["groups"]) or time.monotonic() > until:
             return
         time.sleep(_LEFT_POLL_S)

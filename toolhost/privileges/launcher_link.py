@@ -154,6 +154,12 @@ class LauncherLink:
             with suppress(OSError):
                 _send(self._channel, json.dumps(request).encode(), [])
 
+    def let_go(self) -> None:
+        """Have it end. `close` waits for that."""
+        if self._channel is not None:
+            with suppress(OSError):  # it has ended
+                self._channel.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """End it and wait for its end, which comes at once."""
         if self._channel is not None:

@@ -282,6 +282,12 @@ class Powers:
         """Whether jails run as this process's own user. Jails of root's tool host have numbers of their own."""
         return self.operator != 0
 
+    def let_go(self) -> None:
+        """Nothing is asked for any more: launcher and helper end, while this process does other things. Its own end
+        waits for theirs.
+        """
+        self.launcher.let_go()
+
     def settle(self, enclosed: bool) -> None:
         """Say, before the first jail of a tool, whether bubblewrap has to run as root here."""
 
@@ -356,10 +362,15 @@ class Rooted(Powers):
         self._channel, self.lifeline = channel, pid
         atexit.register(self.close)
 
+    def let_go(self) -> None:
+        """See Powers."""
+        super().let_go()
+        if self._channel is not None:
+            with suppress(OSError):  # it has ended
+                self._channel.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
-        """Remove the groups of this process, and end the helper."""
-        with suppress(OSError):
-            self.do("remove_groups")
+        """End the helper, which then removes the groups of this process."""
         with self._lock:
             channel, self._channel = self._channel, None
         if channel is not None and self.lifeline is not None:

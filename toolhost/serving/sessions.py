@@ -164,6 +164,10 @@ class Sessions:
                 await asyncio.wait(self._launching, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)
 
+    def end_idle(self) -> None:
+        """End the sessions that no call uses now. A later call gets a new one."""
+        self._perform(self.pool.retire(self._loop.time()))
+
     @property
     def jail_count(self) -> int:
         """How many jails still have processes."""
