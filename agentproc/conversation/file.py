@@ -88,8 +88,10 @@ class ConversationFile:
 
     def adopt(self, epoch: int) -> int:
         """Work under `epoch` from now on, and return it. If the file has seen a later epoch, return that one and change
-        nothing.
+        nothing. One that is adopted already is looked at by the next write.
         """
+        if self._db is not None and epoch == self._epoch:
+            return epoch
         with self.errors:
             db = self._open()
             stored: int = db.execute(_EPOCH).fetchone()[0]
@@ -164,8 +166,11 @@ class ConversationFile:
 
     def rows(self, statement: str, values: Sequence[object] = ()) -> list[Any]:
         """The rows that a statement finds."""
-        with self.errors:
-            return self._open().execute(statement, values).fetchall()
+        try:
+            return (self._db or self._open()).execute(statement, values).fetchall()
+        except BaseException as error:
+            self.failed(error)
+            raise
 
     def execute(self, statement: str, values: Sequence[object] = ()) -> None:
         """Change rows (inside `write`)."""

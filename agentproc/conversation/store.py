@@ -100,6 +100,9 @@ class ConversationStore(ConversationFile):
         self._stored = 0  # bytes since the last trim
         self._base: list[messages.Message] | None = None  # as far as it is known
         self._base_version: int | None = None  # what SQLite called the file when they were read
+        self._running: dict[str, TurnRow] | None = None  # by their events, as far as they are known
+        self._plain = ""  # the turn that was begun here, as long as it has done nothing but to add messages
+        self._used = "", Used()  # the row of usage that was written last
 
     # --- turns
 
@@ -117,8 +120,10 @@ class ConversationStore(ConversationFile):
 
     def running_turns(self) -> list[TurnRow]:
         """Turns that were begun and have no end. There is at most one, unless an event was taken out of the mailbox."""
-        rows = self.rows("SELECT event_key, turn_id, attempt, status FROM turns WHERE status = 'running' ORDER BY seq")
-        return [TurnRow(*row) for row in rows]
+        if self._running is None:
+            found = "SELECT event_key, turn_id, attempt, status FROM turns WHERE status = 'running' ORDER BY seq"
+            self._running = {row[0]: TurnRow(*row) for row in self.rows(found)}
+        return list(self._running.values())
 
     def begin_turn(
         self,
@@ -144,6 +149,9 @@ class ConversationStore(ConversationFile):
             "first_note = excluded.first_note",
             (event_key, turn_id, attempt, at, trace_id, parent_span_id, waited_ms),
         )
+        self._plain = turn_id
+        if self._running is not None:
+            self._running[event_key] = TurnRow(event_key, turn_id, attempt, "running")
 
     def finish_turn(
         self,
@@ -162,7 +170,10 @@ class ConversationStore(ConversationFile):
         self._fold(turn_id)
         for part, more in (used or {}).items():
             self._add_used(part, more)
-        self.execute("DELETE FROM meta WHERE name > ? AND name < ?", (_started(turn_id), f"started:{turn_id}0"))
+        if turn_id != self._plain:
+            self.execute("DELETE FROM meta WHERE name > ? AND name < ?", (_started(turn_id), f"started:{turn_id}0"))
+        if self._running is not None:
+            self._running.pop(event_key, None)
         self.execute(
             "UPDATE turns SET status = ?, ended_at = ?, steps = ?, answer = ? WHERE event_key = ?",
             (status, at, steps, answer, event_key),
@@ -177,6 +188,7 @@ class ConversationStore(ConversationFile):
 
     def record_start(self, turn_id: str, tool_call_id: str) -> None:
         """Record that this call of a running turn begins (inside `write`). The end of the turn forgets it."""
+        self._plain = ""
         self.execute("INSERT OR REPLACE INTO meta VALUES (?, 1)", (_started(turn_id) + tool_call_id,))
 
     def was_started(self, turn_id: str, tool_call_id: str) -> bool:
@@ -199,6 +211,8 @@ class ConversationStore(ConversationFile):
             kind, target = "remove", event.target_id
         else:
             kind = "truncate"
+        if kind != "append":
+            self._plain = ""
         self._stored += len(message or b"")
         self.execute(
             "INSERT OR REPLACE INTO events (turn_id, position, type, target, message, stored_ms, origin) "
@@ -245,7 +259,8 @@ class ConversationStore(ConversationFile):
     def close(self) -> None:
         """See ConversationFile."""
         super().close()
-        self._base = self._base_version = None
+        self._base = self._base_version = self._running = None
+        self._plain, self._used = "", ("", Used())
 
     def ids_of(self, turn_id: str) -> list[str]:
         """The ids among BaseMessages that are those of this turn: an extension may have given them."""
@@ -294,13 +309,16 @@ class ConversationStore(ConversationFile):
         """Add to what this instance's model calls have used in all. A server may name its model anew in each answer;
         beyond MAX_PARTS_OF_A_DAY all of these are one.
         """
-        stored = self.remembered(part.row)
-        if stored is None and self._count_parts(part.day) >= MAX_PARTS_OF_A_DAY:
-            part = structs.replace(part, model=f"{part.model.partition('/')[0]}/{OTHER_MODELS}")
-            stored = self.remembered(part.row)
-        whole = (None if stored is None else read_used(stored)) or Used()
+        row, (known, whole) = part.row, self._used
+        if row != known:
+            stored = self.remembered(row)
+            if stored is None and self._count_parts(part.day) >= MAX_PARTS_OF_A_DAY:
+                row = structs.replace(part, model=f"{part.model.partition('/')[0]}/{OTHER_MODELS}").row
+                stored = self.remembered(row)
+            whole = (None if stored is None else read_used(stored)) or Used()
         whole.add(more)
-        self.remember(part.row, encode_used(whole))
+        self._used = row, whole
+        self.remember(row, encode_used(whole))
 
     def _count_parts(self, day: str) -> int:
         between = f"{ROWS}{day}/", f"{ROWS}{day}0"  # which is what comes behind the slash
@@ -309,8 +327,8 @@ class ConversationStore(ConversationFile):
 
     def _fold(self, turn_id: str) -> None:
         self._base = None
-        kinds = self.rows("SELECT DISTINCT type FROM events WHERE turn_id = ?", (turn_id,))
-        if kinds in ([], [("append",)]):
+        other = "SELECT 1 FROM events WHERE turn_id = ? AND type != 'append' LIMIT 1"
+        if turn_id == self._plain or not self.rows(other, (turn_id,)):
             self.execute(
                 "INSERT INTO base (id, message) SELECT target, message FROM events WHERE turn_id = ? ORDER BY position "
                 "ON CONFLICT (id) DO UPDATE SET message = excluded.message",

@@ -128,8 +128,13 @@ class Used(Struct, array_like=True):
 
     def add(self, other: Self) -> None:
         """Add `other`."""
-        for name in self.__struct_fields__:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.model_calls += other.model_calls
+        self.input_tokens += other.input_tokens
+        self.output_tokens += other.output_tokens
+        self.cached_tokens += other.cached_tokens
+        self.cache_write_tokens += other.cache_write_tokens
+        self.reasoning_tokens += other.reasoning_tokens
+        self.money += other.money
 
     def cost(self, pricing: Pricing | None) -> int:
         """What these tokens cost: billionths of the currency, rounded up."""
