@@ -178,6 +178,7 @@ class ToolCaller:
         within: str | None = None,
         question: str | None = None,
         step: int | None = None,
+        position: int | None = None,
     ) -> ToolResult | None:
         """Check a call and send it. A call that may not be made has its result at once, without a frame. Otherwise this
         returns None, and `done` gets the result later (or the GoondanError E_LEASE_LOST).
@@ -186,6 +187,7 @@ class ToolCaller:
         by `message_id`. `first_sent_ms` (CLOCK_BOOTTIME) is given for a call that may have been sent before.
         `step` is the number of the step, `parent_span_id` its span, or that of the script whose callId `within` gives;
         `question` as in RunTool. `waits` gets the id for `go_on` when a person has to approve the call first.
+        `position`: how many messages of the turn are stored, which the frame tells the broker.
         """
         allowed = catalog.check(name, args)
         if not isinstance(allowed, Allowed):
@@ -220,6 +222,7 @@ class ToolCaller:
             payload=Raw(payload),
             within=within,
             step=step,
+            position=position,
         )
         self._send(OpenCall(item, frame, context, done, self._loop.time() + left, waits))
         return None
@@ -482,7 +485,8 @@ class ResultAcks:
             del self._waiting[:ACK_BATCH]
 
     def close(self) -> None:
-        """Stop the timer."""
+        """Send the waiting ids, and stop the timer."""
+        self.flush()
         if self._timer is not None:
             self._timer.cancel()
 

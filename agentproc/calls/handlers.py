@@ -87,6 +87,8 @@ class CallHandlers:
         #: Tool call id -> callId under which the tool host gave the result.
         self._answered: dict[str, str] = {}
         self._shown_message = ""
+        #: How many messages of the turn are stored, as long as no frame has told the broker so.
+        self.untold: int | None = None
 
     def make(self, action: RunTool, args: Any, then: Done) -> None:
         """Make one call with these arguments. `then` gets its result."""
@@ -166,11 +168,14 @@ class CallHandlers:
             within=within,
             question=action.question,
             step=step,
+            position=self.untold,
         )
-        if refused is not None:
-            if encoded is not None:
-                self._shown_message = ""  # nobody has seen it yet
-            then(refused)
+        if refused is None:
+            self.untold = None
+            return
+        if encoded is not None:
+            self._shown_message = ""  # nobody has seen it yet
+        then(refused)
 
     # --- in this process
 

@@ -63,6 +63,7 @@ class AgentApp:
         self._wake = asyncio.Event()
         self._runner: TurnRunner | None = None
         self._working: asyncio.Task[None] | None = None
+        self._serves = False  # events may be worked on
         self._bye: asyncio.Future[Frame] | None = None
         self._shutdown: Frame | None = None
         self._leaving = False
@@ -122,15 +123,20 @@ class AgentApp:
                 self._working.result()
                 self._working = None
                 idle_since = loop.time()
-            if self._working is None and self._inbox:
-                self._working = loop.create_task(runner.run(self._inbox.popleft()))
-                self._working.add_done_callback(self._nudge)
+            self._serves = True
+            self._work(runner)
             if self._bye is not None and self._bye.done():
                 refused = self._bye.cancelled() or self._bye.exception() is not None
                 self._bye, idle_since = None, loop.time()
                 if not refused and self._working is None:
                     return 0
             await self._pause_until_news(idle_since + idle_s - loop.time())
+
+    def _work(self, runner: TurnRunner) -> None:
+        """Begin with the next event, if none is worked on."""
+        if self._serves and self._working is None and self._inbox and not self._leaving:
+            self._working = runner.instance.loop.create_task(runner.run(self._inbox.popleft()))
+            self._working.add_done_callback(self._nudge)
 
     async def _pause_until_news(self, idle_left: float) -> None:
         """Wait until anything happens. When there was nothing to do for long enough, ask whether we may leave."""
@@ -243,7 +249,8 @@ class AgentApp:
             if any(lease.event_id == frame.event_id for lease in runner.leases()):
                 runner.abandon()  # handed over again under a later epoch: go on from what is stored
         self._inbox.append(frame)
-        self._wake.set()
+        if runner is not None:
+            self._work(runner)
 
     def _terminate(self) -> None:
         self._begin_leaving(TERM_GRACE_S)

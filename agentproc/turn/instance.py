@@ -122,6 +122,7 @@ class Instance:
         self.catalog = catalog.Catalog(spec, self.tools)
         self.events = events.EventBus()
         files = instance_dir(spec.state_dir, spec.name, instance_key)
+        self._workdir = instance_workdir(spec.state_dir, spec.name, instance_key)
         #: The pictures and PDFs of the conversation.
         self.files = InstanceFiles(files, durable=spec.durability == "power", max_bytes=spec.conversation_mb << 20)
         self.place = loaded.InstancePaths(spec.name, instance_key, files, spec.state_dir)
@@ -167,7 +168,7 @@ class Instance:
 
     def workdir_of(self, event: Frame) -> str:
         """The folder that an event's turn works in."""
-        return event.workdir or instance_workdir(self.spec.state_dir, self.spec.name, self.instance_key)
+        return event.workdir or self._workdir
 
     def redact(self, text: str) -> str:
         """A text without the secrets of the agent's model, and without the tokens of its extensions."""

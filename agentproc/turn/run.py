@@ -194,6 +194,7 @@ class TurnRun:
         """Run to the end. Returns the frame that ends the event, or None when the turn was abandoned."""
         at = self.instance.clock()
         self._act(self._begin(at), at)
+        self._loop.call_soon(self._index, at)  # it is a hint: what goes out first need not wait for it
         return await self._over
 
     def push(self, event: machine.Input) -> None:
@@ -288,7 +289,6 @@ class TurnRun:
             self.instance.caller.abandon()
         else:
             self.instance.caller.cancel(self.instance.caller.open_call_ids)
-        self.instance.acks.flush()
 
     # --- actions
 
@@ -315,7 +315,6 @@ class TurnRun:
                 self.notes.resumed(at)
             self._follow(self._config.in_force)
             return self.turn.handle(resume if resume.stored else self.first, at)
-        instance.index_turn(at, self._trace_id, self.turn.turn_id, self._event_id)
         leftover = [row for row in store.running_turns() if row.event_key != self._event_id]
         with store.write():
             for row in leftover:
@@ -340,6 +339,10 @@ class TurnRun:
             self.notes.actions(actions, at, self.calls.catalog)
         self._follow(self._config.in_force)
         return [action for action in actions if not isinstance(action, machine.Store)]
+
+    def _index(self, at: str) -> None:
+        """Record where the turn of a trace is found. One that is resumed may have been cut off before."""
+        self.instance.index_turn(at, self._trace_id, self.turn.turn_id, self._event_id)
 
     def _follow(self, in_force: configuration.InForce) -> None:
         """Begin the parts of the features that apply now. Raises GoondanError: the turn fails."""
@@ -407,6 +410,8 @@ class TurnRun:
             perform = self._performs.get(type(action))
             if perform is not None:
                 perform(action)
+        if self.calls.untold is not None:  # no call has left that tells it
+            self._renew()
         if end is not None:
             return done_frame(self._event_id, self._epoch, end.status, payload)
         if isinstance(last, machine.Yield):
@@ -442,9 +447,9 @@ class TurnRun:
             self._left = None if self._own_code else self._transcript.left
         elif stores:
             self._messages += len(stores)  # not the place of the last one: results are stored in any order
-            first, self._position = self._position is None, self._messages
-            if first:
-                self._renew()  # at once: a process that has got on and then dies is no reason to give the event up
+            if self._position is None:  # a process that has got on and then dies is no reason to give the event up
+                self.calls.untold = self._messages
+            self._position = self._messages
         return payload
 
     def _finish(self, end: machine.End, at: str) -> bytes:
@@ -600,7 +605,7 @@ class TurnRun:
         if self._renewing is not None:
             self.instance.link.forget(self._renewing.id)
         frame = self._renewing = Frame("ack", stage="renew", event_id=self._event_id, epoch=self._epoch)
-        frame.position = self._position
+        frame.position, self.calls.untold = self._position, None
         try:
             self.instance.link.post(frame).add_done_callback(self._renewed)
         except GoondanError as error:

@@ -144,6 +144,8 @@ class TurnRunner:
             answer = await self._answer(frame, event_id, epoch)
             if answer is not None:
                 self._leaving_it = answer.stage in GIVEN_BACK
+                if self._leaving_it:
+                    self.instance.acks.flush()  # while the broker knows the calls
                 await self._post(answer, frame.trace_id)
         finally:
             self._lease, self._leaving_it = None, False

@@ -117,12 +117,14 @@ class ToolCalls(Part, OfHosts):
         event = instance.leased if instance is not None else None
         if event is None or instance is None or event.id != frame.event_id or instance.epoch != frame.epoch:
             raise fail("E_LEASE_LOST", "a call needs the lease of its event")
+        work = event.work
+        work.moved(frame.position)
         if frame.tool not in connection.allowed and server_of(frame.tool, connection.servers) is None:
             message = f"the declaration of {instance.agent!r} does not allow {str(frame.tool)[:100]!r}"
             raise fail("E_FORBIDDEN", message)
         if frame.workdir is not None:
             raise fail("E_FORBIDDEN", "an agent may not name a workdir")
-        content, work = event.content, event.work
+        content = event.content
         place = instance.workdir if content.workdir is None else Workdir(content.workdir)
         if place.beneath is not None:
             check_opened(place, self._bus.plan.spawn_workdirs)
@@ -148,7 +150,7 @@ class ToolCalls(Part, OfHosts):
         frame.chain = content.chain
         frame.root_event = event.root
         frame.trace_id = content.trace_id
-        frame.source = frame.auth = frame.step = None
+        frame.source = frame.auth = frame.step = frame.position = None
         host = instance.host or self._assigned.host_for(instance, self._hosts.values())
         if host is None:
             self._calls.wait(call, encode_value(frame))
@@ -178,7 +180,6 @@ class ToolCalls(Part, OfHosts):
         if len(work.calls) >= MAX_REMEMBERED + work.open_calls:
             self._forget_oldest(event)
         work.calls.setdefault(call_id, None)
-        work.moved(frame.position)
         work.step = frame.step or work.step
         first_sent = frame.first_sent_ms
         if first_sent is not None and first_sent < self._bus.started_ms:

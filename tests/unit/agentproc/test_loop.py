@@ -43,6 +43,7 @@ async def test_a_turn_calls_model_and_tools_and_answers_once(make: Make, link: F
     model = FakeModel(wants(("a", "bash__exec", {"command": "ls"}), ("b", "notes__add", {})), says("done"))
     runner = make(link, model, system="Be brief.")
     await runner.run(event_frame("e1", "go"))
+    runner.instance.acks.flush()
     answer = the_answer(link)
     assert (answer.status, answer.response, answer.finish_reason, answer.steps) == ("completed", "done", "stop", 2)
     assert answer.turn_id == turn_id("coder", "k", "e1")
@@ -338,6 +339,18 @@ async def test_what_a_turn_has_stored_is_counted_in_whatever_order_results_come(
     assert set(said) >= set(positions)
 
 
+async def test_the_first_call_tells_how_much_is_stored(make: Make, link: FakeLink) -> None:
+    both: list[tuple[str, str, Any]] = [("a", "notes__add", {}), ("b", "notes__add", {})]
+    await make(link, FakeModel(wants(*both), wants(("c", "notes__add", {})), says(""))).run(event_frame("e1", "go"))
+    assert [frame.position for frame in link.calls] == [2, None, None]
+    assert [frame.stage for frame in link.posted] == ["done"]
+
+
+async def test_a_frame_of_its_own_tells_it_when_no_call_leaves(make: Make, link: FakeLink) -> None:
+    await make(link, FakeModel(wants(("a", "no__such", {})), says(""))).run(event_frame("e1", "go"))
+    assert [(frame.stage, frame.position) for frame in link.posted] == [("renew", 2), ("done", None)]
+
+
 async def test_a_lost_lease_ends_the_turn_without_a_word(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "RENEW_S", 0.01)
     link = FakeLink(lambda *_: None)
@@ -358,7 +371,9 @@ async def test_a_call_refused_for_its_lease_ends_the_turn(make: Make) -> None:
 
 async def test_many_results_are_acknowledged_in_batches(make: Make, link: FakeLink) -> None:
     calls = [(f"c{n}", "notes__add", {"n": n}) for n in range(200)]
-    await make(link, FakeModel(wants(*calls), says("done"))).run(event_frame("e1", "go"))
+    runner = make(link, FakeModel(wants(*calls), says("done")))
+    await runner.run(event_frame("e1", "go"))
+    await runner.close()  # at the latest then
     assert len(link.acked()) == 200
     assert sum(frame.stage == "result" for frame in link.sent) <= 3
 
@@ -425,7 +440,9 @@ async def test_a_stored_result_is_not_asked_for_again_but_acknowledged(make: Mak
     runner.abandon()
     await task
     after = FakeLink()
-    await make(after, FakeModel(says("done"))).run(event_frame("e1", "go", epoch=2))
+    later = make(after, FakeModel(says("done")))
+    await later.run(event_frame("e1", "go", epoch=2))
+    later.instance.acks.flush()
     assert [frame.call_id for frame in after.calls] == [f"{turn}/b"]
     assert sorted(after.acked()) == [f"{turn}/a", f"{turn}/b"]
 
@@ -508,7 +525,8 @@ async def test_a_paused_runner_gives_turns_back(make: Make) -> None:
     await task
     await runner.run(event_frame("e2", "go"))
     posted = [(frame.stage, frame.event_id) for frame in link.posted]
-    assert posted == [("renew", "e1"), ("release", "e1"), ("release", "e2")]
+    assert posted == [("release", "e1"), ("release", "e2")]
+    assert link.sent[-1].calls == [link.calls[0].call_id]  # while the broker knows the call
     after = FakeLink()
     await make(after, FakeModel(says("done"))).run(event_frame("e1", "go", epoch=2))
     assert the_answer(after).response == "done"

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from goondan.kernel.broker.state import records
 from goondan.kernel.broker.state.entities import AGENTS
@@ -291,11 +292,12 @@ def crash(world: World) -> None:
     run(world)
 
 
-def test_a_holder_that_gets_on_is_no_reason_to_give_up(world: World) -> None:
+@pytest.mark.parametrize("told", [Frame("ack", stage="renew"), Frame("tool.call", call_id="c", tool="not__allowed")])
+def test_a_holder_that_gets_on_is_no_reason_to_give_up(world: World, told: Frame) -> None:
     for position in range(1, 3 * MAX_ATTEMPTS):
         holder = agent(world)
         held = there(holder.held)
-        holder.send(Frame("ack", stage="renew", event_id="e1", epoch=held.epoch, position=position))
+        holder.send(replace(told, event_id="e1", epoch=held.epoch, position=position))
         run(world)
         crash(world)
     assert world.state("e1") == "leased"
