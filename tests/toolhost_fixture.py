@@ -84,7 +84,7 @@ def code_of(result: dict[str, Any]) -> str:
     return str(error_of(result)["code"])
 
 
-async def until(condition: Callable[[], object], within_s: float = 10.0) -> None:
+async def until(condition: Callable[[], object], within_s: float = 30.0) -> None:
     """Wait for something that has no event of its own."""
     async with asyncio.timeout(within_s):
         while not condition():

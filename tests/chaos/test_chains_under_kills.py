@@ -169,7 +169,7 @@ def assert_nothing_is_left(kernel: Sandbox) -> None:
     """After the last kernel was stopped: no process, no lock, no socket, no mount, no runtime directory."""
     assert locks(kernel), "a kernel that runs holds some"
     kernel.gdn("stop")
-    kernel.wait_for_nothing(5.0)
+    kernel.wait_for_nothing()
     assert not locks(kernel), "locks that nobody gives back"
     assert all(lock.read_record(str(state_dir)) is None for state_dir in kernel.state_dirs), "a kernel that is gone"
     top = str(kernel.home.parent)

@@ -60,7 +60,7 @@ def test_every_line_gets_one_result_whatever_dies(kernel_of_a_transport: Sandbox
     process.stdin.close()
     reading.join(40)
     assert not reading.is_alive(), kernel.log("supervisor")
-    assert process.wait(10) == 0
+    assert process.wait(30) == 0
     assert len(killed) >= 3, killed
     results = [json.loads(line) for line in printed]
     assert sorted(result["id"] for result in results) == list(range(lines))

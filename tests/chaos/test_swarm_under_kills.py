@@ -86,7 +86,7 @@ class Work:
             except ProcessLookupError:
                 continue
         if kind == "supervisor":
-            self.kernel.wait_for_nothing(20.0)
+            self.kernel.wait_for_nothing()
             self.kernel.detach()
 
     def killed_at(self, plan: dict[str, str], key: str) -> list[str]:

@@ -80,7 +80,7 @@ def taken_over(code: Path) -> Iterator[Taken]:
         yield Taken(process)
         assert process.stdin is not None
         process.stdin.close()
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
 
 
 @pytest.fixture(scope="module")

@@ -272,7 +272,7 @@ def test_a_frozen_group_runs_nothing_and_one_that_a_killed_tool_host_left_can_en
         os.kill(busy.pid, signal.SIGKILL)
         assert busy.poll() is None, "it ends when it is let go"
         find_tree()
-        assert busy.wait(10) == -signal.SIGKILL
+        assert busy.wait(30) == -signal.SIGKILL
     find_tree()
     assert not os.path.exists(left)
     group.remove()

@@ -111,7 +111,7 @@ async def test_no_more_is_read_than_was_asked_for(api: MockApi, host: Bench) -> 
     result = await host.call("http-fetch__get", {"url": f"{api.url}/bytes/200000000", "maxBytes": 1000})
     assert result["status"] == "ok", result
     assert (len(result["output"]["body"]), result["output"]["truncated"]) == (1000, True)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 15
 
 
 @pytest.mark.parametrize("url", ["http://a b/", "http://a:99999/", "http://256.1.1.1/", "http://[::1%lo]/", "http:///"])

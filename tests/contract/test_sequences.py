@@ -35,7 +35,7 @@ STEPS = {
     "broker", "raw", "client", "do", "passes", "lost", "anew", "token", "blob", "stays", "gone", "told", "over"
 }  # fmt: skip
 #: How long a step is waited for (seconds).
-PATIENCE_S = 20.0
+PATIENCE_S = 30.0
 #: The steps of the moved clock (seconds), and by how much a link may be late: it looks at its times now and then.
 TICK_S = 0.1
 #: How long other threads have in a pause (seconds), and how often the loop turns then.

@@ -25,7 +25,7 @@ from goondan.schemas.wire.errors import GoondanError
 LIMIT = 1 << 20
 #: The sizes around the borders of the short and the long head, of a read, and the largest.
 SIZES = (1, 254, 255, 256, 257, 65_526, 65_536, 200_000, LIMIT)
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 #: A random routing id as links choose them.
 IDENT = b"c" * 16
 

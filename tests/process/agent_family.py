@@ -21,7 +21,7 @@ from goondan.schemas.system.startup import become_subreaper
 from goondan.schemas.wire.forkserver import MAX_PACKET, ForkReply, ForkRequest, decode_reply, encode_packet
 
 #: How long an agent may take to say that it is ready, or why not (seconds).
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 class Family:

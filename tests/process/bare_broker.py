@@ -28,8 +28,8 @@ from goondan.schemas.wire.frames import Frame, Hello
 from goondan.schemas.wire.tokens import Claims, TokenClass, mint
 
 TOOL = "bash__exec"
-READY_S = 10.0
-ANSWER_MS = 5000
+READY_S = 30.0
+ANSWER_MS = 20_000
 
 
 def plan(state_dir: str) -> KernelPlan:
@@ -163,7 +163,7 @@ class Broker:
             peer.close()
         self.process.send_signal(signal.SIGTERM)
         try:
-            return self.process.wait(10)
+            return self.process.wait(30)
         finally:
             self.process.kill()
 

@@ -20,6 +20,7 @@ import pytest
 import zmq
 
 from goondan.agentproc.start import forkserver
+from goondan.agentproc.start.app import TERM_GRACE_S
 from goondan.agentproc.start.forkserver import ForkServer, SpareTime
 from goondan.kernel.supervisor.lifecycle import STOP_ORDER
 from goondan.schemas.bundle.launch import KernelPlan
@@ -40,7 +41,7 @@ from goondan.schemas.wire.frames import (
 )
 from tests.process.bare_broker import TOOL, Broker, Raw, bare_broker, plan
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 #: The state of a connected socket in /proc/net/unix.
 CONNECTED = "03"
 
@@ -627,22 +628,24 @@ def test_shutdown_releases_what_is_unfinished_and_is_acknowledged(short_tmp: Pat
         if busy:
             broker.deliver("e1", 3)
             broker.expect("tool.call")
-        began = time.monotonic()
         broker.send(Frame("shutdown", id="s1", payload=to_raw(Shutdown(600, "orchestrator_shutdown"))))
         if busy:
             released = broker.expect("ack", "release")
             assert (released.event_id, released.epoch) == ("e1", 3)
         assert broker.expect("shutdown_ack").in_reply_to == "s1"
         assert process.wait(PATIENCE_S) == 0
-        assert time.monotonic() - began < 5
 
 
 def test_a_stop_finds_events_released_before_it_kills(short_tmp: Path) -> None:
-    [(groups, killed_after), *_] = STOP_ORDER
+    [(groups, kills_s), *_] = STOP_ORDER
     assert "agents" in groups
+    spare_s = kills_s - TERM_GRACE_S
+    assert spare_s >= 0.5
     with small_broker(short_tmp) as (broker, process):
+        began = time.monotonic()
         broker.deliver("e1", 3)
         broker.expect("tool.call")  # which nobody answers: no step boundary comes
+        killed_after = TERM_GRACE_S + max(spare_s, 5 * (time.monotonic() - began))  # a slow machine is slow at both
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         released = broker.expect("ack", "release")

@@ -63,7 +63,7 @@ class Attaching:
 
     async def decided(self) -> str | None:
         """None when the network is there, else why it is not."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(20):
             while not self.ready:
                 await asyncio.sleep(0.001)
         return self.ready[0]

@@ -24,7 +24,7 @@ from tests.kernel_fixture import BUNDLE, Sandbox, sandbox, wait_until
 from tests.process.bare_broker import TOOL, Broker, bare_broker, call_tool
 
 LARGE = to_raw({"text": "x" * 2_000_000})
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 # --- links over a broker

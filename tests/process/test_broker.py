@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import zmq
 from msgspec import structs
 
 from goondan.schemas.bundle.launch import KernelPlan
@@ -23,6 +24,9 @@ from goondan.schemas.wire.codec import MAX_FRAME_BYTES, FrameError, encode, enco
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import ErrorPayload, Frame, Hello, Lease, ReplyTo
 from tests.process.bare_broker import ANSWER_MS, TOOL, Broker, Raw, bare_broker, call_tool, plan
+
+#: Frames that wait for the broker when others ask.
+FLOOD = 20_000
 
 
 @pytest.fixture
@@ -256,14 +260,20 @@ def test_parts_of_a_longer_message_are_nobody_elses_words(broker: Broker) -> Non
 def test_one_class_cannot_starve_another(broker: Broker) -> None:
     """docs/design/wire.md section 6: a flood on one socket delays the others by its quota, not by its length."""
     flooder = broker.hello("agent", agent="coder", instance_key="k")
-    control = broker.hello("control")
-    noise = encode(Frame("log", id="n"))
-    for _ in range(20_000):
-        flooder.socket.send(noise)
-    started = time.monotonic()
-    while control.ask(Frame("ping", id="p")).type != "pong":
-        pass
-    assert time.monotonic() - started < 0.25
+    others = [broker.hello("control"), broker.hello("client", operator=True)]
+    flooder.socket.setsockopt(zmq.SNDHWM, 0)
+    os.kill(broker.process.pid, signal.SIGSTOP)  # all of it is there before the others ask
+    try:
+        for _ in range(FLOOD):
+            flooder.socket.send(b"no frame")
+        others[0].send(Frame("ping", id="p"))
+        others[1].send(Frame("admin", id="s", payload=to_raw({"op": "stats"})))
+    finally:
+        os.kill(broker.process.pid, signal.SIGCONT)
+    stats = others[1].receive()
+    assert from_raw(stats.payload, dict)["counters"].get("frames_bad", 0) < FLOOD / 4
+    while others[0].receive().in_reply_to != "p":
+        pass  # news of peers
 
 
 async def test_links_outlive_the_broker(broker: Broker) -> None:
@@ -289,15 +299,15 @@ async def test_links_outlive_the_broker(broker: Broker) -> None:
             await link.start()
         ask = Frame("event", event_id="e1", to="coder", instance_key="k", reply_to=ReplyTo("client", "c1"))
         answer = client.ask(ask)
-        event = await asyncio.wait_for(events.get(), 5)
+        event = await asyncio.wait_for(events.get(), 20)
         held.append(Lease(event.event_id or "", event.epoch or 0, "k"))
         broker.restart()
-        result = await asyncio.wait_for(call_tool(agent, call(event)), 5)
+        result = await asyncio.wait_for(call_tool(agent, call(event)), 20)
         assert from_raw(result.payload, dict) == {"status": "ok"}
         broker.restart()
         done = Frame("ack", stage="done", event_id="e1", epoch=event.epoch, payload=to_raw("the answer"))
-        assert (await asyncio.wait_for(agent.post(done), 5)).stage == "accepted"
-        assert from_raw((await asyncio.wait_for(answer, 5)).payload, str) == "the answer"
+        assert (await asyncio.wait_for(agent.post(done), 20)).stage == "accepted"
+        assert from_raw((await asyncio.wait_for(answer, 20)).payload, str) == "the answer"
     finally:
         for link in links:
             await link.close()
@@ -334,7 +344,7 @@ async def test_the_largest_frames_pass_although_the_broker_adds_to_them(broker: 
             client.ask(filled(asked, MAX_FRAME_BYTES + 1))
         assert too_large.value.info.code == "E_FRAME_TOO_LARGE"
         answer = client.ask(filled(asked, MAX_FRAME_BYTES))
-        event = await asyncio.wait_for(events.get(), 5)
+        event = await asyncio.wait_for(events.get(), 20)
         assert bytes(event.payload) == bytes(asked.payload)
         assert len(encode_value(event)) > MAX_FRAME_BYTES
 
@@ -345,7 +355,7 @@ async def test_the_largest_frames_pass_although_the_broker_adds_to_them(broker: 
             call_tool(agent, made)
         assert too_large.value.info.code == "E_FRAME_TOO_LARGE"
         result = call_tool(agent, filled(made, MAX_FRAME_BYTES, args={}, turnId="t", toolCallId="1"))
-        arrived = await asyncio.wait_for(calls.get(), 5)
+        arrived = await asyncio.wait_for(calls.get(), 20)
         assert bytes(arrived.payload) == bytes(made.payload)
         assert len(encode_value(arrived)) > MAX_FRAME_BYTES
 
@@ -354,11 +364,11 @@ async def test_the_largest_frames_pass_although_the_broker_adds_to_them(broker: 
             host.send(filled(given, MAX_FRAME_BYTES + 1, status="ok"))
         assert too_large.value.info.code == "E_FRAME_TOO_LARGE"
         assert host.send(filled(given, MAX_FRAME_BYTES, status="ok"))
-        assert bytes((await asyncio.wait_for(result, 5)).payload) == bytes(given.payload)
+        assert bytes((await asyncio.wait_for(result, 20)).payload) == bytes(given.payload)
 
         done = Frame("ack", id="d", stage="done", event_id="e1", epoch=event.epoch)
-        assert (await asyncio.wait_for(agent.post(filled(done, MAX_FRAME_BYTES)), 5)).stage == "accepted"
-        answered = await asyncio.wait_for(answer, 5)
+        assert (await asyncio.wait_for(agent.post(filled(done, MAX_FRAME_BYTES)), 20)).stage == "accepted"
+        answered = await asyncio.wait_for(answer, 20)
         assert bytes(answered.payload) == bytes(done.payload)
         assert len(encode_value(answered)) > MAX_FRAME_BYTES
         assert [link.bad_frames for link in (host, agent, client)] == [0, 0, 0]
@@ -388,7 +398,7 @@ async def test_no_wake_up_is_lost(broker: Broker) -> None:
             await link.start()
         for size in (1, 2, 3, 7, 63, 64, 65, 127, 128, 129, 500):
             asked = [links[n % 2].post(Frame("admin", payload=to_raw({"op": "stats"}))) for n in range(size)]
-            replies = await asyncio.wait_for(asyncio.gather(*asked), 10)
+            replies = await asyncio.wait_for(asyncio.gather(*asked), 20)
             assert len({reply.in_reply_to for reply in replies}) == size
     finally:
         for link in links:
@@ -449,7 +459,7 @@ def test_a_link_that_waits_for_nothing_seldom_looks_and_one_that_waits_is_in_tim
         finally:
             os.kill(broker.process.pid, signal.SIGCONT)
         assert late.value.info.code == "E_AGENT_TIMEOUT"
-        assert time.monotonic() - begun < 3.0
+        assert time.monotonic() - begun < 10.0
         await link.close(0)
 
     asyncio.run(live())

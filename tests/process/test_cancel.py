@@ -123,7 +123,7 @@ def test_a_signal_to_a_batch_cancels_what_is_open_and_every_line_has_its_result(
     batch.stdin.flush()
     started(tmp_path)
     batch.send_signal(signal.SIGINT)
-    out, _ = batch.communicate(timeout=20)
+    out, _ = batch.communicate(timeout=30)
     results = {line["id"]: line["result"] for line in map(json.loads, out.splitlines())}
     assert (batch.returncode, [error_code(results[n]) for n in (0, 1)]) == (130, ["E_CANCELLED", "E_CANCELLED"])
     assert_gone(running)
@@ -162,5 +162,5 @@ def test_call_shows_what_a_tool_says_of_its_work_on_a_terminal_only(running: San
         assert json.loads(finished(terminal.process)[1])["output"] == "there"
         terminal.wait()
         assert terminal.shown == b""
-    out, err = piped.communicate(timeout=20)
+    out, err = piped.communicate(timeout=30)
     assert (json.loads(out)["output"], err) == ("there", b"")

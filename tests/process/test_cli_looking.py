@@ -122,4 +122,4 @@ def test_logs_follow_what_is_written_and_logs_that_come_later() -> None:
         while b"stopping" not in seen:
             seen += process.stdout.readline()
         process.stdout.close()
-        assert process.wait(timeout=10) == 141  # its reader has gone, though nothing more is written
+        assert process.wait(timeout=30) == 141  # its reader has gone, though nothing more is written

@@ -184,7 +184,7 @@ def test_failures_are_errors_with_a_code(kernel: Sandbox) -> None:
     shown = say(kernel, f'/ask__it {{"target": "nobody", "input": "x"}}\n/ask__it {text}\n/ask__async {text}', "errors")
     (busy / "go").touch()
     assert (shown.count("E_AGENT_NOT_FOUND]"), shown.count("E_AGENT_TIMEOUT]")) == (1, 2), shown
-    assert waiting.wait(20) == 0
+    assert waiting.wait(30) == 0
     assert not (busy / "never").exists()
 
 
@@ -246,7 +246,7 @@ def test_a_request_outlives_each_process_and_is_answered_once(kernel: Sandbox, v
     wait_until((work / "runs").exists)
     _replace(kernel, victim, key)
     (work / "go").touch()
-    out, err = waiting.communicate(timeout=20)
+    out, err = waiting.communicate(timeout=30)
     assert json.loads(out)["response"] == "answer", err
     assert (work / "runs").read_text() == "ran\n"
 

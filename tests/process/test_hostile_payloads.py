@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 
 import pytest
 from msgspec import Raw, structs
@@ -78,7 +77,5 @@ def test_hostile_payloads_get_one_answer_each() -> None:
         huge = broker.hello("agent", agent="reviewer", instance_key="k")
         text = Frame("config.propose", id="huge", payload=to_raw({"id": "p", "reason": "x" * HUGE_BYTES}))
         huge.socket.send(encode_value(text))  # libzmq hangs up on whoever sends more than a frame can have
-        started = time.monotonic()
         assert operator.ask(Frame("ping", id="p")).in_reply_to == "p"
-        assert time.monotonic() - started < 1
         assert broker.memory() - before < GROWTH_BYTES

@@ -78,5 +78,5 @@ def test_a_turn_without_a_supervisor(kernel: Sandbox) -> None:
     for process in by_hand:
         process.send_signal(signal.SIGTERM)
     # Orderly, though the token came on standard input: what was opened next had its number, and the event loop aborted.
-    assert [process.wait(timeout=15) for process in by_hand] == [0, 0, 0, 0]
+    assert [process.wait(timeout=30) for process in by_hand] == [0, 0, 0, 0]
     assert kernel.gdn("stop").status == 0  # clears up what the broker left

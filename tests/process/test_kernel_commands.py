@@ -60,7 +60,7 @@ def test_an_argument_that_is_no_utf_8_is_bad_usage(running: Sandbox, line: tuple
 def test_an_output_that_cannot_be_written_is_one_error(running: Sandbox) -> None:
     with open("/dev/full", "wb") as full:
         process = running.popen("explain", "E_USAGE", stdout=full)
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=30)
     assert (process.returncode, b"E_STATE" in err, b"Traceback" in err) == (1, True, False)
 
 
@@ -84,7 +84,7 @@ def test_batch_answers_before_the_end_of_input(running: Sandbox) -> None:
         assert select.select([process.stdout], [], [], 20)[0]
         assert json.loads(process.stdout.readline())["id"] == n
     process.stdin.close()
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=30) == 0
 
 
 def test_batch_survives_a_restart_of_the_broker(running: Sandbox) -> None:
@@ -99,7 +99,7 @@ def test_batch_survives_a_restart_of_the_broker(running: Sandbox) -> None:
     os.kill(running.pid("broker"), signal.SIGKILL)
     process.stdin.close()
     rest = process.stdout.read().splitlines()
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=30) == 0
     assert len(rest) == 5
     for answer in rest:
         assert json.loads(answer)["result"]["output"]["stdout"] == "done\n"
@@ -113,7 +113,7 @@ def test_a_batch_whose_reader_leaves_ends_though_its_input_does_not(running: San
     process.stdin.write(line)
     process.stdin.flush()
     process.stdout.close()
-    assert process.wait(timeout=20) == 141
+    assert process.wait(timeout=30) == 141
     assert process.stderr is not None
     assert process.stderr.read() == b""
 
@@ -150,7 +150,7 @@ def test_the_time_of_send_is_the_time_of_its_tools(running: Sandbox) -> None:
     running.gdn("send", "hello", "--instance", "t")  # the time is for the call, not for the start of an agent
     begun = time.monotonic()
     result = running.gdn("send", exec_line("sleep 30"), "--timeout", "2", "--instance", "t", "--json")
-    assert time.monotonic() - begun < 5.0
+    assert time.monotonic() - begun < 15.0
     # A call gets less time than its turn, so the turn can still tell what became of it.
     assert (result.json["status"], "E_TOOL_TIMEOUT" in result.json["response"]) == ("completed", True)
 
@@ -168,7 +168,7 @@ def test_send_survives_a_restart_of_the_broker(running: Sandbox) -> None:
     process = running.popen("send", exec_line("touch begun; sleep 1; echo late"), "--instance", "r")
     wait_until(lambda: list(running.home.glob("state/workspaces/*/instances/main/r/workspace/begun")))
     os.kill(running.pid("broker"), signal.SIGKILL)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (0, b"late\n", b"")
 
 
@@ -252,7 +252,7 @@ def test_stop_returns_when_everything_is_gone_also_during_a_long_call(kernel: Sa
     assert time.monotonic() - begun < 10.0
     assert kernel.processes() == {}
     kernel.assert_clean()
-    out, _ = process.communicate(timeout=5)
+    out, _ = process.communicate(timeout=30)
     assert process.returncode == 1
     assert json.loads(out)["error"]["code"].startswith("E_")
 

@@ -99,8 +99,8 @@ def test_a_runtime_directory_that_was_removed_comes_back_by_itself_and_a_stop_do
     begun = time.monotonic()
     stopped = kernel.gdn("stop", "--json", timeout=40)
     assert (stopped.status, stopped.json) == (0, {"stopped": True, "killed": True})
-    assert time.monotonic() - begun < 8.0, "it was waited for, although it takes no signal"
-    kernel.wait_for_nothing(2.0)
+    assert time.monotonic() - begun < 12.0, "it was waited for, although it takes no signal"
+    kernel.wait_for_nothing()
 
 
 def test_a_kernel_that_cannot_have_its_runtime_directory_back_stops_in_order(kernel: Sandbox) -> None:
@@ -120,7 +120,7 @@ def test_a_record_that_a_killed_kernel_has_left_leads_to_nobody(kernel: Sandbox)
     kernel.detach()
     left = record(kernel)
     os.kill(left.pid, signal.SIGKILL)
-    kernel.wait_for_nothing(5.0)
+    kernel.wait_for_nothing()
     (kernel.home / "b2").mkdir()
     (kernel.home / "b2/goondan.yaml").write_text(kernel.bundle.read_text())
     other = kernel.popen(
@@ -134,5 +134,5 @@ def test_a_record_that_a_killed_kernel_has_left_leads_to_nobody(kernel: Sandbox)
     assert kernel.gdn("ps", "--json").json == []
     assert json.loads(kernel.gdn("stop", "--json").out) == {"stopped": False}
     assert not os.path.exists(left.run_dir)
-    other.communicate(b"", timeout=20)
+    other.communicate(b"", timeout=30)
     assert other.returncode == 0

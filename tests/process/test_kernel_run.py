@@ -29,7 +29,7 @@ def test_calls_that_start_at_once_share_a_kernel_or_wait_for_it(kernel: Sandbox)
     outputs = [json.loads(process.communicate(timeout=30)[0])["output"]["stdout"] for process in calls]
     assert outputs == [f"{n}\n" for n in range(4)]
     assert [process.returncode for process in calls] == [0, 0, 0, 0]
-    kernel.wait_for_nothing(2.0)
+    kernel.wait_for_nothing()
 
 
 def test_a_batch_over_several_instances_answers_every_line(kernel: Sandbox) -> None:
@@ -77,7 +77,7 @@ def test_an_input_that_cannot_be_read_is_one_error(kernel: Sandbox) -> None:
     unreadable = os.open(os.devnull, os.O_WRONLY)
     process = kernel.popen("run", "--json", stdin=unreadable)
     os.close(unreadable)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (1, b"")
     assert json.loads(out)["error"]["code"] == "E_STATE"
     kernel.assert_clean()
@@ -109,7 +109,7 @@ def test_a_signal_ends_the_command_and_its_kernel(
     roles = {"supervisor"} if command[0] == "run" else {"worker"}
     wait_until(lambda: roles <= {row["role"] for row in kernel.ps()})
     process.send_signal(number)
-    assert process.wait(timeout=10) == status
+    assert process.wait(timeout=30) == status
     assert process.stderr is not None
     assert process.stderr.read().strip() == (b"" if command[0] == "run" else b"cancelled")
     kernel.assert_clean()
@@ -120,7 +120,7 @@ def test_the_kernel_of_run_dies_with_it(kernel: Sandbox) -> None:
     wait_until(lambda: len(kernel.ps()) >= 4)
     process.kill()
     process.wait()
-    kernel.wait_for_nothing(5.0)
+    kernel.wait_for_nothing()
     wait_until(lambda: not kernel.run_dirs)
 
 
@@ -128,7 +128,7 @@ def test_a_lost_kernel_is_one_structured_error(kernel: Sandbox) -> None:
     process = kernel.popen("run", "--json", stdin=subprocess.PIPE)
     wait_until(lambda: len(kernel.ps()) >= 4)
     os.kill(kernel.pid("supervisor"), signal.SIGKILL)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=30)
     assert process.returncode == 1
     assert json.loads(out)["error"]["code"] == "E_KERNEL_LOST"
     assert err == b""
@@ -141,7 +141,7 @@ def test_a_kernel_that_is_lost_before_its_first_word_is_the_same_error(kernel: S
     process = kernel.popen("call", "bash__exec", "{}", "--json")
     wait_until(lambda: not_accepted(kernel), what="a link that waits for the welcome")
     os.kill(kernel.pid("supervisor"), signal.SIGKILL)
-    out, err = process.communicate(timeout=10)
+    out, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (1, b"")
     assert json.loads(out)["error"]["code"] == "E_KERNEL_LOST"
 
@@ -159,12 +159,12 @@ def test_nobody_reads_the_answers(kernel: Sandbox) -> None:
     process = kernel.popen("run", stdin=subprocess.PIPE, stdout=write)
     os.close(write)
     os.close(read)
-    _, err = process.communicate(b"hello\nhello\n", timeout=20)
+    _, err = process.communicate(b"hello\nhello\n", timeout=30)
     assert (process.returncode, err) == (141, b"")
     kernel.assert_clean()
 
 
 def test_closed_standard_streams_do_no_harm(kernel: Sandbox) -> None:
     process = kernel.popen("run", preexec_fn=lambda: os.closerange(0, 3))
-    assert process.wait(timeout=20) == 0
+    assert process.wait(timeout=30) == 0
     kernel.assert_clean()

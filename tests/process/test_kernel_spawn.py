@@ -103,7 +103,7 @@ async def test_ready_and_not_ready() -> None:
     readiness = Readiness(loop, ready.set)
     pid = start(f"import os; os.write({readiness.write_fd}, b'\\n')", pass_fds=(readiness.write_fd,))
     readiness.handed_over()
-    await asyncio.wait_for(ready.wait(), 10)
+    await asyncio.wait_for(ready.wait(), 20)
     os.waitid(os.P_PID, pid, os.WEXITED)
 
     failed = Readiness(loop, ready.clear)
@@ -135,7 +135,7 @@ async def test_the_reaper_reports_ends_and_collects_orphans() -> None:
         child = reaper.watch(start("import time; time.sleep(60)"), ended.set_result, leads_group=True)
         assert child is not None
         child.kill()
-        assert (await asyncio.wait_for(ended, 10)).cause == "signal SIGKILL"
+        assert (await asyncio.wait_for(ended, 20)).cause == "signal SIGKILL"
         assert not child.alive
         child.kill()  # its number may be another process's by now: nothing is sent
 
@@ -147,7 +147,7 @@ async def test_the_reaper_reports_ends_and_collects_orphans() -> None:
         os.close(write)
         orphan = int(os.read(read, 20))
         os.close(read)
-        assert (await asyncio.wait_for(gone, 10)).clean
+        assert (await asyncio.wait_for(gone, 20)).clean
         children = children_of_this_process()
         assert orphan in children
         loop = asyncio.get_running_loop()
@@ -248,7 +248,7 @@ subprocess.Popen(["sleep", "60"], pass_fds=[premises.alive_fd])
 os.kill(os.getpid(), 9)
 """
     kernel = subprocess.Popen([PYTHON, "-c", hold], cwd=ROOT, start_new_session=True)
-    assert kernel.wait(timeout=20) == -9
+    assert kernel.wait(timeout=30) == -9
     assert not lock.is_held(state_dir)
     later = enter(state_dir, short_tmp, short_tmp / "r2")  # the kernel is gone, but not its last process
     assert not later.is_quiet()

@@ -17,7 +17,7 @@ from tests.legacy.link import LegacyPort
 from tests.legacy.messages import LegacyMessage, unparse
 from tests.process.bare_broker import Broker, bare_broker
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 @pytest.fixture

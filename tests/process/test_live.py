@@ -135,7 +135,7 @@ def test_a_model_call_that_a_stop_interrupts_goes_on_at_the_next_start(stopped: 
     late = stopped.gdn("send", "later", "--event-id", "late", "--timeout", "0.2")
     assert "the message late" in late.err and "--event-id late" in late.err
     assert stopped.gdn("stop").status == 0
-    _, err = waiting.communicate(timeout=20)
+    _, err = waiting.communicate(timeout=30)
     assert b"the message kept is kept, and its turn goes on" in err and b"[E_KERNEL_STOPPED]" in err
     left = stopped.gdn("trace", "kept")
     assert "interrupted since 2" in left.out and "running" not in left.out

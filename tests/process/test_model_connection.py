@@ -240,7 +240,7 @@ async def test_bytes_that_are_no_body_extend_no_wait(start: bytes, drip: bytes, 
             await asyncio.sleep(0.02)
 
     client = Client()
-    async with serving(trickle) as port, asyncio.timeout(5):
+    async with serving(trickle) as port, asyncio.timeout(20):
         with pytest.raises(Fault, match=words) as caught:
             await body(client, f"http://127.0.0.1:{port}", Patience(silence_s=0.3))
     assert caught.value.kind == "silent"

@@ -115,7 +115,7 @@ def test_every_question_is_answered_once_over_deaths_of_the_broker_and_a_kernel_
         kernel.detach()
         assert hear(program)["answer"]["status"] == "completed"
         say(program, do="close")
-        assert program.wait(10) == 0
+        assert program.wait(30) == 0
 
 
 def test_the_line_protocol_of_certificates(client: Path, kernel: Sandbox) -> None:

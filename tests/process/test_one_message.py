@@ -61,7 +61,7 @@ def test_a_signal_cancels_the_call_at_once(running: Sandbox, number: signal.Sign
     made = lambda: list(running.state_dirs[0].glob(f"instances/_operator/{instance}/workspace/made"))
     wait_until(made)
     process.send_signal(number)
-    assert process.wait(timeout=10) == status
+    assert process.wait(timeout=30) == status
     assert process.stderr is not None
     assert process.stderr.read().strip() == b"cancelled"
     assert made_in(running, instance) == "once\n"
@@ -97,7 +97,7 @@ def test_a_signal_cancels_the_call_whenever_it_comes(running: Sandbox, ms: int) 
     wait_until(lambda: list(running.state_dirs[0].glob(f"instances/_operator/{instance}/workspace/made")))
     time.sleep(PATIENCE_S * ms / 1000)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=10) == 130
+    assert process.wait(timeout=30) == 130
     assert process.stderr is not None
     assert process.stderr.read().strip() == b"cancelled"
     assert made_in(running, instance) == "once\n"

@@ -191,7 +191,7 @@ def agent(home: Path, path: Path, *arguments: str) -> subprocess.CompletedProces
         assert select.select([ready_r], [], [], 20)[0], "it is not ready, does not say why, and has not ended"
         if os.read(ready_r, 4096) == b"\n":  # else it is on its way out, with a status of its own
             process.terminate()
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=30)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
     finally:
         os.close(ready_r)

@@ -80,7 +80,7 @@ class Played:
         self._router.close()
 
     def timed_out(self) -> bool:
-        return self.client.communicate(timeout=10)[1].startswith("E_AGENT_TIMEOUT")
+        return self.client.communicate(timeout=30)[1].startswith("E_AGENT_TIMEOUT")
 
 
 @pytest.fixture

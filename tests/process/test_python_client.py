@@ -243,7 +243,7 @@ def test_an_interrupt_cancels_the_turn(swarm: Sandbox, run_dir: Path) -> None:
     with connect(run_dir=run_dir) as gdn:
         wait_until(lambda: "interrupted" in {one["instanceKey"] for one in gdn.instances()})
         asking.send_signal(signal.SIGINT)
-        assert "KeyboardInterrupt" in asking.communicate(timeout=20)[1]
+        assert "KeyboardInterrupt" in asking.communicate(timeout=30)[1]
         # The next one waits for the end of the one before.
         assert gdn.ask("main", exec_("echo next"), instance="interrupted", deadline=30).text == "next"
 

@@ -96,7 +96,7 @@ def on_a_terminal(kernel: Sandbox, *arguments: str) -> str:
                 seen += piece
         except OSError:
             pass  # the terminal is closed with its last user
-    assert process.wait(timeout=10) == 0
+    assert process.wait(timeout=30) == 0
     return seen.decode()
 
 

@@ -24,7 +24,7 @@ def test_a_forked_gdn_says_and_ends_as_one_that_is_started(
 ) -> None:
     forked = kernel.gdn(*arguments, input=data)
     process = kernel.popen(*arguments, forked=False, stdin=subprocess.DEVNULL if data is None else subprocess.PIPE)
-    out, err = process.communicate(data, timeout=20)
+    out, err = process.communicate(data, timeout=30)
     assert (forked.status, forked.out, forked.err) == (process.returncode, out.decode(), err.decode())
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.containment.ordinary_user import run_as_user
-from tests.kernel_fixture import PATIENCE_S, Sandbox, sandbox, wait_until
+from tests.kernel_fixture import Sandbox, sandbox, wait_until
 
 #: The kernel and who looks, as root: neither has CAP_SYS_PTRACE, with which every memory is open.
 WITHOUT_POWER = ["setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"] if os.geteuid() == 0 else []
@@ -173,7 +173,7 @@ def test_a_crash_leaves_no_core(short_tmp: Path, kernel: Sandbox, program: str, 
     assert os.WTERMSIG(status) == number
     assert not os.WCOREDUMP(status)
     assert [path.name for path in short_tmp.iterdir() if path.name.startswith("core")] == []
-    kernel.wait_for_nothing(PATIENCE_S)  # a kernel that `gdn` has started ends with it
+    kernel.wait_for_nothing()  # a kernel that `gdn` has started ends with it
     for left in kernel.run_dirs:  # a supervisor that has come so far leaves it to the next start
         shutil.rmtree(left)
 

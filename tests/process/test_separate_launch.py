@@ -36,7 +36,7 @@ def program(*arguments: str, env: dict[str, str]) -> Iterator[subprocess.Popen[b
             assert os.read(ready_r, 1) == b"\n", f"{arguments[0]} ended before it was ready"
             yield process
             process.send_signal(signal.SIGTERM)
-            assert process.wait(10) == 0
+            assert process.wait(30) == 0
         finally:
             os.close(ready_r)
             process.kill()

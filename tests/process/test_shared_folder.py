@@ -126,7 +126,7 @@ def test_a_restart_in_the_middle_of_a_write(team: Team) -> None:
     sending = team.kernel.popen("send", "planner", "killed plan", "--instance", "killed", "--workdir", str(place))
     wait_until((place / "half").exists, what="half of the file")
     os.kill(team.kernel.pid("supervisor"), signal.SIGKILL)
-    sending.communicate(timeout=20)
+    sending.communicate(timeout=30)
     assert (place / "out.txt").read_text().count("\n") == 100
     team.kernel.detach()
     wait_until(lambda: len(team.model.requests.get("killed plan", [])) >= 3, 40, "the planner's last step")

@@ -161,4 +161,4 @@ async def test_one_message_whose_tool_fills_the_mailbox_leaves_room_for_others(k
         # Nothing of it is lost: what was refused waits where it came from, and ends with who sent it.
         cancelled = await person.post(Frame("admin", payload=to_raw({"op": "cancel", "eventId": asked.event_id})))
         assert from_raw(cancelled.payload, dict)["state"] == "cancelled"
-        await asyncio.wait_for(heard, 10)
+        await asyncio.wait_for(heard, 20)

@@ -99,7 +99,7 @@ def test_a_stop_tells_every_agent_in_a_frame_and_each_acknowledges_before_it_end
         asking = kernel.popen("send", "/bash__exec command='sleep 30'", "--instance", "busy", "--event-id", "b1")
         wait_until(lambda: any(row["type"] == "tool.call" for row in tapped(kernel, "busy")))
         assert kernel.gdn("stop").status == 0
-        asking.wait(20)
+        asking.wait(30)
         for instance in ("idle", "busy"):
             rows = tapped(kernel, instance)
             [told] = [row for row in rows if row["type"] == "shutdown"]
@@ -138,7 +138,7 @@ def test_agents_leave_though_the_broker_that_was_to_tell_them_is_gone() -> None:
         stopping = kernel.popen("stop")
         wait_until(lambda: "stopping: " in kernel.log("supervisor"))
         os.kill(broker, signal.SIGKILL)
-        assert stopping.wait(15) == 0
+        assert stopping.wait(30) == 0
         assert "agents did not leave in time" not in kernel.log("supervisor")
 
 
@@ -158,13 +158,13 @@ def test_a_waiting_send_is_told_that_its_message_is_kept_and_the_next_start_fini
         assert behind.stderr is not None
         assert b"main/default is busy; 1 message before yours" in behind.stderr.readline()
         assert kernel.gdn("stop").status == 0
-        out, _ = waiting.communicate(timeout=20)
+        out, _ = waiting.communicate(timeout=30)
         assert waiting.returncode == 1
         error = json.loads(out)["error"]
         assert error["code"] == "E_KERNEL_STOPPED"
         assert "the message kept-1 is kept, and its turn goes on at the next start" in error["message"]
         assert "--event-id kept-1" in error["suggestion"]
-        assert behind.wait(20) == 1
+        assert behind.wait(30) == 1
         assert b"the message kept-2 is kept" in behind.stderr.read()
 
         left = kernel.gdn("trace", "kept-1", "--json")

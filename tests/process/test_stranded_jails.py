@@ -33,7 +33,7 @@ def second_process(folder: Path, parent: str) -> Iterator[int]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, start_new_session=True)
     try:
         assert process.stdout is not None
-        if not select.select([process.stdout], [], [], 5)[0] or process.stdout.read(1) != b"\n":
+        if not select.select([process.stdout], [], [], 20)[0] or process.stdout.read(1) != b"\n":
             pytest.skip("no user namespaces here")
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii").split()
         yield int(children[0])
@@ -53,5 +53,5 @@ def test_only_a_jail_without_its_first_process_is_stranded(tmp_path: Path) -> No
         pidfd = os.pidfd_open(left)
         stack.callback(os.close, pidfd)
         assert end_stranded() >= 1
-        assert select.select([pidfd], [], [], 5)[0], "it lives on"
+        assert select.select([pidfd], [], [], 20)[0], "it lives on"
         assert left not in stranded()

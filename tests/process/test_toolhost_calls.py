@@ -220,7 +220,7 @@ async def test_more_instances_than_jails(short_tmp: Path, workdir: Path) -> None
         waiting = [made.start("t__bump", workdir=workdir, instance_key=f"w{n}") for n in range(4)]
         made.cancel(waiting[3][0])
         assert code_of(await waiting[3][1]) == "E_CANCELLED"
-        results = await asyncio.wait_for(asyncio.gather(*(waiter for _, waiter in waiting[:3])), 10)
+        results = await asyncio.wait_for(asyncio.gather(*(waiter for _, waiter in waiting[:3])), 20)
         assert [result["output"][0] for result in results] == [1, 1, 1]
         assert all(waiter.done() for waiter in busy)
         assert made.host.sessions.jail_count <= 2
@@ -245,7 +245,7 @@ async def test_calls_wait_until_it_is_known_whether_jails_can_be_made(short_tmp:
     _, early = made.start("t__bump", workdir=workdir)
     assert not made.results
     made.host.sessions.open(made.facts)
-    assert (await asyncio.wait_for(early, 10))["output"][0] == 1
+    assert (await asyncio.wait_for(early, 20))["output"][0] == 1
     await made.host.close()
     made.start("t__bump", workdir=workdir)
     assert len(made.results) == 1  # closed: the next incarnation answers

@@ -280,7 +280,7 @@ async def test_a_dead_worker_is_named_with_its_end(short_tmp: Path, workdir: Pat
         pid = [news for news in made.workers if news.op == "start"][-1].pid
         assert b"boot.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
         os.kill(pid, 9)
-        error = error_of(await asyncio.wait_for(waiter, 5))
+        error = error_of(await asyncio.wait_for(waiter, 20))
         assert error["code"] == "E_TOOL_CRASHED"
         assert "SIGKILL" in error["message"]
         assert (await made.call("t__echo", {}, workdir=workdir))["status"] == "ok"
@@ -300,20 +300,20 @@ GARBAGE = {
 async def test_garbage_on_the_channel_ends_the_jail(short_tmp: Path, workdir: Path) -> None:
     async with bench(tool(short_tmp)) as made:
         for data, code in GARBAGE.items():
-            sibling_id, sibling = made.start("t__nap", {"s": 3}, workdir=workdir)
-            error = error_of(await made.call("t__garbage", {"hex": data}, workdir=workdir, within_s=5))
+            sibling_id, sibling = made.start("t__nap", {"s": 60}, workdir=workdir)
+            error = error_of(await made.call("t__garbage", {"hex": data}, workdir=workdir, within_s=20))
             assert error["code"] == code, data
-            assert error_of(await asyncio.wait_for(sibling, 1))["code"] == code
+            assert error_of(await asyncio.wait_for(sibling, 20))["code"] == code
             assert [call_id for call_id, _ in made.results].count(sibling_id) == 1
             assert (await made.call("t__echo", {}, workdir=workdir))["status"] == "ok"
 
 
 async def test_results_for_other_calls_end_the_jail(short_tmp: Path, workdir: Path) -> None:
     async with bench(tool(short_tmp)) as made:
-        error = error_of(await made.call("t__forge", {"ids": ["999"]}, workdir=workdir, within_s=5))
+        error = error_of(await made.call("t__forge", {"ids": ["999"]}, workdir=workdir, within_s=20))
         assert "does not run" in error["message"]
         # the forger's own first result counts, its second one ends the jail
-        result = await made.call("t__forge", {"ids": ["2", "2"]}, workdir=workdir, within_s=5)
+        result = await made.call("t__forge", {"ids": ["2", "2"]}, workdir=workdir, within_s=20)
         assert result == {"status": "ok", "output": "forged"}
         await until(lambda: made.host.sessions.jail_count == 0)
         assert (await made.call("t__echo", {}, workdir=workdir))["status"] == "ok"

@@ -188,7 +188,7 @@ async def test_services_that_misbehave(tmp_path: Path) -> None:
                     assert error["message"].startswith(f"[{tool.partition('__')[0]}] "), error
                     assert said in error["message"], (name, error)
                     assert error["code"] == "E_TOOL"
-                    assert time.monotonic() - began < 5, name
+                    assert time.monotonic() - began < 9, name
                     assert made.sent < ENDLESS / 2, "it went on reading"
             assert other.asked == []
             assert not [line for line in host.logs if TOKEN in line.message]
@@ -310,7 +310,7 @@ async def test_a_cancelled_call_ends_and_the_jail_goes_on(tmp_path: Path) -> Non
             while not made.asked:
                 await asyncio.sleep(0.01)
             host.cancel(call_id)
-            assert (await asyncio.wait_for(waiter, 5))["error"]["code"] == "E_CANCELLED"
+            assert (await asyncio.wait_for(waiter, 20))["error"]["code"] == "E_CANCELLED"
             result = await host.call("slack__send", {**args, "apiBaseUrl": f"{made.url}/ok"}, workdir=tmp_path)
             assert result["status"] == "ok"
 

@@ -284,7 +284,7 @@ def take(frame):
     codes.append((frame.get("error") or {}).get("code"))
     if len(codes) == 200: done.set()
 asking([("tool", {"name": "json-query__count", "args": {"data": "[]"}}, take) for _ in range(200)])
-done.wait(20)
+done.wait(30)
 print(codes.count("E_TOOL_LIMIT") > 100, codes.count(None) >= 16, len(codes))
 print(tools.json_query__count(data="[1]")["count"])
 """
@@ -368,7 +368,7 @@ print("counted")
 def test_a_cancelled_turn_ends_its_script_and_the_calls_of_it(kernel: Sandbox) -> None:
     process = started(kernel, "cancelled")
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=30)
     assert process.returncode != 0
     code = """
 import time

@@ -68,7 +68,7 @@ def test_doctor_tells_what_a_killed_kernel_left(running: Sandbox) -> None:
     if not running.ps():
         running.detach()
     os.kill(running.pid("supervisor"), signal.SIGKILL)
-    running.wait_for_nothing(5.0)
+    running.wait_for_nothing()
     left = findings(running.gdn("doctor", "--json").json)["running"]
     assert (left["level"], left["fix"]) == ("warning", "gdn stop")
     assert running.gdn("stop").status == 0

@@ -160,7 +160,7 @@ def over_http(kernel: Sandbox, *more: str, agent: str = "main") -> Iterator[dict
         yield told
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(20)
+        process.wait(30)
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
@@ -257,7 +257,7 @@ async def test_the_end_of_a_client_ends_its_calls(kernel: Sandbox) -> None:
     process.stdin.flush()
     wait_until(lambda: list(kernel.home.glob("state/workspaces/*/instances/main/gone/workspace/began")))
     process.stdin.close()
-    assert process.wait(20) == 0
+    assert process.wait(30) == 0
     waits = kernel.gdn("ps", "--why", "--json").json
     assert "gone" not in json.dumps(waits.get("waits", waits) if isinstance(waits, dict) else [])
     for stream in (process.stdout, process.stderr):
