@@ -86,6 +86,8 @@ class BrokerLoop:
         #: Batches that the journal has not settled yet, in order.
         self._unsettled: deque[list[Staged]] = deque()
         self._oldest: list[Staged] | None = None  # of them, at the last tick
+        #: Whether the journal would use a pause. Asked after what lets it fall behind.
+        self._behind = False
         self._stop = False
         self._wake_r, self._wake_w = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
@@ -130,14 +132,15 @@ class BrokerLoop:
 
     def _wait(self, now: float, next_tick: float) -> None:
         """Sleep until there is something to do. `now`: when this round began."""
-        journal, transport = self._journal, self._transport
+        transport = self._transport
         # Acting on settled decisions may stage new ones. Those must not wait until something else happens.
-        wait = 0.0 if any(transport.due) or self._bus.staged else max(0.0, next_tick - now)
-        if journal.is_behind():
+        wait = 0.0 if self._bus.staged or now >= next_tick or any(transport.due) else next_tick - now
+        if self._behind:
             if transport.wait(0, now):
                 return
             if wait:
-                journal.catch_up()
+                self._journal.catch_up()
+                self._behind = self._journal.is_behind()
         transport.wait(wait, now)
 
     def _tick(self, now: float) -> None:
@@ -197,6 +200,7 @@ class BrokerLoop:
             self._unsettled.append(batch)
         for refused in self._journal.settled():
             self._router.settle(self._unsettled.popleft(), now, refused)
+        self._behind = self._journal.is_behind()
         self._flush(now)
 
     def _tidy(self, folder: blob_files.BlobFolder, now: float) -> None:
@@ -232,17 +236,13 @@ class BrokerLoop:
     # --- sending
 
     def _flush(self, now: float) -> None:
-        bus, put = self._bus, self._transport.put
+        out = self._bus.out
         while True:
-            for cls, ident, data in bus.out:  # which grows by what the router says of a peer that is gone
-                if not put(cls, ident, data):
-                    bus.counters["peers_unreachable"] += 1
-                    self._router.unreachable(cls, ident, now)
-            bus.out.clear()  # in place: the parts of the router hold this very list
-            given_up = self._transport.flush()
-            if not given_up:
+            gone = self._transport.send(out)
+            out.clear()  # in place: the parts of the router hold this very list
+            if not gone:
                 return
-            for cls, ident in given_up:
+            for cls, ident in gone:  # what the router says of it is sent as well
                 self._router.unreachable(cls, ident, now)
 
     def _on_signal(self, number: int, frame: object) -> None:
@@ -260,6 +260,5 @@ def _transport(name: str, epoll: select.epoll, counters: Counter[str], known: Se
     return LibzmqTransport(epoll, counters, known)
 
 
-def clock() -> float:
-    """The broker's clock: CLOCK_BOOTTIME in seconds, comparable between processes and across suspend."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
+#: The broker's clock: CLOCK_BOOTTIME in seconds, comparable between processes and across suspend.
+clock = partial(time.clock_gettime, time.CLOCK_BOOTTIME)

@@ -421,24 +421,25 @@ class Link:
     def _turn(self) -> None:
         """Write the queue, handle the frames that were read, and write the frames that they caused."""
         self._scheduled = True  # what is queued from here on leaves with this turn
+        outgoing, transport = self._outgoing, self._transport
         more = False
         try:
-            if self._outgoing:
-                self._write()
+            if outgoing:
+                transport.send(outgoing)
             more = True  # also when a handler raises: what was read and what is queued wait for a turn
-            more = self._receive()
+            more = self._receive(transport)
             if self._peer.waiting and self._peer.phase == "ready":
                 self._queue_waiting()
-            if self._outgoing:
-                self._write()
+            if outgoing:
+                transport.send(outgoing)
         finally:
             self._scheduled = False
             if more:
                 self._schedule()
 
-    def _receive(self) -> bool:
+    def _receive(self, transport: Transport) -> bool:
         """Handle the frames that were read. Whether there may be more of them than one turn takes."""
-        transport, handle = self._transport, self._handle
+        handle = self._handle
         for _ in range(FRAMES_PER_WAKEUP):
             if self._paused or not self._open:  # a payload is being read, or the link is closed
                 return False

@@ -27,6 +27,8 @@ EAGER_TRIES: Final = 50
 PATIENT_RECONNECT_S: Final = 0.1
 #: The most bytes that are read at once. What is read together is handled together, so it is also a bound on that.
 READ_BYTES: Final = 64 << 10
+#: The most messages that are cut out of them together.
+BATCH: Final = 128
 #: The least bytes that are sent together, when there are as many.
 WRITE_BYTES: Final = 256 << 10
 #: The socket types that the broker may have. A REP waits for an empty part before each message.
@@ -48,6 +50,8 @@ class NativeTransport(Transport):
         self._retry: asyncio.TimerHandle | None = None
         self._handshake: Handshake | None = None
         self._messages = Messages(self._max_bytes)
+        #: Messages that `take` has not given yet.
+        self._batch: deque[bytes] = deque()
         self._unsent = b""
         self._closed = False
 
@@ -56,23 +60,20 @@ class NativeTransport(Transport):
         self._loop = loop
         self._connect(loop)
 
-    @property
-    def more(self) -> bool:
-        """Whether bytes were read that `take` has not looked at."""
-        return bool(self._messages.more)
-
     def take(self) -> bytes | None:
         """The next message; it may be empty. None: there is none now."""
-        try:
-            found = self._messages.take(1)
-        except ZmtpError:
-            self._lose()
-            return None
-        if self._messages.answers:
-            answers = b"".join(self._messages.answers)
-            self._messages.answers.clear()
-            self._send(answers)
-        return found[0] if found else None
+        batch, messages = self._batch, self._messages
+        if messages.more and not batch:
+            try:
+                batch.extend(messages.take(BATCH))
+            except ZmtpError:
+                self._lose()
+                return None
+            if messages.answers:
+                answers = b"".join(messages.answers)
+                messages.answers.clear()
+                self._send(answers)
+        return batch.popleft() if batch else None
 
     def send(self, messages: deque[bytes]) -> None:
         """Send as many of the messages as go out now, and take those out of the queue. `on_writable` is called when
@@ -162,6 +163,7 @@ class NativeTransport(Transport):
         sock.close()
         self._unsent = b""
         self._handshake = None
+        self._batch.clear()
         self._messages = Messages(self._max_bytes)
 
     def _lose(self) -> None:
@@ -177,7 +179,7 @@ class NativeTransport(Transport):
         sock = self._socket
         if sock is None:
             return
-        if self._messages.more:  # first what was read before
+        if self._batch or self._messages.more:  # first what was read before
             self._on_messages()
             return
         try:

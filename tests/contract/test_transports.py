@@ -251,7 +251,13 @@ class Served:
             self.other.getsockopt(zmq.EVENTS)
         self.sockets.wait(0 if any(self.sockets.due) else seconds, time.monotonic())
         self.got += self.sockets.receive(0, quota)
-        self.given_up += self.sockets.flush()
+        self.given_up += self.sockets.send([])
+
+    def send(self, ident: bytes, data: bytes) -> bool:
+        """Send a frame. Whether its peer is there, and takes enough."""
+        gone = self.sockets.send([(0, ident, data)])
+        self.given_up += gone
+        return not gone
 
     def until(self, holds: Callable[[], bool]) -> None:
         end = time.monotonic() + PATIENCE_S
@@ -298,8 +304,7 @@ def test_a_dealer_of_libzmq_and_the_broker(served: Served, short_tmp: Path) -> N
         served.until(lambda: len(served.got) == 1 + len(sent))
         assert served.got[1:] == [(ident, data) for data in sent]
         for data in sent:
-            assert served.sockets.put(0, ident, data)
-            assert served.sockets.flush() == []
+            assert served.send(ident, data)
         for data in sent:
             served.turn()
             assert socket.recv() == data
@@ -334,8 +339,8 @@ def test_who_is_gone_is_told_of_at_the_next_frame(served: Served, short_tmp: Pat
     served.other = None
     served.until(lambda: len(served.got) == 2)
     assert served.got[1] == (ident, b"last words")
-    served.until(lambda: not served.sockets.put(0, ident, b"too late"))
-    assert not served.sockets.put(0, b"nobody", b"")
+    served.until(lambda: not served.send(ident, b"too late"))
+    assert not served.send(b"nobody", b"")
 
 
 def test_no_class_gives_more_than_its_quota_in_a_round(served: Served, short_tmp: Path) -> None:
@@ -367,8 +372,7 @@ def test_a_second_peer_of_the_same_routing_id_takes_nothing_over(served: Served,
         while time.monotonic() < end:
             second.getsockopt(zmq.EVENTS)
             served.turn()
-        served.sockets.put(0, ident, b"for the first")
-        served.sockets.flush()
+        served.send(ident, b"for the first")
         assert first.recv() == b"for the first"
         second.setsockopt(zmq.RCVTIMEO, 100)
         with pytest.raises(zmq.Again):
@@ -386,14 +390,14 @@ def test_who_reads_nothing_is_given_up_over_its_limit_and_others_go_on(
         served.other = good = later.enter_context(peer(short_tmp, PROBE_ROUTER=1))
         served.until(lambda: len(served.got) == 2)
         for _ in range(400):
-            if served.given_up or not served.sockets.put(0, ident, bytes(LIMIT // 4)):
+            if served.given_up or not served.send(ident, bytes(LIMIT // 4)):
                 break
-            served.sockets.put(0, ident, Lossy(b"news"))
+            served.send(ident, Lossy(b"news"))
             served.turn(seconds=0)
         served.turn()
         assert served.given_up == [(0, ident)] and served.counters["peers_dropped_full"] == 1
         assert served.counters["live_dropped"] > 0
-        assert served.sockets.put(0, served.got[1][0], b"for you")
+        assert served.send(served.got[1][0], b"for you")
         served.turn()
         assert good.recv() == b"for you"
 
@@ -405,7 +409,7 @@ def test_what_a_slow_peer_did_not_take_comes_in_order(served: Served, short_tmp:
         ident = served.got[0][0]
         sent = [bytes([number]) * 100_000 for number in range(120)]
         for data in sent:
-            assert served.sockets.put(0, ident, data)
+            assert served.send(ident, data)
             served.turn(seconds=0)
         got: list[bytes] = []
         slow.setsockopt(zmq.RCVTIMEO, 0)
@@ -426,8 +430,7 @@ def test_a_dealer_without_a_routing_id_and_one_that_asks_for_heartbeats(served: 
         ident = served.got[0][0]
         end = time.monotonic() + 1.3  # longer than a peer waits whose heartbeats nobody answers
         served.until(lambda: time.monotonic() > end)
-        assert served.sockets.put(0, ident, b"still there")
-        served.sockets.flush()
+        assert served.send(ident, b"still there")
         assert socket.recv() == b"still there"
 
 

@@ -35,11 +35,10 @@ class Transport(Protocol):
     def receive(self, cls: int, quota: int) -> Sequence[tuple[bytes, bytes]]:
         """At most `quota` messages of a class, each with the routing id of its connection; a message may be empty."""
 
-    def put(self, cls: int, ident: bytes, data: bytes) -> bool:
-        """Send a frame, with the next `flush` at the latest. False: there is no such peer."""
-
-    def flush(self) -> Sequence[tuple[int, bytes]]:
-        """Send what was put. Gives the peers that were given up, because they take too little."""
+    def send(self, frames: Sequence[tuple[int, bytes, bytes]]) -> Sequence[tuple[int, bytes]]:
+        """Send frames, each with class and routing id of its peer. Gives the peers that are not there, and those that
+        were given up since the last time because they take too little.
+        """
 
     def tick(self, now: float) -> None:
         """The work that is done a few times a second."""

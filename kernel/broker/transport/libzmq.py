@@ -72,7 +72,8 @@ class LibzmqTransport:
         self._blocked: dict[tuple[int, bytes], deque[bytes]] = {}
         self._waiting = 0
         self._waiting_for: Counter[tuple[int, bytes]] = Counter()
-        self._given_up: list[tuple[int, bytes]] = []
+        #: The peers that `send` tells of next.
+        self._gone: list[tuple[int, bytes]] = []
 
     def listen(self, path: str, users: Collection[int], high_water: int) -> None:
         """Bind the next class's socket. Raises GoondanError E_INTERNAL when libzmq cannot tell who connects."""
@@ -163,31 +164,29 @@ class LibzmqTransport:
 
     # --- sending
 
-    def put(self, cls: int, ident: bytes, data: bytes) -> bool:
-        """Hand a frame to libzmq, or keep it for a peer that can take no more. False: there is no such peer."""
+    def send(self, frames: Sequence[tuple[int, bytes, bytes]]) -> Sequence[tuple[int, bytes]]:
+        """Hand frames to libzmq, or keep those of a peer that can take no more. See Transport."""
         blocked = self._blocked
-        if blocked and (cls, ident) in blocked:
-            self._block(cls, ident, data)
-            return True
-        send = self._senders[cls]
-        self._sent_on.add(cls)
-        try:
-            send(ident, _MORE)
-            send(data, _NOBLOCK)
-        except zmq.Again:
-            self._block(cls, ident, data)
-        except zmq.ZMQError as error:
-            if error.errno != errno.EHOSTUNREACH:
-                raise
-            return False
-        return True
-
-    def flush(self) -> Sequence[tuple[int, bytes]]:
-        """The peers that were given up since the last time. What was put has been handed over already."""
-        given_up = self._given_up
-        if given_up:
-            self._given_up = []
-        return given_up
+        for cls, ident, data in frames:
+            if blocked and (cls, ident) in blocked:
+                self._block(cls, ident, data)
+                continue
+            send = self._senders[cls]
+            self._sent_on.add(cls)
+            try:
+                send(ident, _MORE)
+                send(data, _NOBLOCK)
+            except zmq.Again:
+                self._block(cls, ident, data)
+            except zmq.ZMQError as error:
+                if error.errno != errno.EHOSTUNREACH:
+                    raise
+                self._counters["peers_unreachable"] += 1
+                self._gone.append((cls, ident))
+        gone = self._gone
+        if gone:
+            self._gone = []
+        return gone
 
     def tick(self, now: float) -> None:
         """Nothing: libzmq has clocks of its own."""
@@ -225,7 +224,7 @@ class LibzmqTransport:
 
     def _give_up(self, cls: int, ident: bytes) -> None:
         self._unblock(cls, ident)
-        self._given_up.append((cls, ident))
+        self._gone.append((cls, ident))
 
     def _unblock(self, cls: int, ident: bytes) -> None:
         self._blocked.pop((cls, ident), None)

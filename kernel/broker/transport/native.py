@@ -97,7 +97,7 @@ class PeerSocket:
         self.messages = Messages(MAX_FRAME_BYTES)
         #: It is in the queue of those that may have something to say.
         self.due = False
-        #: What leaves with the next `flush`.
+        #: What leaves with the next `send`.
         self.batch: list[bytes] = []
         #: What it did not take, in order, and the bytes of it.
         self.queue: deque[bytes] = deque()
@@ -237,25 +237,24 @@ class NativeTransport:
 
     # --- writing
 
-    def put(self, cls: int, ident: bytes, data: bytes) -> bool:
-        """Add a frame to what leaves with the next `flush`. False: there is no such peer."""
-        peer = self._peers[cls].get(ident)
-        if peer is None:
-            return False
-        if peer.waiting > MAX_WAITING_NEWS and isinstance(data, Lossy):
-            self._counters["live_dropped"] += 1
-            return True
-        batch = peer.batch
-        if not batch:
-            self._touched.append(peer)
-        batch.append(head(len(data)))
-        batch.append(data)
-        return True
-
-    def flush(self) -> Sequence[tuple[int, bytes]]:
-        """Send what was put. Gives the peers that were closed, because they take too little."""
-        dropped: list[tuple[int, bytes]] = []
-        for peer in self._touched:
+    def send(self, frames: Sequence[tuple[int, bytes, bytes]]) -> Sequence[tuple[int, bytes]]:
+        """Send frames, together what is for one peer, and answers to PING. See Transport."""
+        touched, gone = self._touched, []
+        for cls, ident, data in frames:
+            peer = self._peers[cls].get(ident)
+            if peer is None:
+                self._counters["peers_unreachable"] += 1
+                gone.append((cls, ident))
+                continue
+            if peer.waiting > MAX_WAITING_NEWS and isinstance(data, Lossy):
+                self._counters["live_dropped"] += 1
+                continue
+            batch = peer.batch
+            if not batch:
+                touched.append(peer)
+            batch.append(head(len(data)))
+            batch.append(data)
+        for peer in touched:
             if peer.closed:
                 continue
             data = b"".join(peer.batch)
@@ -277,9 +276,9 @@ class NativeTransport:
             if peer.waiting > MAX_WAITING_PEER or self._waiting > MAX_WAITING_ALL:
                 self._counters["peers_dropped_full"] += 1
                 self.close_peer(peer)
-                dropped.append((peer.cls, peer.ident))
-        self._touched.clear()
-        return dropped
+                gone.append((peer.cls, peer.ident))
+        touched.clear()
+        return gone
 
     def _write_on(self, peer: PeerSocket) -> None:
         """Send what waits for a peer, as far as it takes it."""

@@ -8,7 +8,7 @@ import select
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -42,7 +42,11 @@ class Broker:
         """One round: at most `most` messages."""
         self.sockets.wait(0, self.now)
         self.got += self.sockets.receive(CLS, most)
-        self.sockets.flush()
+        self.sockets.send([])
+
+    def send(self, data: bytes) -> Sequence[tuple[int, bytes]]:
+        """Send a frame to FIRST. The peers that are gone."""
+        return self.sockets.send([(CLS, FIRST, data)])
 
     def connect(self, said: bytes = b"") -> socket.socket:
         client = socket.socket(socket.AF_UNIX)
@@ -98,12 +102,11 @@ def test_who_is_gone_is_told_of_at_the_next_frame_and_its_last_words_are_heard(b
     client = broker.peer()
     client.sendall(head(3) + b"bye")
     client.close()
-    broker.sockets.put(CLS, FIRST, b"too late")  # fails, and takes nothing of what was said
-    broker.sockets.flush()
+    broker.send(b"too late")  # fails, and takes nothing of what was said
     broker.turn()
     broker.turn()
     assert broker.got == [(FIRST, b"bye")]
-    assert not broker.sockets.put(CLS, FIRST, b"too late")
+    assert broker.send(b"too late") == [(CLS, FIRST)]
 
 
 def test_a_routing_id_never_comes_again_whatever_a_peer_calls_itself(broker: Broker) -> None:
@@ -213,8 +216,7 @@ def test_what_a_peer_does_not_read_waits_in_order_and_leaves_when_it_reads(broke
     client = broker.peer()
     sent = [bytes((number,)) * 50_000 for number in range(30)]
     for data in sent:
-        assert broker.sockets.put(CLS, FIRST, data)
-        assert broker.sockets.flush() == []
+        assert broker.send(data) == []
     messages = Messages(MAX_FRAME_BYTES)
     got: list[bytes] = []
     while len(got) < len(sent):
@@ -229,11 +231,9 @@ def test_what_a_peer_does_not_read_waits_in_order_and_leaves_when_it_reads(broke
 def test_news_are_dropped_for_who_does_not_read_and_nothing_else(broker: Broker) -> None:
     client = broker.peer()
     while broker.sockets._waiting <= MAX_WAITING_NEWS:
-        broker.sockets.put(CLS, FIRST, bytes(10_000))
-        broker.sockets.flush()
-    broker.sockets.put(CLS, FIRST, Lossy(b"news"))
-    broker.sockets.put(CLS, FIRST, b"kept")
-    broker.sockets.flush()
+        broker.send(bytes(10_000))
+    broker.send(Lossy(b"news"))
+    broker.send(b"kept")
     assert broker.counters["live_dropped"] == 1
     data = b""
     while not data.endswith(b"kept"):
@@ -250,12 +250,11 @@ def test_who_reads_nothing_is_dropped_over_its_limit(
     client = broker.peer()
     dropped: list[tuple[int, bytes]] = []
     for _ in range(40):
-        broker.sockets.put(CLS, FIRST, bytes(100_000))
-        dropped += broker.sockets.flush()
+        dropped += broker.send(bytes(100_000))
         if dropped:
             break
     assert dropped == [(CLS, FIRST)] and broker.counters["peers_dropped_full"] == 1
-    assert not broker.sockets.put(CLS, FIRST, b"more") and broker.sockets._waiting == 0
+    assert broker.send(b"more") == [(CLS, FIRST)] and broker.sockets._waiting == 0
     assert is_closed(client) and MAX_WAITING_PEER == 32 << 20
 
 
@@ -273,13 +272,12 @@ def test_pings_are_answered_and_their_answers_are_bounded_too(broker: Broker, mo
     except OSError:
         pass
     broker.turn()
-    assert not broker.sockets.put(CLS, FIRST, b"more"), "who pings and reads nothing is closed"
+    assert broker.send(b"more") == [(CLS, FIRST)], "who pings and reads nothing is closed"
 
 
 def test_at_the_end_what_waits_may_leave(broker: Broker) -> None:
     client = broker.peer()
-    broker.sockets.put(CLS, FIRST, bytes(200_000) + b"end")
-    broker.sockets.flush()
+    broker.send(bytes(200_000) + b"end")
     got: list[bytes] = []
 
     def reading() -> None:
