@@ -19,7 +19,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
@@ -28,10 +28,15 @@ from typing import Final
 import msgspec
 
 from goondan.features import parts
+from goondan.kernel.lock import ALIVE
 from goondan.kernel.spawn import command, start_program
 from goondan.kernel.start import jsonschema_rs_alone
 from goondan.schemas.system.startup import die_with_parent
 
+#: The programs of a kernel that always run.
+PROGRAMS: Final = ("goondan.toolhost", "goondan.agentproc.start.forkserver", "goondan.kernel.broker")
+#: What looks into the modules of tools when a workspace is new.
+AT_FIRST: Final = ("goondan.toolhost.inspection",)
 #: What several of the programs import. The first has most of it: asyncio, msgspec, what goes over a link.
 SHARED: Final = (
     "goondan.schemas.transport.link",
@@ -68,11 +73,14 @@ class _Request(msgspec.Struct):
 class Ahead:
     """The programs that were forked and wait for their start, by module. `start` takes one."""
 
-    def __init__(self, modules: Iterable[str] = ()) -> None:
-        """Fork them. Returns in this process only; a fork ends with SystemExit, when its program has run."""
+    def __init__(self, modules: Iterable[str] = (), later: Collection[str] = ()) -> None:
+        """Fork them. Returns in this process only; a fork ends with SystemExit, when its program has run. Those of
+        `later` may not be needed, so they import nothing before their start.
+        """
         self._waiting: dict[str, tuple[int, socket.socket]] = {}
+        self._later = later
         parent_pid = os.getpid()
-        for module in modules:
+        for module in (*modules, *later):
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 pid = os.fork()
@@ -81,7 +89,7 @@ class Ahead:
                 theirs.close()
                 continue
             if pid == 0:
-                sys.exit(_run(module, theirs, parent_pid))
+                sys.exit(_run(module, theirs, parent_pid, at_once=module not in later))
             theirs.close()
             self._waiting[module] = (pid, ours)
 
@@ -110,10 +118,21 @@ class Ahead:
                 return pid
         return start_program(command(module, arguments), env=env, output_fd=output_fd, pass_fds=pass_fds)
 
+    def close_later(self) -> None:
+        """Let those of `later` end that were not started."""
+        for module in self._later:
+            if (waiting := self._waiting.pop(module, None)) is not None:
+                waiting[1].close()
+
     def close(self) -> None:
-        """Let those end that were not started."""
+        """Let all end that were not started."""
         while self._waiting:
             self._waiting.popitem()[1][1].close()
+
+
+def fork_programs(state_dir: str) -> Ahead:
+    """Fork what the start of a kernel with this state needs."""
+    return Ahead(PROGRAMS, () if os.path.exists(f"{state_dir}/{ALIVE}") else AT_FIRST)
 
 
 def import_shared() -> None:
@@ -145,15 +164,16 @@ def program_of(module: str) -> ModuleType:
     return import_module(f"{module}.__main__") if hasattr(program, "__path__") else program
 
 
-def _run(module: str, channel: socket.socket, parent_pid: int) -> int:
-    """One program, from the fork to its exit status."""
+def _run(module: str, channel: socket.socket, parent_pid: int, *, at_once: bool) -> int:
+    """One program, from the fork to its exit status. `at_once`: it imports before its start."""
     die_with_parent(parent_pid)
     os.setsid()
     os.chdir("/")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a restart in place blocks some
     close_all_but({channel.fileno()})
-    program = program_of(module)
+    if at_once:
+        program_of(module)
     with channel:
         data, descriptors, _, _ = socket.recv_fds(channel, MAX_REQUEST, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
     if not data:
@@ -170,7 +190,7 @@ def _run(module: str, channel: socket.socket, parent_pid: int) -> int:
     os.environb.update(request.env)
     sys.argv = [module, *map(os.fsdecode, request.arguments)]
     _show_in_lists(sys.argv)
-    status: int = program.main()
+    status: int = program_of(module).main()
     return status
 
 

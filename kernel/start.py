@@ -19,6 +19,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import re
 import sys
 import threading
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 #: Everything waits for these when a kernel starts, and they speak with this machine alone. See `asyncio_without_tls`.
 WITHOUT_TLS = frozenset(("goondan.toolhost.inspection",))
@@ -85,6 +86,26 @@ def msgspec_alone() -> None:
 def jsonschema_rs_alone() -> None:
     """Import jsonschema_rs. It has the email package read the date of its own build, and nothing else: 5 ms."""
     import_without("email.utils", "jsonschema_rs", SimpleNamespace(parsedate_to_datetime=str))
+
+
+class LaterPattern:
+    """A pattern that is compiled at its first use. Until then it has what `re.compile` was given."""
+
+    def __init__(self, *given: Any) -> None:
+        self._given = given
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(re.compile(*self._given), name)
+
+
+def yaml_alone() -> None:
+    """Import yaml. The patterns are for its reader in Python, and take half of the import; ours reads by libyaml."""
+    if "yaml" not in sys.modules:
+        sys.modules["re"] = SimpleNamespace(**{**vars(re), "compile": LaterPattern})  # type: ignore[assignment]
+        try:
+            import_module("yaml")
+        finally:
+            sys.modules["re"] = re
 
 
 def leave(end: SystemExit) -> NoReturn:

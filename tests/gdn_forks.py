@@ -27,7 +27,6 @@ import os
 import select
 import signal
 import socket
-import subprocess
 import sys
 import termios
 import time
@@ -169,7 +168,7 @@ def _become(request: Any, *streams: int) -> NoReturn:
         os.chdir(request["folder"])
         sys.argv = ["gdn", *request["arguments"]]
         attach.start_program = _start_program  # type: ignore[attr-defined]
-        handlers.Inspector._start = _start_inspection  # type: ignore[assignment, method-assign]
+        handlers.execute = _start_inspection
         cli.main()
     finally:  # it ends the process by itself, unless the above has failed
         sys.excepthook(*sys.exc_info())
@@ -190,24 +189,9 @@ def _start_program(
     return pid
 
 
-class _Forked(subprocess.Popen[bytes]):
-    """A process that is forked and not executed."""
-
-    def _execute_child(self, argv: Any, *rest: Any) -> None:
-        env, (read, write, answer_read, answer_write, error_read, error_write) = rest[5], rest[9:15]
-        self.pid = _fork()
-        if not self.pid:
-            _execute(argv, env, (read, answer_write, error_write), set())
-        self._child_created = True
-        self._close_pipe_fds(read, write, answer_read, answer_write, error_read, error_write)  # type: ignore[attr-defined]
-
-
-def _start_inspection(inspector: handlers.Inspector) -> subprocess.Popen[bytes]:
+def _start_inspection(module: str, arguments: Sequence[str], **given: Any) -> int:
     """Start the program that looks into modules of tools: see goondan.kernel.bundle.handlers."""
-    argv, pipe = spawn.command("goondan.toolhost.inspection", []), subprocess.PIPE
-    env = spawn.environment(os.environ)
-    inspector._process = _Forked(argv, env=env, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
-    return inspector._process
+    return _start_program(spawn.command(module, arguments), **given)
 
 
 def _execute(argv: Sequence[str], env: Mapping[str, str], streams: Sequence[int], keep: set[int]) -> NoReturn:

@@ -2,7 +2,7 @@
 jail.
 
 `gdn validate` and the start of a kernel start this program, because they must not import a tool's code. It reads one
-JSON document from stdin and writes one to stdout:
+JSON document from stdin, or a socket, and writes one to stdout, or that socket:
 
     {"tools": [ToolSpec, …], "stateDir": PATH, "protected": [PATH, …], "timeoutS": 5, "values": {}}
     {"tools": [{"name", "method": "jail" | "source", "exports": […] | null, "error": {"reason", "message"} | null}]}
@@ -18,9 +18,11 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import os
 import re
+import socket
 import sys
-from typing import Final, Literal
+from typing import IO, Final, Literal
 
 import msgspec
 
@@ -218,11 +220,17 @@ def _narrowed(tool: ToolSpec) -> ToolSpec:
 
 
 def main() -> int:
-    """Read the request from stdin, and write the findings to stdout. Returns 0, 2 for an invalid request, or 1 when
-    root could not be given up.
+    """Read the request from stdin, and write the findings to stdout. An argument is the descriptor of a socket for
+    both. Returns 0, 2 for an invalid request, or 1 when root could not be given up.
     """
+    source: IO[bytes] = sys.stdin.buffer
+    answers: IO[bytes] = sys.stdout.buffer
+    for descriptor in sys.argv[1:]:
+        os.set_inheritable(int(descriptor), False)  # no jail is to have it
+        with socket.socket(fileno=int(descriptor)) as channel:
+            source, answers = channel.makefile("rb"), channel.makefile("wb")
     try:
-        request = msgspec.json.decode(sys.stdin.buffer.read(), type=InspectionRequest)
+        request = msgspec.json.decode(source.read(), type=InspectionRequest)
     except msgspec.DecodeError as error:
         print(f"goondan.toolhost.inspection: {error}", file=sys.stderr)
         return 2
@@ -233,7 +241,8 @@ def main() -> int:
         print(f"goondan.toolhost.inspection: cannot give up root's powers: {error.strerror or error}", file=sys.stderr)
         return 1
     answer = InspectionAnswer(asyncio.run(inspect(request, powers, facts)))
-    sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
+    answers.write(msgspec.json.encode(answer) + b"\n")
+    answers.flush()
     return 0
 
 

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
+import signal
+import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 
 import msgspec
 from msgspec import Struct
@@ -46,32 +48,88 @@ MAX_ANSWER: Final = 4 << 20
 CACHE_FILE: Final = "cache/handlers.json"
 
 
+#: The program.
+INSPECTION: Final = "goondan.toolhost.inspection"
+
+
+class Start(Protocol):
+    """Starts a program of ours; see goondan.kernel.ahead.Ahead.start."""
+
+    def __call__(
+        self, module: str, arguments: Sequence[str], *, env: Mapping[str, str], output_fd: int, pass_fds: Sequence[int]
+    ) -> int: ...
+
+
+def execute(module: str, arguments: Sequence[str], **given: Any) -> int:
+    """A Start by exec."""
+    return spawn.start_program(spawn.command(module, arguments), **given)
+
+
+class _Program:
+    """The program, and our end of the socket on which it is asked. Raises OSError."""
+
+    def __init__(self, start: Start) -> None:
+        self._channel, theirs = socket.socketpair()
+        # It talks to jails, so its environment has only values that a module gets.
+        env, given = spawn.environment(os.environ), [theirs.fileno()]
+        try:
+            with theirs, open(os.devnull, "wb") as null:
+                self.pid = start(INSPECTION, [*map(str, given)], env=env, output_fd=null.fileno(), pass_fds=given)
+        except OSError:
+            self._channel.close()
+            raise
+        self.ended = False
+
+    def answer(self, request: bytes) -> bytes:
+        """Its answer; empty when it failed. Raises OSError when there is none in time."""
+        data, channel, until = b"", self._channel, time.monotonic() + INSPECTION_TIMEOUT_S
+        channel.settimeout(INSPECTION_TIMEOUT_S)
+        channel.sendall(request)
+        channel.shutdown(socket.SHUT_WR)
+        while len(data) <= MAX_ANSWER and (chunk := channel.recv(MAX_ANSWER)):
+            data += chunk
+            channel.settimeout(max(0.0, until - time.monotonic()))
+        return data if self._wait() == 0 and len(data) <= MAX_ANSWER else b""
+
+    def kill(self) -> None:
+        """End it."""
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self._wait()
+
+    def _wait(self) -> int | None:
+        self.ended = True
+        self._channel.close()
+        with suppress(ChildProcessError):
+            return os.waitpid(self.pid, 0)[1]
+        return None
+
+
 class Inspector:
     """The inspecting program. Started early it loads its own modules while documents are being checked.
 
     A context manager: the program is gone when it ends. `state_dir` None: nothing is remembered.
     """
 
-    def __init__(self, state_dir: str | None) -> None:
+    def __init__(self, state_dir: str | None, start: Start | None = None) -> None:
+        """`start` starts the program; None: by exec."""
         self.state_dir = state_dir
         self.cache = os.path.join(state_dir, CACHE_FILE) if state_dir is not None else None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._start = start or execute
+        self._process: _Program | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._process is not None and self._process.returncode is None:
+        if self._process is not None and not self._process.ended:
             self._process.kill()
-            self._process.communicate()
 
     def start_early(self) -> None:
         """Start now, unless the reports are probably known already. Never raises."""
         if self.cache is None or not os.path.exists(self.cache):
-            try:
-                self._start()
-            except OSError:
-                self._process = None  # ask() tries again, and the caller says when nothing was checked
+            with suppress(OSError):  # ask() tries again, and the caller says when nothing was checked
+                self._process = _Program(self._start)
 
     def ask(
         self, tools: Sequence[launch.ToolSpec], documents: Sequence[str], values: Mapping[str, str]
@@ -90,28 +148,13 @@ class Inspector:
             values={**values},
         )
         try:
-            process = self._process or self._start()
-            data, _ = process.communicate(msgspec.json.encode(request), timeout=INSPECTION_TIMEOUT_S)
-            if process.returncode == 0 and len(data) <= MAX_ANSWER:
-                asked = {tool.name for tool in tools}
-                answer = msgspec.json.decode(data, type=InspectionAnswer)
-                return [finding for finding in answer.tools if finding.name in asked]
-        except (OSError, subprocess.SubprocessError, msgspec.DecodeError):
-            pass  # nothing was checked, and the caller says so
-        return []
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        # A session of its own, so that Ctrl-C reaches only this process. Processes that it starts end with it.
-        # It talks to jails, so its environment has only values that a module gets.
-        self._process = subprocess.Popen(
-            spawn.command("goondan.toolhost.inspection", []),
-            env=spawn.environment(os.environ),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        return self._process
+            process = self._process = self._process or _Program(self._start)
+            data = process.answer(msgspec.json.encode(request))
+            asked = {tool.name for tool in tools}
+            answer = msgspec.json.decode(data, type=InspectionAnswer)
+            return [finding for finding in answer.tools if finding.name in asked]
+        except (OSError, msgspec.DecodeError):
+            return []  # nothing was checked, and the caller says so
 
 
 #: The most names in a suggestion.

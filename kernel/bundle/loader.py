@@ -18,10 +18,11 @@ import msgspec
 from msgspec import Struct
 
 from goondan.kernel.bundle.files import read_file, tree_digest
-from goondan.kernel.bundle.handlers import Check, Inspector, check_handlers
+from goondan.kernel.bundle.handlers import Check, Inspector, Start, check_handlers
 from goondan.kernel.bundle.rules.lookup import MAX_FILE_BYTES, MAX_PROMPT_BYTES, Unreadable
 from goondan.kernel.bundle.rules.problems import BundleError, Position, Problem, Report
 from goondan.kernel.paths import root_of
+from goondan.kernel.start import yaml_alone
 from goondan.schemas.bundle.launch import KernelPlan, entry_kind
 from goondan.schemas.wire.errors import fail
 
@@ -100,20 +101,22 @@ def inspect_bundle(
     asking: Asking | None = None,
     to_run: bool = False,
     instead: Mapping[str, bytes | None] | None = None,
+    start: Start | None = None,
 ) -> Inspected:
     """Validate the bundle at `path` (absolute, from goondan.kernel.paths.find_bundle).
 
     The reports on handlers are kept in `state_dir`. None: they are not kept. `env` defaults to the process's.
     `handlers` False: modules are not inspected. `policy` is a file beside the state root's own policy.yaml. `asking`
     says what the command itself trusts. `to_run`: modules of a bundle that may not run are not inspected. `instead`:
-    the content that documents and prompts are taken to have, by their paths (kernel/bundle/files.py). Raises
-    BundleError only when a manifest of the bundled package is broken.
+    the content that documents and prompts are taken to have, by their paths (kernel/bundle/files.py). `start` starts
+    the program that inspects. Raises BundleError only when a manifest of the bundled package is broken.
     """
     report = Report()
-    with Inspector(state_dir) as inspector:
+    with Inspector(state_dir, start) as inspector:
         if handlers and _may_hold_tools(path):
             inspector.start_early()
         # The rest is imported and done while that program starts: on two processors the time of one.
+        yaml_alone()
         from goondan.kernel.bundle.rules.kinds import before_reading
 
         if state_dir is not None:
@@ -266,17 +269,18 @@ def open_bundle(
     policy: str | None = None,
     asking: Asking | None = None,
     runs: bool = True,
+    start: Start | None = None,
 ) -> OpenedBundle:
     """The bundle at `path`: every door to running it goes through here.
 
     When others can write to the bundle, its code is copied, and the plan names the copy. `runs` False: the caller only
-    wants to know what is in it.
+    wants to know what is in it. `start` starts the program that inspects modules.
 
     Raises BundleError with every problem when it cannot run, and GoondanError E_BUNDLE_UNTRUSTED when the user has not
     agreed to what it asks for.
     """
     inspected = inspect_bundle(
-        path, state_dir=state_dir, env=env, handlers=handlers, policy=policy, asking=asking, to_run=True
+        path, state_dir=state_dir, env=env, handlers=handlers, policy=policy, asking=asking, to_run=True, start=start
     )
     if inspected.errors:
         raise BundleError(inspected.errors, inspected.dropped)

@@ -20,9 +20,10 @@ import logging
 import os
 import signal
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from goondan.kernel.ahead import Ahead, import_shared
+from goondan.kernel.ahead import Ahead, fork_programs, import_shared
 from goondan.kernel.spawn import close_unknown_descriptors, read_environment
 from goondan.kernel.supervisor.options import Options, load_bundle, parse, resuming
 from goondan.schemas.system import secrecy, startup
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 #: Descriptors for thousands of agents: a pidfd each and a pipe while it starts.
 WANTED_DESCRIPTORS: Final = 65536
-#: What is forked ahead: every program of a kernel that always runs.
-PROGRAMS: Final = ("goondan.toolhost", "goondan.agentproc.start.forkserver", "goondan.kernel.broker")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -47,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         options = parse(arguments)
         if options.environment_fd is not None:  # else there may be secrets in the memory of this process already
             import_shared()
-            ahead = Ahead(PROGRAMS)
+            ahead = fork_programs(options.state_dir)
             secrecy.close_memory()
             read_environment(options.environment_fd)
             options.environment_fd = None
@@ -77,7 +76,7 @@ async def _live(options: Options, resumed: Handover | None, ahead: Ahead) -> int
     from goondan.kernel.supervisor.life import Supervisor  # not before the forks, which have no use for it
 
     while True:
-        supervisor = Supervisor(options, load_bundle, resumed, ahead)
+        supervisor = Supervisor(options, partial(load_bundle, start=ahead.start), resumed, ahead)
         status = await supervisor.run()
         if supervisor.handover is None:
             return status

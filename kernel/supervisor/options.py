@@ -13,6 +13,7 @@ from goondan.kernel import paths
 from goondan.schemas.wire.errors import fail
 
 if TYPE_CHECKING:
+    from goondan.kernel.bundle.handlers import Start
     from goondan.kernel.bundle.loader import OpenedBundle
     from goondan.kernel.grants.powers import Power
     from goondan.schemas.bundle.launch import KernelPlan
@@ -128,16 +129,17 @@ def watched_besides(root: str, bundle: str, policy: str | None) -> list[str]:
     return [record_path(root, bundle), os.path.join(root, POLICY_FILE), *([policy] if policy is not None else [])]
 
 
-def load_bundle(options: Options, running: Sequence[Power] | None = None) -> OpenedBundle:
+def load_bundle(options: Options, running: Sequence[Power] | None = None, start: Start | None = None) -> OpenedBundle:
     """Open the bundle, with the grants of the command line. `running` are the powers of the running revision: then only
-    those, and recorded agreements, count as agreed to. Raises BundleError, and other GoondanErrors.
+    those, and recorded agreements, count as agreed to. `start` starts the program that inspects modules. Raises
+    BundleError, and other GoondanErrors.
     """
     from goondan.kernel.bundle.loader import Asking, open_bundle, read_agreed
 
     agreed = [] if options.agreed_fd is None else read_agreed(options.agreed_fd)
     options.agreed_fd = None
     asking = Asking(everything=options.trust, agreed=agreed, running=running)
-    opened = open_bundle(options.bundle, state_dir=options.state_dir, policy=options.policy, asking=asking)
+    opened = open_bundle(options.bundle, state_dir=options.state_dir, policy=options.policy, asking=asking, start=start)
     from goondan.kernel.bundle.rules.plan import replanned  # opening has a use for the time of this import
 
     opened = replace(opened, plan=replanned(opened.plan, os.environ))

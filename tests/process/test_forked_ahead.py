@@ -106,6 +106,14 @@ def test_one_that_cannot_be_forked_is_executed(tmp_path: Path) -> None:
     assert run(tmp_path, no_fork, EXECUTED, END) == ["3"]
 
 
+def test_one_that_may_not_be_needed_imports_at_its_start(tmp_path: Path) -> None:
+    later = "forked.close(); later = ahead.Ahead((), ['program'])\n"
+    start = START.replace("forked", "later").replace("== waiting", "!= waiting")
+    assert run(tmp_path, later, start, END) == ["3"]
+    unneeded = later.replace("program", "no_such_program") + "pid = later._waiting['no_such_program'][0]\n"
+    assert run(tmp_path, unneeded, "later.close_later()\n", END) == ["0"]
+
+
 def has(pid: int, word: bytes) -> bool:
     """Whether a process has a word in memory that it can write to."""
     maps = Path(f"/proc/{pid}/maps").read_text()

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from goondan.kernel.supervisor.__main__ import PROGRAMS
+from goondan.kernel.ahead import PROGRAMS
 from goondan.schemas.bundle.launch import ExtensionSpec, KernelPlan
 from tests.bundles import documents
 from tests.kernel_fixture import Sandbox
