@@ -23,19 +23,22 @@ import pwd
 import socket
 import time
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import msgspec
 
 from goondan.schemas.system import broker_identity, startup, users
 from goondan.schemas.wire.errors import GoondanError
-from goondan.toolhost.launcher import allow_list, syscalls
+from goondan.toolhost.launcher import syscalls
 from goondan.toolhost.lookup.hiding import runtime_folders
 from goondan.toolhost.lookup.this_host import STAGES, code_folders, gather, home
 from goondan.toolhost.policy import plan, seccomp
 from goondan.toolhost.policy.subject import ARGS_FD, FILTER_FD, GUARDED_NAMES, JAIL_CODE, SYSTEM, TOP, HostFacts
 from goondan.toolhost.privileges.launcher_link import spawn
 from goondan.toolhost.privileges.powers import Ordinary, Powers, Rooted, Uids, beside, find_tree, hand_over
+
+if TYPE_CHECKING:
+    from goondan.toolhost.launcher.requests import AllowList, Enclosed
 
 #: The name of the account that an operator may make for our user number, so that programs show a name.
 _OUR_ACCOUNT: Final = "goondan"
@@ -119,11 +122,11 @@ def _choose_numbers(user: int, uids: Uids) -> None:
         raise OSError(errno.EBUSY, text)
 
 
-def _enclosed(facts: HostFacts | GoondanError) -> list[allow_list.Enclosed]:
+def _enclosed(facts: HostFacts | GoondanError) -> list[Enclosed]:
     """The command lines that start bubblewrap without user namespaces: with and without power over networks."""
     if isinstance(facts, GoondanError) or not facts.bwrap:
         return []  # bubblewrap could not be started anyway
-    ways: list[allow_list.Enclosed] = []
+    ways: list[Enclosed] = []
     for net_admin in (True, False):
         host = msgspec.structs.replace(facts, user_namespaces=False, net_admin=net_admin)
         if (enclosure := plan.enclosure_of(host)) is not None:
@@ -139,7 +142,7 @@ def _enclosed(facts: HostFacts | GoondanError) -> list[allow_list.Enclosed]:
     return ways
 
 
-def _allowed(user: int, endpoint: str, powers: Powers, facts: HostFacts | GoondanError) -> allow_list.AllowList:
+def _allowed(user: int, endpoint: str, powers: Powers, facts: HostFacts | GoondanError) -> AllowList:
     tree = powers.tree
     machine = None if isinstance(facts, GoondanError) else facts.machine
     return {

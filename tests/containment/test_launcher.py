@@ -22,7 +22,7 @@ import pytest
 from goondan.schemas.bundle.launch import Filesystem, Limits, SandboxSpec
 from goondan.schemas.system.users import DEFAULT
 from goondan.toolhost.launcher import staging, syscalls
-from goondan.toolhost.launcher.allow_list import Launch, Stage
+from goondan.toolhost.launcher.requests import Launch, Stage
 from goondan.toolhost.policy.limits import processes_of_a_namespace
 from goondan.toolhost.privileges import launcher_link
 from goondan.toolhost.privileges.powers import Uids, instance_uid

@@ -209,6 +209,20 @@ def test_a_start_imports_nothing_of_the_library_for_a_single_line(tmp_path: Path
     assert imported.isdisjoint(("email.utils", "platform", "shutil", "typing_extensions"))
 
 
+ROOTS_PROGRAMS = """\
+import sys
+sys.path.insert(0, sys.argv[1])
+from goondan.toolhost.launcher import program
+print(*sys.modules)
+"""
+
+
+def test_roots_programs_import_nothing_for_the_type_checker() -> None:
+    command = [sys.executable, "-I", "-S", "-c", ROOTS_PROGRAMS, str(ROOT)]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    assert set(run.stdout.split()).isdisjoint(("typing", "goondan.toolhost.launcher.requests"))
+
+
 WITHOUT_TLS = """\
 import sys
 from goondan.kernel.start import asyncio_without_tls

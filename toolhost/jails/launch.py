@@ -14,7 +14,7 @@ import resource
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -22,7 +22,6 @@ from msgspec import Struct
 from goondan.schemas.system import directories, users
 from goondan.schemas.wire.errors import GoondanError, fail
 from goondan.schemas.worker.worker_frames import WORKER_FD
-from goondan.toolhost.launcher.allow_list import Launch
 from goondan.toolhost.lookup.this_host import machine
 from goondan.toolhost.policy.launch_plan import LaunchPlan, quick_boot_plan
 from goondan.toolhost.policy.plan import has_namespaces, start_of
@@ -30,6 +29,9 @@ from goondan.toolhost.policy.subject import ARGS_FD, BOOT_FD, FILES_FD, FILTER_F
 from goondan.toolhost.privileges.launcher_link import LauncherLost
 from goondan.toolhost.privileges.powers import Powers, instance_uid
 from goondan.toolhost.watch.keeper import Group, Keeper
+
+if TYPE_CHECKING:
+    from goondan.toolhost.launcher.requests import Launch
 
 
 class Launched(Struct):

@@ -16,10 +16,15 @@ import socket
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
 
 from goondan.toolhost.launcher import allow_list, syscalls
 from goondan.toolhost.launcher.places import hand_over, make_folders, open_folder, opened, status_numbers, write_text
+
+TYPE_CHECKING = False  # see allow_list.py
+if TYPE_CHECKING:
+    from typing import Final
+
+    from goondan.toolhost.launcher.requests import AllowList
 
 #: The file that freezes a control group of version 1.
 FREEZER_STATE: Final = "freezer.state"
@@ -56,7 +61,7 @@ class Operations:
     OSError.
     """
 
-    def __init__(self, allowed: allow_list.AllowList, settled: Settled) -> None:
+    def __init__(self, allowed: AllowList, settled: Settled) -> None:
         self._allowed = allowed
         self._settled = settled
         self._state_dir: str | None = None

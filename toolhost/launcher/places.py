@@ -13,10 +13,13 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from typing import NamedTuple
 
 from goondan.toolhost.launcher import syscalls
-from goondan.toolhost.launcher.allow_list import AllowList, NotAllowed, Stage, check_workspace, check_writable, within
+from goondan.toolhost.launcher.allow_list import NotAllowed, check_workspace, check_writable, within
+
+TYPE_CHECKING = False  # see allow_list.py
+if TYPE_CHECKING:
+    from goondan.toolhost.launcher.requests import AllowList, Stage
 
 
 @contextmanager
@@ -186,17 +189,16 @@ def _above(fd: int) -> list[tuple[int, int]]:
     raise NotAllowed(f"{path_of(fd)} lies too deep")
 
 
-class ReadOnlyPlace(NamedTuple):
-    """A place in a stage that stays read-only."""
+class ReadOnlyPlace:
+    """A place in a stage that stays read-only: the number of the stage, the names that lead from there to the place,
+    and the device and the inode that it has.
+    """
 
-    #: The number of the stage.
-    stage: int
-    #: The names that lead to the place from there.
-    names: list[str]
-    #: The device of its file system.
-    device: int
-    #: Its inode there.
-    inode: int
+    def __init__(self, stage: int, names: list[str], device: int, inode: int) -> None:
+        self.stage = stage
+        self.names = names
+        self.device = device
+        self.inode = inode
 
 
 def kept_in(index: int, folder: str, places: list[str]) -> list[ReadOnlyPlace]:

@@ -39,11 +39,20 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final, NoReturn
 
 from goondan.toolhost.launcher import allow_list, staging, syscalls
 from goondan.toolhost.launcher.operations import Operations, Settled, user_of
 from goondan.toolhost.launcher.places import ReadOnlyPlace, check_stages, write_text
+
+TYPE_CHECKING = False  # see allow_list.py
+if TYPE_CHECKING:
+    from typing import Any, Final, NoReturn
+
+    from goondan.toolhost.launcher.requests import AllowList, Launch, Run
+
+    #: Checks a request of a tool host that gave root up, with the descriptors of its places. Raises OSError when the
+    #: tool host may not have it; otherwise returns what must stay read-only in the places.
+    Guard = Callable[[Launch | Run, list[int]], list[ReadOnlyPlace]]
 
 #: Descriptors are first moved to this number or above, so that no place is taken by one of them.
 _ABOVE: Final = 64
@@ -57,11 +66,6 @@ _PROGRAMS: Final = {
 }
 #: The features, of which some have a worker.
 _FEATURES: Final = os.path.join(os.path.dirname(_PACKAGE), "features")
-
-
-#: Checks a request of a tool host that gave root up, with the descriptors of its places. Raises OSError when the tool
-#: host may not have it; otherwise returns what must stay read-only in the places.
-Guard = Callable[[allow_list.Launch | allow_list.Run, list[int]], list[ReadOnlyPlace]]
 
 
 def serve_launches(channel: socket.socket, umask: int, guard: Guard | None = None) -> NoReturn:
@@ -129,7 +133,7 @@ def _start(output: int, become: Callable[[], NoReturn]) -> int:
 
 
 def _launch(
-    request: allow_list.Launch,
+    request: Launch,
     fds: list[int],
     namespaces: staging.UserNamespaces,
     kept: list[ReadOnlyPlace],
@@ -170,7 +174,7 @@ def _put_first(thread: int) -> None:
         os.sched_setscheduler(thread, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
 
-def _run(request: allow_list.Run, fds: list[int]) -> dict[str, Any]:
+def _run(request: Run, fds: list[int]) -> dict[str, Any]:
     """Start a program of ours with our own powers; it gives up by itself what it does not need. Raises OSError."""
     places = range(_FIRST_PLACE, _FIRST_PLACE + len(fds))
     name, arguments = request["program"], request["arguments"]
@@ -215,9 +219,7 @@ def _execute(argv: list[str], env: dict[str, str], placed: dict[int, int], inher
     os.execve(argv[0], argv, env)
 
 
-def _become(
-    request: allow_list.Launch, fds: list[int], staged: staging.Staged, kept: list[ReadOnlyPlace], umask: int
-) -> NoReturn:
+def _become(request: Launch, fds: list[int], staged: staging.Staged, kept: list[ReadOnlyPlace], umask: int) -> NoReturn:
     """Do everything between fork and exec."""
     os.umask(0o022)  # the jail's user goes through the folders that its places are put in
     for path in request["joins"]:
@@ -271,7 +273,7 @@ def serve_operations(channel: socket.socket, umask: int) -> NoReturn:
     begin("gdn-privileged")
     if not (first := _received(channel)):
         os._exit(0)  # a tool host that could not start
-    allowed: allow_list.AllowList = json.loads(first)
+    allowed: AllowList = json.loads(first)
     settled = Settled()
     operations = Operations(allowed, settled)
     names = {name for name in vars(Operations) if not name.startswith("_")}
@@ -307,9 +309,7 @@ def _received(channel: socket.socket) -> bytes:
     return b""
 
 
-def _make_launcher(
-    channel: socket.socket, umask: int, allowed: allow_list.AllowList, settled: Settled, fds: list[int]
-) -> int:
+def _make_launcher(channel: socket.socket, umask: int, allowed: AllowList, settled: Settled, fds: list[int]) -> int:
     """Fork a launcher. Returns its process number, and adds the tool host's end of its socket to `fds`."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs:
@@ -326,9 +326,7 @@ def _make_launcher(
     return pid
 
 
-def guard(
-    request: allow_list.Launch | allow_list.Run, fds: list[int], allowed: allow_list.AllowList, settled: Settled
-) -> list[ReadOnlyPlace]:
+def guard(request: Launch | Run, fds: list[int], allowed: AllowList, settled: Settled) -> list[ReadOnlyPlace]:
     """What must stay read-only for a request. Raises OSError when a launcher must not do it for this tool host."""
     state_root, may_enclose = settled.read()
     if "argv" in request:
@@ -342,7 +340,7 @@ def guard(
     return []
 
 
-def _hold_enclosed(request: allow_list.Launch, fds: list[int], allowed: allow_list.AllowList) -> None:
+def _hold_enclosed(request: Launch, fds: list[int], allowed: AllowList) -> None:
     """Check such a launch. What was checked is replaced by a copy that nobody else can write to."""
     way = allow_list.way_of(request, allowed["enclosed"])
     found = {}
@@ -359,7 +357,7 @@ def _hold_enclosed(request: allow_list.Launch, fds: list[int], allowed: allow_li
     allow_list.check_enclosed(request, found[way["options"]], found[way["filter"]], way, allowed["filters"])
 
 
-def _check_program(request: allow_list.Run, allowed: allow_list.AllowList) -> None:
+def _check_program(request: Run, allowed: AllowList) -> None:
     """Raise NotAllowed unless a program is asked for in the way in which a tool host may have it."""
     program_, given = request["program"], request["arguments"]
     into_jail = program_ == "listen" and len(given) == 1 and allow_list.is_jails(user_of(int(given[0])), allowed)
@@ -373,7 +371,7 @@ def _check_program(request: allow_list.Run, allowed: allow_list.AllowList) -> No
         raise allow_list.NotAllowed("that is no program of a tool host")
 
 
-def _tidy(operations: Operations, allowed: allow_list.AllowList) -> None:
+def _tidy(operations: Operations, allowed: AllowList) -> None:
     until = time.monotonic() + _LEFT_S
     while True:
         operations.remove_groups()

@@ -27,11 +27,15 @@ import signal
 import stat
 from collections.abc import Iterator
 from itertools import islice
-from typing import Final, NamedTuple
 
 from goondan.toolhost.launcher import syscalls
-from goondan.toolhost.launcher.allow_list import Enclosure, Stage
 from goondan.toolhost.launcher.places import ReadOnlyPlace, keep, opened, path_of, reopened, write_all, write_text
+
+TYPE_CHECKING = False  # see allow_list.py
+if TYPE_CHECKING:
+    from typing import Final
+
+    from goondan.toolhost.launcher.requests import Enclosure, Stage
 
 #: Descriptors of user namespaces that are kept; each takes some kilobytes of the Linux kernel's memory.
 MAX_NAMESPACES: Final = 1024
@@ -89,17 +93,16 @@ def _make(owner_uid: int, owner_gid: int, uid: int) -> int:
 Tree = int | bytes
 
 
-class Staged(NamedTuple):
-    """What is ready to be put in its places."""
+class Staged:
+    """What is ready to be put in its places, in the order of the stages. `uid`: the jail's user. `unmapped`: why some
+    owner could not be shown as that user; None when all could. `copied`: the paths of the places that were copied.
+    """
 
-    #: In the order of the stages.
-    trees: list[Tree]
-    #: The jail's user.
-    uid: int
-    #: Why some owner could not be shown as that user; None when all could.
-    unmapped: str | None = None
-    #: The paths of the places that were copied.
-    copied: tuple[str, ...] = ()
+    def __init__(self, trees: list[Tree], uid: int, unmapped: str | None = None, copied: tuple[str, ...] = ()) -> None:
+        self.trees = trees
+        self.uid = uid
+        self.unmapped = unmapped
+        self.copied = copied
 
 
 class NotReadable(OSError):
@@ -135,7 +138,9 @@ def copy(stages: list[Stage], fds: list[int], uid: int, fallback: int | None, na
                     give(fd, fallback)
                     if uid != fallback:
                         close(trees)
-                        return copy(stages, fds, fallback, fallback, namespaces)._replace(unmapped=unmapped)
+                        staged = copy(stages, fds, fallback, fallback, namespaces)
+                        staged.unmapped = unmapped
+                        return staged
                 elif stage["unmapped"] in ("given", "refused"):
                     raise _not_shown(stage, fd, fallback, error) from None
             trees.append(_readable(stage, fd, uid, copied))
@@ -266,17 +271,16 @@ def write(at: str, content: bytes) -> None:
         write_all(fd, content)
 
 
-class _Entry(NamedTuple):
-    """A file, folder or link below the folder that is walked."""
+class _Entry:
+    """A file, folder or link below the folder that is walked: its path from there, a descriptor of the folder that it
+    is in, its name in that folder, and its status; a link's is its own.
+    """
 
-    #: Its path below the folder that is walked.
-    path: str
-    #: A descriptor of the folder that it is in.
-    folder: int
-    #: Its name in that folder.
-    name: str
-    #: Its status; a link's is its own.
-    status: os.stat_result
+    def __init__(self, path: str, folder: int, name: str, status: os.stat_result) -> None:
+        self.path = path
+        self.folder = folder
+        self.name = name
+        self.status = status
 
 
 def first_unreadable(fd: int, uid: int, *, deep: bool) -> str | None:

@@ -6,7 +6,10 @@ import ctypes
 import os
 import signal
 import struct
-from typing import Final
+
+TYPE_CHECKING = False  # see allow_list.py
+if TYPE_CHECKING:
+    from typing import Final
 
 # The same numbers on every machine from 424 on; the older ones differ.
 _OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _PIDFD_GETFD, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 438, 442

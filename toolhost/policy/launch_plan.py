@@ -32,7 +32,7 @@ Source: docs/design/sandbox.md sections 3.5, 5 and 9; the kernel's landlock.rst;
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
@@ -40,11 +40,13 @@ from goondan.schemas.bundle.launch import JavaScriptRuntime, ToolSpec, entry_kin
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.grantable import within
 from goondan.schemas.worker.receipts import STRONGEST, Mechanism, Tier, Wall
-from goondan.toolhost.launcher.allow_list import Enclosure, Stage
 from goondan.toolhost.policy.limits import GroupPlan, Tree
 from goondan.toolhost.policy.seccomp import NUMBERS, Machine
 from goondan.toolhost.policy.subject import Request
 from goondan.toolhost.traffic.rules import Layout
+
+if TYPE_CHECKING:
+    from goondan.toolhost.launcher.requests import Enclosure, Stage
 
 # --- Landlock ---------------------------------------------------------------------------------------------------------
 

@@ -34,18 +34,20 @@ docs/sandbox.md has what the reduced tier does not hold.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from goondan.schemas.bundle.launch import ToolSpec
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.grantable import within
 from goondan.schemas.worker.hosts import BadHost, read_network
 from goondan.schemas.worker.receipts import Tier, Wall, is_weaker
-from goondan.toolhost.launcher.allow_list import Enclosure, Stage, Unmapped
 from goondan.toolhost.policy import launch_plan, subject
 from goondan.toolhost.policy.limits import group_plan, mechanisms, resource_limits
 from goondan.toolhost.policy.seccomp import program
 from goondan.toolhost.traffic.rules import RESOLVER, Layout, lay_out
+
+if TYPE_CHECKING:
+    from goondan.toolhost.launcher.requests import Enclosure, Stage, Unmapped
 
 
 class Sources:

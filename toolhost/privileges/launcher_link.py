@@ -35,9 +35,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from goondan.toolhost.launcher.allow_list import Launch, Run
+if TYPE_CHECKING:
+    from goondan.toolhost.launcher.requests import Launch, Run
+
 
 _T = TypeVar("_T")
 

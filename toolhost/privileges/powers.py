@@ -37,13 +37,16 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from goondan.schemas.system.users import NUMBERS, UserNumbers
-from goondan.toolhost.launcher import allow_list, operations
+from goondan.toolhost.launcher import operations
 from goondan.toolhost.launcher.places import let_owner_in, opened, write_text
 from goondan.toolhost.policy.limits import Tree
 from goondan.toolhost.privileges.launcher_link import LauncherLink, Offload, StartLauncher, spawn
+
+if TYPE_CHECKING:
+    from goondan.toolhost.launcher.requests import AllowList
 
 # --- user numbers -----------------------------------------------------------------------------------------------------
 
@@ -355,7 +358,7 @@ class Rooted(Powers):
         self._channel: socket.socket | None = None
         self._lock = threading.Lock()
 
-    def start(self, channel: socket.socket, pid: int, allowed: allow_list.AllowList) -> None:
+    def start(self, channel: socket.socket, pid: int, allowed: AllowList) -> None:
         """Take this process as the helper. It waits for its allow-list at the other end of the socket."""
         channel.settimeout(ANSWER_S)
         channel.send(json.dumps(allowed).encode())

@@ -8,8 +8,6 @@ import pytest
 
 from goondan.schemas.system.users import DEFAULT, TOOLHOST_UID
 from goondan.toolhost.launcher.allow_list import (
-    AllowList,
-    Launch,
     NotAllowed,
     check_launch,
     check_workspace,
@@ -17,6 +15,7 @@ from goondan.toolhost.launcher.allow_list import (
     state_root_of,
 )
 from goondan.toolhost.launcher.places import kept_in
+from goondan.toolhost.launcher.requests import AllowList, Launch
 from goondan.toolhost.policy.subject import GUARDED_NAMES, SYSTEM, TOP
 
 FIRST, LAST = 0x70001000, 0x70001FFF

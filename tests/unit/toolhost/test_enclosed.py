@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from goondan.schemas.bundle.launch import Filesystem, SandboxSpec, ToolSpec
-from goondan.toolhost.launcher.allow_list import Enclosed, Launch, NotAllowed, check_enclosed, way_of
+from goondan.toolhost.launcher.allow_list import NotAllowed, check_enclosed, way_of
+from goondan.toolhost.launcher.requests import Enclosed, Launch
 from goondan.toolhost.policy.launch_plan import LaunchPlan
 from goondan.toolhost.policy.plan import enclosure_of, isolation, plan, start_of
 from goondan.toolhost.policy.seccomp import program

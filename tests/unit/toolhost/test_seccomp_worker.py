@@ -8,8 +8,9 @@ import socket
 
 import pytest
 
-from goondan.toolhost.launcher.allow_list import AllowList, NotAllowed, Run
+from goondan.toolhost.launcher.allow_list import NotAllowed
 from goondan.toolhost.launcher.program import _check_program
+from goondan.toolhost.launcher.requests import AllowList, Run
 from goondan.toolhost.policy.seccomp import ARCHITECTURES, NUMBERS, Machine, own_program
 from tests.unit.toolhost.bpf_machine import load, run, verdict
 
