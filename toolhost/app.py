@@ -41,7 +41,7 @@ from goondan.schemas.traces.log_admission import Admission, suppressed_lines
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.codec import from_raw
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import ORCHESTRATOR, Frame, Welcome
+from goondan.schemas.wire.frames import ORCHESTRATOR, PASSED_ON, Frame, Welcome
 from goondan.schemas.worker.tool_host_reports import EXPOSURES, LOCK, TOOLHOSTS, LogLine, WorkerNews
 from goondan.toolhost.calls.results import Promise
 from goondan.toolhost.host import Host
@@ -392,7 +392,7 @@ class App:
 
     def _send(self, frame: Frame) -> bool:
         try:
-            return self._link.send(frame)
+            return self._link.send(frame, with_next=frame.stage == PASSED_ON)
         except GoondanError as error:  # too large for a broker that takes no large payloads
             self._on_unsent(frame, error)
             return False

@@ -53,6 +53,8 @@ TICK_S: Final = 0.2
 #: The same for a link that has waited for nothing for some time (seconds). A thousand idle agents that checked every
 #: 0.2 s took half of a processor.
 REST_TICK_S: Final = 5.0
+#: How late a frame leaves that waits for the next one, when none comes (seconds): much sooner than traces are stored.
+LATE_S: Final = 0.02
 
 
 def boottime_ms() -> int:
@@ -138,6 +140,7 @@ class Link:
         self._scheduled = False
         self._outgoing: deque[bytes] = deque()
         self._ticker: asyncio.TimerHandle | None = None
+        self._late: asyncio.TimerHandle | None = None
         self._tick_s = TICK_S
         self._welcomed: asyncio.Future[Welcome] | None = None
         #: What `connect` was given, and whether the broker has asked for hello before there was a token.
@@ -241,8 +244,9 @@ class Link:
 
     # --- sending
 
-    def send(self, frame: Frame) -> bool:
+    def send(self, frame: Frame, *, with_next: bool = False) -> bool:
         """Send without keeping a copy. False when the broker is not there, or takes no frames. True is no receipt.
+        `with_next`: nobody waits for it, so it wakes nobody on its way: it leaves with the next frame, or LATE_S later.
 
         Raises FrameError E_FRAME_TOO_LARGE.
         """
@@ -254,8 +258,16 @@ class Link:
         if len(data) > INLINE_FRAME_BYTES and self._peer.goes_by_reference(frame, len(data)):
             self._send_reference(frame)
             return True
-        self._queue(data)
+        if with_next and self._loop is not None:
+            self._outgoing.append(data)
+            self._late = self._late or self._loop.call_later(LATE_S, self._send_late)
+        else:
+            self._queue(data)
         return True
+
+    def _send_late(self) -> None:
+        self._late = None
+        self._schedule()
 
     def post(self, frame: Frame) -> asyncio.Future[Frame]:
         """Send until it is answered by an `ack`, a `reply` or an `error` (which raises GoondanError)."""

@@ -8,6 +8,7 @@ import re
 import signal
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,7 +21,7 @@ from msgspec import structs
 
 from goondan.schemas.bundle.launch import KernelPlan
 from goondan.schemas.transport.link import Link, boottime_ms
-from goondan.schemas.wire.codec import MAX_FRAME_BYTES, FrameError, encode, encode_value, from_raw, to_raw
+from goondan.schemas.wire.codec import MAX_FRAME_BYTES, FrameError, decode, encode, encode_value, from_raw, to_raw
 from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.frames import ErrorPayload, Frame, Hello, Lease, ReplyTo
 from tests.process.bare_broker import ANSWER_MS, TOOL, Broker, Raw, bare_broker, call_tool, plan
@@ -66,6 +67,29 @@ def call(event: Frame, call_id: str = "t/1", **more: object) -> Frame:
 def test_nobody_is_heard_before_hello(broker: Broker) -> None:
     for cls in ("agent", "toolhost", "client", "control"):
         assert code(broker.raw(cls).ask(Frame("event", id="1", to="coder"))) == "E_HELLO_REQUIRED"
+
+
+async def test_a_frame_that_nobody_waits_for_leaves_with_the_next_one_or_soon(broker: Broker) -> None:
+    link = Link(broker.endpoint("client"), broker.token("client"), on_frame=lambda _: None)
+    await link.start()
+    written: asyncio.Queue[list[str]] = asyncio.Queue()
+    send = link._transport.send
+
+    def look(messages: deque[bytes]) -> None:
+        written.put_nowait([decode(message).id for message in messages])
+        send(messages)
+
+    link._transport.send = look  # type: ignore[method-assign]
+    for name in ("1", "2"):
+        assert link.send(Frame("ping", id=name), with_next=True)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert written.empty()
+    link.send(Frame("ping", id="3"))
+    assert await written.get() == ["1", "2", "3"]
+    link.send(Frame("ping", id="4"), with_next=True)
+    assert await asyncio.wait_for(written.get(), ANSWER_MS / 1000) == ["4"]
+    await link.close()
 
 
 async def test_before_it_has_a_token_a_link_says_nothing(broker: Broker) -> None:
