@@ -42,21 +42,53 @@ ids = itertools.count(1)
 Asked = tuple[str, Any]
 
 
+class Part(msgspec.Struct, gc=False):
+    """A part of a message."""
+
+    #: `text`, or another.
+    type: str
+    #: Of a text.
+    text: str = ""
+
+
+class Said(msgspec.Struct, gc=False):
+    """A message."""
+
+    #: Who says it.
+    role: str
+    #: What.
+    content: str | list[Part] | None = None
+
+
+class Request(msgspec.Struct):
+    """What is read of a request. All of its JSON as objects would be made in 7 ms for 1,500 calls, and would leave the
+    agent's processor without its memory in the caches.
+    """
+
+    #: The name of the model.
+    model: str = "bench"
+    #: The conversation.
+    messages: list[Said] = []
+
+
+decode_request = msgspec.json.Decoder(Request).decode
+
+
 # --- what to answer ---------------------------------------------------------------------------------------------------
 
 
-def decide(messages: list[dict[str, Any]]) -> str | list[Asked]:
+def decide(messages: list[Said]) -> str | list[Asked]:
     """A text, or the calls to make."""
     results = 0
     asked = ""
     for message in reversed(messages):
-        content = message["content"]
-        if message["role"] == "tool":
+        content = message.content
+        if message.role == "tool":
             results += 1
-        elif message["role"] == "user":
-            parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
-            results += sum(part["type"] == "tool_result" for part in parts)
-            asked = next((part["text"] for part in reversed(parts) if part["type"] == "text"), "")
+        elif message.role == "user":
+            parts = content if isinstance(content, list) else [Part("text", content or "")]
+            results += sum(part.type == "tool_result" for part in parts)
+            asked = next((part.text for part in reversed(parts) if part.type == "text"), "")
             if asked:
                 break
     word, _, rest = asked.partition(" ")
@@ -164,8 +196,9 @@ class Server(asyncio.Protocol):
         if self._missing > 0:
             return
         data = b"".join(self._parts)
-        head, found, body = data.partition(b"\r\n\r\n")
-        missing = content_length(head) - len(body) if found else 1
+        ended = data.find(b"\r\n\r\n")
+        head, body = data[: max(ended, 0)], memoryview(data)[ended + 4 :]
+        missing = content_length(head) - len(body) if ended >= 0 else 1
         if missing > 0:
             self._parts, self._missing = [data], missing
             return
@@ -178,13 +211,13 @@ class Server(asyncio.Protocol):
             self._transport.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(said), said))
             return
         if len(body) > MAX_READ:  # a message with files: to decode it would take longer than the turn
-            request = {"model": "bench"}
+            request = Request()
             answer: str | list[Asked] = f"echo: {len(body)} bytes"
         else:
-            request = decode(body)
-            answer = decide(request["messages"])
+            request = decode_request(body)
+            answer = decide(request.messages)
         vendor = openai if b"/chat/completions " in head.partition(b"\r\n")[0] else anthropic
-        chunks = [b"%x\r\n%s\r\n" % (len(event), event) for event in vendor(answer, request["model"])]
+        chunks = [b"%x\r\n%s\r\n" % (len(event), event) for event in vendor(answer, request.model)]
         self._transport.write(b"".join([_HEAD, *chunks, _END]))
         Server.requests += 1
         Server.received += len(body)

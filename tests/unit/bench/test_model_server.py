@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -55,9 +54,9 @@ def ask(vendor: Any, stream: Any, messages: list[Message]) -> ModelAnswer:
     request = ModelRequest(
         agent="a", model=ModelSpec(provider=vendor.name, model="m"), messages=messages, tools=[], step=1
     )
-    body = json.loads(b"".join(vendor.request(request).body))
+    body = model_server.decode_request(b"".join(vendor.request(request).body))
     reader = vendor.reader(request)
-    reader.read(SseDecoder().feed(b"".join(stream(model_server.decide(body["messages"]), body["model"]))))
+    reader.read(SseDecoder().feed(b"".join(stream(model_server.decide(body.messages), body.model))))
     return reader.answer()  # type: ignore[no-any-return]
 
 
