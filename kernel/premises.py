@@ -138,13 +138,14 @@ class Premises:
 
     def settle(self, keep: Sequence[str] = ()) -> None:
         """No process of an earlier kernel lives. Remove its files, except those in `keep`, which are ours already."""
-        for path in self._record.leftovers:
-            if path != self.run_dir:
-                rundir.clear(path)
         rundir.sweep(self._directory, keep)
-        self._record.leftovers = []
         self._settled = True
-        self._write()
+        if self._record.leftovers:
+            for path in self._record.leftovers:
+                if path != self.run_dir:
+                    rundir.clear(path)
+            self._record.leftovers = []
+            self._write()
 
     def describe(self, entry_agent: str, revision: str) -> None:
         """The bundle is loaded: say in the record what it is."""
@@ -172,13 +173,13 @@ class Premises:
         """Remove the runtime directory: nobody is served any more."""
         if self._settled:
             rundir.remove(self._directory)
+        self._directory.close()
 
     def leave(self) -> None:
         """The kernel ends: nothing of it is left. Files that it could not remove stay for the next one."""
         self.clear()
         if self._settled:
             lock.remove_record(self._locks)
-        self._directory.close()
         self._locks.close()
 
     def _write(self) -> None:

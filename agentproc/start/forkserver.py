@@ -181,20 +181,21 @@ class ForkServer:
         while self._requests < MAX_COLD and (self._warm_by is None or time.monotonic() < self._warm_by):
             spare_time = self._look()
             if self._is_asked(KERNEL_STARTS_S if self._warm_by is None else pause):
-                if not self._answer_waiting():
+                if not self._answer_waiting():  # and fork no other one yet: that would slow the first turn down
                     return False
-                self._prepare()
             elif self._warm_by is None:
                 self._kernel_is_ready()
-                self._prepare()
             elif spare_time.found():
                 return True
-            else:
+            elif pause < MAX_SPARE_S:
                 pause = min(2 * pause, MAX_SPARE_S)
+            else:
+                self._prepare()
         return not self._is_asked(0.0) or self._answer_waiting()
 
     def _kernel_is_ready(self) -> None:
         self._warm_by = time.monotonic() + MAX_WAIT_S
+        self._prepare()
 
     def _is_asked(self, within_s: float) -> bool:
         return bool(select.select([self._server], [], [], within_s)[0])
