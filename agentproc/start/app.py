@@ -104,6 +104,11 @@ class AgentApp:
         try:
             return await self._serve(runner, spec.idle_s)
         finally:
+            await runner.instance.extensions.close()  # they may use the bus for it
+            if (asked := self._shutdown) is not None:
+                name, to = runner.instance.spec.name, asked.from_ or ORCHESTRATOR
+                self.link.send(Frame("shutdown_ack", from_=name, to=to, in_reply_to=asked.id))
+                await asyncio.sleep(0)  # it is out before the files are closed, which may wait for the disk
             await runner.close()
             await self.link.close(LINGER_S)
 
@@ -157,7 +162,7 @@ class AgentApp:
         self._wake.set()
 
     async def _leave(self, runner: TurnRunner) -> int:
-        """Reach a step boundary in time, or not. Then release what is unfinished and acknowledge."""
+        """Reach a step boundary in time, or not. Then release what is unfinished."""
         loop = asyncio.get_running_loop()
         held = runner.leases()
         runner.pause()
@@ -182,10 +187,6 @@ class AgentApp:
             for release in releases:
                 if release.done() and not release.cancelled():
                     release.exception()  # a refused release says that somebody else has the event already
-        if self._shutdown is not None:
-            asked = self._shutdown
-            to = asked.from_ or ORCHESTRATOR
-            self.link.send(Frame("shutdown_ack", from_=runner.instance.spec.name, to=to, in_reply_to=asked.id))
         return 0
 
     async def _until_released(self, working: asyncio.Task[None]) -> None:

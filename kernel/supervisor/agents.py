@@ -262,6 +262,11 @@ class Agents:
         """Whether any agent process lives, or may."""
         return bool(self.roster.live)
 
+    @property
+    def busy(self) -> bool:
+        """Whether any of them has not said goodbye."""
+        return not all(agent.is_done for agent in self.roster.live.values())
+
     def launches(self, agents: Collection[str]) -> set[int]:
         """The launches of these agents whose processes live, or may."""
         return {one.launch for one in self.roster.live.values() if one.principal.name in agents}

@@ -4,8 +4,8 @@
   the first time on that somebody has work for it. The first restart after a death is immediate, further ones back off
   to at most a second; ten healthy seconds forget the deaths. A service that was never ready may give up, and then the
   start of the kernel fails. A service that was ready once is restarted for ever.
-- `Stopping`: agents leave first, while the tool host can still finish their calls, and with them the fork server, which
-  starts nothing any more. Then all others leave side by side. Each stage has its time, then what is left is killed.
+- `Stopping`: turns come to an end first, while the tool host can still finish their calls. Then all leave side by side,
+  agents that hold nothing any more among them. Each stage has its time, then what is left is killed.
 - `Roster`: the agents that the broker wants are kept apart from those that the supervisor observes to run. Every event
   ends with a comparison of the two, so a lost or repeated event does no harm. A launch has a number of its own, which
   is never used twice. So a late event about an earlier launch is recognised. When an agent dies before it was ready,
@@ -44,10 +44,11 @@ MAX_FIRST_DEATHS: Final = 3
 #: The group of the programs of features. The groups of services have their names.
 PROGRAMS: Final = "programs"
 #: The stages of a stop: the groups of processes that leave side by side, and the time that they get before they are
-#: killed (seconds). Together with KILL_WAIT_S per stage this stays under the 10 s in which `gdn stop` promises an end.
+#: killed (seconds). `turns` are the agents that have not said goodbye, `agents` are all of them. Together with
+#: KILL_WAIT_S per stage this stays under the 10 s in which `gdn stop` promises an end.
 STOP_ORDER: Final[tuple[tuple[tuple[str, ...], float], ...]] = (
-    (("agents", "forkserver"), 3.0),
-    (("toolhost", PROGRAMS, "broker"), 1.5),
+    (("turns",), 3.0),
+    (("agents", "forkserver", "toolhost", PROGRAMS, "broker"), 1.5),
 )
 #: The time that each stage gets when nobody waits for its work any more (seconds): enough to say goodbye.
 HURRY_S: Final = 0.2
@@ -327,6 +328,8 @@ class Agent(Struct):
     ordered: bool = False
     #: Whether it was ready once.
     was_ready: bool = False
+    #: Whether it has said goodbye while the kernel ends: it holds nothing any more.
+    is_done: bool = False
     #: Whether its start takes longer than STARTING_S.
     slow: bool = False
 
@@ -432,7 +435,7 @@ class Roster:
         agent = self._by_launch.get(launch)
         if agent is None or agent.principal != principal:
             return []
-        agent.ordered = True
+        agent.ordered, agent.is_done = True, self._stopping
         if agent.phase not in ("leaving", "dying"):
             self._enter(agent, "leaving", now)
         return self._fill(now)

@@ -89,13 +89,14 @@ class Ending:
         self, action: lifecycle.StopAction, services: Services, agents: Agents, control: ControlLink | None
     ) -> None:
         match action:
-            case lifecycle.TerminateGroup("agents"):
+            case lifecycle.TerminateGroup("turns"):
                 agents.stop(told=self._drain(services, control))
                 services.forewarn("toolhost")
+                services.terminate("forkserver")  # nothing starts any more
             case lifecycle.TerminateGroup(group):
                 for role in services.group(group):
                     services.terminate(role)
-            case lifecycle.KillGroup("agents"):
+            case lifecycle.KillGroup("turns" | "agents"):
                 _log.warning("agents did not leave in time")
                 agents.kill_all()
             case lifecycle.KillGroup(group):
@@ -121,7 +122,8 @@ class Ending:
 def _alive(services: Services, agents: Agents) -> frozenset[str]:
     groups = [group for stage, _ in lifecycle.STOP_ORDER for group in stage]
     alive = {group for group in groups if any(services.alive(role) for role in services.group(group))}
-    return frozenset(alive | ({"agents"} if agents.alive else set()))
+    there = {"turns": agents.busy, "agents": agents.alive}
+    return frozenset(alive.union(group for group, is_there in there.items() if is_there))
 
 
 #: How long a broker may answer nothing before it is replaced (seconds): longer than any disk makes it wait.
@@ -295,7 +297,7 @@ class Processes:
         elif role == "broker":
             if self._ending.begun:
                 self.agents.terminate_all()  # it may have died before it asked them to leave
-            if self._ending.for_good and not self.agents.alive:
+            if self._ending.for_good and not self.agents.busy:
                 self._premises.clear()  # a disk may take milliseconds; the tool host takes some as well
         elif role == "forkserver":
             channel = self.launches.take_fork_channel()
@@ -334,6 +336,7 @@ class Processes:
                 services.kill("toolhost")
         elif isinstance(message, messages.Retire):
             agents.perform(agents.roster.retire(message.principal, message.launch, now))
+            self._ending.changed.set()
         else:
             _log.warning("agent %s is killed: %s", message.principal.name, message.reason)
             agents.perform(agents.roster.kill(message.principal, message.launch, now))

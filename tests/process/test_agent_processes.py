@@ -638,7 +638,7 @@ def test_shutdown_releases_what_is_unfinished_and_is_acknowledged(short_tmp: Pat
 
 def test_a_stop_finds_events_released_before_it_kills(short_tmp: Path) -> None:
     [(groups, kills_s), *_] = STOP_ORDER
-    assert "agents" in groups
+    assert "turns" in groups
     spare_s = kills_s - TERM_GRACE_S
     assert spare_s >= 0.5
     with small_broker(short_tmp) as (broker, process):

@@ -262,7 +262,7 @@ class Processes(Part):
 
     def says_goodbye(self, instance: Instance) -> None:
         """The process of an instance has released its event, and ends now."""
-        if instance in self._unhurried and instance.conn is not None:
+        if (instance in self._unhurried or self._bus.draining is not None) and instance.conn is not None:
             self._retire(instance, instance.conn)
 
     def _reopen(self, message: control.RestartUndone, now: float) -> None:

@@ -484,3 +484,20 @@ def test_who_sends_something_new_to_a_kernel_that_stops_is_told_so(reason: Any, 
     world.goes_up(world.clients[1])
     frames = [decode(data) for data in world.clients[1].wire.down if data]
     assert [(frame.type, frame.event_id) for frame in frames] == [("shutdown", None), ("ack", "accepted")]
+
+
+def test_the_supervisor_hears_of_each_agent_that_has_said_goodbye() -> None:
+    world = World()
+    world.clients[0].ask("e1")
+    run(world)
+    (agent,) = world.agents.values()
+    agent.send(Frame("shutdown_ack", id="before"))
+    world.goes_up(agent)
+    world.supervisor.send(Frame("runtime.event", payload=to_raw(Drain(2500, "orchestrator_shutdown"))))
+    world.goes_up(world.supervisor)
+    world.goes_down(world.supervisor)
+    assert not world.supervisor.retired
+    agent.send(Frame("shutdown_ack", id="bye"))
+    world.goes_up(agent)
+    world.goes_down(world.supervisor)
+    assert [order.launch for order in world.supervisor.retired] == [agent.launch]

@@ -33,7 +33,7 @@ async def test_at_the_end_of_the_processes() -> None:
             return lambda *_: True  # every process lives
 
     class Agents:
-        alive = True
+        alive = busy = True
 
         def stop(self, told: bool) -> None: ...
 

@@ -165,18 +165,17 @@ def test_at_most_one_process_lives_at_a_time(history: list[ServiceEvent]) -> Non
 EVERYONE: Final = frozenset(group for groups, _ in STOP_ORDER for group in groups)
 
 
-def test_agents_leave_with_the_fork_server_then_all_others_and_what_does_not_is_killed() -> None:
+def test_turns_end_first_then_all_leave_side_by_side_and_what_does_not_is_killed() -> None:
     state, actions = step_stop(None, EVERYONE, 0.0)
-    assert actions == [TerminateGroup("agents"), TerminateGroup("forkserver")]
+    assert actions == [TerminateGroup("turns")]
     assert step_stop(state, EVERYONE, 1.0) == (state, [])
     assert step_stop(state, EVERYONE - {"forkserver"}, 1.0) == (state, [])  # agents still call tools
     state, actions = step_stop(state, EVERYONE - {"forkserver"}, 3.0)
-    assert actions == [KillGroup("agents")]
+    assert actions == [KillGroup("turns")]
     assert isinstance(state, Stopping)
     assert state.until == 3.0 + KILL_WAIT_S
-    rest = EVERYONE - {"agents", "forkserver"}
-    state, actions = step_stop(state, rest, 3.1)
-    assert actions == [TerminateGroup("toolhost"), TerminateGroup(PROGRAMS), TerminateGroup("broker")]
+    state, actions = step_stop(state, EVERYONE - {"turns"}, 3.1)
+    assert actions == [TerminateGroup(group) for group in ("agents", "forkserver", "toolhost", PROGRAMS, "broker")]
     assert step_stop(state, frozenset({"broker"}), 3.2) == (state, [])
     state, actions = step_stop(state, frozenset({"broker"}), 4.6)
     assert actions == [KillGroup("broker")]
@@ -188,7 +187,7 @@ def test_a_kernel_without_agents_begins_with_what_is_there() -> None:
 
 
 def test_in_a_hurry_nobody_gets_much_time() -> None:
-    state, _ = step_stop(None, frozenset({"agents"}), 0.0, hurry=True)
+    state, _ = step_stop(None, frozenset({"turns"}), 0.0, hurry=True)
     assert isinstance(state, Stopping)
     assert state.until == HURRY_S
 
@@ -221,6 +220,6 @@ def test_agents_get_another_time_and_nobody_else_does() -> None:
     state, _ = step_stop(None, EVERYONE, 0.0, agents_s=8.5)
     assert state is not None
     assert state.until == 8.5
-    state, _ = step_stop(state, EVERYONE - {"agents", "forkserver"}, 1.0, agents_s=8.5)
+    state, _ = step_stop(state, EVERYONE - {"turns"}, 1.0, agents_s=8.5)
     assert state is not None
     assert state.until == 1.0 + STOP_ORDER[1][1]
