@@ -29,23 +29,23 @@ def peer(role: str, *arguments: str, token: str = "", module: str = "bench.peers
         yield process
 
 
-def figures(process: subprocess.Popen[str], middle: int | None = None) -> Mapping[str, float]:
-    """The caller's figures, and the processor time that the process in the middle used for each call.
+def figures(process: subprocess.Popen[str], **others: int) -> Mapping[str, float]:
+    """The caller's figures, and the processor time that the other processes (`middle`, `echo`: their pids) used for
+    each call.
 
-    That time shows the cost of the middle even when other work keeps the machine busy.
+    That time shows the cost of the middle even when other work keeps the machine busy, and whether the ends leave it a
+    processor: with two processors a call takes at least half of all three times.
     """
-    spent = cpu_seconds(middle)
+    spent = {name: cpu_seconds(pid) for name, pid in others.items()}
     measured = {name: float(value) for name, value in json.loads(line(process)).items()}
     calls = measured.pop("calls")
-    if middle is not None:
-        measured["middle's cpu"] = (cpu_seconds(middle) - spent) / calls * 1e6
+    for name, pid in others.items():
+        measured[f"{name}'s cpu"] = (cpu_seconds(pid) - spent[name]) / calls * 1e6
     return measured
 
 
-def cpu_seconds(pid: int | None) -> float:
+def cpu_seconds(pid: int) -> float:
     """Processor time of a process with all its threads, so far."""
-    if pid is None:
-        return 0.0
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -54,8 +54,8 @@ def direct(seconds: float) -> Mapping[str, float]:
     """Caller and echo, joined by one ipc socket: the lower bound, without a middle."""
     with tempfile.TemporaryDirectory(prefix="gb", dir="/tmp") as folder, ExitStack() as stack:
         endpoint = f"ipc://{folder}/d"
-        line(stack.enter_context(peer("echo", endpoint, "--bind")))
-        return figures(stack.enter_context(peer("caller", endpoint, str(seconds))))
+        line(echo := stack.enter_context(peer("echo", endpoint, "--bind")))
+        return figures(stack.enter_context(peer("caller", endpoint, str(seconds))), echo=echo.pid)
 
 
 def proxied(seconds: float) -> Mapping[str, float]:
@@ -64,20 +64,21 @@ def proxied(seconds: float) -> Mapping[str, float]:
         front, back = f"ipc://{folder}/f", f"ipc://{folder}/b"
         middle = stack.enter_context(peer("proxy", front, back))
         line(middle)
-        line(stack.enter_context(peer("echo", back)))
-        return figures(stack.enter_context(peer("caller", front, str(seconds))), middle.pid)
+        line(echo := stack.enter_context(peer("echo", back)))
+        caller = stack.enter_context(peer("caller", front, str(seconds)))
+        return figures(caller, middle=middle.pid, echo=echo.pid)
 
 
 def brokered(seconds: float) -> Mapping[str, float]:
     """`python -m goondan.kernel.broker` between them. A client's event gives the caller the lease for its calls."""
     with broker([CatalogItem(name=TOOL)]) as bus, ExitStack() as stack:
-        line(stack.enter_context(peer("echo", bus.endpoint("toolhost"), token=bus.token("toolhost"))))
+        line(echo := stack.enter_context(peer("echo", bus.endpoint("toolhost"), token=bus.token("toolhost"))))
         caller = stack.enter_context(peer("caller", bus.endpoint("agent"), str(seconds), token=bus.token("agent")))
         client = open_socket(bus.endpoint("client"), bind=False)
         hello(client, bus.token("client"))
         client.send(encode(Frame("event", id="e.1", event_id="event-1", to=AGENT, instance_key=INSTANCE)))
         try:
-            return figures(caller, bus.pid)
+            return figures(caller, middle=bus.pid, echo=echo.pid)
         finally:
             client.close()
 
@@ -91,6 +92,8 @@ BENCHMARK = Benchmark(
         Metric("p50", "µs", "lower"),
         Metric("p99", "µs", "lower"),
         Metric("middle's cpu", "µs", "lower"),
+        Metric("echo's cpu", "µs", "lower"),
+        Metric("caller's cpu", "µs", "lower"),
     ],
     native=True,
 )
