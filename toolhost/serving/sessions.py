@@ -273,9 +273,6 @@ class Sessions:
         except OSError as error:
             self._perform(self._machine.not_started(session, call, error.strerror or str(error), now))
             return
-        if live.sandboxes is not None and not session.closed:
-            with suppress(OSError):  # the next call asks for its own
-                live.sandboxes.prepare()
         self._watch.wake(live.jail.usage)
 
     # --- what the machine decides
@@ -563,6 +560,9 @@ class Sessions:
                 self._perform(self.servers.ready(live, frame, self._loop.time()))
             if (event := live.started()) is not None:
                 self._on_worker(event)
+        elif live.sandboxes is not None and not live.session.closed:
+            with suppress(OSError):  # the next call asks for its own
+                live.sandboxes.prepare()  # not before: both would want the processors, and this call is waited for
 
     def _result(self, live: LiveSession, worker: Worker, result: frames.Result) -> None:
         """A call has ended, or goes on after its answer. Raises Violation."""
