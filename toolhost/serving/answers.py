@@ -112,16 +112,17 @@ class Asking:
         answer = speaker.ask(frame) if waits else speaker.post(frame)
         answer.add_done_callback(partial(_settled, done))
 
-    def pass_on(self, script: Call, frame_id: str | None, payload: Raw) -> bool:
-        """Answer a question of a script with the output of the call that was made for it. False: it has its answer, or
-        the call has failed or goes on.
+    def pass_on(self, script: Call, call: Call, payload: Raw) -> bool:
+        """Give the output of a call to the script that has asked for it. False: its agent answers, because the call has
+        failed or goes on, or because the result goes by reference: what the script asks next would overtake it.
         """
         result = codec.from_raw(payload, frames.ToolResult)
         asker = self._askers.get(script.worker_call_id)
-        if asker is None or result.status != "ok":
+        is_large = memoryview(payload).nbytes > MAX_PASSED_ON
+        if asker is None or result.status != "ok" or is_large or script.owner != call.owner:
             return False
         for number, question in asker.open.items():
-            if question.frame.id == frame_id:
+            if question.frame.id == call.question:
                 self._forget(asker.open.pop(number))
                 value = codec.to_raw({"status": "ok", "output": result.output})
                 question.reply(Answer(call_id=question.ask.call_id, ask_id=number, value=value))
@@ -239,17 +240,10 @@ class Answers:
         """Give the call its one result; a second result is dropped."""
         if self.calls.close(call, payload, self._loop.time()):
             self._asking.drop(call)
-            stage = frames.PASSED_ON if call.question is not None and self._passes_on(call, payload) else None
+            script = None if call.question is None else self.calls.get(call.within or "")
+            passed_on = isinstance(script, Call) and self._asking.pass_on(script, call, payload)
+            stage = frames.PASSED_ON if passed_on else None
             self.send_result(call.id, call.agent, call.instance_key, payload, stage)
-
-    def _passes_on(self, call: Call, payload: Raw) -> bool:
-        """Give a call's output to the script that has asked for it. False: its agent answers (`pass_on`), because the
-        result goes by reference, say, so that what the script asks next would overtake it.
-        """
-        script, is_small = self.calls.get(call.within or ""), memoryview(payload).nbytes <= MAX_PASSED_ON
-        if not is_small or not isinstance(script, Call) or script.owner != call.owner:
-            return False
-        return self._asking.pass_on(script, call.question, payload)
 
     def fail(self, call: Call, error: frames.ToolError, receipt: Raw | None = None, work: Work | None = None) -> None:
         """`error` is the result of the call, or of the `work` that went on after it. `receipt` is its jail's."""
