@@ -304,7 +304,8 @@ class ToolCaller:
             call.crashed = call.crashed or _code(result) == "E_TOOL_CRASHED"
             self._repeat(call_id, call)
             return
-        self._finish(call_id, call, result, answered)
+        del self._open[call_id]
+        call.done(result, answered)
 
     async def _prepare(self, call_id: str, call: OpenCall, result: ToolResult, answered: Answered | None) -> None:
         """Make a call again whose server had not begun with it. When that cannot be prepared, the result counts."""

@@ -112,7 +112,7 @@ class CallHandlers:
             )
         elif self._is_bundled(name, args):
             self._run_bundled(name, part.tool_call_id, args, then)
-        elif not action.again and name in self.catalog and (gone := tools.refusal(name)) is not None:
+        elif not action.again and (gone := tools.refusal(name)) is not None and name in self.catalog:
             then(error_result(gone))  # its server has ended
         else:
             self._send(action, args, then)
@@ -124,7 +124,7 @@ class CallHandlers:
     def _is_bundled(self, name: str, args: Any) -> bool:
         if name == GET_RESULT and isinstance(args, dict) and str(args.get("handle")).startswith(HANDOFF_PREFIX):
             return True
-        return self._instance.catalog.runs_here(name)
+        return name in self._instance.catalog.run_here
 
     # --- over the bus
 

@@ -138,7 +138,21 @@ class ConversationFile:
             self.failed(error)
             return
         try:
-            self.commit()
+            db = self._db
+            if db is None:
+                raise _closed()
+            self._room -= _WRITE_BYTES
+            self._unlooked += _WRITE_BYTES
+            if self.notes:
+                for note in self.notes:
+                    self._room -= 4 * (_NOTE_BYTES + len(note[3] or ""))
+                db.executemany(_INSERT_NOTE, self.notes)
+                self.notes.clear()
+            if self._room <= 0 and self._max_bytes is not None:
+                self._check_room(db, self._max_bytes)
+            db.execute("COMMIT")
+            if self._waits:
+                db.execute("PRAGMA synchronous = NORMAL")
         except BaseException as failure:
             self.failed(failure)
             raise
@@ -201,24 +215,6 @@ class ConversationFile:
             raise fail(code, f"{self.path}: {error.strerror or error}") from None
         if isinstance(error, msgspec.DecodeError | UnicodeDecodeError):
             raise fail("E_STATE", f"{self.path} holds something that is no message: {error}") from None
-
-    def commit(self) -> None:
-        """End the transaction."""
-        db = self._db
-        if db is None:
-            raise _closed()
-        self._room -= _WRITE_BYTES
-        self._unlooked += _WRITE_BYTES
-        if self.notes:
-            for note in self.notes:
-                self._room -= 4 * (_NOTE_BYTES + len(note[3] or ""))
-            db.executemany(_INSERT_NOTE, self.notes)
-            self.notes.clear()
-        if self._room <= 0 and self._max_bytes is not None:
-            self._check_room(db, self._max_bytes)
-        db.execute("COMMIT")
-        if self._waits:
-            db.execute("PRAGMA synchronous = NORMAL")
 
     # --- inside
 

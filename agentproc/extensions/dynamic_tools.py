@@ -129,6 +129,8 @@ class DynamicTools:
         """A call with the name that models are shown. A model may also write the name with its dot, which means the
         same tool.
         """
+        if not (self._tools or self._brought or self._served):
+            return call
         shown = shown_tool_name(call.name)
         if shown not in self._tools and shown not in self._brought:
             shown = self._aliases.get(shown, shown)

@@ -27,7 +27,7 @@ from goondan.agentproc.providers.base import Usage as CallUsage
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.traces.turn_notes import ModelDetail, used_by_call
 from goondan.schemas.wire.blobs import MAX_BLOB_BYTES
-from goondan.schemas.wire.codec import encode_value, from_raw
+from goondan.schemas.wire.codec import check_json, encode_value, from_raw, is_small_json
 from goondan.schemas.wire.errors import CUT_MARK, ENVIRONMENT, error_payload, tool_error
 from goondan.schemas.wire.frames import AgentEvent, Answer, ErrorPayload, Frame, ToolResult
 from goondan.schemas.wire.usage import Part, Usage, Used, total_of
@@ -90,6 +90,9 @@ def told_event(frame: Frame) -> AgentEvent:
     """The event in a frame, with `auth` and `source` of the header. Raises GoondanError E_FRAME_INVALID."""
     event = from_raw(frame.payload, AgentEvent)
     auth = None if frame.auth is None else from_raw(frame.auth, object)
+    if auth is not None or not is_small_json(bytes(frame.payload)):
+        for name, part in (("input", event.input), ("auth", auth), ("metadata", event.metadata)):
+            check_json(part, name)
     return replace(event, auth=auth, source=frame.source or event.source)
 
 

@@ -127,6 +127,8 @@ class Catalog:
             return
         self._followed = spec
         self.registry = registry = {item.name: item for item in spec.registry}
+        #: The tools whose handlers are bundled ones in this process (agentproc/calls/handlers.py).
+        self.run_here = frozenset([item.name for item in spec.registry if item.in_agent])
         self._declared = self._initial = [registry.get(name) or CatalogItem(name=name) for name in spec.catalog]
         self._patterns = spec.allow_registry
         self._declared_dynamic = self._named = spec.dynamic
@@ -195,11 +197,6 @@ class Catalog:
     def can_run(self, name: str) -> bool:
         """Whether there is a handler behind the name."""
         return name in self.registry or (self._dynamic is not None and self._dynamic.find(name) is not None)
-
-    def runs_here(self, name: str) -> bool:
-        """Whether the handler is one of the bundled ones in this process (agentproc/calls/handlers.py)."""
-        item = self.registry.get(name)
-        return item is not None and item.in_agent
 
     def allowed_outside(self, name: str) -> CatalogItem | None:
         """The item of a tool outside of the step's catalog that a policy lets through (CALL-03), or None."""

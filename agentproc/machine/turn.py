@@ -474,11 +474,10 @@ class Turn:
         content: list[messages.TextPart | messages.ToolCallPart] = (
             [messages.TextPart(answer.text)] if answer.text or not parts else []
         )
-        broken = {
-            part.tool_call_id: reason
-            for part, call in zip(parts, answer.calls, strict=True)
-            if (reason := _unreadable(call)) is not None
-        }
+        broken: dict[str, str] = {}
+        for part, call in zip(parts, answer.calls, strict=True):
+            if call.broken is not None or not isinstance(call.args, dict):
+                broken[part.tool_call_id] = call.broken or "they are no JSON object"
         metadata = dict(answer.metadata or {}) | ({UNREADABLE: broken} if broken else {})
         stored = self._store(
             messages.AssistantData([*content, *parts]), messages.MessageSource("assistant"), at, metadata
@@ -679,10 +678,3 @@ _TAKES_ALWAYS: Final[Mapping[type[Input], Callable[[Turn, Any, str], list[Action
     Pause: Turn._on_pause,
     Cancel: Turn._on_cancel,
 }
-
-
-def _unreadable(call: AskedCall) -> str | None:
-    """Why a call's arguments cannot be sent, or None."""
-    if call.broken is not None:
-        return call.broken
-    return None if isinstance(call.args, dict) else "they are no JSON object"

@@ -77,7 +77,10 @@ class ModelCalls:
         """Give up the running call."""
         if self._call is not None:
             self._call.cancel()
-        self._stop_watching()
+        self._stall.end()
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def give_up(self, code: str) -> None:
         """The turn ends with this error while its model is asked: note the end of the call, so that the trace has its
@@ -91,7 +94,8 @@ class ModelCalls:
     def close(self) -> None:
         """Give up all calls: the turn is left."""
         self.stop()
-        self._stop_aside()
+        if self._asking is not None:
+            self._asking.cancel()
 
     # --- one call
 
@@ -154,10 +158,6 @@ class ModelCalls:
             if asking.cancelled():
                 raise fail("E_MODEL_FAILED", "the model was asked by an extension, and said nothing for too long")
             return asking.result()
-
-    def _stop_aside(self) -> None:
-        if self._asking is not None:
-            self._asking.cancel()
 
     async def _ask_once(self, request: base.ModelRequest) -> base.ModelAnswer:
         """Ask the model once, and when it gives no answer, those that the bundle names in its place, in their order.
@@ -312,17 +312,12 @@ class ModelCalls:
                 self._tell_wait(request, now - silence_s)
             self._watch()
             return
-        self._stop_aside()
+        if self._asking is not None:
+            self._asking.cancel()
         model = f"{request.model.provider}/{request.model.model}".rstrip("/")
         info = stalled(model, request.step, now - since, self._stall.limit_s, self._instance.clock())
         self.give_up(info.code)
         self._turn.push(ModelFailed(info))
-
-    def _stop_watching(self) -> None:
-        self._stall.end()
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-            self._stall_timer = None
 
 
 def _void_before(show: Callable[[base.TextDelta], None]) -> Callable[[base.TextDelta], None]:

@@ -328,7 +328,9 @@ class TurnContext:
 
     def _window(self, request: ModelRequest, kept: Kept) -> estimate.Window | None:
         """The window of the model; None: nobody knows it."""
-        tokens = estimate.least(self._known(request), kept.told)
+        tokens = self._known(request)
+        if kept.told is not None:
+            tokens = estimate.least(tokens, kept.told)
         return None if tokens is None else estimate.Window(tokens, output_limit(request.model))
 
     def _known(self, request: ModelRequest) -> int | None:

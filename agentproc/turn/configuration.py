@@ -187,7 +187,8 @@ class TurnConfig:
 
     def begin_turn(self) -> None:
         """The turn begins (inside ConversationStore.write)."""
-        self._note_bundle()
+        if self.in_force.spec.extensions:
+            self._note_bundle()
 
     def begin_step(self, step: int, *, again: bool) -> InForce:
         """A step begins, or is taken up `again`. Returns its configuration. Raises GoondanError as

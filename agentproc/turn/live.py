@@ -187,7 +187,7 @@ class LiveFeed:
     def close(self) -> None:
         """Stop the timer, and drop everything that waits."""
         self.wanted, self.on_delta, self._closed = False, None, True
-        self._restart(again=False)
+        self._mute()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -385,7 +385,7 @@ class TurnParts(Struct, eq=False):
 
     def _begin(self, place: int, feature: AgentFeature) -> None:
         part = self._begun[place] = feature.begin(self._turn)
-        self.there = tuple(part for _, part in sorted(self._begun.items()))
+        self.there = tuple([self._begun[place] for place in sorted(self._begun)])
         self.hooks = hooks_of(self.there)
         for kind, handler in part.asks.items():
             self._turn.calls.asks.handle(kind, handler)
@@ -393,14 +393,19 @@ class TurnParts(Struct, eq=False):
 
 def hooks_of(found: Sequence[TurnPart]) -> Hooks:
     """The hooks that these parts have, in their order."""
-    return Hooks(
-        model=tuple(part for part in found if type(part).model is not TurnPart.model),
-        call=tuple(part for part in found if type(part).call is not TurnPart.call),
-        waits=tuple(part.waits for part in found if type(part).waits is not TurnPart.waits),
-        drop=tuple(part.drop for part in found if type(part).drop is not TurnPart.drop),
-        parks=tuple(part.parks for part in found if type(part).parks is not TurnPart.parks),
-        storing=tuple(part.storing for part in found if type(part).storing is not TurnPart.storing),
-    )
+    hooks: dict[str, tuple[Any, ...]] = {}
+    for part in found:
+        kind: Any = type(part)
+        for name in _defined(kind):
+            hook = part if name in ("model", "call") else getattr(part, name)
+            hooks[name] = (*hooks.get(name, ()), hook)
+    return Hooks(**hooks)
+
+
+@cache
+def _defined(kind: Any) -> list[str]:
+    """The names of the hooks that a class of parts defines."""
+    return [name for name in Hooks._fields if getattr(kind, name) is not getattr(TurnPart, name)]
 
 
 @cache

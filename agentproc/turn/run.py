@@ -200,7 +200,8 @@ class TurnRun:
     def push(self, event: machine.Input) -> None:
         """Give the turn an input. It is handled in the next round of the loop, with the others that come until then."""
         self._inputs.append(event)
-        self.rouse()
+        if not self._roused:
+            self.rouse()
 
     def rouse(self) -> None:
         """Let the turn look again whether there is something to do, or whether it parks."""
@@ -347,7 +348,8 @@ class TurnRun:
     def _follow(self, in_force: configuration.InForce) -> None:
         """Begin the parts of the features that apply now. Raises GoondanError: the turn fails."""
         self._followed = in_force
-        self._own_code = self._own_code or not all(one.bundled for one in in_force.spec.extensions)
+        extensions = in_force.spec.extensions
+        self._own_code = self._own_code or (bool(extensions) and not all(one.bundled for one in extensions))
         self.parts.follow(in_force.spec)
 
     def _close_leftover(self, row: TurnRow, at: str) -> None:

@@ -47,8 +47,8 @@ class ModelGates(AgentFeature):
         self.limited: set[str] = set()
         #: What the broker gets back in `hello`, by the name of the model.
         self.states: dict[str, str] = {}
-        #: The requests that are out, by their ids.
-        self.out: dict[str, GatedRequest] = {}
+        #: The requests that are out.
+        self.out: set[GatedRequest] = set()
         #: The requests that wait, by their ids.
         self.waiting: dict[str, GatedRequest] = {}
 
@@ -63,7 +63,7 @@ class ModelGates(AgentFeature):
 
     def applies(self, spec: AgentSpec, event: Frame) -> bool:
         """Whether the agent asks a server: a provider without one needs no gate."""
-        return any(model.provider in model_providers.BY_NAME for model in spec.models)
+        return not model_providers.BY_NAME.keys().isdisjoint([model.provider for model in spec.models])
 
     def begin(self, turn: TurnCore) -> TurnPart:
         """See AgentFeature."""
@@ -80,7 +80,7 @@ class ModelGates(AgentFeature):
             self.opened(said.model)
             return
         self.limited.add(said.model)
-        for request in list(self.out.values()):
+        for request in list(self.out):
             if request.model == said.model and not request.known:
                 request.tell_out()
 
@@ -93,9 +93,9 @@ class ModelGates(AgentFeature):
 
     def held(self) -> Mapping[str, Any]:
         """The requests that are out, and what the broker had said last about each gate."""
-        for request in self.out.values():
+        for request in self.out:
             request.known = True
-        permits = [request.held() for request in self.out.values() if request.model in self.limited]
+        permits = [request.held() for request in self.out if request.model in self.limited]
         states = [wire.KeptState(model, state) for model, state in self.states.items()]
         return {"permits": permits, "gates": states}
 
@@ -116,15 +116,15 @@ class TurnGates(TurnPart):
         return ask(request, on_news)
 
 
-class GatedRequest(Struct):
+class GatedRequest(Struct, eq=False):
     """One request of a turn to a model: it enters, and then it is either refused, and enters again, or over."""
 
     #: The gates of its turn.
     turn: TurnGates
     #: The model.
     spec: ModelSpec
-    #: Names it.
-    id: str = ""
+    #: Its id, once somebody is told it.
+    _id: str = ""
     #: Whether the broker knows that it is out.
     known: bool = False
     #: What the server has said when it refused it, for the broker.
@@ -135,6 +135,12 @@ class GatedRequest(Struct):
     out_at: float = 0.0
 
     @property
+    def id(self) -> str:
+        """Names it."""
+        self._id = self._id or os.urandom(8).hex()
+        return self._id
+
+    @property
     def model(self) -> str:
         """The document of the model."""
         return self.spec.document
@@ -142,11 +148,10 @@ class GatedRequest(Struct):
     def passes(self) -> bool:
         """Let it out, if nothing limits its model. Whether it is out."""
         gates = self.turn.gates
-        self.id = self.id or os.urandom(8).hex()
         if self.refusal is not None or self.spec.document in gates.limited:
             return False
         self.out_at = gates.clock()
-        gates.out[self.id] = self
+        gates.out.add(self)
         return True
 
     async def enter(self, size: int, on_news: Callable[[base.ModelNews], None]) -> None:
@@ -156,7 +161,7 @@ class GatedRequest(Struct):
         if not self.passes():
             await self._ask(size, on_news)
             self.out_at = self.turn.gates.clock()
-            self.turn.gates.out[self.id] = self
+            self.turn.gates.out.add(self)
 
     async def _ask(self, size: int, on_news: Callable[[base.ModelNews], None]) -> None:
         gates = self.turn.gates
@@ -197,13 +202,14 @@ class GatedRequest(Struct):
 
     def refused(self, wait_s: float | None) -> None:
         """The server has refused the request because too much is asked of it. `wait_s` is the wait that it asks for."""
-        self.turn.gates.out.pop(self.id, None)
+        self.turn.gates.out.discard(self)
         self.refusal = wire.Refused(None if wait_s is None else min(round(wait_s * 1000), server_answers.MAX_NAMED))
 
     def over(self, headers: dict[str, str] | None, *, accepted: bool, tokens: int | None = None) -> None:
         """The request is over. `headers` are those of its last answer. `accepted`: the server has answered it."""
-        if self.turn.gates.out.pop(self.id, None) is None:
+        if self not in self.turn.gates.out:
             return
+        self.turn.gates.out.remove(self)
         limits, low = None, False
         if headers is not None and not faults.REMAINING.isdisjoint(headers):
             limits, low = faults.rate_limits(headers, time.time()), faults.is_low(headers)

@@ -310,7 +310,7 @@ class TapedTurn(TurnPart):
         """
         instance = self._core.instance
         local = instance.tools.get(tool)
-        return instance.catalog.runs_here(tool) if local is None else local.in_replay
+        return tool in instance.catalog.run_here if local is None else local.in_replay
 
     def runs(self, tool: str, args: Any) -> bool:
         """Whether a call of a tool in the agent's process is made in a replay as well. Agents are asked, because they

@@ -545,13 +545,12 @@ class CrashingStore(ConversationStore):
         self._left = crash_at
         self._committed = committed
 
-    def commit(self) -> None:
-        self._left -= 1
-        if self._left == 0 and not self._committed:
-            raise Crash
-        super().commit()
-        if self._left == 0:
-            raise Crash
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._left -= error is None
+        lost = Crash() if error is None and self._left == 0 else None
+        super().__exit__(kind, error if self._committed else error or lost, trace)
+        if lost is not None:
+            raise lost
 
 
 class SteadyModel(FakeModel):
