@@ -95,7 +95,7 @@ class AgentApp:
     async def live(self, token: str, ready: Callable[[], None] | None = None) -> int:
         """The same in a process whose signals are somebody else's."""
         welcome = await self.link.start(token=token)
-        spec = codec.from_raw(welcome.spec, launch.AgentSpec)
+        spec = codec.from_raw(welcome.spec, launch.AgentSpec, checked=True)  # with the welcome
         runner = self._runner = self.make_runner(spec, welcome)
         await runner.load_extensions()
         if ready is not None:

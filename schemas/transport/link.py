@@ -554,7 +554,7 @@ class Link:
         if loop is None or not self._open:
             return
         # At rest, each check makes the pause before the next one longer. So news after a short rest is found soon.
-        self._tick_s = min(2 * self._tick_s, REST_TICK_S) if self._peer.rests else TICK_S
+        self._tick_s = min(4 * self._tick_s, REST_TICK_S) if self._peer.rests else TICK_S
         self._ticker = loop.call_later(self._tick_s, self._tick)
         settled, greet = self._peer.tick(loop.time())
         for item in settled:

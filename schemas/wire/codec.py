@@ -117,8 +117,8 @@ def to_raw(value: Any) -> Raw:
 _decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 
-def from_raw(raw: Raw | bytes, kind: type[T]) -> T:
-    """Open a payload as `kind`, after checking its depth.
+def from_raw(raw: Raw | bytes, kind: type[T], *, checked: bool = False) -> T:
+    """Open a payload as `kind`, after checking its depth. `checked`: it was checked, as a part of another payload.
 
     Raises FrameError E_FRAME_INVALID for anything that does not fit.
     """
@@ -126,7 +126,8 @@ def from_raw(raw: Raw | bytes, kind: type[T]) -> T:
     if decoder is None:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
-        check_depth(bytes(raw))
+        if not checked:
+            check_depth(bytes(raw))
         return decoder.decode(raw)  # type: ignore[no-any-return]
     except DECODE_ERRORS as error:
         message = f"payload is no {getattr(kind, '__name__', kind)}: {describe_decode_error(error)}"

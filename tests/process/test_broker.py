@@ -470,9 +470,9 @@ def test_a_link_that_waits_for_nothing_seldom_looks_and_one_that_waits_is_in_tim
         token = broker.token("agent", agent="coder", instance_key="k")
         link = Counted(broker.endpoint("agent"), token, on_frame=print)
         await link.start()
-        while len(pauses) < 4 or pauses[-1] < 0.2:
+        while len(pauses) < 2 or pauses[-1] < 0.2:
             await asyncio.sleep(0.005)
-        assert pauses[-4:] == [0.04, 0.08, 0.16, 0.32]
+        assert pauses[-2:] == [0.08, 0.32]
         os.kill(broker.process.pid, signal.SIGSTOP)  # nobody else says that it is late
         begun = time.monotonic()
         asked = Frame("event", event_id="late", to="reviewer", instance_key="r", reply_to=ReplyTo("coder", "c"))

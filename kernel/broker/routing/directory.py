@@ -15,6 +15,7 @@ Source: docs/design/wire.md section 4; docs/design/delivery.md section 5; requir
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
@@ -30,7 +31,7 @@ from goondan.kernel.broker.state.workdirs import Beneath, Workdir, shared
 from goondan.schemas.bundle.address import is_instance_key
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.wire import codec, errors, frames
-from goondan.schemas.wire.control import Exited, Inventory, Ready, SpawnFailed
+from goondan.schemas.wire.control import Exited, Inventory, Principal, Ready, SpawnFailed
 from goondan.schemas.wire.frames import NO_PAYLOAD, OPERATOR_AGENT, Frame
 
 #: How long a process may take to start when the asker names no deadline (seconds).
@@ -52,6 +53,8 @@ class Directory(Part):
         self._want = want
         #: Spawned instances, the oldest first.
         self._spawned: dict[entities.Instance, None] = {}
+        #: The same by the agent and the instance key that spawned them.
+        self._owned: defaultdict[tuple[str, str], dict[entities.Instance, None]] = defaultdict(dict)
         #: Instances for whose process somebody may still wait.
         self._awaited: dict[entities.Instance, None] = {}
         #: Launches that are ready: they have loaded all that they need.
@@ -76,8 +79,7 @@ class Directory(Part):
             instance = self._bus.instance(record.agent, record.key, created)
             cwd = None if record.cwd is None else Workdir(record.cwd, record.beneath or Beneath(record.cwd))
             instance.workdir = cwd or instance.workdir
-            instance.spawned = entities.Spawned(record.owner_agent, record.owner_key, created, cwd, ("", ""))
-            self._spawned[instance] = None
+            self._own(instance, entities.Spawned(record.owner_agent, record.owner_key, created, cwd, ("", "")))
 
     # --- frames
 
@@ -143,14 +145,11 @@ class Directory(Part):
         instance = self._bus.instance(target, key, now)
         if cwd is not None:
             instance.workdir = cwd
-        record = instance.spawned
-        if record is None:
-            instance.spawned = entities.Spawned(me.agent, me.key, now, cwd, by)
-            item = self._bus.ledger.spawned(instance, instance.spawned)
+        item = Item(())
+        if instance.spawned is None:
+            item = self._own(instance, entities.Spawned(me.agent, me.key, now, cwd, by))
         else:
-            instance.spawned = entities.Spawned(record.owner_agent, record.owner_key, record.created, record.cwd, by)
-            item = Item(())
-        self._spawned[instance] = None
+            instance.spawned = replace(instance.spawned, by=by)
         milliseconds = frame.deadline_ms
         patience_s = SPAWN_S if milliseconds is None else max(0, milliseconds) / 1000
         turn = actor.turn
@@ -181,9 +180,11 @@ class Directory(Part):
             return
         if isinstance(message, Ready):
             self._ready.add(message.launch)
+            instances = self._of(message.principal)
         else:
             self._ready = {one.launch for one in message.running if one.ready}
-        for instance in list(self._awaited):
+            instances = [*self._awaited]
+        for instance in instances:
             self.welcomed(instance)
 
     def _is_there(self, instance: entities.Instance) -> bool:
@@ -193,10 +194,13 @@ class Directory(Part):
 
     def spawn_failed(self, message: SpawnFailed, now: float) -> None:
         """The supervisor could not start a process."""
-        principal = message.principal
-        instance = self._bus.mailbox.instances.get((principal.name, principal.instance_key or ""))
-        if principal.role == "agent" and instance is not None:
+        for instance in self._of(message.principal):
             self.failed(instance, "E_AGENT_SPAWN_FAILED", processes.spawn_failure(message))
+
+    def _of(self, principal: Principal) -> Sequence[entities.Instance]:
+        """The instance of an agent process; none for another process."""
+        found = self._bus.mailbox.instances.get((principal.name, principal.instance_key or ""))
+        return () if found is None or principal.role != "agent" else (found,)
 
     def failed(self, instance: entities.Instance, code: str, message: str) -> None:
         """The process of an instance cannot be started: tell everybody who waits for it."""
@@ -208,14 +212,10 @@ class Directory(Part):
         """Forget who spawned an instance, and which others it spawned. Returns the writes for the journal."""
         writes: tuple[Write, ...] = ()
         if instance in self._spawned:
-            del self._spawned[instance]
-            instance.spawned = None
-            writes += self._bus.ledger.spawned(instance, None).writes
-        for other in [other for other in self._spawned if _owner(other) == (instance.agent, instance.key)]:
-            record = other.spawned
-            if record is not None:
-                other.spawned = replace(record, owner_agent="", owner_key="")
-                writes += self._bus.ledger.spawned(other, other.spawned).writes
+            writes += self._own(instance, None).writes
+        for other in [*self._owned.get((instance.agent, instance.key), ())]:
+            if other.spawned is not None:
+                writes += self._own(other, replace(other.spawned, owner_agent="", owner_key="")).writes
         return Item(writes)
 
     def tick(self, now: float) -> None:
@@ -232,18 +232,29 @@ class Directory(Part):
 
     def _make_room(self, me: entities.Instance) -> None:
         """If there are too many, forget the oldest spawned instance that has no process and no work."""
-        owned = [i for i in self._spawned if _owner(i) == (me.agent, me.key)]
-        for among, limit in ((owned, MAX_OWNED), ([*self._spawned], MAX_SPAWNED)):
+        for among, limit in ((self._owned.get((me.agent, me.key), {}), MAX_OWNED), (self._spawned, MAX_SPAWNED)):
             if len(among) < limit:
                 continue
             idle = next((i for i in among if i.conn is None and not i.wanted and not i.requested), None)
             if idle is None:
                 message = f"{len(among)} spawned instances have processes or work; no more are started now"
                 raise errors.fail("E_AGENT_SPAWN_FAILED", message, suggestion="Wait until some of them have ended.")
-            del self._spawned[idle]
-            idle.spawned = None
-            self._bus.stage(self._bus.ledger.spawned(idle, None))
+            self._bus.stage(self._own(idle, None))
             self._bus.mailbox.forget_idle(idle)
+
+    def _own(self, instance: entities.Instance, spawned: entities.Spawned | None) -> Item:
+        """Remember who spawned an instance, or forget it (None). Returns the writes for the journal."""
+        if (before := instance.spawned) is not None:
+            owned = self._owned[before.owner_agent, before.owner_key]
+            del owned[instance]
+            if not owned:
+                del self._owned[before.owner_agent, before.owner_key]
+        instance.spawned = spawned
+        if spawned is None:
+            del self._spawned[instance]
+        else:
+            self._spawned[instance] = self._owned[spawned.owner_agent, spawned.owner_key][instance] = None
+        return self._bus.ledger.spawned(instance, spawned)
 
     def _entry(self, instance: entities.Instance, record: entities.Spawned | None) -> frames.ListedAgent:
         created = instance.since if record is None else record.created
@@ -271,11 +282,6 @@ def _instance(actor: entities.Actor) -> entities.Instance:
     if actor.instance is None:
         raise errors.fail("E_FORBIDDEN", "a tool host asks in the name of an open call only")
     return actor.instance
-
-
-def _owner(instance: entities.Instance) -> tuple[str, str] | None:
-    record = instance.spawned
-    return None if record is None else (record.owner_agent, record.owner_key)
 
 
 def _workdir(actor: entities.Actor, me: entities.Instance, frame: Frame, opened: Sequence[str]) -> Workdir | None:

@@ -53,11 +53,8 @@ class Scripted:
         self.due[cls] = False
         return [self._now[1:]]
 
-    def put(self, cls: int, ident: bytes, data: bytes) -> bool:
-        self.sent.append(data)
-        return True
-
-    def flush(self) -> Sequence[tuple[int, bytes]]:
+    def send(self, frames: Sequence[tuple[int, bytes, bytes]]) -> Sequence[tuple[int, bytes]]:
+        self.sent += [data for _, _, data in frames]
         return ()
 
     def tick(self, now: float) -> None:
