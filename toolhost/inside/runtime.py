@@ -41,15 +41,15 @@ class Questions:
 
     def __init__(self, worker: Serving) -> None:
         self._worker = worker
-        self._lock = allocate_lock()
-        self._last = 0
+        self._next_number = iter(range(1, 1 << 62)).__next__  # no two threads get the same
         self._waiting: dict[int, Callable[[dict[str, Any]], None]] = {}
 
     def ask(self, call: Running, op: str, fields: dict[str, Any]) -> Any:
         """Ask, and wait for the answer; where an event loop runs in this thread, return something to await."""
         self._check(call)
         given = {name: _checked(name, value) for name, value in fields.items() if value is not None}
-        number, body = self._packed(call, op, given)
+        number = self._next_number()
+        body = _packed({"type": "ask", "callId": call.id, "askId": number, "op": op, **given}, "ctx.runtime")
         loop = _running_loop()
         return self._block(number, body) if loop is None else self._future(number, body, loop)
 
@@ -60,10 +60,14 @@ class Questions:
         before anything is sent.
         """
         self._check(call)
-        packed = [(self._packed(call, op, {"value": value}), handle) for op, value, handle in questions]
-        for (number, _), handle in packed:
-            self._waiting[number] = handle
-        self._worker.send_all([body for (_, body), _ in packed])
+        head, handles, bodies = _ASK + wire.pack_str(call.id) + _OP, {}, []
+        for op, value, handle in questions:
+            number = self._next_number()
+            handles[number] = handle
+            value = _packed(value, "the arguments")
+            bodies.append(head + wire.pack_str(op) + _ASK_ID + wire.pack(number) + _VALUE + value)
+        self._waiting.update(handles)
+        self._worker.send_all(bodies)
 
     def _check(self, call: Running) -> None:
         worker = self._worker
@@ -71,20 +75,6 @@ class Questions:
             raise AgentError("a copy of the tool's process asks nothing", code="E_CALL_ENDED")
         if call.pending or worker.running.get(call.id) is not call:
             raise AgentError("the call has ended, and what it may ask with it", code="E_CALL_ENDED")
-
-    def _packed(self, call: Running, op: str, given: dict[str, Any]) -> tuple[int, bytes]:
-        with self._lock:
-            self._last += 1
-            number = self._last
-        try:
-            body = wire.pack({"type": "ask", "callId": call.id, "askId": number, "op": op, **given})
-        except wire.BadValue as error:
-            what = "ctx.runtime" if op not in ("tool", "tools") else "the arguments"
-            raise TypeError(str(error).replace("output", what, 1)) from None
-        if len(body) > MAX_ASK:
-            message = f"what is asked has {len(body)} bytes, limit {MAX_ASK}"
-            raise AgentError(message, code="E_TOOL_LIMIT", suggestion="Write it to a file, and say where.")
-        return number, body
 
     def answered(self, frame: dict[str, Any]) -> None:
         """Handle an `answer` frame, on the thread that reads. An answer that nobody waits for is dropped."""
@@ -126,6 +116,22 @@ class Questions:
         self._waiting[number] = handle
         self._worker.send(body)
         return future
+
+
+#: The beginning of an `ask` of a value, up to its callId, and what stands before its other fields.
+_ASK, _OP, _ASK_ID, _VALUE = b"\x85\xa4type\xa3ask\xa6callId", b"\xa2op", b"\xa5askId", b"\xa5value"
+
+
+def _packed(asked: Any, what: str) -> bytes:
+    """What is asked as it travels; `what` it is called in an error. Raises TypeError, AgentError."""
+    try:
+        body = wire.pack(asked)
+    except wire.BadValue as error:
+        raise TypeError(str(error).replace("output", what, 1)) from None
+    if len(body) > MAX_ASK:
+        message = f"what is asked has {len(body)} bytes, limit {MAX_ASK}"
+        raise AgentError(message, code="E_TOOL_LIMIT", suggestion="Write it to a file, and say where.")
+    return body
 
 
 def _checked(name: str, value: Any) -> Any:

@@ -279,8 +279,8 @@ class Worker:
                 self._remember(frame["messageId"], data)
             elif kind == "cancel":
                 self._cancel(frame["callId"])
-            elif kind == "answer":
-                self._asked().answered(frame)
+            elif kind == "answer" and self._questions is not None:
+                self._questions.answered(frame)
             elif kind == "init":
                 self._load(frame)
             elif kind == "exit":
@@ -314,7 +314,10 @@ class Worker:
 
     def calling(self, call: running.Running) -> AskTools | None:
         """How the call has its agent call tools, and how it waits for one; None when its tool has no permission to."""
-        return ((lambda asked: self._asked().send(call, asked)), self.wait) if "tools" in self.permissions else None
+        if "tools" not in self.permissions:
+            return None
+        send = self._asked().send
+        return (lambda asked: send(call, asked)), self.wait
 
     def _asked(self) -> Questions:
         """What handlers ask through `ctx.runtime`; made when the first one does."""

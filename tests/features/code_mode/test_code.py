@@ -20,6 +20,10 @@ from goondan.features.code_mode.wire import ERRORS
 from goondan.toolhost.inside import ToolError
 from goondan.toolhost.inside.api import AgentError
 from tests.contract.test_codes_of_handlers import call_of, said
+from tests.python_calls import python_calls
+
+#: Calls of Python functions in a script's process for one call: up to the question, and from its answer on.
+MOST_CALLS = 17
 
 Question = tuple[str, Any, Callable[[dict[str, Any]], None]]
 
@@ -66,6 +70,15 @@ class Host:
 def run(code: str, host: Host | None = None, language: str = "python") -> dict[str, Any]:
     ctx: Any = SimpleNamespace(tools=(host or Host()).tools, workdir=".", cancelled=False)
     return run_code.run(ctx, {"language": language, "code": code})
+
+
+def test_a_call_takes_few_calls_of_python() -> None:
+    def count(calls: int) -> int:
+        with python_calls(lambda code: "code_scripts" in code.co_filename) as called:
+            run(f"for _ in range({calls}): tools.a__b(x=1)")
+        return len(called)
+
+    assert count(11) - count(1) <= 10 * MOST_CALLS
 
 
 def fails(code: str, host: Host | None = None) -> ToolError:

@@ -63,7 +63,8 @@ class Calls:
         """Ask for each (`tool` or `tools`, value, who gets the answer frame), now or when there is room."""
         with self._lock:
             self._queue.extend(questions)
-            self.count += sum(1 for op, _, _ in questions if op == "tool")
+            for op, _, _ in questions:
+                self.count += op == "tool"
             batch = self._next()
         self._send(batch)
 
@@ -74,31 +75,18 @@ class Calls:
         """
         asyncio = sys.modules.get("asyncio")  # without it no loop runs
         loop = None if asyncio is None else asyncio._get_running_loop()
-        return self._future(loop, op, value, read) if loop is not None else self.ask_all([(op, value, read)])[0]()
+        return (
+            self._future(loop, op, value, read) if loop is not None else value_of(self.ask_all([(op, value)])[0], read)
+        )
 
-    def ask_all(self, questions: list[tuple[str, Any, Callable[[Any], Any]]]) -> list[Callable[[], Any]]:
-        """Ask all and wait for all. Each of the functions returns one value, or raises its error."""
-        frames: list[dict[str, Any]] = [{}] * len(questions)
-        left = len(questions)
-        lock, done = allocate_lock(), allocate_lock()
-        done.acquire()
-
-        def taker(at: int) -> Callable[[dict[str, Any]], None]:
-            def take(frame: dict[str, Any]) -> None:
-                nonlocal left
-                frames[at] = frame
-                with lock:
-                    left -= 1
-                    last = left == 0
-                if last:
-                    done.release()
-
-            return take
-
-        if questions:
-            self.start([(op, value, taker(at)) for at, (op, value, _) in enumerate(questions)])
-            self._wait(done)
-        return [_reader(read, frame) for (_, _, read), frame in zip(questions, frames, strict=True)]
+    def ask_all(self, questions: list[tuple[str, Any]]) -> list[dict[str, Any]]:
+        """Ask all and wait for all: their answer frames (`value_of`), in the same order."""
+        answers = [_Answer() for _ in questions]
+        self.start([(op, value, answer.take) for (op, value), answer in zip(questions, answers, strict=True)])
+        for answer in answers:
+            if not answer.done.acquire(False):
+                self._wait(answer.done)
+        return [answer.frame for answer in answers]
 
     def _future(self, loop: Any, op: str, value: Any, read: Callable[[Any], Any]) -> Any:
         future = loop.create_future()
@@ -107,7 +95,7 @@ class Calls:
             if future.done():
                 return  # nobody awaits it any more
             try:
-                future.set_result(_reader(read, frame)())
+                future.set_result(value_of(frame, read))
             except ToolCallError as error:
                 future.set_exception(error)
 
@@ -153,25 +141,39 @@ class Calls:
 
     def _freeing(self, take: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
         def answered(frame: dict[str, Any]) -> None:
-            self._send(self._freed())
+            if batch := self._freed():
+                self._send(batch)
             take(frame)
 
         return answered
 
 
-def _reader(read: Callable[[Any], Any], frame: dict[str, Any]) -> Callable[[], Any]:
-    def value() -> Any:
-        error = frame.get("error")
-        if error is None:
-            return read(frame.get("value"))
-        raise ToolCallError(
-            error["message"],
-            code=error.get("code") or "E_TOOL",
-            suggestion=error.get("suggestion"),
-            help_url=error.get("helpUrl"),
-        )
+class _Answer:
+    """The answer frame to one question. `done` is released when it is there."""
 
-    return value
+    __slots__ = ("done", "frame")
+
+    def __init__(self) -> None:
+        self.done = allocate_lock()
+        self.done.acquire()
+        self.frame: dict[str, Any] = {}
+
+    def take(self, frame: dict[str, Any]) -> None:
+        self.frame = frame
+        self.done.release()
+
+
+def value_of(frame: dict[str, Any], read: Callable[[Any], Any]) -> Any:
+    """What `read` makes of an answer. Raises ToolCallError."""
+    error = frame.get("error")
+    if error is None:
+        return read(frame.get("value"))
+    raise ToolCallError(
+        error["message"],
+        code=error.get("code") or "E_TOOL",
+        suggestion=error.get("suggestion"),
+        help_url=error.get("helpUrl"),
+    )
 
 
 def output_of(result: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ import sys
 
 from goondan_tool import ToolError
 
-from code_scripts.calls import Calls, Pending, Printed, ToolCallError, output_of
+from code_scripts.calls import Calls, Pending, Printed, ToolCallError, output_of, value_of
 
 TYPE_CHECKING = False  # importing typing would cost a cold jail 5 ms
 if TYPE_CHECKING:
@@ -91,11 +91,10 @@ class Tools:
         """
         if not all(isinstance(one, Prepared) for one in prepared):
             raise TypeError("tools.parallel takes calls such as tools.NAME.later(...)")
-        asked: list[Any] = [("tool", {"name": one.name, "args": one.args}, output_of) for one in prepared]
         values: list[Any] = []
-        for value in self._calls.ask_all(asked):
+        for frame in self._calls.ask_all([("tool", {"name": one.name, "args": one.args}) for one in prepared]):
             try:
-                values.append(value())
+                values.append(value_of(frame, output_of))
             except ToolCallError as error:
                 values.append(error)
         failed = next((value for value in values if isinstance(value, ToolCallError)), None)
