@@ -19,7 +19,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from types import ModuleType
@@ -28,15 +28,18 @@ from typing import Final
 import msgspec
 
 from goondan.features import parts
-from goondan.kernel.lock import ALIVE
+from goondan.kernel.lock import ALIVE, FOLDER
 from goondan.kernel.spawn import command, start_program
-from goondan.kernel.start import jsonschema_rs_alone
+from goondan.kernel.start import asyncio_without_tls, jsonschema_rs_alone, uvloop_without_tls
 from goondan.schemas.system.startup import die_with_parent
 
-#: The programs of a kernel that always run.
-PROGRAMS: Final = ("goondan.toolhost", "goondan.agentproc.start.forkserver", "goondan.kernel.broker")
+#: The program that forks agents, and the module with all that agents need.
+FORK_SERVER: Final = "goondan.agentproc.start.forkserver"
+AGENTS: Final = "goondan.agentproc.start.warmup"
 #: What looks into the modules of tools when a workspace is new.
-AT_FIRST: Final = ("goondan.toolhost.inspection",)
+INSPECTION: Final = "goondan.toolhost.inspection"
+#: The programs of a kernel that always run.
+PROGRAMS: Final = ("goondan.toolhost", FORK_SERVER, "goondan.kernel.broker")
 #: What several of the programs import. The first has most of it: asyncio, msgspec, what goes over a link.
 SHARED: Final = (
     "goondan.schemas.transport.link",
@@ -51,7 +54,6 @@ SHARED: Final = (
     "goondan.schemas.wire.spans",
     "goondan.schemas.worker.servers",
     "sqlite3",
-    "uvloop",
 )
 #: More than arguments and environment of a program have, and than a socket takes by default (bytes).
 MAX_REQUEST: Final = 256 << 10
@@ -73,14 +75,16 @@ class _Request(msgspec.Struct):
 class Ahead:
     """The programs that were forked and wait for their start, by module. `start` takes one."""
 
-    def __init__(self, modules: Iterable[str] = (), later: Collection[str] = ()) -> None:
-        """Fork them. Returns in this process only; a fork ends with SystemExit, when its program has run. Those of
-        `later` may not be needed, so they import nothing before their start.
+    def __init__(self, early: Mapping[str, Iterable[str]] | None = None) -> None:
+        """Fork programs. `early` has by module what each imports before its start; one without any may not be needed.
+
+        Returns in this process only; a fork ends with SystemExit, when its program has run.
         """
+        early = early or {}
         self._waiting: dict[str, tuple[int, socket.socket]] = {}
-        self._later = later
+        self._later = [module for module, imports in early.items() if not imports]
         parent_pid = os.getpid()
-        for module in (*modules, *later):
+        for module, imports in early.items():
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             try:
                 pid = os.fork()
@@ -89,7 +93,7 @@ class Ahead:
                 theirs.close()
                 continue
             if pid == 0:
-                sys.exit(_run(module, theirs, parent_pid, at_once=module not in later))
+                sys.exit(_run(module, theirs, parent_pid, imports))
             theirs.close()
             self._waiting[module] = (pid, ours)
 
@@ -118,8 +122,8 @@ class Ahead:
                 return pid
         return start_program(command(module, arguments), env=env, output_fd=output_fd, pass_fds=pass_fds)
 
-    def close_later(self) -> None:
-        """Let those of `later` end that were not started."""
+    def close_unneeded(self) -> None:
+        """Let those end that were not started and have imported nothing."""
         for module in self._later:
             if (waiting := self._waiting.pop(module, None)) is not None:
                 waiting[1].close()
@@ -130,13 +134,19 @@ class Ahead:
             self._waiting.popitem()[1][1].close()
 
 
-def fork_programs(state_dir: str) -> Ahead:
-    """Fork what the start of a kernel with this state needs."""
-    return Ahead(PROGRAMS, () if os.path.exists(f"{state_dir}/{ALIVE}") else AT_FIRST)
+def fork_programs(state_dir: str, *, soon: bool) -> Ahead:
+    """Fork what the start of a kernel with this state needs. `soon`: a command waits with a message for an agent."""
+    early = {program: [program] for program in PROGRAMS}
+    if soon:
+        early[FORK_SERVER] = [AGENTS]
+    if not os.path.exists(f"{state_dir}/{FOLDER}/{ALIVE}"):
+        early[INSPECTION] = []
+    return Ahead(early)
 
 
 def import_shared() -> None:
     """Import what several programs need, and look through the types of a plan, of which each of them reads a part."""
+    asyncio_without_tls()
     jsonschema_rs_alone()
     for name in SHARED:
         import_module(name)
@@ -164,16 +174,18 @@ def program_of(module: str) -> ModuleType:
     return import_module(f"{module}.__main__") if hasattr(program, "__path__") else program
 
 
-def _run(module: str, channel: socket.socket, parent_pid: int, *, at_once: bool) -> int:
-    """One program, from the fork to its exit status. `at_once`: it imports before its start."""
+def _run(module: str, channel: socket.socket, parent_pid: int, imports: Iterable[str]) -> int:
+    """One program, from the fork to its exit status. It imports these modules before its start."""
     die_with_parent(parent_pid)
     os.setsid()
     os.chdir("/")
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a restart in place blocks some
     close_all_but({channel.fileno()})
-    if at_once:
-        program_of(module)
+    if module == "goondan.toolhost":
+        uvloop_without_tls()
+    for name in imports:
+        program_of(name)
     with channel:
         data, descriptors, _, _ = socket.recv_fds(channel, MAX_REQUEST, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
     if not data:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import socket
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -291,6 +292,19 @@ class AgentApp:
         runner = TurnRunner(instance)
         runner.features.welcomed(welcome)
         return runner
+
+
+async def connected(channel: socket.socket, endpoint: str, broker_uid: int | None) -> AgentApp:
+    """An agent process that the broker has asked for hello, or that has got its request on `channel` before that."""
+    loop = asyncio.get_running_loop()
+    agent, news = AgentApp(endpoint, broker_uid), asyncio.Event()
+    loop.add_reader(channel, news.set)
+    with suppress(errors.GoondanError):  # the start tells it
+        agent.link.connect(news.set)
+        await news.wait()
+    loop.remove_reader(channel)
+    channel.setblocking(True)  # which it is not in a loop
+    return agent
 
 
 def new_loop() -> asyncio.AbstractEventLoop:

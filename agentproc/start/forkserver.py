@@ -3,12 +3,13 @@
 It imports once what every agent needs, and forks. So an agent shares the pages of its code with all others. The fork
 server must stay fork-safe: no thread, no event loop, no ZeroMQ context, no bundle code.
 
-It is ready after the first step of the warm-up (warmup.py), which imports. The other steps follow when the whole kernel
-is ready, and each waits until the machine has time to spare (SpareTime): the start and the first turns need the
-processors. Requests that come meanwhile are answered between two steps; those agents share less.
+It imports at its start when somebody waits for a first agent (`--soon`), else with the first step of the warm-up
+(warmup.py) or the first request. The steps begin when the whole kernel is ready, and each waits until the machine has
+time to spare (SpareTime): the start and the first turns need the processors. Requests that come meanwhile are answered
+between two steps; those agents share less.
 
-From then on one agent is always forked ahead and waits for its request, so a request costs no fork. The waiting agent
-has no name and no token before its request, and ends when the fork server does.
+From the imports on one agent is always forked ahead and waits for its request, so a request costs no fork. It has no
+name and no token before its request, and ends when the fork server does.
 
 Parents. An agent is forked as a child of the fork server's parent, the supervisor, and outlives the fork server. It
 asks to be killed with its parent, and checks then that the parent is still there.
@@ -18,7 +19,6 @@ Source: docs/design/processes.md section 3. Protocol: schemas/wire/forkserver.py
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import ctypes
 import gc
@@ -32,24 +32,19 @@ import time
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
-from pathlib import Path
+from importlib import import_module
 from typing import Final, NamedTuple, NoReturn
 
 import msgspec
 
-from goondan.agentproc.start import app, warmup
-from goondan.agentproc.start.app import main as run_agent
 from goondan.schemas.system import secrecy, startup
 from goondan.schemas.text.visible import visible_line
-from goondan.schemas.wire.errors import GoondanError
 from goondan.schemas.wire.forkserver import MAX_PACKET, WARM, ForkReply, decode_request, encode_packet
 
 #: A processor counts as free when it had nothing to do for this part of the time.
 FREE_PART: Final = 0.75
 #: How many processors have to be free, where there are so many: one for the work, and one for a turn that begins.
 FREE_PROCESSORS: Final = 2
-#: Uptime, and the time without work of all processors together (both in seconds, with two digits).
-_UPTIME: Final = Path("/proc/uptime")
 
 
 def is_spare(idle_s: float, elapsed_s: float, processors: int) -> bool:
@@ -64,7 +59,8 @@ def idle_time() -> float | None:
     system does not tell.
     """
     try:
-        idle = float(_UPTIME.read_text(encoding="ascii").split()[1])
+        with open("/proc/uptime", encoding="ascii") as source:
+            idle = float(source.read().split()[1])  # behind the uptime; both have two digits
     except (OSError, ValueError, IndexError):
         return None
     return idle or None  # systems that do not count say 0
@@ -122,6 +118,8 @@ _syscall.restype = ctypes.c_long
 _SYS_CLONE: Final = {"x86_64": 56}.get(os.uname().machine, 220)
 _CLONE_PARENT: Final = 0x8000
 _CLONE_FORK: Final = 0x0120_0000 | signal.SIGCHLD
+#: What imports all that agents need.
+AGENTS: Final = "goondan.agentproc.start.warmup"
 #: Stands for the step after the last one.
 _NO_MORE: Final = object()
 
@@ -169,6 +167,7 @@ class ForkServer:
                 return False
             try:
                 steps_left = next(warming, _NO_MORE) is not _NO_MORE
+                self._prepare()
             except Exception:  # agents are larger without, and work
                 traceback.print_exc()
                 steps_left = False
@@ -248,7 +247,7 @@ class ForkServer:
 
     def _prepare(self) -> None:
         """Have an agent waiting. If none can be forked now, the reply to the next request gives the reason."""
-        if self._spare is None:
+        if self._spare is None and AGENTS in sys.modules:
             with suppress(OSError):
                 self._spare = self._fork()
 
@@ -261,6 +260,7 @@ class ForkServer:
 
     def _fork(self) -> Spare:
         """An agent that waits for its request. Raises OSError when the system refuses it."""
+        import_agent()
         threads = len(os.listdir("/proc/self/task"))
         if threads != 1:
             raise OSError(0, f"the fork server has {threads} threads and cannot fork safely")
@@ -300,6 +300,8 @@ def _give(spare: Spare, packet: bytes, descriptors: Collection[int]) -> int:
 
 def _agent(channel: socket.socket, broker: tuple[str, int | None] | None, keep: Collection[int]) -> NoReturn:
     """The agent process, from its first instruction to its last. It connects to `broker` before it has its request."""
+    from goondan.agentproc.start import app, warmup
+
     status = EXIT_FAILED
     try:
         os.setsid()  # a signal to the fork server's group is not meant for agents
@@ -311,7 +313,7 @@ def _agent(channel: socket.socket, broker: tuple[str, int | None] | None, keep: 
         gc.enable()
         loop = app.new_loop()
         warmup.give_back_untouched(loop)
-        ahead = None if broker is None else loop.run_until_complete(_connected(channel, *broker))
+        ahead = None if broker is None else loop.run_until_complete(app.connected(channel, *broker))
         with channel:
             packet, descriptors, _, _ = socket.recv_fds(channel, MAX_PACKET, 1, socket.MSG_CMSG_CLOEXEC)
         secrecy.close_memory()  # from here on it has a token, and soon a key
@@ -324,15 +326,8 @@ def _agent(channel: socket.socket, broker: tuple[str, int | None] | None, keep: 
         startup.die_with_parent(request.parent_pid)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         name = f"{request.agent}/{request.instance_key}"
-        status = run_agent(
-            loop,
-            request.endpoint,
-            request.token,
-            name=name,
-            ready_fd=ready_fd,
-            broker_uid=request.broker_uid,
-            ahead=ahead,
-        )
+        endpoint, token, uid = request.endpoint, request.token, request.broker_uid
+        status = app.main(loop, endpoint, token, name=name, ready_fd=ready_fd, broker_uid=uid, ahead=ahead)
     except SystemExit as leaving:
         if isinstance(leaving.code, str):
             print(leaving.code, file=sys.stderr)
@@ -343,19 +338,6 @@ def _agent(channel: socket.socket, broker: tuple[str, int | None] | None, keep: 
         with suppress(OSError, ValueError):
             sys.stderr.flush()
         os._exit(status)
-
-
-async def _connected(channel: socket.socket, endpoint: str, broker_uid: int | None) -> app.AgentApp:
-    """An agent process that the broker has asked for hello, or that has got its request before that."""
-    loop = asyncio.get_running_loop()
-    agent, news = app.AgentApp(endpoint, broker_uid), asyncio.Event()
-    loop.add_reader(channel, news.set)
-    with suppress(GoondanError):  # the start tells it
-        agent.link.connect(news.set)
-        await news.wait()
-    loop.remove_reader(channel)
-    channel.setblocking(True)  # which it is not in a loop
-    return agent
 
 
 def _redirect(log_path: str | None) -> None:
@@ -380,8 +362,18 @@ def _close_inherited(keep: Collection[int]) -> None:
                 os.close(int(name))
 
 
+def import_agent() -> None:
+    """Import what every agent needs. Does nothing when that was done."""
+    import_module(AGENTS)
+    gc.freeze()
+
+
 def _warming(providers: Collection[str], scratch: str | None) -> Iterator[None]:
-    """The steps of the warm-up. Then garbage is collected and holes are filled."""
+    """Imports, and the steps of the warm-up. Then garbage is collected and holes are filled."""
+    import_agent()
+    yield
+    from goondan.agentproc.start import warmup
+
     yield from warmup.warm_up(providers, scratch)
     gc.unfreeze()
     gc.collect()
@@ -399,6 +391,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--parent-pid", type=int, help="end when this process, our parent, ends")
     parser.add_argument("--keep-fd", type=int, action="append", default=[], help="descriptor that agents keep open")
     parser.add_argument("--provider", action="append", default=[], help="model provider that agents will use")
+    parser.add_argument("--soon", action="store_true", help="an agent is asked for as soon as the kernel is ready")
     parser.add_argument("--scratch", help="folder to make for the files of the warm-up; the kernel clears its place")
     secrecy.forbid_core_dumps()  # and no more: the supervisor knows a waiting agent by its descriptors
     options = parser.parse_args(argv)
@@ -410,13 +403,12 @@ def main(argv: list[str] | None = None) -> int:
     os.set_inheritable(options.socket_fd, False)
     with socket.socket(fileno=options.socket_fd) as server:
         gc.disable()  # a collection would touch, and so unshare, every page that holds objects
-        warming = _warming(options.provider, options.scratch)
-        next(warming)
-        gc.freeze()
         fork_server = ForkServer(server, options.keep_fd)
+        if options.soon:
+            import_agent()
         startup.report_ready(options.ready_fd)
         try:
-            return fork_server.serve(warming)
+            return fork_server.serve(_warming(options.provider, options.scratch))
         finally:
             fork_server.close()
 

@@ -1,11 +1,11 @@
 """Makes forked agents quick and small: work that is done once, before the first request.
 
-In the fork server (`warm_up`): imports; a log, which an agent only gives its name; a few agents that live from their
-hello to their end and run a turn that has no effect, because CPython 3.11 writes into code objects until it has
-specialised them and libraries build caches at their first use; mapping the libraries' files, because a page that only
-one process maps counts as its own. Only memory stays of it: the loop is asyncio's own and closed, the folder is
-removed, no socket was opened, no thread was started. That is true after each of its steps, so an agent can be forked
-between two of them.
+In the fork server: what this module imports. In `warm_up`: a log, which an agent only gives its name; a few agents that
+live from their hello to their end and run a turn that has no effect, because CPython 3.11 writes into code objects
+until it has specialised them and libraries build caches at their first use; mapping the libraries' files, because a
+page that only one process maps counts as its own. Only memory stays of it: the loop is asyncio's own and closed, the
+folder is removed, no socket was opened, no thread was started. That is true after each of its steps, so an agent can be
+forked between two of them.
 
 At the end, `fill_pools` and `fill_heap` fill the holes that all this has left in memory. The new objects of an agent
 would go into the holes, and copy a page of the fork server for each hole. Now they lie together, in new pages. Code
@@ -28,8 +28,10 @@ from functools import partial
 from types import CodeType, FunctionType
 from typing import Any, Final
 
+import uvloop  # noqa: F401
 from msgspec import Raw, structs
 
+from goondan.agentproc.providers import embedded  # noqa: F401
 from goondan.agentproc.providers.base import Provider
 from goondan.agentproc.start import app, log
 from goondan.agentproc.turn.parts import kinds
@@ -73,6 +75,8 @@ _sbrk = _libc.sbrk
 _malloc.restype = _sbrk.restype = ctypes.c_size_t
 #: A folder that a link trusts, and in which no process makes a socket.
 NOBODY: Final = "ipc:///proc/nobody"
+transport_class()  # these two import what every agent needs
+kinds()
 _BYTES_HEAD: Final = sys.getsizeof(b"")
 _filling: Final[list[object]] = []
 _ZERO_PAGE: Final = bytes(mmap.PAGESIZE)
@@ -80,19 +84,12 @@ _ZERO_PAGE: Final = bytes(mmap.PAGESIZE)
 
 def warm_up(providers: Collection[str] = (), scratch: str | None = None) -> Iterator[None]:
     """Warm the fork server up, in steps of 10 to 20 ms. After each of them it has one thread, no loop and no open file
-    of its own. The first one only imports. After the second an agent is quick, and smaller with each further one.
+    of its own. After the first an agent is quick, and smaller with each further one.
 
     `providers` are those of later agents besides `embedded`; unknown names are skipped. `scratch` is a folder that is
     made and removed here. When this process is killed, another process clears its place. None: a folder for temporary
     files.
     """
-    import uvloop  # noqa: F401
-
-    from goondan.agentproc.providers import embedded  # noqa: F401
-
-    transport_class()
-    kinds()
-    yield
     # Decoders are built at their first use. A payload that does not fit builds them as well.
     for kind in (frames.Credit, frames.ErrorPayload, frames.Shutdown):
         with suppress(FrameError):

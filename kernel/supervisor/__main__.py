@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         options = parse(arguments)
         if options.environment_fd is not None:  # else there may be secrets in the memory of this process already
             import_shared()
-            ahead = fork_programs(options.state_dir)
+            ahead = fork_programs(options.state_dir, soon=options.parent_fd is not None)
             secrecy.close_memory()
             read_environment(options.environment_fd)
             options.environment_fd = None

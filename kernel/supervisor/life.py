@@ -164,7 +164,7 @@ class Supervisor:
         processes.ready.add_done_callback(self._started)
         processes.begin_tool_host()
         opened = self._opened = self._open(options)
-        self._ahead.close_later()
+        self._ahead.close_unneeded()
         plan = opened.plan
         if self._stop.done():
             return

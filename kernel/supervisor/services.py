@@ -195,6 +195,7 @@ class Launches:
                 *("--keep-fd", str(self._premises.alive_fd)),
                 *("--scratch", os.path.join(self._premises.run_dir, rundir.WARMUP_FOLDER)),
                 *(f"--provider={name}" for name in sorted(providers)),
+                *([] if self._options.parent_fd is None else ["--soon"]),  # a command waits with its message
             ],
             env=spawn.environment(os.environ, spawn.AGENT_ENVIRONMENT),
             pass_fds=[theirs.detach()],

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import os
 import re
-import ssl
 from contextlib import suppress
 from ipaddress import ip_address, ip_network
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import ssl
 
 #: How OpenSSL names a certificate in a folder: by its hash, such as 5443e9e3.0.
 _HASHED: Final = re.compile(r"[0-9a-f]{8}\.\d+")
@@ -24,6 +26,8 @@ def tls_context() -> ssl.SSLContext:
 
     A folder is searched only when it is needed. Reading a whole bundle takes 30 ms and 6 MiB.
     """
+    import ssl  # not before: the start of a kernel makes no such connection
+
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(*_places())
     return context
@@ -47,6 +51,8 @@ def _places() -> tuple[str | None, str | None]:
     file, folder = os.environ.get("SSL_CERT_FILE") or None, os.environ.get("SSL_CERT_DIR") or None
     if file is not None or folder is not None:
         return file, folder
+    import ssl
+
     system = ssl.get_default_verify_paths()
     with suppress(OSError):
         if system.cafile or any(map(_HASHED.fullmatch, os.listdir(system.capath or ""))):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from goondan.kernel import ahead, lock
 from tests.kernel_fixture import Sandbox, wait_until
 
 #: A program, and a process that forks it ahead, starts it, and says how it ended.
@@ -33,7 +34,7 @@ signal.signal(signal.SIGHUP, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 stray = os.dup(0)
 os.set_inheritable(stray, True)
-forked = ahead.Ahead(["program"])
+forked = ahead.Ahead({"program": ["program"]})
 (waiting,) = (int(pid) for pid in open("/proc/self/task/%d/children" % os.getpid()).read().split())
 assert waiting in forked and os.getpid() not in forked
 """
@@ -102,16 +103,30 @@ def test_a_second_start_is_an_exec(tmp_path: Path) -> None:
 
 
 def test_one_that_cannot_be_forked_is_executed(tmp_path: Path) -> None:
-    no_fork = "def no_fork(): raise BlockingIOError\nos.fork = no_fork; forked = ahead.Ahead(['program'])\n"
+    no_fork = (
+        "def no_fork(): raise BlockingIOError\nos.fork = no_fork; forked = ahead.Ahead({'program': ['program']})\n"
+    )
     assert run(tmp_path, no_fork, EXECUTED, END) == ["3"]
 
 
 def test_one_that_may_not_be_needed_imports_at_its_start(tmp_path: Path) -> None:
-    later = "forked.close(); later = ahead.Ahead((), ['program'])\n"
+    later = "forked.close(); later = ahead.Ahead({'program': []})\n"
     start = START.replace("forked", "later").replace("== waiting", "!= waiting")
     assert run(tmp_path, later, start, END) == ["3"]
     unneeded = later.replace("program", "no_such_program") + "pid = later._waiting['no_such_program'][0]\n"
-    assert run(tmp_path, unneeded, "later.close_later()\n", END) == ["0"]
+    assert run(tmp_path, unneeded, "later.close_unneeded()\n", END) == ["0"]
+
+
+def test_what_is_forked_and_imported_before_a_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "Ahead", dict)
+    always = {program: [program] for program in ahead.PROGRAMS}
+    first = dict(ahead.fork_programs(str(tmp_path), soon=False))  # type: ignore[call-overload]
+    assert first == always | {ahead.INSPECTION: []}
+    locks = lock.lock(str(tmp_path))
+    for fd in (locks.folder_fd, locks.lock_fd, locks.alive_fd):
+        os.close(fd)
+    again = dict(ahead.fork_programs(str(tmp_path), soon=True))  # type: ignore[call-overload]
+    assert again == always | {ahead.FORK_SERVER: [ahead.AGENTS]}
 
 
 def has(pid: int, word: bytes) -> bool:

@@ -189,9 +189,16 @@ from goondan.kernel import ahead
 from goondan.kernel.supervisor.options import parse
 parse(["--bundle", sys.argv[1]])
 ahead.import_shared()
-ahead.program_of("goondan.agentproc.start.forkserver")
+assert "asyncio" in sys.modules and not {"ssl", "uvloop"} & set(sys.modules)
+ahead.program_of(ahead.AGENTS)
 ahead.parts("agent")
 print(*sys.modules)
+import asyncio, ssl, uvloop
+loop, tls = uvloop.new_event_loop(), ssl.create_default_context()
+try:
+    loop.run_until_complete(loop.create_connection(asyncio.Protocol, "127.0.0.1", 1, ssl=tls))
+except ConnectionRefusedError:  # and no TypeError: agents have TLS
+    loop.close()
 import email.utils, jsonschema_rs, msgspec, platform, uuid
 assert email.utils.parseaddr("one@example.org")[1] == "one@example.org" and platform.python_version()
 assert msgspec.convert(str(uuid.uuid4()), uuid.UUID).version == 4
@@ -207,6 +214,22 @@ def test_a_start_imports_nothing_of_the_library_for_a_single_line(tmp_path: Path
     imported = set(run.stdout.split())
     assert {"jsonschema_rs", "msgspec", "uuid", "argparse"} <= imported
     assert imported.isdisjoint(("email.utils", "platform", "shutil", "typing_extensions"))
+
+
+FORK_SERVER = """\
+import sys
+from goondan.agentproc.start.forkserver import _warming
+agents = "goondan.agentproc.start.app", "goondan.agentproc.turn.run", "uvloop"
+print(*(name in sys.modules for name in agents))
+next(_warming((), None))
+print(*(name in sys.modules for name in agents))
+"""
+
+
+def test_a_fork_server_imports_what_agents_need_when_one_is_asked_for_or_when_there_is_time() -> None:
+    command = [sys.executable, "-I", "-c", FORK_SERVER]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
+    assert run.stdout.splitlines() == ["False False False", "True True True"]
 
 
 ROOTS_PROGRAMS = """\
@@ -241,15 +264,20 @@ async def main(path):
     process = await asyncio.create_subprocess_exec(sys.executable, "-I", "-S", "-c", "", stdin=asyncio.subprocess.PIPE)
     print(await process.wait())
 asyncio.run(main(sys.argv[1]))
+from goondan.kernel.start import uvloop_without_tls
+uvloop_without_tls()
+print("ssl" in sys.modules)
+import uvloop
+uvloop.run(main(sys.argv[1] + "u"))
 import ssl
 print(bool(ssl.create_default_context()))
 """
 
 
-def test_asyncio_without_tls_does_all_else_and_tls_is_there_for_whoever_asks(short_tmp: Path) -> None:
+def test_asyncio_and_uvloop_without_tls_do_all_else_and_tls_is_there_for_whoever_asks(short_tmp: Path) -> None:
     program = [sys.executable, "-I", "-c", WITHOUT_TLS, str(short_tmp / "s")]
     run = subprocess.run(program, capture_output=True, text=True, check=True, timeout=30)
-    assert run.stdout.split() == ["False", "heard", "0", "True"]
+    assert run.stdout.split() == ["False", "heard", "0", "False", "heard", "0", "True"]
     assert run.stderr == ""
 
 
