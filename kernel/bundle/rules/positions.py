@@ -169,7 +169,8 @@ def compose(text: str, allowance: Allowance) -> Composed:
     return Composed(builder.documents, builder.faults, complete)
 
 
-_FORBIDDEN: Final = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+# As YAML has it, but by what is not allowed: to compile the other set takes five milliseconds more.
+_FORBIDDEN: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
 def decode(data: bytes) -> str | Fault:
