@@ -170,16 +170,18 @@ class Premises:
             lost.close()
 
     def clear(self) -> None:
-        """Remove the runtime directory: nobody is served any more."""
+        """Remove the runtime directory, as far as nobody writes into it any more."""
         if self._settled:
             rundir.remove(self._directory)
-        self._directory.close()
+        if not rundir.is_intact(self._directory):
+            self._directory.close()  # some disks free it only now, which takes milliseconds
 
     def leave(self) -> None:
         """The kernel ends: nothing of it is left. Files that it could not remove stay for the next one."""
         self.clear()
         if self._settled:
             lock.remove_record(self._locks)
+        self._directory.close()
         self._locks.close()
 
     def _write(self) -> None:

@@ -100,9 +100,8 @@ class Supervised(Kernel):
         """Release the kernel. If it ends now, wait for its end."""
         interrupted = isinstance(sys.exception(), KeyboardInterrupt | SystemExit)
         try:
-            gone = select.select([self.pidfd], [], [], 0)[0]
-            over = bool(gone) or self._client.ask("abandon" if interrupted else "release").stopping
-        except GoondanError:
+            over = self._client.ask("abandon" if interrupted else "release").stopping
+        except GoondanError:  # it has ended
             over = True
         if self._started is not None:
             self._started.stop_soon()

@@ -67,9 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     os.chdir("/")
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a closed terminal is the parent descriptor's news
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO, stream=sys.stderr)
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    return loop.run_until_complete(_live(options, resumed, ahead))  # which the process's end takes apart
+    return asyncio.Runner().run(_live(options, resumed, ahead))  # the process's end takes the loop apart
 
 
 async def _live(options: Options, resumed: Handover | None, ahead: Ahead) -> int:

@@ -243,24 +243,7 @@ class Agents:
             _log.error("the fork server does not answer")
             self._on_hang()
 
-    def stop(self, *, told: bool) -> None:
-        """Ask every agent to leave. `told`: the broker asks those that are ready."""
-        self.perform(self.roster.stop(self._loop.time(), told=told))
-
-    def terminate_all(self) -> None:
-        """Send SIGTERM to every agent, because the broker is gone and cannot ask them to leave."""
-        self.perform(self.roster.terminate_all())
-
-    def kill_all(self) -> None:
-        """End every agent."""
-        self.perform(self.roster.kill_all(self._loop.time()))
-
     # --- questions
-
-    @property
-    def alive(self) -> bool:
-        """Whether any agent process lives, or may."""
-        return bool(self.roster.live)
 
     @property
     def busy(self) -> bool:

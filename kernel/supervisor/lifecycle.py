@@ -281,11 +281,10 @@ def step_stop(
     Finished.
     """
     index = -1 if state is None else state.index
-    if state is not None:
-        left = [group for group in STOP_ORDER[index][0] if group in alive]
-        if left and now < state.until:
+    if state is not None and (left := [group for group in STOP_ORDER[index][0] if group in alive]):
+        if now < state.until:
             return state, []
-        if left and not state.killed:
+        if not state.killed:
             return Stopping(index, True, now + KILL_WAIT_S), [KillGroup(group) for group in left]
     for later, (groups, grace) in enumerate(STOP_ORDER[index + 1 :], index + 1):
         if later == 0 and agents_s is not None:

@@ -77,7 +77,7 @@ class Ending:
             for action in actions:
                 if isinstance(action, lifecycle.Finished):
                     return action.left
-                self._perform(action, services, agents, control)
+                self._perform(action, loop.time(), services, agents, control)
             if state is None:
                 raise AssertionError("a stop that ends says Finished")
             with contextlib.suppress(TimeoutError):
@@ -86,11 +86,11 @@ class Ending:
                     await self.changed.wait()
 
     def _perform(
-        self, action: lifecycle.StopAction, services: Services, agents: Agents, control: ControlLink | None
+        self, action: lifecycle.StopAction, now: float, services: Services, agents: Agents, control: ControlLink | None
     ) -> None:
         match action:
             case lifecycle.TerminateGroup("turns"):
-                agents.stop(told=self._drain(services, control))
+                agents.perform(agents.roster.stop(now, told=self._drain(services, control)))
                 services.forewarn("toolhost")
                 services.terminate("forkserver")  # nothing starts any more
             case lifecycle.TerminateGroup(group):
@@ -98,13 +98,11 @@ class Ending:
                     services.terminate(role)
             case lifecycle.KillGroup("turns" | "agents"):
                 _log.warning("agents did not leave in time")
-                agents.kill_all()
+                agents.perform(agents.roster.kill_all(now))
             case lifecycle.KillGroup(group):
                 _log.warning("%s did not leave in time", group)
                 for role in services.group(group):
                     services.kill(role)
-            case _:
-                pass
 
     def _drain(self, services: Services, control: ControlLink | None) -> bool:
         """Let the broker ask the agents to leave. False when there is no broker."""
@@ -120,10 +118,9 @@ class Ending:
 
 
 def _alive(services: Services, agents: Agents) -> frozenset[str]:
-    groups = [group for stage, _ in lifecycle.STOP_ORDER for group in stage]
-    alive = {group for group in groups if any(services.alive(role) for role in services.group(group))}
-    there = {"turns": agents.busy, "agents": agents.alive}
-    return frozenset(alive.union(group for group, is_there in there.items() if is_there))
+    there = {"turns": agents.busy, "agents": bool(agents.roster.live)}
+    groups = (group for stage, _ in lifecycle.STOP_ORDER for group in stage)
+    return frozenset(one for one in groups if there.get(one) or any(map(services.alive, services.group(one))))
 
 
 #: How long a broker may answer nothing before it is replaced (seconds): longer than any disk makes it wait.
@@ -296,8 +293,8 @@ class Processes:
                 self.tell(messages.SpawnFailed(principal, self._host_failures, exit_cause))
         elif role == "broker":
             if self._ending.begun:
-                self.agents.terminate_all()  # it may have died before it asked them to leave
-            if self._ending.for_good and not self.agents.busy:
+                self.agents.perform(self.agents.roster.terminate_all())  # perhaps it has not asked them to leave
+            if self._ending.for_good and not (self.agents.busy or self._services.alive("forkserver")):
                 self._premises.clear()  # a disk may take milliseconds; the tool host takes some as well
         elif role == "forkserver":
             channel = self.launches.take_fork_channel()

@@ -125,11 +125,7 @@ class Child:
 
     def terminate(self) -> None:
         """Ask it to leave."""
-        self._signal(signal.SIGTERM)
-
-    def forewarn(self) -> None:
-        """Say that it will be asked to leave soon."""
-        self._signal(signal.SIGUSR1)
+        self.send(signal.SIGTERM)
 
     def kill(self) -> None:
         """End it, with its whole process group if it leads one."""
@@ -138,9 +134,10 @@ class Child:
             # its own.
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
-        self._signal(signal.SIGKILL)
+        self.send(signal.SIGKILL)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, if its end has not been observed yet."""
         if self._pidfd >= 0:
             with suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)

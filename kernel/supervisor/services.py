@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -271,9 +272,8 @@ class Services:
 
     def forewarn(self, role: str) -> None:
         """Tell a service that is ready that it will be asked to leave soon."""
-        child = self._children.get(role)
-        if child is not None and self.state[role].phase == "ready":
-            child.forewarn()
+        if self.state[role].phase == "ready":
+            self._children[role].send(signal.SIGUSR1)
 
     def kill(self, role: str) -> None:
         """Kill a service. It is started again, unless `end_restarts` was called."""

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from goondan.kernel.supervisor.conductor import BundleReader, Conductor
+from goondan.kernel.supervisor.lifecycle import Roster
 from goondan.kernel.supervisor.processes import Ending
 from goondan.kernel.supervisor.reaping import Exit
 from goondan.schemas.wire.control import BeginAnew
@@ -33,9 +34,9 @@ async def test_at_the_end_of_the_processes() -> None:
             return lambda *_: True  # every process lives
 
     class Agents:
-        alive = busy = True
+        busy, roster = True, Roster()
 
-        def stop(self, told: bool) -> None: ...
+        def perform(self, actions: list[Any]) -> None: ...
 
     ending = Ending()
     ending.for_good = True
