@@ -204,7 +204,8 @@ class ToolCaller:
         except (ValueError, TypeError, RecursionError, OverflowError, msgspec.MsgspecError) as error:
             issue = f"args: {_describe(error)}"
             return failed_result(arguments.invalid_arguments(name, [issue], item.parameters), item.error_message_limit)
-        left = call_time_left(context, self._loop.time(), item.call_s)
+        now = self._loop.time()
+        left = call_time_left(context, now, item.call_s)
         if left <= 0:
             text = f"Tool '{name}' was not started: the turn has no time left."
             return failed_result(tool_error("E_TOOL_TIMEOUT", text, name="TimeoutError"), item.error_message_limit)
@@ -224,7 +225,7 @@ class ToolCaller:
             step=step,
             position=position,
         )
-        self._send(OpenCall(item, frame, context, done, self._loop.time() + left, waits))
+        self._send(OpenCall(item, frame, context, done, now + left, waits))
         return None
 
     def go_on(self, call_id: str) -> None:

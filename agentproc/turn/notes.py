@@ -156,8 +156,8 @@ class TurnNotes:
             args = self._called.get(part.tool_call_id)
             self._result(part.tool_name, part.tool_call_id, args, part.result, at, None, kept)
 
-    def inner_began(self, script: str, part: messages.ToolCallPart, at: str, catalog: StepCatalog) -> None:
-        """Note a call that a script makes. It stands below the script."""
+    def inner_began(self, script: str, part: messages.ToolCallPart, at: str, catalog: StepCatalog) -> str:
+        """Note a call that a script makes. It stands below the script. Returns what is noted of its arguments."""
         kept = self._kept(part.args, turn_notes.WHOLE_CHARS if self._whole else turn_notes.SHORT_CHARS)
         called = turn_notes.CallDetail(
             part.tool_call_id, part.tool_name, catalog.is_outside(part.tool_name), script, kept
@@ -165,6 +165,7 @@ class TurnNotes:
         self._note_call(
             "tool.called", at, part.tool_call_id, turn_notes.encode_detail(called), f"{self._turn_id}/{script}"
         )
+        return kept
 
     def inner_ended(self, script: str, part: messages.ToolCallPart, result: ToolResult, at: str) -> None:
         """Note the result of a call that a script has made."""

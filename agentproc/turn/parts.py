@@ -52,7 +52,7 @@ class Call(NamedTuple):
     #: The number of its step (from 1); 0 outside of steps.
     step: int
     #: Whether it will run in this process. False: the tool host will run it, or its arguments cannot be read.
-    here: bool
+    runs_here: Callable[[], bool]
 
     @property
     def id(self) -> str:
@@ -364,12 +364,14 @@ class TurnParts(Struct, eq=False):
         def start(call: Call, done: Done) -> None:
             calls.make(call.action, call.args, done)
 
-        broken = action.broken is not None and args == action.part.args
-        here = not broken and calls.runs_here(action.part.tool_name, args)
+        def runs_here() -> bool:
+            broken = action.broken is not None and args == action.part.args
+            return not broken and calls.runs_here(action.part.tool_name, args)
+
         outermost: Start = start
         for part in reversed(self.hooks.call):
             outermost = partial(part.call, start=outermost)
-        outermost(Call(action, args, step, here), done)
+        outermost(Call(action, args, step, runs_here), done)
 
     def ask_model(self, ask: Ask, request: ModelRequest, on_news: OnNews) -> Awaitable[ModelAnswer]:
         """Make a request to a model inside the parts that wrap requests. The first part is outermost."""

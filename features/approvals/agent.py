@@ -77,7 +77,7 @@ class WaitingCalls(TurnPart):
         policies = self._rules()
         ended = partial(self._ended, call, done)
         allowed = None
-        if call.here and wire.concerns(policies, call.tool):
+        if call.runs_here() and wire.concerns(policies, call.tool):
             allowed = self._turn.calls.catalog.check(call.tool, call.args)
         if not isinstance(allowed, Allowed) or wire.decide(policies, call.tool, allowed.args).action == "allow":
             start(call, ended)  # which finds out what is wrong with the arguments

@@ -124,7 +124,9 @@ class TurnBudget(OpenCalls, TurnPart):
         """Count a call that runs in this process, before it starts. A call that was counted under this id before is
         the same call and is not counted twice. The broker counts those that go to a tool host.
         """
-        if not call.here or not isinstance(self._turn.calls.catalog.check(call.tool, call.args), catalog.Allowed):
+        if not call.runs_here() or not isinstance(
+            self._turn.calls.catalog.check(call.tool, call.args), catalog.Allowed
+        ):
             start(call, done)
             return
         tool_call_id, call_id = call.id, f"{self._turn.turn_id}/{call.id}"

@@ -34,7 +34,7 @@ from goondan.agentproc.turn.parts import AgentFeature, Call, Done, Start, TurnCo
 from goondan.features.code_mode import wire
 from goondan.features.code_mode.agent.scripts import MAX_SHOWN_ARGS, Record, Scripts, inner_id, told
 from goondan.schemas.bundle.launch import AgentSpec, CatalogItem, is_bundled
-from goondan.schemas.wire.errors import for_model
+from goondan.schemas.wire.errors import cut_message, for_model
 from goondan.schemas.wire.frames import OPERATOR_AGENT, ErrorPayload, Frame, ToolError, ToolResult
 
 #: Tools that one answer describes at most.
@@ -114,9 +114,9 @@ class ScriptCalls(TurnPart):
         number = self._scripts.call(script, name)
         outer = self._actions[script]
         part = ToolCallPart(inner_id(script, number), name, {} if call.args is None else call.args)
-        self._log.add(asked.call_id, Record(number, "began", name, _shown(call.args)))
-        self._turn.notes.inner_began(script, part, self._turn.instance.clock(), self._turn.calls.catalog)
+        noted = self._turn.notes.inner_began(script, part, self._turn.instance.clock(), self._turn.calls.catalog)
         self._turn.noted()
+        self._log.add(asked.call_id, Record(number, "began", name, cut_message(noted, MAX_SHOWN_ARGS)))
         action = RunTool(part, outer.message, within=script, question=asked.frame_id)
         self._turn.calls.make_call(action, partial(self._ended, asked, script, number, part))
 
@@ -200,14 +200,6 @@ def _payload(error: ToolError) -> ErrorPayload:
         help_url=error.help_url,
         name="ToolCallError",
     )
-
-
-def _shown(args: Any) -> str:
-    try:
-        text = msgspec.json.encode(args).decode()
-    except (TypeError, ValueError, UnicodeEncodeError):
-        return "…"
-    return text if len(text) <= MAX_SHOWN_ARGS else text[:MAX_SHOWN_ARGS] + "…"
 
 
 def _with(message: str, more: str) -> str:

@@ -75,7 +75,7 @@ class Turn:
 
     def call(self, name: str, where: str, tool_call_id: str = "c1", *, here: bool = True) -> None:
         action: Any = SimpleNamespace(part=ToolCallPart(tool_call_id, name, {"where": where}), within=None)
-        call = Call(action, {"where": where}, 1, here)
+        call = Call(action, {"where": where}, 1, lambda: here)
         self.approvals.call(call, self.results.append, self.start)
 
     def start(self, call: Call, done: Callable[[ToolResult], None]) -> None:
