@@ -3,6 +3,10 @@
 Each figure is processor time of all processes of the kernel for one piece of the work, so a flat curve has the same
 figure on each side. The history of a conversation is another benchmark's (history.py).
 
+Each step of a turn waits equally long for its model. The longer programs wait, the less of them is in the processors'
+caches: beside other programs a step behind a wait of 6 ms cost 3.3 ms, and one behind 1 ms 1.3 ms, with a history of 10
+messages as with 3,000. The server's own time with a long request must not count as the kernel's.
+
 Where a curve bends, and why. One call or one instance alone pays for the whole turn or kernel that many share. A
 request names all tools, so that a turn with 1,000 writes them. 1,000 instances take 7 GiB: a page that a virtual
 machine never had before takes its first user twice as long, and each touches 2,100 pages. The first instances pay for
@@ -140,6 +144,7 @@ def side(point: Point, seconds: float) -> Mapping[str, float]:
     found = dict(run(bundle_of(None), partial(on_console, point)))
     with model_server() as base:
         found |= run(bundle_of(base, point.tools), with_tools, point.tools)
+    with model_server("--pause") as base:
         found |= run(bundle_of(base), partial(with_steps, point))
     return found
 

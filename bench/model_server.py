@@ -7,8 +7,9 @@ else is repeated.
 
 A benchmark of turns must know this program's part of their time. So it adds up the time from a request's last byte to
 the answer's last write. `GET /stats` says {requests, seconds, received} since the last time it was asked
-(`received`: bytes of the requests), and with the argument `--tokens` the tokens in them. The first line on stdout is
-the base URL.
+(`received`: bytes of the requests), and with the argument `--tokens` the tokens in them. With `--pause` an answer comes
+PAUSE_S behind its request, however long it was to read: those who wait come back to the same caches. The first line on
+stdout is the base URL.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ _END: Final = b"0\r\n\r\n"
 #: A larger request is not decoded, and answered with its size (bytes).
 MAX_READ: Final = 1 << 20
 
+#: The time from a request to its answer, if there is a pause (seconds). A request of 600 KiB is read in half of it.
+PAUSE_S: Final = 0.005
 #: Words, numbers of three digits, and signs: near to what vendors count as tokens of such texts.
 _TOKEN: Final = re.compile(rb"[A-Za-z]+|[0-9]{1,3}|[^\sA-Za-z0-9]{1,2}")
 
@@ -178,6 +181,7 @@ class Server(asyncio.Protocol):
     received = 0
     tokens = 0
     counts_tokens = False
+    pause_s = 0.0
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -218,7 +222,12 @@ class Server(asyncio.Protocol):
             answer = decide(request.messages)
         vendor = openai if b"/chat/completions " in head.partition(b"\r\n")[0] else anthropic
         chunks = [b"%x\r\n%s\r\n" % (len(event), event) for event in vendor(answer, request.model)]
-        self._transport.write(b"".join([_HEAD, *chunks, _END]))
+        said = b"".join([_HEAD, *chunks, _END])
+        if Server.pause_s:
+            left = Server.pause_s - (time.perf_counter() - before)
+            asyncio.get_running_loop().call_later(max(0.0, left), self._transport.write, said)
+        else:
+            self._transport.write(said)
         Server.requests += 1
         Server.received += len(body)
         if Server.counts_tokens:
@@ -244,4 +253,5 @@ async def main() -> None:
 
 if __name__ == "__main__":
     Server.counts_tokens = "--tokens" in sys.argv
+    Server.pause_s = PAUSE_S if "--pause" in sys.argv else 0.0
     uvloop.run(main())
