@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 from msgspec import Raw, Struct
+from msgspec.structs import replace
 
 from goondan.agentproc.machine.catalog import Allowed, StepCatalog
 from goondan.schemas.bundle import arguments, launch
@@ -329,18 +330,8 @@ class ToolCaller:
 
     def _again(self, call: OpenCall, call_id: str) -> None:
         """Send a call in a new frame."""
-        call.frame = Frame(
-            "tool.call",
-            tool=call.frame.tool,
-            call_id=call_id,
-            event_id=call.frame.event_id,
-            epoch=call.frame.epoch,
-            deadline_ms=max(1, int((call.until - self._loop.time()) * 1000)),
-            span_id=call.frame.span_id,
-            parent_span_id=call.frame.parent_span_id,
-            payload=call.frame.payload,
-            within=call.frame.within,
-        )
+        left_ms = max(1, int((call.until - self._loop.time()) * 1000))
+        call.frame = replace(call.frame, id="", call_id=call_id, deadline_ms=left_ms, first_sent_ms=None, position=None)
         self._send(call)
 
     def _finish(

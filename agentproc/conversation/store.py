@@ -237,13 +237,13 @@ class ConversationStore(ConversationFile):
         """BaseMessages, in order; the list must not be changed. This is the only read whose cost grows with the
         conversation.
         """
-        with self.errors:
-            version = self.rows("PRAGMA data_version")[0][0]  # another one after a commit of any other connection
-            if self._base is None or self._base_version != version:
+        version = self.rows("PRAGMA data_version")[0][0]  # another one after a commit of any other connection
+        if self._base is None or self._base_version != version:
+            with self.errors:
                 self._base_version = version
                 rows = self.rows("SELECT message FROM base ORDER BY seq")
                 self._base = [messages.decode_message(row[0]) for row in rows]
-            return self._base
+        return self._base
 
     def keep_messages(self, base: list[messages.Message]) -> None:
         """BaseMessages, as the turn that was finished last has left them: its transaction is committed, and it has read

@@ -100,7 +100,7 @@ def counted(size: int, tokens: int) -> Counted:
 
 def corrected(ratio: float, count: Counted) -> float:
     """The tokens of a byte after a count."""
-    seen = min(max(count.ratio, LEAST_RATIO), MOST_RATIO)
+    seen = min(max(count.tokens / count.size, LEAST_RATIO), MOST_RATIO)
     return seen if seen >= ratio else ratio + (seen - ratio) * BELIEVED
 
 

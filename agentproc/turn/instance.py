@@ -11,9 +11,7 @@ Source: docs/design/structured-answers.md section 2.
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
-import sqlite3
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
@@ -36,7 +34,7 @@ from goondan.agentproc.start.log import KnownSecrets
 from goondan.agentproc.turn.configuration import Configuration
 from goondan.schemas.bundle.address import instance_dir, instance_workdir
 from goondan.schemas.bundle.launch import AgentSpec, ModelSpec, OutputSpec
-from goondan.schemas.system.trace_index import IndexRow, TraceIndex
+from goondan.schemas.system.trace_index import TraceIndex
 from goondan.schemas.text import redaction, times
 from goondan.schemas.wire.codec import check_depth, encode_value
 from goondan.schemas.wire.frames import Frame
@@ -84,9 +82,6 @@ class OutputRule:
         shown = ["answer" + issue.removeprefix("args") for issue in issues[:MAX_VIOLATIONS]]
         more = len(issues) - len(shown)
         return [*shown, f"and {more} more"] if more else shown
-
-
-log = logging.getLogger("agentproc")
 
 
 def now_rfc3339() -> str:
@@ -149,7 +144,8 @@ class Instance:
         #: Who may ask the model servers, and when.
         self.caller = caller.ToolCaller(link, loop, self.tools.folder_of)
         self.acks = caller.ResultAcks(link, loop)
-        self._index = TraceIndex(spec.state_dir)
+        #: Where the turns of each trace are found.
+        self.index = TraceIndex(spec.state_dir)
         self._given = provider
         self._provider: Provider | None = None
         #: What makes the providers that features bring, by their names in `ModelSpec.provider`.
@@ -181,13 +177,6 @@ class Instance:
         if self._said_redactor is None:
             self._said_redactor = redactor_of(*self.spec.models, shortest=SHORTEST_SAID)
         return self.secrets.redact(self._said_redactor(text))
-
-    def index_turn(self, at: str, trace_id: str, turn_id: str, event_id: str) -> None:
-        """Record where the turn of a trace is found. When that fails, the turn goes on."""
-        try:
-            self._index.add(IndexRow(at, trace_id, turn_id, event_id, self.spec.name, self.instance_key))
-        except (OSError, sqlite3.Error, UnicodeEncodeError) as error:
-            log.warning("the index of traces could not be written: %s", error)
 
     @property
     def judge(self) -> Judge | None:
@@ -242,6 +231,6 @@ class Instance:
         self.acks.close()
         self.caller.abandon()
         self.store.close()
-        self._index.close()
+        self.index.close()
         for provider in self._made:
             await provider.close()

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
 from functools import partial
@@ -40,6 +41,7 @@ from goondan.agentproc.providers.base import ModelAnswer, ModelRequest
 from goondan.agentproc.turn import configuration, live, notes, parts
 from goondan.agentproc.turn.instance import Instance
 from goondan.schemas.bundle import launch
+from goondan.schemas.system.trace_index import IndexRow
 from goondan.schemas.wire.errors import GoondanError, error_payload
 from goondan.schemas.wire.frames import OPERATOR_AGENT, ErrorPayload, Frame, ToolResult
 from goondan.schemas.wire.spans import is_trace_id, trace_id_of
@@ -156,9 +158,9 @@ class TurnRun:
         self._completed: dict[str, Ended] = {}  # pending work that has ended since the last model call
         self._renewing: Frame | None = None
         self._messages = 0  # of the turn, that are stored
+        self._position: int | None = None  # the same, once this incarnation has stored one
         self._left: list[Message] | None = None  # the conversation after the turn, as far as it is known
         self._own_code = False  # an extension of the bundle's own, which might change a message in place
-        self._position: int | None = None  # the same, once this incarnation has stored one
         self._deadline_timer: asyncio.TimerHandle | None = None
         self._notes_timer: asyncio.TimerHandle | None = None
         self._timers: list[asyncio.TimerHandle] = [self._loop.call_later(RENEW_S, self._renew)]
@@ -342,8 +344,14 @@ class TurnRun:
         return [action for action in actions if not isinstance(action, machine.Store)]
 
     def _index(self, at: str) -> None:
-        """Record where the turn of a trace is found. One that is resumed may have been cut off before."""
-        self.instance.index_turn(at, self._trace_id, self.turn.turn_id, self._event_id)
+        """Record where the turn of a trace is found. One that is resumed may have been cut off before. When that fails,
+        the turn goes on.
+        """
+        agent, key = self.instance.spec.name, self.instance.instance_key
+        try:
+            self.instance.index.add(IndexRow(at, self._trace_id, self.turn.turn_id, self._event_id, agent, key))
+        except (OSError, sqlite3.Error, UnicodeEncodeError) as error:
+            log.warning("the index of traces could not be written: %s", error)
 
     def _follow(self, in_force: configuration.InForce) -> None:
         """Begin the parts of the features that apply now. Raises GoondanError: the turn fails."""
