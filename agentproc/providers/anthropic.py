@@ -439,7 +439,7 @@ class Reader(reader.AnswerReader):
         thinking = None if details is None else details.thinking_tokens
         read, said, written, cached, thought = reader.tokens(*counts, thinking)
         if self._usage is None or usage.input_tokens:
-            (read,) = reader.tokens(read + cached + written)
+            read = min(read + cached + written, reader.MAX_TOKENS)
         else:
             read, cached, written = known.input_tokens, known.cached_tokens, known.cache_write_tokens
         self._usage = Usage(read, said or known.output_tokens, cached, written, thought or known.reasoning_tokens)
