@@ -35,7 +35,7 @@ from goondan.agentproc.providers.base import FilesPlace
 from goondan.schemas.wire import blobs as wire_blobs
 from goondan.schemas.wire.codec import encode_value
 from goondan.schemas.wire.errors import GoondanError, fail
-from goondan.schemas.wire.frames import FilePart, OptionalRaw, ToolResult
+from goondan.schemas.wire.frames import FilePart, ToolResult
 
 _FLAGS: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NEW: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -81,9 +81,10 @@ class InstanceFiles:
         """Keep the files in the output of a call. Returns the result with their numbers in place of their base64, and
         the files. What cannot be kept stays as it is.
         """
-        if result.status != "ok" or not _may_have_files(result.output):
+        output = b"" if result.status != "ok" or result.output is None else bytes(result.output)
+        if b"\xa4data" not in output and b"\xa4blob" not in output:  # no key under which a file may lie (files_in)
             return result, []
-        value = msgspec.msgpack.decode(result.output or b"")
+        value = msgspec.msgpack.decode(output)
         try:
             return settled(result, value, files_in(value), self._keep)
         except GoondanError:
@@ -163,11 +164,6 @@ def _errors(path: str) -> Iterator[None]:
     except OSError as error:
         code = "E_DISK_FULL" if error.errno in _FULL else "E_STATE"
         raise fail(code, f"{path}: a file of the conversation cannot be kept: {error.strerror}") from None
-
-
-def _may_have_files(output: OptionalRaw) -> bool:
-    """Whether an output has a key under which a file may lie (files_in)."""
-    return output is not None and (b"\xa4data" in (data := bytes(output)) or b"\xa4blob" in data)
 
 
 def _check(path: str, file: FilePart) -> None:

@@ -250,10 +250,10 @@ class TurnContext:
             self._asked = True  # once in a turn until it says: the request is long enough to be in danger
             memory.asks_left -= 1
             memory.listed = await provider.window(request)
-        window = self._window(request, kept)
+        known = self._known(request)
+        window = None if known is None and kept.told is None else self._window(request, kept)
         if window is None and wishes is estimate.NO_WISHES:
             return self._fitted(parts, kept, size, window)
-        known = self._known(request)
         if kept.told is not None and known not in (None, kept.known):
             kept = memory.forget_told(kept)  # the model has another window now
             window = self._window(request, kept)
@@ -328,9 +328,7 @@ class TurnContext:
 
     def _window(self, request: ModelRequest, kept: Kept) -> estimate.Window | None:
         """The window of the model; None: nobody knows it."""
-        tokens = self._known(request)
-        if kept.told is not None:
-            tokens = estimate.least(tokens, kept.told)
+        tokens = estimate.least(self._known(request), kept.told)
         return None if tokens is None else estimate.Window(tokens, output_limit(request.model))
 
     def _known(self, request: ModelRequest) -> int | None:
