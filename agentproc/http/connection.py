@@ -80,9 +80,7 @@ class Client:
         self._head: tuple[str, Mapping[str, str], bytes] = "", {}, b""
         self._tls: ssl.SSLContext | None = None
 
-    async def ask(
-        self, method: str, url: str, headers: Mapping[str, str], body: Sequence[bytes] | Body, patience: Patience
-    ) -> Response:
+    async def ask(self, method: str, url: str, headers: Mapping[str, str], body: Body, patience: Patience) -> Response:
         """Send a request. Returns its answer as soon as status and headers are there; the caller closes it. Raises
         Fault.
 
@@ -97,8 +95,7 @@ class Client:
             self._head = "", {}, b""
         if self._head[0] != method or self._head[1] is not headers:
             self._head = method, headers, request_head(method, route, headers)
-        size = len(body) if isinstance(body, Body) else sum(map(len, body))
-        head = b"%s%d\r\n\r\n" % (self._head[2], size)
+        head = b"%s%d\r\n\r\n" % (self._head[2], sum(map(len, body)))
         kept, self._kept = self._kept, None
         if kept is not None and not kept.usable():
             kept.abort()
@@ -187,17 +184,17 @@ class Connection(asyncio.Protocol):
         return not self._lost and self.loop.time() - self._idle_since < KEEP_ALIVE_S
 
     def begin_request(
-        self, head: bytes, body: Sequence[bytes] | Body, patience: Patience, on_close: Callable[[Connection], None]
+        self, head: bytes, body: Body, patience: Patience, on_close: Callable[[Connection], None]
     ) -> Response:
         """Send a request. All data from now on belongs to its answer. One with files is sent by `Response.sent`.
         `on_close` gets the connection when it may be used again.
         """
         response = self._reader = self._response = self._response or Response(self, patience)
         response.begin(patience, on_close)
-        if isinstance(body, Body):
-            response.unsent = parts_of([head, *body.pieces])
+        if FileText in map(type, body):
+            response.unsent = parts_of([head, *body])
         else:
-            self.write(head, *body)
+            self.write(head, *cast("Sequence[bytes]", body))
         return response
 
     def write(self, *data: bytes) -> None:
@@ -539,7 +536,7 @@ class Response:
 # --- files in a request -----------------------------------------------------------------------------------------------
 
 
-def parts_of(pieces: Sequence[bytes | FileText]) -> Iterator[bytes]:
+def parts_of(pieces: Body) -> Iterator[bytes]:
     """The body in parts, in order. Raises Fault `final` when a file is not as it was."""
     for piece in pieces:
         if isinstance(piece, bytes):

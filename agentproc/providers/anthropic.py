@@ -124,7 +124,7 @@ class Turns:
         self.written = JsonItems()  # all but the next three
         self._user = bytearray()  # the blocks of the last whole message of the user
         self._user_mark = -1  # the end of the last of them that may have a mark
-        self._behind = b""  # the whole answer behind it
+        self._behind: tuple[bytes, ...] = ()  # the whole answer behind it, and a comma
         self._role: Literal["user", "assistant"] = "user"
         self._blocks = bytearray()  # of the last message
         self._mark = -1
@@ -147,12 +147,10 @@ class Turns:
         only; no mark is behind it.
         """
         told = (encode_json(_text(beside)),) if beside else ()
-        before = (_USER, *_parts(self._user, self._user_mark, marks), _NEXT) if self._user else ()
+        before = (_USER, *_parts(self._user, self._user_mark, marks), _NEXT, *self._behind) if self._user else ()
         if self._role == "assistant":
             after = (b",", _USER, *told, _END) if told else ()
             return *before, _ASSISTANT, self._blocks, _END, *after
-        if self._behind:
-            before = (*before, self._behind, b",")
         last = _parts(self._blocks, self._mark, marks)
         if not self._blocks:
             last = told or (encode_json(_text(history.EMPTY)),)
@@ -165,11 +163,11 @@ class Turns:
             return
         if role != self._role:
             if role == "user":
-                self._behind = b"%s%s]}" % (_ASSISTANT, self._blocks)
+                self._behind = b"%s%s]}" % (_ASSISTANT, self._blocks), b","
             else:
                 if self._user:
-                    self.written.add(b"%s%s]},%s" % (_USER, self._user, self._behind))
-                self._user, self._user_mark, self._behind = self._blocks, self._mark, b""
+                    self.written.add(b"%s%s]},%s" % (_USER, self._user, self._behind[0]))
+                self._user, self._user_mark, self._behind = self._blocks, self._mark, ()
             self._role, self._blocks, self._mark = role, bytearray(), -1
         for block in blocks:
             written = encode_json(block)

@@ -297,27 +297,17 @@ class FileText(Struct, frozen=True):
     #: Its size (bytes).
     size: int
 
-    @property
-    def length(self) -> int:
+    def __len__(self) -> int:
         """The length of the base64 (bytes)."""
         return 4 * ((self.size + 2) // 3)
 
 
-class Body(Struct, frozen=True):
-    """A body with files: its pieces, in order."""
-
-    #: The pieces.
-    pieces: Sequence[bytes | FileText]
-
-    def __len__(self) -> int:
-        """The length of the body (bytes)."""
-        return sum([piece.length if isinstance(piece, FileText) else len(piece) for piece in self.pieces])
+#: A body in pieces.
+Body = Sequence[bytes | FileText]
 
 
-def with_files(body: Sequence[bytes], files: FilesPlace | None) -> Sequence[bytes] | Body:
+def with_files(body: Sequence[bytes], files: FilesPlace) -> Body:
     """The body with the files in the places of the marks."""
-    if files is None:
-        return body
     mark, pieces = files.mark.encode(), list[bytes | FileText]()
     for piece in body:
         for index, part in enumerate(piece.split(mark)):
@@ -326,4 +316,4 @@ def with_files(body: Sequence[bytes], files: FilesPlace | None) -> Sequence[byte
             else:
                 name = part.decode()
                 pieces.append(FileText(f"{files.folder}/{name[:32]}", int(name[32:])))
-    return body if len(pieces) == len(body) else Body(pieces)
+    return pieces

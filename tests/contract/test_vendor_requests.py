@@ -28,7 +28,7 @@ from goondan.agentproc.machine.messages import (
     result_message,
 )
 from goondan.agentproc.providers.base import FilesPlace, ModelRequest
-from goondan.agentproc.providers.vendor import Body, with_files
+from goondan.agentproc.providers.vendor import with_files
 from goondan.schemas.bundle.launch import CatalogItem, ModelSpec, OutputSpec
 from goondan.schemas.models.model_providers import BY_NAME
 from goondan.schemas.wire.codec import to_raw
@@ -144,8 +144,7 @@ def sent(provider: str, case: str, folder: Path) -> tuple[str, dict[str, str], A
         given |= {"tools": [], "messages": given["messages"][:1]}
     request = ModelRequest(agent="a", model=model, step=1, **given)
     wire = wire_of(provider).VENDOR().request(request)
-    body = with_files(wire.body, request.files)
-    data = b"".join(parts_of(body.pieces if isinstance(body, Body) else body))
+    data = b"".join(parts_of(wire.body if request.files is None else with_files(wire.body, request.files)))
     return wire.url.removeprefix("http://model"), wire.headers, json.loads(data)
 
 

@@ -449,14 +449,15 @@ def test_a_proxy_that_cannot_be_used_is_a_fault(monkeypatch: pytest.MonkeyPatch,
 async def test_a_file_goes_out_as_base64_while_a_slow_server_reads_it(tmp_path: Path) -> None:
     content = os.urandom(3 << 20)
     (tmp_path / "f").write_bytes(content)
-    body = Body([b'{"data":"', FileText(str(tmp_path / "f"), len(content)), b'"}'])
+    body: Body = [b'{"data":"', FileText(str(tmp_path / "f"), len(content)), b'"}']
+    size = sum(map(len, body))
     got: list[bytes] = []
 
     async def serve(reader: Reader, writer: Writer) -> None:
         for _ in range(2):
             head = await reader.readuntil(b"\r\n\r\n")
-            assert f"content-length: {len(body)}\r\n".encode() in head.lower()
-            got.append(await reader.readexactly(len(body)))
+            assert f"content-length: {size}\r\n".encode() in head.lower()
+            got.append(await reader.readexactly(size))
             writer.write(OK)
 
     async with serving(serve) as port:
@@ -473,7 +474,7 @@ async def test_a_file_goes_out_as_base64_while_a_slow_server_reads_it(tmp_path: 
 async def test_a_server_that_answers_before_it_has_read_a_file_is_heard(tmp_path: Path) -> None:
     with (tmp_path / "f").open("wb") as file:
         file.truncate(16 << 20)
-    body = Body([FileText(str(tmp_path / "f"), 16 << 20)])
+    body: Body = [FileText(str(tmp_path / "f"), 16 << 20)]
     asked, began = 0, time.monotonic()
 
     async def serve(reader: Reader, writer: Writer) -> None:
@@ -498,7 +499,7 @@ async def test_a_server_that_answers_before_it_has_read_a_file_is_heard(tmp_path
 async def test_a_server_that_reads_nothing_of_a_file_is_silent(tmp_path: Path) -> None:
     with (tmp_path / "f").open("wb") as file:
         file.truncate(16 << 20)
-    body = Body([FileText(str(tmp_path / "f"), 16 << 20)])
+    body: Body = [FileText(str(tmp_path / "f"), 16 << 20)]
 
     async def serve(reader: Reader, writer: Writer) -> None:
         await asyncio.sleep(60)

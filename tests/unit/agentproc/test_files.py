@@ -30,7 +30,7 @@ from goondan.agentproc.providers.faults import Fault
 from goondan.agentproc.providers.history import Seeing
 from goondan.agentproc.providers.openai import OpenAI
 from goondan.agentproc.providers.responses import Responses
-from goondan.agentproc.providers.vendor import Body, FileText, Vendor, with_files
+from goondan.agentproc.providers.vendor import FileText, Vendor, with_files
 from goondan.schemas.bundle.launch import ModelSpec
 from goondan.schemas.wire.blobs import MAX_FILES, MAX_SHOWN, check_files, describe, media_type_of
 from goondan.schemas.wire.codec import to_raw
@@ -220,10 +220,10 @@ def test_an_output_without_files_is_the_same_object(shelf: Shelf) -> None:
 
 def whole(vendor: Vendor[Any], request: ModelRequest, folder: Path) -> Any:
     """The body as it goes over the wire."""
+    assert request.files is not None
     body = with_files(vendor.request(request).body, request.files)
-    assert isinstance(body, Body)
-    data = b"".join(parts_of(body.pieces))
-    assert len(data) == len(body)
+    data = b"".join(parts_of(body))
+    assert len(data) == sum(map(len, body))
     assert MARK.encode() not in data
     return msgspec.json.decode(data)
 
@@ -276,9 +276,9 @@ def test_files_stand_in_the_vendors_forms(tmp_path: Path) -> None:
 
 def test_words_stand_for_files_that_are_hidden() -> None:
     request = asked(conversation(part(1), part(2), part(3)), hidden_files=frozenset(f"{n:032x}" for n in (1, 2, 3)))
+    assert request.files is not None
     body = with_files(OpenAI().request(request).body, request.files)
-    assert not isinstance(body, Body)
-    messages = msgspec.json.decode(b"".join(body))["messages"]
+    messages = msgspec.json.decode(b"".join(parts_of(body)))["messages"]
     assert messages[0]["content"].splitlines()[1] == "[picture 1.bin, image/png, 100 bytes: not shown here]"
     assert messages[2]["content"].splitlines()[1] == "[picture 3.bin, image/png, 100 bytes: not shown here]"
 
