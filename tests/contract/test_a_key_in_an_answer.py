@@ -6,7 +6,7 @@ import asyncio
 import base64
 import json
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +106,8 @@ class Server:
         self.parts: list[bytes] = []
         self.requests: list[bytes] = []
 
-    async def ask(self, method: str, url: str, headers: Any, body: bytes, patience: Any) -> Server:
-        self.requests.append(body)
+    async def ask(self, method: str, url: str, headers: Any, body: Sequence[bytes], patience: Any) -> Server:
+        self.requests.append(b"".join(body))
         events = self.answers.pop(0)
         whole = method == "GET" or self.status != 200
         self.parts = [json.dumps(event).encode() if whole else _event(event) for event in events]
