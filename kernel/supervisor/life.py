@@ -175,8 +175,8 @@ class Supervisor:
         if plan.private_copy:
             self._private_copy = plan.private_copy
             _log.warning("others can write to %s: its code runs from a copy, %s", plan.bundle, plan.private_copy)
-        self._describe(plan)
         processes.begin(plan)
+        self._describe(plan)  # while they start
         self._write_client_token(premises, processes)
         self._conductor = self._make_conductor(processes, opened)
         await asyncio.wait(self._turning_points, timeout=START_S, return_when=asyncio.FIRST_COMPLETED)
