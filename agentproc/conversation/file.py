@@ -20,8 +20,8 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -83,8 +83,16 @@ class ConversationFile:
         self._unlooked = LARGE_LOG_BYTES  # bytes that may have gone into the log since its size was looked at
         self._db: sqlite3.Connection | None = None
         self._epoch = 0
-        #: A context in which the file is read.
-        self.errors = _Errors(self)
+
+    @property
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """A context in which the file is read: what fails closes it, and is one GoondanError."""
+        try:
+            yield
+        except BaseException as error:
+            self.failed(error)
+            raise
 
     def adopt(self, epoch: int) -> int:
         """Work under `epoch` from now on, and return it. If the file has seen a later epoch, return that one and change
@@ -276,23 +284,6 @@ class ConversationFile:
                 sync_directory(directory)
         self._db = db
         return db
-
-
-# Contexts without contextlib: what it makes of a generator takes four times as many calls, and a step enters some five.
-
-
-class _Errors(msgspec.Struct):
-    """What fails in this context closes the file, and is one GoondanError."""
-
-    #: The file.
-    file: ConversationFile
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self.file.failed(error)
 
 
 def _is_full(folder: Path) -> bool:

@@ -568,6 +568,8 @@ class TurnRun:
         except GoondanError as error:
             self.push(machine.ModelFailed(error.info))
             return
+        own_choice = spec.tool_choice
+        holds = action.step == 1 or own_choice in ("auto", "none")  # a word that one is called would never end the turn
         request = ModelRequest(
             agent=spec.name,
             model=self._config.in_force.model,
@@ -579,15 +581,9 @@ class TurnRun:
             turn_id=self.turn.turn_id,
             files=instance.files.place,
             output=spec.output,
-            tool_choice=(around and around.tool_choice) or self._own_choice(action.step, spec.tool_choice),
+            tool_choice=(around and around.tool_choice) or (own_choice if holds else None),
         )
         self._models.start(provider, request, self._stages)
-
-    def _own_choice(self, step: int, own: launch.ToolChoice | None) -> launch.ToolChoice | None:
-        """Which tools the agent says that the model has to call in a step. Its word that one is called holds for the
-        first step, or the turn would not end.
-        """
-        return own if step == 1 or own in ("auto", "none") else None
 
     def time_left(self) -> float | None:
         """The turn's remaining time (seconds)."""
