@@ -30,7 +30,7 @@ import msgspec
 from goondan.features import parts
 from goondan.kernel.lock import ALIVE, FOLDER
 from goondan.kernel.spawn import command, start_program
-from goondan.kernel.start import asyncio_without_tls, jsonschema_rs_alone, uvloop_without_tls
+from goondan.kernel.start import asyncio_without_tls, jsonschema_rs_alone, uvloop_without_tls, zmq_alone
 from goondan.schemas.system.startup import die_with_parent
 
 #: The program that forks agents, and the module with all that agents need.
@@ -152,11 +152,14 @@ def import_shared() -> None:
         import_module(name)
     parts("wire")
     from goondan.schemas.bundle.launch import KernelPlan
+    from goondan.schemas.transport import TRANSPORTS, chosen
     from goondan.schemas.transport.link import transport_class
 
     msgspec.msgpack.Decoder(KernelPlan)  # what this finds out about the types stays with them
 
     with suppress(Exception):  # GOONDAN_TRANSPORT names none: each program says so
+        if chosen(TRANSPORTS[0]) == "libzmq":
+            zmq_alone()
         transport_class()
 
 

@@ -206,14 +206,16 @@ assert jsonschema_rs.Draft202012Validator({"format": "email"}, validate_formats=
 """
 
 
-def test_a_start_imports_nothing_of_the_library_for_a_single_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["native", "libzmq"])
+def test_a_start_imports_nothing_of_the_library_for_a_single_line(transport: str, tmp_path: Path) -> None:
     (tmp_path / "goondan.yaml").write_text(BUNDLE)
     command = [sys.executable, "-I", "-c", LEFT_OUT, str(tmp_path / "goondan.yaml")]
-    native = {"GOONDAN_TRANSPORT": "native"}  # pyzmq needs platform
-    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30, env=native)
+    environment = {"GOONDAN_TRANSPORT": transport}
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30, env=environment)
     imported = set(run.stdout.split())
     assert {"jsonschema_rs", "msgspec", "uuid", "argparse"} <= imported
-    assert imported.isdisjoint(("email.utils", "platform", "shutil", "typing_extensions"))
+    assert ("zmq" in imported) is (transport == "libzmq")
+    assert imported.isdisjoint(("email.utils", "pickle", "platform", "shutil", "typing_extensions"))
 
 
 FORK_SERVER = """\
