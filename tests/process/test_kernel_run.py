@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel.cli.console.lines import MAX_LINE_BYTES
+from goondan.schemas.transport import SOCKETS
 from tests.kernel_fixture import BUNDLE, Sandbox, wait_until
 
 
@@ -147,11 +148,13 @@ def test_a_kernel_that_is_lost_before_its_first_word_is_the_same_error(kernel: S
 
 
 def not_accepted(kernel: Sandbox) -> bool:
-    """Whether somebody has connected to a socket of the kernel, whose process does not answer."""
+    """Whether a client has connected to the broker, which does not answer. Others connect as well: an agent that waits,
+    and whoever asks the supervisor.
+    """
     connecting = "02"  # the state of the server's end as long as nobody has accepted it
     rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
-    folders = tuple(str(folder) for folder in kernel.run_dirs)
-    return any(row[5] == connecting and row[-1].startswith(folders) for row in rows)
+    sockets = [f"{folder}/{SOCKETS['client']}" for folder in kernel.run_dirs]
+    return any(row[5] == connecting and row[-1] in sockets for row in rows)
 
 
 def test_nobody_reads_the_answers(kernel: Sandbox) -> None:
