@@ -478,16 +478,17 @@ def test_a_link_that_waits_for_nothing_seldom_looks_and_one_that_waits_is_in_tim
             await asyncio.sleep(0.005)
         assert pauses[-2:] == [0.08, 0.32]
         os.kill(broker.process.pid, signal.SIGSTOP)  # nobody else says that it is late
-        begun = time.monotonic()
         asked = Frame("event", event_id="late", to="reviewer", instance_key="r", reply_to=ReplyTo("coder", "c"))
         asked.deadline_ms, asked.payload = 100, to_raw(None)
         try:
+            answer = link.ask(asked)
+            assert link._ticker is not None
+            assert link._ticker.when() <= asyncio.get_running_loop().time() + 0.02, "it looks when it rested"
             with pytest.raises(GoondanError) as late:
-                await link.ask(asked)
+                await answer
         finally:
             os.kill(broker.process.pid, signal.SIGCONT)
         assert late.value.info.code == "E_AGENT_TIMEOUT"
-        assert time.monotonic() - begun < 10.0
         await link.close(0)
 
     asyncio.run(live())

@@ -7,7 +7,7 @@ States of a script: `running` -> `over`. Of an inner call: `open` -> `ended`; it
 the end of its script.
 
 Rules.
-- A script makes MAX_INNER_CALLS calls in all, has MAX_OPEN open, and searches MAX_SEARCHES times.
+- A script makes MAX_INNER_CALLS calls in all, has MAX_UNHEARD without a result here, and searches MAX_SEARCHES times.
 - No script runs a script.
 - The limits are kept here whatever the tool host lets through. A number is never given twice.
 
@@ -25,6 +25,9 @@ from goondan.features.code_mode.wire import CODE_TOOL
 from goondan.schemas.wire import questions
 from goondan.schemas.wire.errors import fail
 
+#: How many calls of a script may have no result here. Its tool host lets MAX_OPEN be open. After a lost connection they
+#: may come before the results of as many whose outputs the script has already.
+MAX_UNHEARD: Final = 2 * questions.MAX_OPEN
 #: How often one script may look for tools: each look goes through the whole catalog.
 MAX_SEARCHES: Final = 100
 #: How many calls an error names. The others are counted.
@@ -80,8 +83,8 @@ class Scripts:
             raise fail("E_FORBIDDEN", "a script cannot run a script", suggestion="Do it in this one.")
         if found.made >= questions.MAX_INNER_CALLS:
             raise fail("E_TOOL_LIMIT", f"a script makes at most {questions.MAX_INNER_CALLS} calls")
-        if len(found.open) >= questions.MAX_OPEN:
-            raise fail("E_TOOL_LIMIT", f"a script has at most {questions.MAX_OPEN} calls open")
+        if len(found.open) >= MAX_UNHEARD:
+            raise fail("E_TOOL_LIMIT", f"a script has at most {MAX_UNHEARD} calls open")
         found.made += 1
         found.open.add(found.made)
         return found.made

@@ -12,7 +12,7 @@ from msgspec import Raw
 
 from goondan.agentproc.turn.runner import TurnRunner
 from goondan.features.code_mode.agent import ScriptLog, has_code_mode, identifiers
-from goondan.features.code_mode.agent.scripts import Record
+from goondan.features.code_mode.agent.scripts import MAX_UNHEARD, Record
 from goondan.features.code_mode.wire import CODE_TOOL, EXTENSION, FoundTools
 from goondan.schemas.bundle.launch import CatalogItem, ToolSource
 from goondan.schemas.wire.codec import from_raw, to_raw
@@ -290,15 +290,26 @@ def test_another_extension_of_that_name_has_no_code_mode(tmp_path: Path, changes
 async def test_a_flood_is_refused_and_the_script_goes_on(make: Make) -> None:
     async with Script(make) as script:
         script.link.handler = lambda tool, args: None
-        questions = [script.call("notes__add", {"text": str(number)}) for number in range(MAX_OPEN + 50)]
+        questions = [script.call("notes__add", {"text": str(number)}) for number in range(MAX_UNHEARD + 50)]
         await settle()
         codes = [script.answers().get(question) for question in questions]
-        assert codes == [None] * MAX_OPEN + ["E_TOOL_LIMIT"] * 50
-        assert len(script.inner()) == MAX_OPEN
+        assert codes == [None] * MAX_UNHEARD + ["E_TOOL_LIMIT"] * 50
+        assert len(script.inner()) == MAX_UNHEARD
         script.link.finish(f"{script.call_id}>1", ok(1))
         again = script.call("notes__add", {"text": "more"})
         assert again not in script.answers()
-        assert len(script.inner()) == MAX_OPEN + 1
+        assert len(script.inner()) == MAX_UNHEARD + 1
+
+
+async def test_calls_that_come_before_the_results_of_others_that_were_passed_on_are_made(make: Make) -> None:
+    """The broker was lost with the results, and the script goes on: it has the outputs."""
+    async with Script(make) as script:
+        script.link.handler = lambda tool, args: None
+        lost = [script.call("notes__add", {"text": str(number)}) for number in range(MAX_OPEN)]
+        later = [script.call("notes__add", {"text": str(number)}) for number in range(MAX_OPEN)]
+        await settle()
+        assert [call.in_reply_to for call in script.inner()] == lost + later
+        assert script.answers() == {}
 
 
 async def test_a_repeated_question_makes_no_second_call(make: Make) -> None:

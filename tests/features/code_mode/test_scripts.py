@@ -10,11 +10,19 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from goondan.agentproc.machine.messages import MAX_TOOL_CALL_ID
-from goondan.features.code_mode.agent.scripts import MAX_NAMED, MAX_SEARCHES, Record, Scripts, inner_id, told
+from goondan.features.code_mode.agent.scripts import (
+    MAX_NAMED,
+    MAX_SEARCHES,
+    MAX_UNHEARD,
+    Record,
+    Scripts,
+    inner_id,
+    told,
+)
 from goondan.features.code_mode.wire import CODE_TOOL
 from goondan.schemas.bundle.address import is_given_id
 from goondan.schemas.wire.errors import GoondanError
-from goondan.schemas.wire.questions import MAX_INNER_CALLS, MAX_OPEN
+from goondan.schemas.wire.questions import MAX_INNER_CALLS
 
 
 def refused(ask: Callable[..., object], *arguments: str) -> str:
@@ -26,11 +34,11 @@ def refused(ask: Callable[..., object], *arguments: str) -> str:
 def test_a_script_makes_so_many_calls_and_has_so_many_open() -> None:
     scripts = Scripts()
     scripts.begin("c1")
-    for number in range(1, MAX_OPEN + 1):
+    for number in range(1, MAX_UNHEARD + 1):
         assert scripts.call("c1", "a__b") == number
     assert refused(scripts.call, "c1", "a__b") == "E_TOOL_LIMIT"
-    for number in range(MAX_OPEN + 1, MAX_INNER_CALLS + 1):
-        assert scripts.ended("c1", number - MAX_OPEN)
+    for number in range(MAX_UNHEARD + 1, MAX_INNER_CALLS + 1):
+        assert scripts.ended("c1", number - MAX_UNHEARD)
         assert scripts.call("c1", "a__b") == number
     assert scripts.ended("c1", MAX_INNER_CALLS)
     assert refused(scripts.call, "c1", "a__b") == "E_TOOL_LIMIT"
@@ -80,7 +88,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(name=st.sampled_from("abc"), tool=st.sampled_from(["x__y", CODE_TOOL, ""]))
     def call(self, name: str, tool: str) -> None:
-        if name not in self.open or tool == CODE_TOOL or len(self.open[name]) >= MAX_OPEN:
+        if name not in self.open or tool == CODE_TOOL or len(self.open[name]) >= MAX_UNHEARD:
             assert refused(self.scripts.call, name, tool)
         else:
             answer = self.scripts.call(name, tool)
