@@ -295,6 +295,9 @@ class App:
             self._fork_calls()
             await self._serve()
         finally:
+            if self._forking is not None:
+                self._forking.cancel()
+                await asyncio.wait([self._forking])  # its jail goes before the launcher
             await host.close()
             self._logbook.close()
             if self._shutdown is not None:

@@ -327,6 +327,18 @@ def test_it_stops_with_everything_it_started(broker: PlayedBroker, workdir: Path
         assert gone(below, 0.0)
 
 
+def test_the_jail_that_tries_whether_calls_can_be_forked_goes_before_it(broker: PlayedBroker, short_tmp: Path) -> None:
+    broker.spec.tools.append(make_tool(short_tmp, SOURCE, "nap", name="c", sandbox=SandboxSpec(isolation="call")))
+    with toolhost(broker.endpoint) as host:
+        broker.welcome()
+        host.wait_ready()
+        wait_until(lambda: len(descendants(host.process.pid)) >= 4)
+        below = descendants(host.process.pid)
+        host.process.terminate()
+        assert host.process.wait(30) == 0
+        assert gone(below, 0.0)
+
+
 def test_forewarned_it_ends_the_jails_that_no_call_uses_and_serves_on(broker: PlayedBroker, workdir: Path) -> None:
     with toolhost(broker.endpoint) as host:
         broker.welcome()
