@@ -100,6 +100,7 @@ class ConversationFile:
         """
         if self._db is not None and epoch == self._epoch:
             return epoch
+        self.close()  # another process may have had it under the epochs between: what is known of it counts no more
         with self.errors:
             db = self._open()
             stored: int = db.execute(_EPOCH).fetchone()[0]

@@ -18,6 +18,7 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import Context, copy_context
 from typing import Any, Final
 
 from goondan.agentproc.calls.asks import unsent_answer
@@ -64,7 +65,7 @@ class AgentApp:
         self._wake = asyncio.Event()
         self._runner: TurnRunner | None = None
         self._working: asyncio.Task[None] | None = None
-        self._serves = False  # events may be worked on
+        self._context: Context | None = None  # as the extensions have left it; None: no event may be worked on
         self._bye: asyncio.Future[Frame] | None = None
         self._shutdown: Frame | None = None
         self._leaving = False
@@ -105,6 +106,7 @@ class AgentApp:
         try:
             return await self._serve(runner, spec.idle_s)
         finally:
+            self._context = None
             await runner.instance.extensions.close()  # they may use the bus for it
             if (asked := self._shutdown) is not None:
                 name, to = runner.instance.spec.name, asked.from_ or ORCHESTRATOR
@@ -117,7 +119,7 @@ class AgentApp:
 
     async def _serve(self, runner: TurnRunner, idle_s: float) -> int:
         loop = asyncio.get_running_loop()
-        idle_since = loop.time()
+        idle_since, self._context = loop.time(), copy_context()
         while True:
             if self.link.closed.done():
                 log.error("the link is over: %s", self.link.closed.exception() or "closed")
@@ -129,26 +131,27 @@ class AgentApp:
                 self._working.result()
                 self._working = None
                 idle_since = loop.time()
-            self._serves = True
             self._work(runner)
             if self._bye is not None and self._bye.done():
                 refused = self._bye.cancelled() or self._bye.exception() is not None
                 self._bye, idle_since = None, loop.time()
                 if not refused and self._working is None:
                     return 0
-            await self._pause_until_news(idle_since + idle_s - loop.time())
+            await self._pause_until_news(runner, idle_since + idle_s - loop.time())
 
     def _work(self, runner: TurnRunner) -> None:
         """Begin with the next event, if none is worked on."""
-        if self._serves and self._working is None and self._inbox and not self._leaving:
-            self._working = runner.instance.loop.create_task(runner.run(self._inbox.popleft()))
+        if self._context is not None and self._working is None and self._inbox and not self._leaving:
+            work = runner.run(self._inbox.popleft())
+            self._working = runner.instance.loop.create_task(work, context=self._context.copy())
             self._working.add_done_callback(self._nudge)
 
-    async def _pause_until_news(self, idle_left: float) -> None:
+    async def _pause_until_news(self, runner: TurnRunner, idle_left: float) -> None:
         """Wait until anything happens. When there was nothing to do for long enough, ask whether we may leave."""
         timeout: float | None = None
         if self._working is None and self._bye is None:
             if idle_left <= 0 and self.link.ready:
+                runner.instance.acks.flush()  # afterwards the broker does not hear us
                 self._bye = self.link.post(Frame("bye"))
                 self._bye.add_done_callback(self._nudge)
             else:
@@ -177,6 +180,7 @@ class AgentApp:
                 runner.abandon()
                 await asyncio.wait([self._working], timeout=RELEASE_S)
                 unfinished += held
+        runner.instance.acks.flush()  # while the broker knows the calls, and hears us
         unfinished += [Lease(f.event_id or "", f.epoch or 0, runner.instance.instance_key) for f in self._inbox]
         releases = [
             self.link.post(Frame("ack", stage="release", event_id=lease.event_id, epoch=lease.epoch))

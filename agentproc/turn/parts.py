@@ -51,7 +51,7 @@ class Call(NamedTuple):
     args: Any
     #: The number of its step (from 1); 0 outside of steps.
     step: int
-    #: Whether it will run in this process. False: the tool host will run it, or its arguments cannot be read.
+    #: Tells whether it will run in this process. False: the tool host will run it, or its arguments cannot be read.
     runs_here: Callable[[], bool]
 
     @property

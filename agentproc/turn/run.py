@@ -195,8 +195,10 @@ class TurnRun:
     async def go(self) -> Frame | None:
         """Run to the end. Returns the frame that ends the event, or None when the turn was abandoned."""
         at = self.instance.clock()
-        self._act(self._begin(at), at)
-        self._loop.call_soon(self._index, at)  # it is a hint: what goes out first need not wait for it
+        try:
+            self._act(self._begin(at), at)
+        finally:  # a turn that fails here is stored as well
+            self._loop.call_soon(self._index, at)  # it is a hint: what goes out first need not wait for it
         return await self._over
 
     def push(self, event: machine.Input) -> None:

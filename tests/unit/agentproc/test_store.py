@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import stat
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -414,3 +414,44 @@ def test_a_crash_between_the_copy_and_the_new_beginning_loses_and_doubles_nothin
     store = of_generation(tmp_path, 7)
     assert store.load_messages() == []
     assert earlier(tmp_path) == [(7, "1")]
+
+
+def test_what_another_holder_did_between_is_not_what_is_remembered(tmp_path: Path) -> None:
+    mine = opened(tmp_path, epoch=1)
+    with mine.write():
+        mine.begin_turn("e1", "t1", 1, AT)
+    assert [row.turn_id for row in mine.running_turns()] == ["t1"]
+    other = opened(tmp_path, epoch=2)
+    with other.write(final=True):
+        other.record_start("t1", "c1")
+        other.append("t1", 0, Append(user("1")))
+        other.append("t1", 1, Remove("1"))
+        other.finish_turn("e1", "t1", "completed", AT, steps=1, answer=b"")
+        other.begin_turn("e2", "t2", 1, AT)
+    other.close()
+    mine.adopt(3)
+    assert [row.turn_id for row in mine.running_turns()] == ["t2"]
+    mine.close()
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_turn_whose_begin_was_rolled_back_is_not_one_that_runs(tmp_path: Path, known: bool) -> None:
+    store = opened(tmp_path)
+    if known:
+        assert store.running_turns() == []
+    with suppress(KeyError), store.write():
+        store.begin_turn("e1", "t1", 1, AT)
+        raise KeyError
+    assert store.running_turns() == []
+    with store.write():
+        store.begin_turn("e1", "t1", 1, AT)
+        store.append("t1", 0, Append(user("1")))
+    with suppress(KeyError), store.write(final=True):
+        store.append("t1", 1, Remove("1"))
+        store.finish_turn("e1", "t1", "completed", AT, steps=1, answer=b"")
+        raise KeyError
+    assert [row.turn_id for row in store.running_turns()] == ["t1"]
+    with store.write(final=True):
+        store.finish_turn("e1", "t1", "completed", AT, steps=1, answer=b"")
+    assert (store.load_messages(), store.running_turns()) == ([user("1")], [])
+    store.close()
