@@ -327,7 +327,7 @@ class Agent(Struct):
     ordered: bool = False
     #: Whether it was ready once.
     was_ready: bool = False
-    #: Whether it has said goodbye while the kernel ends: it holds nothing any more.
+    #: Whether it has said goodbye: it holds nothing any more.
     is_done: bool = False
     #: Whether its start takes longer than STARTING_S.
     slow: bool = False
@@ -428,13 +428,15 @@ class Roster:
                     self._pending[principal] = None
         return self._fill(now)
 
-    def retire(self, principal: Principal, launch: int, now: float) -> list[AgentAction]:
-        """The broker let this launch go. If its exit was observed before this message, no launch follows it."""
+    def retire(self, principal: Principal, launch: int, now: float, *, done: bool = False) -> list[AgentAction]:
+        """The broker let this launch go. If its exit was observed before this message, no launch follows it. `done`:
+        it holds nothing any more.
+        """
         self._unwant(principal)
         agent = self._by_launch.get(launch)
         if agent is None or agent.principal != principal:
             return []
-        agent.ordered, agent.is_done = True, self._stopping
+        agent.ordered, agent.is_done = True, agent.is_done or done
         if agent.phase not in ("leaving", "dying"):
             self._enter(agent, "leaving", now)
         return self._fill(now)

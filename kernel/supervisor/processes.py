@@ -332,7 +332,7 @@ class Processes:
                 _log.warning("the tool host is killed: %s", message.reason)
                 services.kill("toolhost")
         elif isinstance(message, messages.Retire):
-            agents.perform(agents.roster.retire(message.principal, message.launch, now))
+            agents.perform(agents.roster.retire(message.principal, message.launch, now, done=message.done))
             self._ending.changed.set()
         else:
             _log.warning("agent %s is killed: %s", message.principal.name, message.reason)

@@ -64,6 +64,8 @@ class Retire(Struct, frozen=True, tag="retire", tag_field="kind", rename="camel"
     principal: Principal
     #: The number of the launch.
     launch: int
+    #: It has said goodbye: it holds nothing any more.
+    done: bool = False
 
 
 class Kill(Struct, frozen=True, tag="kill", tag_field="kind", rename="camel"):

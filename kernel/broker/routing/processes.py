@@ -253,17 +253,18 @@ class Processes(Part):
                 if message.grace_period_ms is None:
                     self._unhurried.add(instance)
                 else:
-                    self._retire(instance, connection)
+                    self._retire(instance)
 
-    def _retire(self, instance: Instance, connection: Connection) -> None:
+    def _retire(self, instance: Instance, *, done: bool = False) -> None:
         """From now on the supervisor watches this process until its end, and kills it when it takes too long."""
         self._unhurried.discard(instance)
-        self._bus.tell_supervisor(control.Retire(principal_of(instance), connection.claims.launch))
+        if (connection := instance.conn) is not None:
+            self._bus.tell_supervisor(control.Retire(principal_of(instance), connection.claims.launch, done))
 
     def says_goodbye(self, instance: Instance) -> None:
         """The process of an instance has released its event, and ends now."""
-        if (instance in self._unhurried or self._bus.draining is not None) and instance.conn is not None:
-            self._retire(instance, instance.conn)
+        if instance in self._unhurried or self._bus.draining is not None:
+            self._retire(instance, done=True)
 
     def _reopen(self, message: control.RestartUndone, now: float) -> None:
         """The kernel goes on: hand over the events that were held back."""
@@ -405,7 +406,7 @@ class Processes(Part):
                 reason = self._hung[instance] = "its deadline passed" if late else "its lease ran out"
                 self.kill(instance, reason, now)
         for instance in [one for one in self._unhurried if one.leased is None]:  # so it should be gone in a moment
-            self.says_goodbye(instance)
+            self._retire(instance)
         for instance in [instance for instance, since in self._starting.items() if now - since >= STARTING_S]:
             del self._starting[instance]
         self._fill(now)

@@ -15,7 +15,7 @@ from goondan.kernel.broker.state.mailbox import LEASE_S, MAX_ATTEMPTS
 from goondan.kernel.broker.state.records import Deadline, event_subject
 from goondan.kernel.supervisor.lifecycle import MAX_START_FAILURES
 from goondan.schemas.wire.codec import decode, encode, from_raw, to_raw
-from goondan.schemas.wire.control import Drain, Principal, SpawnFailed
+from goondan.schemas.wire.control import Drain, Principal, RestartAgents, SpawnFailed
 from goondan.schemas.wire.frames import AgentEvent, Blob, ErrorPayload, FilePart, Frame, ReplyTo
 from tests.checks import there
 from tests.unit.kernel.broker.actors import Agent, Client
@@ -501,3 +501,20 @@ def test_the_supervisor_hears_of_each_agent_that_has_said_goodbye() -> None:
     world.goes_up(agent)
     world.goes_down(world.supervisor)
     assert [order.launch for order in world.supervisor.retired] == [agent.launch]
+
+
+def test_an_agent_that_was_restarted_after_its_step_has_not_said_goodbye_when_a_stop_follows() -> None:
+    world = World()
+    world.clients[0].ask("e1")
+    run(world)
+    (agent,) = world.agents.values()
+    assert world.state("e1") == "leased"
+    for message in (RestartAgents(["coder"], 8000), Drain(2500, "orchestrator_shutdown")):
+        world.supervisor.send(Frame("runtime.event", payload=to_raw(message)))
+    world.goes_up(world.supervisor)
+    world.goes_down(world.supervisor)
+    assert [order.done for order in world.supervisor.retired] == [False]  # its step goes on, and may call tools
+    agent.send(Frame("shutdown_ack", id="bye"))
+    world.goes_up(agent)
+    world.goes_down(world.supervisor)
+    assert [order.done for order in world.supervisor.retired] == [False, True]
