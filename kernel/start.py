@@ -97,14 +97,26 @@ def msgspec_alone() -> None:
     import_without("typing_extensions", "msgspec")
 
 
+class LaterModule:
+    """A module that is imported when something of it is asked for which is not `given`."""
+
+    def __init__(self, module: str, **given: Any) -> None:
+        vars(self).update(given, module=module)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(import_module(self.module), name)
+
+
 def zmq_alone() -> None:
-    """Import pyzmq. It takes pickle and random for methods that we do not call, and asks platform for the name of the
-    interpreter alone: 4 ms.
+    """Import pyzmq. It takes pickle and random for methods that only an extension may call, and asks platform for the
+    name of the interpreter alone: 4 ms.
     """
     instead = {
-        "pickle": SimpleNamespace(DEFAULT_PROTOCOL=4),
-        "platform": SimpleNamespace(python_implementation=lambda: sys.implementation.name),
-        "random": SimpleNamespace(),
+        "pickle": LaterModule("pickle", DEFAULT_PROTOCOL=4),
+        "platform": LaterModule("platform", python_implementation=lambda: sys.implementation.name),
+        "random": LaterModule("random"),
     }
     left_out = instead.keys() - sys.modules.keys()
     sys.modules.update((name, instead[name]) for name in left_out)  # type: ignore[misc]

@@ -20,7 +20,9 @@ import gc
 import mmap
 import os
 import signal
+import ssl
 import sys
+from asyncio import base_events, selector_events, sslproto
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, suppress
@@ -77,6 +79,8 @@ _malloc.restype = _sbrk.restype = ctypes.c_size_t
 NOBODY: Final = "ipc:///proc/nobody"
 transport_class()  # these two import what every agent needs
 kinds()
+for _part in (base_events, selector_events, sslproto):  # the start of a kernel has left TLS out of them
+    _part.__dict__.update(ssl=ssl, SSLAgainErrors=(ssl.SSLWantReadError, ssl.SSLSyscallError))
 _BYTES_HEAD: Final = sys.getsizeof(b"")
 _filling: Final[list[object]] = []
 _ZERO_PAGE: Final = bytes(mmap.PAGESIZE)

@@ -199,6 +199,20 @@ try:
     loop.run_until_complete(loop.create_connection(asyncio.Protocol, "127.0.0.1", 1, ssl=tls))
 except ConnectionRefusedError:  # and no TypeError: agents have TLS
     loop.close()
+import socket
+ours, theirs = socket.socketpair()
+theirs.send(b"this is no TLS at all, and long enough for a head")
+loop = asyncio.SelectorEventLoop()  # of an extension's own thread
+try:
+    loop.run_until_complete(loop.create_connection(asyncio.Protocol, sock=ours, ssl=tls, server_hostname="a.example"))
+except ssl.SSLError:
+    loop.close()
+if "zmq" in sys.modules:  # an extension may use all of it
+    import zmq
+    one, other = zmq.Context().socket(zmq.PAIR), zmq.Context().socket(zmq.PAIR)
+    other.connect(f"tcp://127.0.0.1:{one.bind_to_random_port('tcp://127.0.0.1')}")
+    one.send_pyobj({"a": 1})
+    assert other.recv_pyobj() == {"a": 1}
 import email.utils, jsonschema_rs, msgspec, platform, uuid
 assert email.utils.parseaddr("one@example.org")[1] == "one@example.org" and platform.python_version()
 assert msgspec.convert(str(uuid.uuid4()), uuid.UUID).version == 4
