@@ -238,6 +238,9 @@ class ForkServer:
             return ForkReply(seq=request.seq, pid=self._hand_over(packet, descriptors))
         except OSError as error:
             return ForkReply(seq=request.seq, error=f"no agent could be forked: {error.strerror or error}")
+        except Exception as error:  # of an import: the installation is broken
+            traceback.print_exc()
+            return ForkReply(seq=request.seq, error=f"agents cannot be imported: {type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Let the waiting agent end."""

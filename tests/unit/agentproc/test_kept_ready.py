@@ -5,7 +5,11 @@ from __future__ import annotations
 import socket
 from typing import Any
 
+import pytest
+
+from goondan.agentproc.start import forkserver
 from goondan.agentproc.start.forkserver import SPARE_S, ForkServer, SpareTime
+from goondan.schemas.wire.forkserver import ForkRequest, encode_packet
 
 
 class Busy(SpareTime):
@@ -45,3 +49,15 @@ def test_an_agent_is_kept_ready_before_the_first_request_and_not_while_a_first_t
         assert not server._answer_until_spare()
         waits = [SPARE_S * 2**number for number in range(5)]
         assert server.told == ["kernel is ready", "fork", "request", "request", *waits, "fork", "end"]
+
+
+def test_who_asks_for_an_agent_of_a_broken_installation_is_told_what_cannot_be_imported(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(forkserver, "AGENTS", "goondan.agentproc.start.no_such_module")
+    request = ForkRequest(seq=7, agent="main", instance_key="k", endpoint="ipc:///none", token="t", parent_pid=1)
+    with socket.socket(socket.AF_UNIX) as unused:
+        reply = ForkServer(unused).answer(encode_packet(request), ())
+    message = "No module named 'goondan.agentproc.start.no_such_module'"
+    assert (reply.seq, reply.error) == (7, f"agents cannot be imported: ModuleNotFoundError: {message}")
+    assert message in capfd.readouterr().err
