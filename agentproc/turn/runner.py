@@ -11,10 +11,10 @@ Source: docs/design/turns.md section 2; docs/design/delivery.md section 2.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from msgspec import structs
 
@@ -136,10 +136,15 @@ class TurnRunner:
         if self._run is not None:
             self._run.live.progress(frame)
 
-    async def run(self, frame: frames.Frame) -> None:
-        """Work on one delivered event until it is answered, given back or abandoned. Raises only cancellation."""
-        event_id, epoch = frame.event_id or "", frame.epoch or 0
-        self._lease = frames.Lease(event_id, epoch, self.instance.instance_key, frame.root_event)
+    def run(self, frame: frames.Frame) -> Coroutine[Any, Any, None]:
+        """Work on one delivered event, which is held from this moment on, until it is answered, given back or
+        abandoned. Raises only cancellation.
+        """
+        lease = frames.Lease(frame.event_id or "", frame.epoch or 0, self.instance.instance_key, frame.root_event)
+        self._lease = lease
+        return self._work_on(frame, lease.event_id, lease.epoch)
+
+    async def _work_on(self, frame: frames.Frame, event_id: str, epoch: int) -> None:
         try:
             answer = await self._answer(frame, event_id, epoch)
             if answer is not None:

@@ -14,8 +14,8 @@ from goondan.agentproc.start.app import AgentApp
 from goondan.schemas.bundle.launch import AgentSpec
 from goondan.schemas.wire.codec import to_raw
 from goondan.schemas.wire.frames import Frame, Shutdown
-from tests.unit.agentproc.fakes import event_frame, make_spec
-from tests.unit.agentproc.turns import settle
+from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, make_spec, says
+from tests.unit.agentproc.turns import Make, settle, the_answer
 
 
 def told(app: AgentApp, grace_ms: int | None) -> None:
@@ -135,3 +135,18 @@ async def test_a_step_that_is_cut_off_has_told_what_it_stored_before_its_event_i
     told(life.app, 20)
     assert await lives == 0
     assert life.did == ["e1 with this", "acks", "release", "shutdown_ack"]
+
+
+async def test_an_event_is_held_from_the_moment_in_which_it_came(make: Make, link: FakeLink) -> None:
+    """What the broker's next frame is about, such as its question who holds what, may have been read with it."""
+    app, runner = AgentApp("ipc:///nowhere"), make(link, FakeModel(says("done")))
+    app._runner, app._context = runner, copy_context()
+    frame = event_frame("e1", "go")
+    app._on_frame(frame)
+    assert [lease.event_id for lease in app._held()["leases"]] == ["e1"]
+    app._on_frame(frame)
+    assert not app._inbox, "it is being worked on"
+    assert app._working is not None
+    await app._working
+    assert app._held()["leases"] == []
+    assert the_answer(link).response == "done"
