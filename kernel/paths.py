@@ -12,7 +12,6 @@ Source: docs/design/processes.md section 8; requirement STATE-07.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import stat
 import sys
@@ -23,6 +22,11 @@ from typing import Final
 from goondan.schemas.system.directories import DirectoryRefused, open_directory
 from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.grantable import KEYS, TOP, within
+
+try:  # hashlib loads OpenSSL, which takes 4 ms of each command; a path and a message are short
+    import _sha256 as _hashes  # type: ignore[import-not-found]
+except ImportError:  # a later Python has it elsewhere
+    import hashlib as _hashes
 
 BUNDLE_FILE: Final = "goondan.yaml"
 #: Characters of a digest in a path: enough against accidents, short enough for socket paths.
@@ -97,10 +101,15 @@ def identity(bundle: str) -> str:
     return os.path.dirname(path) if os.path.basename(path) == BUNDLE_FILE and not os.path.isdir(path) else path
 
 
+def sha256(data: bytes) -> str:
+    """The digest in hexadecimal digits."""
+    return str(_hashes.sha256(data).hexdigest())
+
+
 def digest(bundle: str, *also: str) -> str:
     """The short digest that stands for a bundle in paths."""
     parts = "\0".join((identity(bundle), *also))
-    return hashlib.sha256(parts.encode("utf-8", "surrogateescape")).hexdigest()[:DIGEST_CHARS]
+    return sha256(parts.encode("utf-8", "surrogateescape"))[:DIGEST_CHARS]
 
 
 def state_root(env: Mapping[str, str] | None = None) -> str:

@@ -10,7 +10,6 @@ Source: docs/design/commands.md section 4; docs/design/wire.md section 5.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import select
 import signal
@@ -21,6 +20,7 @@ from types import FrameType
 from typing import Any, Final, NamedTuple, Self
 
 from goondan.kernel import lock, rundir
+from goondan.kernel.paths import sha256
 from goondan.schemas.system import broker_identity, secrecy
 from goondan.schemas.text.times import rfc3339
 from goondan.schemas.transport import SOCKETS, chosen
@@ -80,7 +80,7 @@ def event_frame(message: Message, event_id: str, timeout_s: float | None) -> Fra
         workdir=message.workdir,
         deadline_ms=None if timeout_s is None else max(1, int(timeout_s * 1000)),
         files=files or None,
-        digest=hashlib.sha256(said).hexdigest(),  # without the time: --event-id may be given once more
+        digest=sha256(said),  # without the time: --event-id may be given once more
         payload=to_raw(event),
     )
 

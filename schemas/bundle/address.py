@@ -9,7 +9,6 @@ Source: docs/design/tools.md section 2; docs/design/processes.md section 8; requ
 
 from __future__ import annotations
 
-import hashlib
 import re
 from functools import lru_cache
 from typing import Final, NamedTuple
@@ -127,6 +126,8 @@ def path_segment(key: str) -> str:
     )
     if len(encoded) <= _MAX_SEGMENT:
         return encoded
+    import hashlib  # it loads OpenSSL, and a key is seldom that long
+
     digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:24]
     return f"{encoded[: _MAX_SEGMENT - 25]}.{digest}"
 

@@ -14,7 +14,6 @@ Source: docs/design/wire.md section 7; PROTOCOL.md; docs/design/files.md section
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -59,6 +58,8 @@ _DIGEST: Final = re.compile("[0-9a-f]{64}")
 
 def describe(payload: bytes | memoryview, file: str) -> Blob:
     """The reference to these bytes in `file`."""
+    import hashlib  # it loads OpenSSL; a command has no use for it
+
     return Blob(file, hashlib.sha256(payload).hexdigest(), len(payload))
 
 

@@ -150,6 +150,7 @@ def test_a_call_on_a_kernel_that_runs_imports_little(kernel: Sandbox) -> None:
         "uvloop",
         "ssl",
         "base64",
+        "hashlib",
         "secrets",
         "typing_extensions",
         "yaml",
