@@ -3,7 +3,8 @@
 How it leaves.
 - It was idle for long enough: it sends `bye`, and the broker alone decides.
 - `shutdown` or SIGTERM: the running turn goes on to its next step boundary, or until the granted time is over, if there
-  is a limit. Then the process releases everything unfinished, sends `shutdown_ack` and exits 0.
+  is a limit. Then the process releases everything unfinished, its extensions clean up, and it sends `shutdown_ack` and
+  exits 0.
 - The broker refused the link: the process exits 1.
 
 Source: docs/design/processes.md section 6; requirement IPC-07.

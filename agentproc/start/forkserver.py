@@ -366,7 +366,7 @@ def _close_inherited(keep: Collection[int]) -> None:
 
 
 def import_agent() -> None:
-    """Import what every agent needs. Does nothing when that was done."""
+    """Import what every agent needs, unless that was done. No collection looks at what is there by then."""
     import_module(AGENTS)
     gc.freeze()
 

@@ -75,9 +75,9 @@ class Calls:
         """
         asyncio = sys.modules.get("asyncio")  # without it no loop runs
         loop = None if asyncio is None else asyncio._get_running_loop()
-        return (
-            self._future(loop, op, value, read) if loop is not None else value_of(self.ask_all([(op, value)])[0], read)
-        )
+        if loop is not None:
+            return self._future(loop, op, value, read)
+        return value_of(self.ask_all([(op, value)])[0], read)
 
     def ask_all(self, questions: list[tuple[str, Any]]) -> list[dict[str, Any]]:
         """Ask all and wait for all: their answer frames (`value_of`), in the same order."""
