@@ -276,9 +276,7 @@ class Supervisor:
             self._ready.set_exception(error)
 
     async def _end(self, premises: Premises) -> None:
-        """End all processes, in bounded time. Every group gets its time and is then killed. After the groups come the
-        last unknown children, and then the files.
-        """
+        """End all processes, in bounded time, and then the files go."""
         self._ending.begun = True
         self._ending.for_good = self.ending or self._next is None
         if self._conductor is not None:

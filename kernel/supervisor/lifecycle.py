@@ -270,12 +270,12 @@ def step_stop(
     now: float,
     *,
     hurry: bool = False,
-    agents_s: float | None = None,
+    turns_s: float | None = None,
 ) -> tuple[Stopping | None, list[StopAction]]:
     """What the stop does next. `alive` are the groups with a living process; `state` is None before it begins.
 
-    `hurry`: nobody waits for what still runs, so each stage gets no more than HURRY_S. `agents_s`: the agents' stage
-    gets so long instead of what STOP_ORDER says (seconds).
+    `hurry`: nobody waits for what still runs, so each stage gets no more than HURRY_S. `turns_s`: the turns get so
+    long instead of what STOP_ORDER says (seconds).
 
     Called when a process has ended and when `until` has come; at the end the state is None and the last action
     Finished.
@@ -287,12 +287,12 @@ def step_stop(
         if not state.killed:
             return Stopping(index, True, now + KILL_WAIT_S), [KillGroup(group) for group in left]
     for later, (groups, grace) in enumerate(STOP_ORDER[index + 1 :], index + 1):
-        if later == 0 and agents_s is not None:
-            grace = agents_s
+        if later == 0 and turns_s is not None:
+            grace = turns_s
         if there := [group for group in groups if group in alive]:
             until = now + (min(grace, HURRY_S) if hurry else grace)
             return Stopping(later, False, until), [TerminateGroup(group) for group in there]
-    return None, [Finished(tuple(group for groups, _ in STOP_ORDER for group in groups if group in alive))]
+    return None, [Finished(tuple(group for group in STOP_ORDER[-1][0] if group in alive))]
 
 
 #: Failed starts in a row after which a principal's events end as E_AGENT_SPAWN_FAILED.

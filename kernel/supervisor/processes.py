@@ -1,5 +1,5 @@
-"""All processes of a kernel but the supervisor: their starts, the broker's messages about them, and their ends, group
-by group, before the kernel ends itself or takes its own place.
+"""All processes of a kernel but the supervisor: their starts, the broker's messages about them, and their ends in two
+stages, before the kernel ends itself or takes its own place.
 
 The tool host takes longest to start, and needs nothing of the bundle until then. So it starts while the bundle is being
 opened (`begin_tool_host`), and gets its part of the bundle when that is known (services.py).
@@ -64,6 +64,8 @@ class Ending:
         loop = asyncio.get_running_loop()
         state: lifecycle.Stopping | None = None
         patience = None if self.for_good else RESTART_GRACE_S + lifecycle.KILL_WAIT_S
+        if not agents.roster.live:  # else the first stage begins with it
+            agents.roster.stop(loop.time())
         while True:
             self.changed.clear()
             alive = _alive(services, agents)
@@ -73,7 +75,7 @@ class Ending:
                     until = loop.time() + lifecycle.STOP_ORDER[0][1]
                     state = lifecycle.Stopping(state.index, state.killed, min(state.until, until))
                     self._drain(services, control)
-            state, actions = lifecycle.step_stop(state, alive, loop.time(), hurry=self.hurry, agents_s=patience)
+            state, actions = lifecycle.step_stop(state, alive, loop.time(), hurry=self.hurry, turns_s=patience)
             for action in actions:
                 if isinstance(action, lifecycle.Finished):
                     return action.left
@@ -213,8 +215,8 @@ class Processes:
     # --- the end
 
     async def end(self) -> None:
-        """End all processes, in bounded time. Every group gets its time and is then killed. The last unknown children
-        follow.
+        """End all processes, in bounded time. Every stage has its time, then what is left is killed. The last unknown
+        children follow.
         """
         self._services.end_restarts()
         self._ahead.close()

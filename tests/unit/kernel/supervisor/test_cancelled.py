@@ -1,6 +1,6 @@
 """Work of the supervisor that is cancelled in the moment in which what it waits for comes is cancelled all the same.
 
-`asyncio.wait_for` of Python 3.11 returns the result then.
+`asyncio.wait_for` of Python 3.11 returns the result then. And an end in which nothing starts any more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from goondan.kernel.supervisor.conductor import BundleReader, Conductor
 from goondan.kernel.supervisor.lifecycle import Roster
 from goondan.kernel.supervisor.processes import Ending
 from goondan.kernel.supervisor.reaping import Exit
-from goondan.schemas.wire.control import BeginAnew
+from goondan.schemas.wire.control import BeginAnew, Principal
 
 
 async def cancelled(waiting: asyncio.Task[Any]) -> None:
@@ -85,3 +85,22 @@ async def test_of_a_reader_of_the_bundle(tmp_path: Path, monkeypatch: pytest.Mon
         assert reaper.killed == 0, "it had ended by itself"
     finally:
         os.close(result)
+
+
+async def test_a_kernel_without_agents_starts_none_while_it_ends() -> None:
+    class Services:
+        def group(self, name: str) -> list[str]:
+            return []
+
+        def alive(self, role: str) -> bool:
+            return False
+
+    class Agents:
+        busy, roster = False, Roster()
+
+    roster = Agents.roster
+    roster.fork_server(up=True, now=0.0)
+    services: Any = Services()
+    agents: Any = Agents()
+    assert await Ending().run(services, agents, None) == ()
+    assert roster.want([Principal("agent", "main", "default")], full=False, now=0.0) == []

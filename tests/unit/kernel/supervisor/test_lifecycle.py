@@ -193,13 +193,14 @@ def test_in_a_hurry_nobody_gets_much_time() -> None:
 
 
 def test_what_not_even_a_kill_ends_is_named() -> None:
-    state, now = step_stop(None, frozenset({"broker"}), 0.0)[0], 0.0
+    left = frozenset({"turns", "agents", "broker"})
+    state, now = step_stop(None, left, 0.0)[0], 0.0
     actions: list[object] = []
     while state is not None:
         now = state.until
-        state, new = step_stop(state, frozenset({"broker"}), now)
+        state, new = step_stop(state, left, now)
         actions += new
-    assert actions == [KillGroup("broker"), Finished(("broker",))]
+    assert actions[-3:] == [KillGroup("agents"), KillGroup("broker"), Finished(("agents", "broker"))]
 
 
 @given(st.data())
@@ -216,10 +217,10 @@ def test_a_stop_ends_within_ten_seconds_whatever_dies_when(data: st.DataObject) 
     assert now <= 9.0
 
 
-def test_agents_get_another_time_and_nobody_else_does() -> None:
-    state, _ = step_stop(None, EVERYONE, 0.0, agents_s=8.5)
+def test_turns_get_another_time_and_nobody_else_does() -> None:
+    state, _ = step_stop(None, EVERYONE, 0.0, turns_s=8.5)
     assert state is not None
     assert state.until == 8.5
-    state, _ = step_stop(state, EVERYONE - {"turns"}, 1.0, agents_s=8.5)
+    state, _ = step_stop(state, EVERYONE - {"turns"}, 1.0, turns_s=8.5)
     assert state is not None
     assert state.until == 1.0 + STOP_ORDER[1][1]
