@@ -132,7 +132,7 @@ class CallHandlers:
         part, message, instance = action.part, action.message, self._instance
         turn_id, step = self.context.turn_id, self._machine.steps
         within = None if action.within is None else f"{turn_id}/{action.within}"
-        encoded = None
+        encoded, position = None, self.untold
         if message.id != self._shown_message:
             encoded, self._shown_message = encode_message(_for_tools(message)), message.id
 
@@ -151,6 +151,8 @@ class CallHandlers:
                     if answered.passed_on and action.question is not None:
                         self.asks.answered(within, action.question)
                 self._turn.notes.received(part.tool_call_id, result.receipt, answered.way)
+            elif position is not None:
+                self.untold = position  # perhaps no frame has left
             then(result)
 
         refused = instance.caller.start(
@@ -168,7 +170,7 @@ class CallHandlers:
             within=within,
             question=action.question,
             step=step,
-            position=self.untold,
+            position=position,
         )
         if refused is None:
             self.untold = None

@@ -197,8 +197,10 @@ class TurnRun:
         at = self.instance.clock()
         try:
             self._act(self._begin(at), at)
-        finally:  # a turn that fails here is stored as well
-            self._loop.call_soon(self._index, at)  # it is a hint: what goes out first need not wait for it
+        except Exception:
+            self._index(at)  # it is stored that the turn has failed
+            raise
+        self._loop.call_soon(self._index, at)  # it is a hint: what goes out first need not wait for it
         return await self._over
 
     def push(self, event: machine.Input) -> None:

@@ -351,6 +351,19 @@ async def test_a_frame_of_its_own_tells_it_when_no_call_leaves(make: Make, link:
     assert [(frame.stage, frame.position) for frame in link.posted] == [("renew", 2), ("done", None)]
 
 
+async def test_a_frame_of_its_own_tells_it_when_the_first_call_cannot_leave(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = FakeLink()
+
+    def unsent(*_: Any) -> None:
+        raise fail("E_FRAME_TOO_LARGE", "a frame of 9 MiB")
+
+    monkeypatch.setattr(link, "start_call", unsent)
+    await make(link, FakeModel(wants(("a", "notes__add", {})), says(""))).run(event_frame("e1", "go"))
+    assert [(frame.stage, frame.position) for frame in link.posted] == [("renew", 3), ("done", None)]
+
+
 async def test_a_lost_lease_ends_the_turn_without_a_word(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "RENEW_S", 0.01)
     link = FakeLink(lambda *_: None)

@@ -24,7 +24,7 @@ from goondan.schemas.wire.runtime_events import RuntimeEvent
 from goondan.schemas.wire.spans import call_span, model_span, step_span, turn_span
 from goondan.schemas.worker.receipts import CallReceipt, JailReceipt, Receipt
 from tests.unit.agentproc.fakes import FakeLink, FakeModel, event_frame, says, wants
-from tests.unit.agentproc.turns import Make, settle, the_answer
+from tests.unit.agentproc.turns import Make, the_answer
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TURN = turn_id("coder", "k", "e1")
@@ -242,7 +242,6 @@ async def test_a_turn_that_fails_in_its_first_moment_is_in_the_index(
 ) -> None:
     runner = make(link, FakeModel(), [], parts={"unclaimed": to_raw(1)})
     await runner.run(event_frame("e1", "go", trace_id=TRACE))
-    await settle()
     assert rows(tmp_path, "SELECT status FROM turns") == [("failed",)]
     assert [row.event_id for row in of_trace(str(tmp_path), TRACE)] == ["e1"]
 
