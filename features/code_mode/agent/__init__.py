@@ -3,7 +3,7 @@
 A script asks for a call (`tool.ask`). The call is one more call of the step: it passes the step's catalog, middleware,
 validation, approval and budget, and stands in the trace below the script. Its result is the answer, and goes nowhere
 else. It is no message of the conversation. The tool host may have given the output to the script already; it is noted
-here before what the script asks next, because both come the same way.
+here before what the script asks next, because both come the same way. After a lost connection it may come later.
 
 What the calls of a running script have come to stands in a file, for the process that finds the script without its
 agent. The file is mapped into memory. So a note costs no system call, and it outlives the end of the process. It does
