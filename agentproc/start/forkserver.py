@@ -168,7 +168,7 @@ class ForkServer:
             try:
                 steps_left = next(warming, _NO_MORE) is not _NO_MORE
                 self._prepare()
-            except Exception:  # agents are larger without, and work
+            except Exception:  # agents are larger without, and work; without the imports the next request is told
                 traceback.print_exc()
                 steps_left = False
         self.close()  # who waits now shares less than the next one will
@@ -240,7 +240,8 @@ class ForkServer:
             return ForkReply(seq=request.seq, error=f"no agent could be forked: {error.strerror or error}")
         except Exception as error:  # of an import: the installation is broken
             traceback.print_exc()
-            return ForkReply(seq=request.seq, error=f"agents cannot be imported: {type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"[:500]
+            return ForkReply(seq=request.seq, error=f"agents cannot be imported: {why}")
 
     def close(self) -> None:
         """Let the waiting agent end."""

@@ -9,7 +9,7 @@ import pytest
 
 from goondan.agentproc.start import forkserver
 from goondan.agentproc.start.forkserver import SPARE_S, ForkServer, SpareTime
-from goondan.schemas.wire.forkserver import ForkRequest, encode_packet
+from goondan.schemas.wire.forkserver import MAX_PACKET, ForkRequest, encode_packet
 
 
 class Busy(SpareTime):
@@ -61,3 +61,10 @@ def test_who_asks_for_an_agent_of_a_broken_installation_is_told_what_cannot_be_i
     message = "No module named 'goondan.agentproc.start.no_such_module'"
     assert (reply.seq, reply.error) == (7, f"agents cannot be imported: ModuleNotFoundError: {message}")
     assert message in capfd.readouterr().err
+
+    def fails() -> None:
+        raise ImportError(MAX_PACKET * "x")
+
+    monkeypatch.setattr(forkserver, "import_agent", fails)
+    with socket.socket(socket.AF_UNIX) as unused:
+        assert len(encode_packet(ForkServer(unused).answer(encode_packet(request), ()))) < MAX_PACKET
