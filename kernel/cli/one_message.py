@@ -2,8 +2,8 @@
 
 To import asyncio takes a quarter of a `gdn call`. `ask` needs none, and knows only the way on which nothing happens:
 connection, hello, event, answer, acknowledgement. When anything else comes, or no answer within PATIENCE_S, it lets the
-connection go. The command then asks under the same event id over a Session, and the broker takes that for a repeat. A
-signal that comes behind the event is noted (Signals), and the Session cancels the event.
+connection go. The command then asks under the same event id over a Session, and the broker takes that for a repeat.
+What the Session has to know is noted (Attempt): a signal that came behind the event, and whether the event is accepted.
 
 Source: docs/design/commands.md section 4; docs/design/wire.md section 5.
 """
@@ -104,14 +104,16 @@ class _SomethingElse(Exception):
     """It did not go the usual way."""
 
 
-class Signals:
-    """A context in which, from `note` on, the first SIGINT or SIGTERM is noted: whoever goes on has to cancel the
-    event. The next one does what it does without this.
+class Attempt:
+    """A context for `ask`, and what it leaves to whoever goes on. From `note` on, the first SIGINT or SIGTERM is noted:
+    the event has to be cancelled. The next one does what it does without this.
     """
 
     def __init__(self) -> None:
         #: The signal that was noted.
         self.number: signal.Signals | None = None
+        #: Whether the broker has accepted the event.
+        self.accepted = False
         #: `ask` waits, and gives up at the signal.
         self.waits = False
         self._before: dict[int, Callable[[int, FrameType | None], Any]] = {}
@@ -139,7 +141,7 @@ class Signals:
             raise _SomethingElse
 
 
-def ask(state_dir: str, pidfd: int, message: Message, event_id: str, signals: Signals) -> Answer | None:
+def ask(state_dir: str, pidfd: int, message: Message, event_id: str, attempt: Attempt) -> Answer | None:
     """Send a message to the kernel of this state, which is gone when `pidfd` is readable. Returns the answer; None when
     it must be asked for over a Session, under the same id.
     """
@@ -154,7 +156,7 @@ def ask(state_dir: str, pidfd: int, message: Message, event_id: str, signals: Si
             return None
         run_dir, token = found
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
-            return _Exchange(connection, pidfd, f"{run_dir}/{SOCKETS['client']}", token, signals).ask(frame)
+            return _Exchange(connection, pidfd, f"{run_dir}/{SOCKETS['client']}", token, attempt).ask(frame)
     except (_SomethingElse, OSError, ZmtpError, GoondanError, *DECODE_ERRORS):
         return None
 
@@ -162,9 +164,9 @@ def ask(state_dir: str, pidfd: int, message: Message, event_id: str, signals: Si
 class _Exchange:
     """One event and its answer over a connection."""
 
-    def __init__(self, connection: socket.socket, pidfd: int, path: str, token: str, signals: Signals) -> None:
+    def __init__(self, connection: socket.socket, pidfd: int, path: str, token: str, attempt: Attempt) -> None:
         self._connection = connection
-        self._signals = signals
+        self._attempt = attempt
         self._pidfd = pidfd
         self._until = time.monotonic() + PATIENCE_S
         identity = broker_identity.BrokerIdentity(f"ipc://{path}")
@@ -182,8 +184,11 @@ class _Exchange:
         self._greet()
         self._peer.submit("ask", frame, None, time.monotonic())
         answered = None
-        while answered is None:
-            answered = self._handle(self._next())
+        try:
+            while answered is None:
+                answered = self._handle(self._next())
+        finally:
+            self._attempt.accepted = bool(self._peer.accepted())
         return from_raw(answered.payload, AgentEvent).answer
 
     def _greet(self) -> None:
@@ -205,7 +210,7 @@ class _Exchange:
                 if entry is None or not entry.data:
                     raise _SomethingElse
                 self._sent = True
-                self._signals.note()
+                self._attempt.note()
                 self._send(entry.data)
             case peer.Settled(frame=answered, error=None, reply=reply) if answered is not None:
                 if reply is not None:
@@ -238,14 +243,14 @@ class _Exchange:
         self._connection.sendall(head(len(data)) + data)
 
     def _read(self) -> bytes:
-        signals, left = self._signals, max(0.0, self._until - time.monotonic())
-        signals.waits = True  # first, or a signal that comes now would wait, too
+        attempt, left = self._attempt, max(0.0, self._until - time.monotonic())
+        attempt.waits = True  # first, or a signal that comes now would wait, too
         try:
-            if signals.number is not None:
+            if attempt.number is not None:
                 raise _SomethingElse
             readable = select.select([self._connection.fileno(), self._pidfd], [], [], left)[0]
         finally:
-            signals.waits = False
+            attempt.waits = False
         data = self._connection.recv(READ_BYTES) if self._connection.fileno() in readable else b""
         if not data:
             raise _SomethingElse

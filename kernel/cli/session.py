@@ -95,12 +95,13 @@ Listener = Callable[[runtime_events.RuntimeEvent], None]
 
 class Session:
     """An open link of class client. Use it with `async with`, which waits `patience_s` seconds for the broker's
-    welcome.
+    welcome. `accepted` are the ids of events that the broker has accepted from this command before.
     """
 
-    def __init__(self, kernel: Kernel, patience_s: float = WELCOME_S) -> None:
+    def __init__(self, kernel: Kernel, patience_s: float = WELCOME_S, accepted: Sequence[str] = ()) -> None:
         self._kernel = kernel
         self._patience_s = patience_s
+        self._accepted = accepted
         self._link: Link | None = None
         self._run = os.urandom(8).hex()
         self._count = 0
@@ -296,7 +297,7 @@ class Session:
         """The error for one frame that was sent."""
         if frame.type != "event" or not self._was_stopped:
             return self.lost_error()
-        if frame.id in self._kept:
+        if frame.id in self._kept or frame.event_id in self._accepted:
             return _stopped([frame.event_id or ""])
         message = f"the kernel was stopped before it had accepted the message {frame.event_id}"
         return fail("E_KERNEL_STOPPED", message, suggestion="Send it again when the kernel runs.")
@@ -304,7 +305,8 @@ class Session:
     def lost_error(self) -> GoondanError:
         """The error for everything that a lost kernel left without an answer."""
         if self._was_stopped:
-            return _stopped([event_id for frame_id, event_id in self._asked.items() if frame_id in self._kept])
+            asked = [event_id for frame_id, event_id in self._asked.items() if frame_id in self._kept]
+            return _stopped([*dict.fromkeys((*self._accepted, *asked))])
         return fail("E_KERNEL_LOST", f"the kernel ended unexpectedly; see {self._kernel.place.state_dir}/logs")
 
     @property
@@ -316,11 +318,17 @@ class Session:
         return self._stopping
 
 
-def over_session(kernel: Kernel, work: Callable[[Session], Awaitable[_T]], patience_s: float = WELCOME_S) -> _T:
+def over_session(
+    kernel: Kernel,
+    work: Callable[[Session], Awaitable[_T]],
+    patience_s: float = WELCOME_S,
+    *,
+    accepted: Sequence[str] = (),
+) -> _T:
     """Do some work over a session with a kernel. Raises what it raises, and the errors of Session."""
 
     async def go() -> _T:
-        async with Session(kernel, patience_s) as session:
+        async with Session(kernel, patience_s, accepted) as session:
             return await work(session)
 
     return asyncio.run(go())

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from goondan.kernel.cli.one_message import PATIENCE_S, Signals
+from goondan.kernel.cli.one_message import PATIENCE_S, Attempt
 from goondan.kernel.cli.session import Session
 from goondan.schemas.transport.link import Link
 from goondan.schemas.wire.codec import from_raw, to_raw
@@ -73,12 +73,12 @@ def test_a_signal_behind_the_event_is_noted_and_the_next_one_leaves(number: sign
     left: list[int] = []
     before = signal.signal(number, lambda got, frame: left.append(got))
     try:
-        with Signals() as signals:
+        with Attempt() as attempt:
             signal.raise_signal(number)
-            assert (signals.number, left) == (None, [number]), "nothing was sent yet"
-            signals.note()
+            assert (attempt.number, left) == (None, [number]), "nothing was sent yet"
+            attempt.note()
             signal.raise_signal(number)
-            assert (signals.number, left) == (number, [number])
+            assert (attempt.number, left) == (number, [number])
             signal.raise_signal(number)
             assert left == [number] * 2
         signal.raise_signal(number)
@@ -122,14 +122,18 @@ async def test_a_call_that_a_kernel_had_taken_before_it_stopped_is_said_to_be_ke
             assert b"is kept, and its turn goes on at the next start" in err
 
 
-async def test_a_kernel_that_has_stopped_before_the_session_was_stopped(tmp_path: Path) -> None:
-    """It leaves no record."""
+@pytest.mark.parametrize(("accepted", "told"), [((), "stopped"), (("e1",), "stopped; the message e1 is kept")])
+async def test_a_kernel_that_has_stopped_before_the_session_was_stopped(
+    tmp_path: Path, accepted: tuple[str, ...], told: str
+) -> None:
+    """It leaves no record. What it had accepted before is named."""
     kernel: Any = SimpleNamespace(place=SimpleNamespace(state_dir=str(tmp_path)), pidfd=os.pidfd_open(os.getpid()))
     with pytest.raises(GoondanError) as caught:
-        await Session(kernel).__aenter__()
+        await Session(kernel, accepted=accepted).__aenter__()
     asyncio.get_running_loop().remove_reader(kernel.pidfd)
     os.close(kernel.pidfd)
     assert caught.value.info.code == "E_KERNEL_STOPPED"
+    assert caught.value.info.message.startswith(f"the kernel was {told}")
 
 
 def test_a_broker_that_is_lost_in_the_middle_is_asked_again(running: Sandbox) -> None:

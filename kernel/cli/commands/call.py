@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from goondan.kernel.cli.attach import Kernel
     from goondan.kernel.cli.console.lines import Line
-    from goondan.kernel.cli.one_message import Message, Signals
+    from goondan.kernel.cli.one_message import Attempt, Message
     from goondan.kernel.cli.session import Listener, Session
     from goondan.schemas.wire.frames import Answer
 
@@ -124,13 +124,13 @@ def open_batch(name: str) -> int:
 
 def _one(kernel: Kernel, call: ToolCall, *, at_once: bool) -> int:
     """Make one call. `at_once`: first without an event loop."""
-    from goondan.kernel.cli.one_message import Signals, ask
+    from goondan.kernel.cli.one_message import Attempt, ask
 
     event_id, answer = f"{os.urandom(8).hex()}-1", None
-    with kernel, Signals() as signals:
+    with kernel, Attempt() as attempt:
         if at_once:
-            answer = ask(kernel.place.state_dir, kernel.pidfd, _message(call, event_id), event_id, signals)
-        came = tool_result(answer) if answer is not None else _over_session(kernel, call, event_id, signals)
+            answer = ask(kernel.place.state_dir, kernel.pidfd, _message(call, event_id), event_id, attempt)
+        came = tool_result(answer) if answer is not None else _over_session(kernel, call, event_id, attempt)
     if isinstance(came, _Cancelled):
         print_error(came.error, as_json=True) if wants_json() else write("cancelled", stream=sys.stderr)
         return came.status
@@ -150,15 +150,16 @@ class _Cancelled(NamedTuple):
     status: int
 
 
-def _over_session(kernel: Kernel, call: ToolCall, event_id: str, signals: Signals) -> dict[str, Any] | _Cancelled:
+def _over_session(kernel: Kernel, call: ToolCall, event_id: str, attempt: Attempt) -> dict[str, Any] | _Cancelled:
     commands.import_session()
     from goondan.kernel.cli.session import over_session
 
-    return over_session(kernel, lambda session: _ask_one(session, call, event_id, signals))
+    accepted = (event_id,) if attempt.accepted else ()
+    return over_session(kernel, lambda session: _ask_one(session, call, event_id, attempt), accepted=accepted)
 
 
-async def _ask_one(session: Session, call: ToolCall, event_id: str, signals: Signals) -> dict[str, Any] | _Cancelled:
-    """Make the call, and show its progress on a terminal. `signals` may have noted one before. Raises GoondanError,
+async def _ask_one(session: Session, call: ToolCall, event_id: str, attempt: Attempt) -> dict[str, Any] | _Cancelled:
+    """Make the call, and show its progress on a terminal. `attempt` may have noted one before. Raises GoondanError,
     SystemExit after a second signal.
     """
     import asyncio
@@ -175,8 +176,8 @@ async def _ask_one(session: Session, call: ToolCall, event_id: str, signals: Sig
         try:
             asking = perform(session, call, event_id, None if screen is None else screen.handle)
             waiting = asyncio.ensure_future(asking)
-            if signals.number is not None:
-                asyncio.get_running_loop().call_soon(interrupts.came, signals.number)
+            if attempt.number is not None:
+                asyncio.get_running_loop().call_soon(interrupts.came, attempt.number)
             found = await cancelling.wait(waiting)
         except GoondanError as error:
             if not (interrupts.number and was_cancelled(error.info)):
