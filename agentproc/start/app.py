@@ -65,6 +65,7 @@ class AgentApp:
         self._inbox: deque[Frame] = deque()
         self._wake = asyncio.Event()
         self._runner: TurnRunner | None = None
+        self._early: list[Frame] = []  # what came with the welcome, for the runner
         self._working: asyncio.Task[None] | None = None
         self._context: Context | None = None  # as the extensions have left it; None: no event may be worked on
         self._bye: asyncio.Future[Frame] | None = None
@@ -100,6 +101,8 @@ class AgentApp:
         welcome = await self.link.start(token=token)
         spec = codec.from_raw(welcome.spec, launch.AgentSpec, checked=True)  # with the welcome
         runner = self._runner = self.make_runner(spec, welcome)
+        for frame in self._early:
+            self._on_frame(frame)
         await runner.load_extensions()
         if ready is not None:
             ready()
@@ -221,7 +224,9 @@ class AgentApp:
                 self._begin_leaving(None if grace_ms is None else grace_ms / 1000)
             elif frame.type == "error":
                 log.warning("the broker says: %s", errors.GoondanError(codec.from_raw(frame.payload, ErrorPayload)))
-            elif self._runner is not None:
+            elif self._runner is None:
+                self._early.append(frame)
+            else:
                 self._runner.take(frame)
         except errors.GoondanError as error:
             log.warning("a %s frame was ignored: %s", frame.type, error)

@@ -101,7 +101,7 @@ async def test_a_process_that_is_ended_in_the_moment_in_which_news_come_ends(wai
     app._wake, app._working, app._bye = asyncio.Event(), None, None
     loop = asyncio.get_running_loop()
     app._cut_at, app.link = loop.time() + 5, SimpleNamespace(closed=loop.create_future())
-    wait = app._pause_until_news(5.0) if waits == "idle" else app._until_released(loop.create_future())
+    wait = app._pause_until_news(None, 5.0) if waits == "idle" else app._until_released(loop.create_future())
     waiting = asyncio.ensure_future(wait)
     await asyncio.sleep(0)
     app._wake.set()

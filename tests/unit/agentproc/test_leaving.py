@@ -68,6 +68,7 @@ class Life:
         self.runner: Any = SimpleNamespace(run=self.run, pause=lambda: None, abandon=self.ends.set, close=self.nothing)
         self.runner.load_extensions, self.runner.leases = self.load, list
         self.runner.holds = lambda frame: False
+        self.runner.take = lambda frame: self.did.append(f"{frame.type} of {frame.event_id}")
         acks = SimpleNamespace(flush=lambda: self.did.append("acks"))
         extensions = SimpleNamespace(close=self.clean_up)
         self.runner.instance = SimpleNamespace(loop=loop, spec=spec, instance_key="k", acks=acks, extensions=extensions)
@@ -116,6 +117,18 @@ async def test_a_turn_begins_in_the_context_of_the_extensions_whatever_the_broke
         link.run(life.app._on_frame, event_frame(event_id, "go"))
         await settle()
     assert life.did == ["e1 with this", "e2 with this"]
+    told(life.app, None)
+    assert await lives == 0
+
+
+async def test_what_comes_with_the_welcome_is_taken_when_there_is_a_runner(life: Life) -> None:
+    """A message that was cancelled while its agent started would run to its end."""
+    life.app._on_frame(event_frame("e1", "go"))
+    life.app._on_frame(Frame("tool.cancel", event_id="e1", epoch=1))
+    life.ends.set()
+    lives = asyncio.ensure_future(life.app.live("token"))
+    await settle()
+    assert life.did == ["tool.cancel of e1", "e1 with this"]
     told(life.app, None)
     assert await lives == 0
 

@@ -144,7 +144,7 @@ async def test_a_notice_in_one_step_makes_none_late_in_the_next(make: Make, monk
 # --- a runner ---------------------------------------------------------------------------------------------------------
 
 #: A turn of these tests stalls after this long (seconds).
-LIMIT = 0.05
+LIMIT = 0.2
 
 
 class Droning(FakeModel):
@@ -165,7 +165,7 @@ class Droning(FakeModel):
             while True:
                 if self.news is not None and on_news is not None:
                     on_news(self.news)
-                await asyncio.sleep(LIMIT / 5)
+                await asyncio.sleep(LIMIT / 20)
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
