@@ -54,7 +54,8 @@ def main() -> NoReturn:
     except OSError:  # which was told, if the command had not failed before
         code = code or 1
     # Not sys.exit: a thread that waits for a line on stdin would delay the end of the interpreter.
-    sys.stderr.flush()
+    with suppress(OSError):
+        sys.stderr.flush()
     os._exit(code)
 
 
@@ -102,6 +103,9 @@ def execute(arguments: list[str]) -> int:
             print_error(known, as_json=as_json)
         except BrokenPipeError:
             return _reader_is_gone()
+        except OSError:  # no document can be written: what went wrong is told where a person may see it
+            with suppress(OSError):
+                print_error(known, as_json=False)
         return exit_code(known)
 
 

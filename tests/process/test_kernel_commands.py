@@ -64,6 +64,26 @@ def test_an_output_that_cannot_be_written_is_one_error(running: Sandbox) -> None
     assert (process.returncode, b"E_STATE" in err, b"Traceback" in err) == (1, True, False)
 
 
+@pytest.mark.parametrize(
+    ("line", "status", "code"),
+    [(("ps",), 1, b"E_STATE"), (("call", "bash__exec", "{"), 2, b"E_USAGE"), (("nonsense",), 1, b"E_STATE")],
+)
+def test_a_document_that_cannot_be_written_is_one_error(
+    running: Sandbox, line: tuple[str, ...], status: int, code: bytes
+) -> None:
+    with open("/dev/full", "wb") as full:
+        process = running.popen(*line, "--json", stdout=full, forked=False)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err.count(b"error: "), code in err, b"Traceback" in err) == (status, 1, True, False)
+
+
+def test_an_error_that_cannot_be_written_has_its_status(running: Sandbox) -> None:
+    with open("/dev/full", "wb") as full:
+        process = running.popen("call", "bash__exec", "{", stderr=full, forked=False)
+        out, _ = process.communicate(timeout=30)
+    assert (process.returncode, out) == (2, b"")
+
+
 def test_workdir_and_instance(running: Sandbox) -> None:
     work = running.home / "my work"
     work.mkdir()
