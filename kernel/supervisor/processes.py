@@ -64,7 +64,7 @@ class Ending:
         loop = asyncio.get_running_loop()
         state: lifecycle.Stopping | None = None
         patience = None if self.for_good else RESTART_GRACE_S + lifecycle.KILL_WAIT_S
-        if not agents.roster.live:  # else the first stage begins with it
+        if not agents.busy:  # else the first stage begins with it
             agents.roster.stop(loop.time())
         while True:
             self.changed.clear()

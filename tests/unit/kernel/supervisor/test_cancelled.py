@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from goondan.kernel.supervisor.conductor import BundleReader, Conductor
-from goondan.kernel.supervisor.lifecycle import Roster
+from goondan.kernel.supervisor.lifecycle import Roster, Spawn
 from goondan.kernel.supervisor.processes import Ending
 from goondan.kernel.supervisor.reaping import Exit
 from goondan.schemas.wire.control import BeginAnew, Principal
@@ -87,7 +87,8 @@ async def test_of_a_reader_of_the_bundle(tmp_path: Path, monkeypatch: pytest.Mon
         os.close(result)
 
 
-async def test_a_kernel_without_agents_starts_none_while_it_ends() -> None:
+@pytest.mark.parametrize("one_leaves", [False, True])
+async def test_a_kernel_whose_agents_hold_nothing_starts_none_while_it_ends(one_leaves: bool) -> None:
     class Services:
         def group(self, name: str) -> list[str]:
             return []
@@ -98,9 +99,18 @@ async def test_a_kernel_without_agents_starts_none_while_it_ends() -> None:
     class Agents:
         busy, roster = False, Roster()
 
-    roster = Agents.roster
+    roster, agent, ending = Agents.roster, Principal("agent", "main", "default"), Ending()
     roster.fork_server(up=True, now=0.0)
+    if one_leaves:
+        roster.want([agent], full=False, now=0.0)
+        roster.spawned(1, 0.0)
+        roster.retire(agent, 1, 0.0, done=True)
     services: Any = Services()
     agents: Any = Agents()
-    assert await Ending().run(services, agents, None) == ()
-    assert roster.want([Principal("agent", "main", "default")], full=False, now=0.0) == []
+    end = asyncio.create_task(ending.run(services, agents, None))
+    await asyncio.sleep(0)
+    assert roster.want([agent], full=False, now=0.0) == []
+    for launch in [one.launch for one in roster.live.values()]:
+        assert not any(isinstance(action, Spawn) for action in roster.exited(launch, "exit 0", 0.0))
+    ending.changed.set()
+    assert await end == ()
