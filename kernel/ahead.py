@@ -30,16 +30,21 @@ import msgspec
 from goondan.features import parts
 from goondan.kernel.lock import ALIVE, FOLDER
 from goondan.kernel.spawn import command, start_program
-from goondan.kernel.start import asyncio_without_tls, jsonschema_rs_alone, uvloop_without_tls, zmq_alone
+from goondan.kernel.start import (
+    INSPECTION,
+    TOOL_HOST,
+    asyncio_without_tls,
+    jsonschema_rs_alone,
+    leave_out_tls,
+    zmq_alone,
+)
 from goondan.schemas.system.startup import die_with_parent
 
 #: The program that forks agents, and the module with all that agents need.
 FORK_SERVER: Final = "goondan.agentproc.start.forkserver"
 AGENTS: Final = "goondan.agentproc.start.warmup"
-#: What looks into the modules of tools when a workspace is new.
-INSPECTION: Final = "goondan.toolhost.inspection"
 #: The programs of a kernel that always run.
-PROGRAMS: Final = ("goondan.toolhost", FORK_SERVER, "goondan.kernel.broker")
+PROGRAMS: Final = (TOOL_HOST, FORK_SERVER, "goondan.kernel.broker")
 #: What several of the programs import. The first has most of it: asyncio, msgspec, what goes over a link.
 SHARED: Final = (
     "goondan.schemas.transport.link",
@@ -185,8 +190,7 @@ def _run(module: str, channel: socket.socket, parent_pid: int, imports: Iterable
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a restart in place blocks some
     close_all_but({channel.fileno()})
-    if module == "goondan.toolhost":
-        uvloop_without_tls()
+    leave_out_tls(module)
     for name in imports:
         program_of(name)
     with channel:

@@ -22,15 +22,18 @@ import os
 import re
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
+TOOL_HOST = "goondan.toolhost"
+#: What looks into the modules of tools when a workspace is new.
+INSPECTION = "goondan.toolhost.inspection"
 #: Everything waits for these when a kernel starts, and they speak with this machine alone. See `asyncio_without_tls`.
-WITHOUT_TLS = frozenset(("goondan.kernel.supervisor", "goondan.toolhost", "goondan.toolhost.inspection"))
+WITHOUT_TLS = frozenset(("goondan.kernel.supervisor", TOOL_HOST, INSPECTION))
 PACKAGE = "goondan"
 
 
@@ -47,17 +50,17 @@ class OurPackage:
         return PathFinder.find_spec(name, [self._root], target) if name == PACKAGE else None
 
 
-def import_without(optional: str, module: str, instead: object = None) -> None:
-    """Import `module` as where `optional`, which it only tries for, is not installed. Or with `instead`, which has all
-    that `module` takes of it. Whoever asks for `optional` later gets it. Does nothing when it was imported already.
+def import_without(module: str, instead: Mapping[str, Any]) -> None:
+    """Import `module` without the modules that `instead` names. It has for each what `module` takes of it; None: as
+    where it is not installed. Whoever asks for one later gets it. One that was imported already stays there.
     """
-    if optional in sys.modules:
-        return
-    sys.modules[optional] = instead  # type: ignore[assignment]  # None makes an import fail
+    left_out = instead.keys() - sys.modules.keys()
+    sys.modules.update((name, instead[name]) for name in left_out)  # None makes an import fail
     try:
         import_module(module)
     finally:
-        del sys.modules[optional]
+        for name in left_out:
+            del sys.modules[name]
 
 
 def asyncio_without_tls() -> None:
@@ -65,7 +68,7 @@ def asyncio_without_tls() -> None:
 
     That is a way to build Python which asyncio supports.
     """
-    import_without("ssl", "asyncio")
+    import_without("asyncio", {"ssl": None})
 
 
 class NoTLS:
@@ -79,14 +82,22 @@ class NoTLS:
 
 def uvloop_without_tls() -> None:
     """Import uvloop for a program without TLS: it takes two thirds less."""
-    import_without("ssl", "uvloop", NoTLS())
+    import_without("uvloop", {"ssl": NoTLS()})
+
+
+def leave_out_tls(module: str) -> None:
+    """Import what would load OpenSSL for this program, if it has no use for that."""
+    if module in WITHOUT_TLS:
+        asyncio_without_tls()
+    if module == TOOL_HOST:
+        uvloop_without_tls()
 
 
 def uuid_alone() -> None:
     """Import uuid, as click and msgspec do. It asks platform for the name of this system alone, and that compiles nine
     patterns: 2 ms.
     """
-    import_without("platform", "uuid", SimpleNamespace(system=lambda: os.uname().sysname))
+    import_without("uuid", {"platform": SimpleNamespace(system=lambda: os.uname().sysname)})
 
 
 def msgspec_alone() -> None:
@@ -94,7 +105,7 @@ def msgspec_alone() -> None:
     inspect and seven more: a tenth of what the broker imports.
     """
     uuid_alone()
-    import_without("typing_extensions", "msgspec")
+    import_without("msgspec", {"typing_extensions": None})
 
 
 class LaterModule:
@@ -118,18 +129,12 @@ def zmq_alone() -> None:
         "platform": LaterModule("platform", python_implementation=lambda: sys.implementation.name),
         "random": LaterModule("random"),
     }
-    left_out = instead.keys() - sys.modules.keys()
-    sys.modules.update((name, instead[name]) for name in left_out)  # type: ignore[misc]
-    try:
-        import_module("zmq")
-    finally:
-        for name in left_out:
-            del sys.modules[name]
+    import_without("zmq", instead)
 
 
 def jsonschema_rs_alone() -> None:
     """Import jsonschema_rs. It has the email package read the date of its own build, and nothing else: 5 ms."""
-    import_without("email.utils", "jsonschema_rs", SimpleNamespace(parsedate_to_datetime=str))
+    import_without("jsonschema_rs", {"email.utils": SimpleNamespace(parsedate_to_datetime=str)})
 
 
 class LaterPattern:
@@ -185,10 +190,7 @@ if __name__ == "__main__":
     module = arguments[0]
     sys.argv = arguments
     msgspec_alone()
-    if module in WITHOUT_TLS:
-        asyncio_without_tls()
-        if module == "goondan.toolhost":
-            uvloop_without_tls()
+    leave_out_tls(module)
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     except SystemExit as end:

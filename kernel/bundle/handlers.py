@@ -31,6 +31,7 @@ from goondan.kernel import paths, spawn
 from goondan.kernel.bundle.files import read_file, tree_digest
 from goondan.kernel.bundle.rules.lookup import Unreadable
 from goondan.kernel.bundle.rules.problems import Path, Report, did_you_mean, shown
+from goondan.kernel.start import INSPECTION
 from goondan.schemas.bundle import address, launch
 from goondan.schemas.worker.inspection import InspectionAnswer, InspectionRequest, ModuleReport
 
@@ -46,10 +47,6 @@ INSPECTION_TIMEOUT_S: Final = 30.0
 MAX_ANSWER: Final = 4 << 20
 #: What is known about handlers, in the workspace's state.
 CACHE_FILE: Final = "cache/handlers.json"
-
-
-#: The program.
-INSPECTION: Final = "goondan.toolhost.inspection"
 
 
 class Start(Protocol):

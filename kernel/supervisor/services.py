@@ -29,8 +29,9 @@ from typing import Final, NamedTuple
 import msgspec
 
 from goondan.kernel import rundir, spawn
-from goondan.kernel.ahead import Ahead
+from goondan.kernel.ahead import FORK_SERVER, Ahead
 from goondan.kernel.premises import Premises
+from goondan.kernel.start import TOOL_HOST
 from goondan.kernel.supervisor import lifecycle
 from goondan.kernel.supervisor.options import Options
 from goondan.kernel.supervisor.programs import Program, programs
@@ -159,9 +160,7 @@ class Launches:
         arguments += ["--umask", f"{self._options.umask:03o}", "--env-fd", str(values_fd)]
         arguments += ["--survey", os.path.join(self._options.state_dir, TOOLHOSTS, TOOLHOST_NAME, SURVEY)]
         env = spawn.environment(os.environ, spawn.AUTHORITIES)
-        return Launch(
-            module="goondan.toolhost", arguments=arguments, env=env, pass_fds=[token_fd, status_write, values_fd]
-        )
+        return Launch(module=TOOL_HOST, arguments=arguments, env=env, pass_fds=[token_fd, status_write, values_fd])
 
     def _keep_promise(self) -> None:
         """When the plan is known, give a tool host the granted values of our environment, and then its token."""
@@ -190,7 +189,7 @@ class Launches:
         self._fork_channel = ours
         providers = {agent.model.provider for agent in self._known.agents.values()}
         return Launch(
-            module="goondan.agentproc.start.forkserver",
+            module=FORK_SERVER,
             arguments=[
                 *("--socket-fd", str(theirs.fileno())),
                 *("--keep-fd", str(self._premises.alive_fd)),

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from goondan.kernel import ahead, lock
+from goondan.kernel.start import INSPECTION
 from tests.kernel_fixture import Sandbox, wait_until
 
 #: A program, and a process that forks it ahead, starts it, and says how it ended.
@@ -121,7 +122,7 @@ def test_what_is_forked_and_imported_before_a_start(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(ahead, "Ahead", dict)
     always = {program: [program] for program in ahead.PROGRAMS}
     first = dict(ahead.fork_programs(str(tmp_path), soon=False))  # type: ignore[call-overload]
-    assert first == always | {ahead.INSPECTION: []}
+    assert first == always | {INSPECTION: []}
     locks = lock.lock(str(tmp_path))
     for fd in (locks.folder_fd, locks.lock_fd, locks.alive_fd):
         os.close(fd)
