@@ -313,7 +313,6 @@ def _agent(channel: socket.socket, broker: tuple[str, int | None] | None, keep: 
         _close_inherited({channel.fileno(), *keep})
         random.seed()  # else all agents would draw the same numbers
         atexit._clear()  # what the fork server's modules have registered is the fork server's
-        gc.freeze()  # what the fork server has made since is not for this process to look at
         gc.enable()
         loop = app.new_loop()
         warmup.give_back_untouched(loop)

@@ -116,10 +116,11 @@ class Asking:
         """Give the output of a call to the script that has asked for it. False: its agent answers, because the call has
         failed or goes on, or because the result goes by reference: what the script asks next would overtake it.
         """
-        result = codec.from_raw(payload, frames.ToolResult)
         asker = self._askers.get(script.worker_call_id)
-        is_large = memoryview(payload).nbytes > MAX_PASSED_ON
-        if asker is None or result.status != "ok" or is_large or script.owner != call.owner:
+        if asker is None or memoryview(payload).nbytes > MAX_PASSED_ON or script.owner != call.owner:
+            return False
+        result = codec.from_raw(payload, frames.ToolResult)
+        if result.status != "ok":
             return False
         for number, question in asker.open.items():
             if question.frame.id == call.question:
