@@ -20,9 +20,10 @@ import atexit
 import gc
 import os
 import re
+import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
@@ -48,6 +49,27 @@ class OurPackage:
     ) -> ModuleSpec | None:
         """See importlib.abc.MetaPathFinder."""
         return PathFinder.find_spec(name, [self._root], target) if name == PACKAGE else None
+
+
+#: The signals that end a command.
+ENDING = frozenset((signal.SIGINT, signal.SIGTERM))
+
+
+def import_whole(name: str, first: Callable[[], object] | None = None) -> ModuleType:
+    """Call `first`, and import a module. A signal that ends commands and comes meanwhile is handled when the import is
+    over. Python raises KeyboardInterrupt wherever it is when the signal comes. In the middle of an import that can be a
+    callback of the import system, which swallows the exception, or the initialisation of an extension module, which
+    crashes: one Ctrl-C in a hundred while `gdn run` imported asyncio and ZeroMQ, and msgspec crashed later.
+
+    Raises what the import raises, and what the handler of the signal raises.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        if first is not None:
+            first()
+        return import_module(name)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def import_without(module: str, instead: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ import sys
 # modules, finds nothing, and takes 3 ms. The first of them are imported here.
 gc.set_threshold(50_000, 20, 20)
 
-from goondan.kernel.start import uuid_alone  # noqa: E402
+from goondan.kernel.start import import_whole, uuid_alone  # noqa: E402
 
 uuid_alone()
 
@@ -112,12 +112,9 @@ def execute(arguments: list[str]) -> int:
 def _run(arguments: list[str], as_json: bool) -> Any:
     line = None if COMPLETING in os.environ else direct.read(arguments)
     if line is None:
-        from goondan.kernel.cli import program
-
-        return program.run(arguments, as_json=as_json)
-    from goondan.kernel.cli import commands, output
-
-    module = commands.import_whole(f"{commands.__name__}.{line.command}")
+        return import_whole("goondan.kernel.cli.program").run(arguments, as_json=as_json)
+    output = import_whole("goondan.kernel.cli.output")
+    module = import_whole(f"goondan.kernel.cli.commands.{line.command}")
     output.say_json(wanted=line.as_json)
     return getattr(module, line.command)(**line.given)
 

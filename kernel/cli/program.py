@@ -11,6 +11,7 @@ from typing import Any, Final
 import click
 
 from goondan.kernel.cli.commands import command_of, helps
+from goondan.kernel.start import import_whole
 
 #: Exit status after an interrupt, and of bad usage: what a shell reports.
 EXIT_INTERRUPTED: Final = 130
@@ -54,9 +55,7 @@ class _Commands(Group):
     """The commands of `gdn`."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        from goondan.kernel.cli.output import say_json
-
-        say_json(wanted=False)  # until the command has read its options
+        import_whole("goondan.kernel.cli.output").say_json(wanted=False)  # until the command has read its options
         try:
             return super().invoke(ctx)
         except BrokenPipeError:

@@ -77,6 +77,28 @@ def test_a_document_that_cannot_be_written_is_one_error(
     assert (process.returncode, err.count(b"error: "), code in err, b"Traceback" in err) == (status, 1, True, False)
 
 
+#: `gdn`, which gets a signal when the first extension module is looked for. Prints the exit status, and whether the
+#: signal was held back.
+INTERRUPTED = """\
+import signal, sys
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "msgspec._core":
+            held.append(signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ()))
+            signal.raise_signal(signal.SIGINT)
+held = []
+sys.meta_path.insert(0, Finder())
+from goondan.kernel import cli
+print(cli.execute(sys.argv[1:]), held)
+"""
+
+
+@pytest.mark.parametrize("line", [("call", "bash__exec", "{"), ("nonsense",)], ids=["read directly", "read by click"])
+def test_an_interrupt_comes_when_a_command_is_imported(line: tuple[str, ...]) -> None:
+    ended = subprocess.run([sys.executable, "-I", "-c", INTERRUPTED, *line], capture_output=True, timeout=30)
+    assert (ended.stdout, ended.stderr) == (b"130 [True]\n", b"\n")
+
+
 def test_an_error_that_cannot_be_written_has_its_status(running: Sandbox) -> None:
     with open("/dev/full", "wb") as full:
         process = running.popen("call", "bash__exec", "{", stderr=full, forked=False)

@@ -3,45 +3,19 @@
 The core's commands are in the table below. A feature has its own in its row (features/__init__.py), so that neither
 `gdn --help` nor a command of the core imports one.
 
-An import is whole before a signal is handled. Python raises KeyboardInterrupt wherever it is when the signal comes. In
-the middle of an import that can be a callback of the import system, which swallows the exception, or the initialisation
-of an extension module, which crashes. One Ctrl-C in a hundred had one of these effects while `gdn run` imported asyncio
-and ZeroMQ.
-
 Source: docs/design/commands.md section 1.
 """
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Callable, Mapping
-from importlib import import_module
-from types import ModuleType
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 from goondan.features import FEATURES, parts
+from goondan.kernel.start import asyncio_without_tls, import_whole
 
 if TYPE_CHECKING:
     import click
-
-#: The signals that end a command.
-_ENDING: Final = {signal.SIGINT, signal.SIGTERM}
-
-
-def import_whole(name: str, first: Callable[[], object] | None = None) -> ModuleType:
-    """Call `first`, and import a module. A signal that ends commands and comes meanwhile is handled when the import is
-    over.
-
-    Raises what the import raises, and what the handler of the signal raises.
-    """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
-    try:
-        if first is not None:
-            first()
-        return import_module(name)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
 
 #: The module of the link. While a kernel starts, there is time to import it.
 SESSION: Final = "goondan.kernel.cli.session"
@@ -49,8 +23,6 @@ SESSION: Final = "goondan.kernel.cli.session"
 
 def import_session(module: str = SESSION) -> None:
     """Import a module that speaks over the link. asyncio comes without TLS: the link stays on this machine."""
-    from goondan.kernel.start import asyncio_without_tls
-
     import_whole(module, asyncio_without_tls)
 
 

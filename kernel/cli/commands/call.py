@@ -24,6 +24,7 @@ from goondan.kernel.cli.rules.batch import (
     parse_line,
     parse_pairs,
 )
+from goondan.kernel.start import import_whole
 from goondan.schemas.wire.errors import GoondanError, fail
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def call(
         return _many(attach_or_start(place, allow_net), fd, instance, workdir)
     if is_terminal(sys.stderr) and not wants_json():  # its progress is shown
         return _one(attach_or_start(place, allow_net), call, at_once=False)
-    return _one(attach_or_start(place, allow_net, partial(commands.import_whole, ONE_MESSAGE)), call, at_once=True)
+    return _one(attach_or_start(place, allow_net, partial(import_whole, ONE_MESSAGE)), call, at_once=True)
 
 
 def _declared(tool: str, bundle: str | None) -> dict[str, Any]:

@@ -21,11 +21,12 @@ import msgspec
 from msgspec import Struct
 
 from goondan.features import FEATURES, Feature
-from goondan.kernel.cli import attach, commands, operator_question, output, state
+from goondan.kernel.cli import attach, operator_question, output, state
 from goondan.kernel.cli.one_message import Message
 from goondan.kernel.cli.rules.batch import check_instance
 from goondan.kernel.cli.rules.plain import one_line
 from goondan.kernel.cli.session import Session, opened_files
+from goondan.kernel.start import import_whole
 from goondan.kernel.traces.conversations import Overview, messages, overview
 from goondan.schemas.text.visible import argument_line
 from goondan.schemas.wire.codec import from_raw
@@ -187,7 +188,7 @@ class Commands:
             raise fail("E_USAGE", f"/{command.name} takes nothing", suggestion="/help shows the commands.")
         owner = _OF_FEATURES.get(command.name)
         if owner is not None:
-            typed = commands.import_whole(f"goondan.features.{owner.name}.command").TYPED
+            typed = import_whole(f"goondan.features.{owner.name}.command").TYPED
             lines: list[str] = await typed[command.name](self._conversation)
             return lines
         return await self._performs[command.name](command.argument)

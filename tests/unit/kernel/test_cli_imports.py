@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from goondan.kernel.cli.commands import import_whole
+from goondan.kernel.start import import_whole
 
 
 def module(folder: Path, name: str, number: signal.Signals) -> str:
