@@ -28,7 +28,8 @@ from typing import Final
 import msgspec
 
 from goondan.features import parts
-from goondan.kernel.lock import ALIVE, FOLDER
+from goondan.kernel.lock import ALIVE
+from goondan.kernel.paths import FOLDER
 from goondan.kernel.spawn import command, start_program
 from goondan.kernel.start import (
     INSPECTION,
@@ -105,6 +106,10 @@ class Ahead:
     def __contains__(self, pid: object) -> bool:
         """Whether this process waits for its start."""
         return any(pid == waiting for waiting, _ in self._waiting.values())
+
+    def add(self, module: str, pid: int, fd: int) -> None:
+        """Take over a program that waits in `receive`, and our end of its socket."""
+        self._waiting[module] = (pid, socket.socket(fileno=fd))
 
     @property
     def descriptors(self) -> list[int]:
@@ -193,10 +198,18 @@ def _run(module: str, channel: socket.socket, parent_pid: int, imports: Iterable
     leave_out_tls(module)
     for name in imports:
         program_of(name)
+    if not receive(module, channel):
+        return 0
+    status: int = program_of(module).main()
+    return status
+
+
+def receive(module: str, channel: socket.socket) -> bool:
+    """Wait for what an exec would have given this program. False: it is not needed."""
     with channel:
         data, descriptors, _, _ = socket.recv_fds(channel, MAX_REQUEST, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
     if not data:
-        return 0
+        return False
     request = msgspec.msgpack.decode(data, type=_Request)
     beyond = max(request.numbers) + 1  # so none of them takes the place of one that still waits for its number
     aside = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, beyond) for fd in descriptors]
@@ -209,8 +222,7 @@ def _run(module: str, channel: socket.socket, parent_pid: int, imports: Iterable
     os.environb.update(request.env)
     sys.argv = [module, *map(os.fsdecode, request.arguments)]
     _show_in_lists(sys.argv)
-    status: int = program_of(module).main()
-    return status
+    return True
 
 
 def _show_in_lists(words: Sequence[str]) -> None:

@@ -26,6 +26,7 @@ from typing import Final
 import msgspec
 
 from goondan.kernel import rundir
+from goondan.kernel.paths import FOLDER, RECORD
 from goondan.schemas.system.directories import Directory, DirectoryRefused, open_directory
 from goondan.schemas.wire.errors import GoondanError, fail
 
@@ -38,10 +39,8 @@ _ATTEMPTS: Final = 20
 #: A record is some hundred bytes and a few paths; more is no record.
 _MAX_RECORD: Final = 65536
 
-FOLDER: Final = "kernel"
 LOCK: Final = "lock"
 ALIVE: Final = "alive"
-RECORD: Final = "kernel.json"
 
 
 class KernelRecord(msgspec.Struct, rename="camel", omit_defaults=True, kw_only=True):

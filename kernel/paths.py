@@ -17,11 +17,12 @@ import stat
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from goondan.schemas.system.directories import DirectoryRefused, open_directory
-from goondan.schemas.wire.errors import fail
 from goondan.schemas.worker.grantable import KEYS, TOP, within
+
+if TYPE_CHECKING:
+    from goondan.schemas.wire.errors import GoondanError
 
 try:  # hashlib loads OpenSSL, which takes 4 ms of each command; a path and a message are short
     import _sha256 as _hashes  # type: ignore[import-not-found]
@@ -41,6 +42,16 @@ HOMELESS: Final = ("/var/tmp", "/tmp")
 LONGEST_SOCKET: Final = "supervisor.sock"
 #: The environment variable that names another file for a key.
 KEY_VARIABLE: Final = "GOONDAN_KEY_FILE"
+#: The folder of the running kernel in the state of its workspace, and its record there (kernel/lock.py).
+FOLDER: Final = "kernel"
+RECORD: Final = "kernel.json"
+
+
+def fail(code: str, message: str, *, suggestion: str | None = None) -> GoondanError:
+    """See goondan.schemas.wire.errors.fail, which a command has no time to import before it needs it."""
+    from goondan.schemas.wire import errors
+
+    return errors.fail(code, message, suggestion=suggestion)
 
 
 def find_bundle(given: str | None, *, cwd: str | None = None) -> str:
@@ -217,6 +228,8 @@ def socket_bytes(run_dir: str) -> int:
 
 def prepare_private(path: str) -> None:
     """Make a directory and those above it, each closed to others. Raises GoondanError E_STATE."""
+    from goondan.schemas.system.directories import DirectoryRefused, open_directory
+
     try:
         open_directory(path, make=True).close()
     except DirectoryRefused as refused:

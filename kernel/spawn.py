@@ -4,8 +4,6 @@
   output, a session of its own (so that its group can be killed without a race) and no descriptors but those named.
   Tokens and plans pass by descriptor. Call it from the main thread: a parent-death signal is sent when the thread
   that started the child ends.
-- A program says itself, on its ready descriptor, that it is ready (one newline) or why it never will be (one line of
-  JSON, {"error": {…}}).
 
 Source: docs/design/processes.md section 1.
 """
@@ -19,13 +17,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
-import msgspec
-
 from goondan.kernel.import_path import folders
 from goondan.schemas import transport
 from goondan.schemas.system.users import VARIABLE
-from goondan.schemas.text.visible import visible_line
-from goondan.schemas.wire import errors, frames
 
 #: What a child of ours may inherit from our environment, besides LC_*. PYTHON* is not among it, and would not be
 #: heeded: a child runs what is installed here. No name of it holds a secret; secrets pass by descriptor.
@@ -53,8 +47,8 @@ AUTHORITIES: Final = frozenset(("SSL_CERT_FILE", "SSL_CERT_DIR"))
 AGENT_ENVIRONMENT: Final = AUTHORITIES.union(
     name for upper in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY") for name in (upper, upper.lower())
 )
-#: What a program may say about its failed start (bytes).
-MAX_REPORT: Final = 65536
+#: The first word of a supervisor that waits for its arguments (ahead.receive). The number of its socket is the second.
+WAITS: Final = "--ahead"
 
 START: Final = os.path.join(os.path.dirname(os.path.abspath(__file__)), "start.py")
 
@@ -121,7 +115,9 @@ def read_environment(fd: int) -> None:
         with open(fd, "rb") as source:
             pairs = [entry.partition(b"=") for entry in source.read().split(b"\0")]
     except OSError as error:
-        raise errors.fail("E_USAGE", f"the environment cannot be read: {error}") from None
+        from goondan.schemas.wire.errors import fail  # a command has no time to import it before it needs it
+
+        raise fail("E_USAGE", f"the environment cannot be read: {error}") from None
     os.environ.clear()
     os.environb.update({name: value for name, _, value in pairs if name})  # a name can be empty only in what was given
 
@@ -140,52 +136,3 @@ def close_unknown_descriptors(keep: Iterable[int]) -> None:
         if int(name) not in wanted:
             with suppress(OSError):
                 os.close(int(name))
-
-
-# --- readiness ------------------------------------------------------------------------------------------------------
-
-
-class _Report(msgspec.Struct):
-    #: Why the start failed.
-    error: frames.ErrorPayload
-
-
-def parse_report(data: bytes) -> frames.ErrorPayload | None:
-    """The error of a `{"error": {…}}` line; None for anything else."""
-    try:
-        return msgspec.json.decode(data, type=_Report).error
-    except msgspec.DecodeError:
-        return None
-
-
-def report_start_failure(fd: int | None, error: errors.GoondanError) -> None:
-    """Say why a kernel does not start, with every problem of its bundle, on the ready descriptor, or to the person."""
-    if fd is None:
-        print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
-        return
-    report = {
-        "error": error.info,
-        "problems": getattr(error, "problems", []),
-        "dropped": getattr(error, "dropped", 0),
-    }
-    with suppress(OSError), open(fd, "wb") as out:
-        out.write(msgspec.json.encode(report) + b"\n")
-
-
-def start_failure(role: str, cause: str, log_path: str) -> frames.ErrorPayload:
-    """The error for a program that ended before it was ready and did not say why."""
-    tail = last_line(log_path)
-    return errors.error_payload(
-        "E_INTERNAL", f"{role} could not be started: {cause}" + (f"; its log ends: {tail}" if tail else "")
-    )
-
-
-def last_line(path: str) -> str:
-    """The last line of a log that is not empty, cut to 300 characters; empty without one."""
-    try:
-        with open(path, "rb") as log:
-            log.seek(max(0, os.fstat(log.fileno()).st_size - 4096))
-            lines = log.read().decode("utf-8", "replace").split("\n")
-    except OSError:
-        return ""
-    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")

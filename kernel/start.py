@@ -30,11 +30,12 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType, SimpleNamespace
 from typing import Any, NoReturn
 
+SUPERVISOR = "goondan.kernel.supervisor"
 TOOL_HOST = "goondan.toolhost"
 #: What looks into the modules of tools when a workspace is new.
 INSPECTION = "goondan.toolhost.inspection"
 #: Everything waits for these when a kernel starts, and they speak with this machine alone. See `asyncio_without_tls`.
-WITHOUT_TLS = frozenset(("goondan.kernel.supervisor", TOOL_HOST, INSPECTION))
+WITHOUT_TLS = frozenset((SUPERVISOR, TOOL_HOST, INSPECTION))
 PACKAGE = "goondan"
 
 

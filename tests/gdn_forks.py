@@ -34,6 +34,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import msgspec
@@ -43,7 +44,7 @@ from goondan.agentproc.start.warmup import warm_up
 from goondan.features import FEATURES, parts
 from goondan.kernel import ahead, cli, spawn, start
 from goondan.kernel.bundle import handlers, loader
-from goondan.kernel.cli import attach
+from goondan.kernel.cli import supervisor_ahead
 from goondan.kernel.cli.commands import CORE, command_of, helps
 from goondan.schemas.models.model_providers import BY_NAME
 
@@ -167,8 +168,9 @@ def _become(request: Any, *streams: int) -> NoReturn:
         os.umask(request["umask"])
         os.chdir(request["folder"])
         sys.argv = ["gdn", *request["arguments"]]
-        attach.start_program = _start_program  # type: ignore[attr-defined]
-        handlers.execute = _start_inspection
+        supervisor_ahead.start = _start_nothing
+        supervisor_ahead.take = lambda: SimpleNamespace(start=_start)  # type: ignore[assignment,return-value]
+        handlers.execute = _start
         cli.main()
     finally:  # it ends the process by itself, unless the above has failed
         sys.excepthook(*sys.exc_info())
@@ -178,7 +180,7 @@ def _become(request: Any, *streams: int) -> NoReturn:
 def _start_program(
     argv: list[str], *, env: Mapping[str, str], output_fd: int | None, pass_fds: Iterable[int] = ()
 ) -> int:
-    """Start a supervisor: see goondan.kernel.spawn.start_program."""
+    """See goondan.kernel.spawn.start_program."""
     if output_fd is None or len(os.listdir("/proc/self/task")) > 1:
         return spawn.start_program(argv, env=env, output_fd=output_fd, pass_fds=pass_fds)
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -189,8 +191,12 @@ def _start_program(
     return pid
 
 
-def _start_inspection(module: str, arguments: Sequence[str], **given: Any) -> int:
-    """Start the program that looks into modules of tools: see goondan.kernel.bundle.handlers."""
+def _start_nothing(bundle: str | None) -> None:
+    """Start no supervisor ahead: the fork of one that has imported everything is quicker."""
+
+
+def _start(module: str, arguments: Sequence[str], **given: Any) -> int:
+    """Start the supervisor, or the program that looks into modules of tools: see goondan.kernel.bundle.handlers."""
     return _start_program(spawn.command(module, arguments), **given)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Struct
 
-from goondan.kernel.bundle.files import read_file, tree_digest
+from goondan.kernel.bundle.files import list_documents, read_file, tree_digest
 from goondan.kernel.bundle.handlers import Check, Inspector, Start, check_handlers
 from goondan.kernel.bundle.rules.lookup import MAX_FILE_BYTES, MAX_PROMPT_BYTES, Unreadable
 from goondan.kernel.bundle.rules.problems import BundleError, Position, Problem, Report
@@ -234,7 +234,8 @@ def _written(
 
 def _may_hold_tools(path: str) -> bool:
     try:
-        return os.path.isdir(path) or may_declare_tools(read_file(path, MAX_FILE_BYTES))
+        files = list_documents(path) if os.path.isdir(path) else [path]
+        return any(may_declare_tools(read_file(file, MAX_FILE_BYTES)) for file in files)
     except Unreadable:
         return False
 

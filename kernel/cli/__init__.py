@@ -21,14 +21,12 @@ import sys
 # modules, finds nothing, and takes 3 ms. The first of them are imported here.
 gc.set_threshold(50_000, 20, 20)
 
-from goondan.kernel.start import import_whole, uuid_alone  # noqa: E402
-
-uuid_alone()
-
 from contextlib import suppress  # noqa: E402
 from typing import Any, Final, NoReturn  # noqa: E402
 
+from goondan.kernel.cli import supervisor_ahead  # noqa: E402
 from goondan.kernel.cli.rules import direct  # noqa: E402
+from goondan.kernel.start import import_whole, uuid_alone  # noqa: E402
 from goondan.schemas.system.secrecy import forbid_core_dumps  # noqa: E402
 
 #: Exit status after an interrupt, when the reader of our output has gone, and after SIGTERM: what a shell reports.
@@ -107,10 +105,15 @@ def execute(arguments: list[str]) -> int:
             with suppress(OSError):
                 print_error(known, as_json=False)
         return exit_code(known)
+    finally:
+        supervisor_ahead.end()
 
 
 def _run(arguments: list[str], as_json: bool) -> Any:
     line = None if COMPLETING in os.environ else direct.read(arguments)
+    if line is not None:
+        supervisor_ahead.start(line.given["bundle"])
+    uuid_alone()
     if line is None:
         return import_whole("goondan.kernel.cli.program").run(arguments, as_json=as_json)
     output = import_whole("goondan.kernel.cli.output")

@@ -17,10 +17,12 @@ import msgspec
 
 from goondan.kernel import paths
 from goondan.kernel.bundle.rules.problems import BundleError, Problem
+from goondan.kernel.cli import supervisor_ahead
 from goondan.kernel.cli.commands import import_session
 from goondan.kernel.cli.output import can_ask
 from goondan.kernel.cli.state import BundleTarget, prepare
-from goondan.kernel.spawn import command, environment, environment_file, memory_file, start_program
+from goondan.kernel.spawn import environment, environment_file, memory_file
+from goondan.kernel.start import SUPERVISOR
 from goondan.kernel.supervisor.options import Options, command_line
 from goondan.kernel.supervisor_client import READY_S, end_of
 from goondan.kernel.traces.logs import open_log
@@ -89,8 +91,9 @@ class Started:
         log: int | None = None
         try:
             log = open_log(f"{logs}/supervisor.log")
-            self.pid = start_program(
-                command("goondan.kernel.supervisor", command_line(options)),
+            self.pid = supervisor_ahead.take().start(
+                SUPERVISOR,
+                command_line(options),
                 env=environment(os.environ),
                 output_fd=log,
                 pass_fds=pass_fds,

@@ -19,12 +19,14 @@ import asyncio
 import logging
 import os
 import signal
+import socket
 import sys
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from goondan.kernel.ahead import Ahead, fork_programs, import_shared
-from goondan.kernel.spawn import close_unknown_descriptors, read_environment
+from goondan.kernel.ahead import Ahead, fork_programs, import_shared, receive
+from goondan.kernel.spawn import WAITS, close_unknown_descriptors, read_environment
+from goondan.kernel.start import SUPERVISOR
 from goondan.kernel.supervisor.options import Options, load_bundle, parse, resuming
 from goondan.schemas.system import secrecy, startup
 from goondan.schemas.text.visible import visible_line
@@ -39,6 +41,13 @@ WANTED_DESCRIPTORS: Final = 65536
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a kernel. 0 after an ordered stop, 1 when it could not start, 2 for a bad bundle or bad usage."""
+    if sys.argv[1:2] == [WAITS]:
+        try:
+            import_shared()
+        finally:  # the log, which comes now, tells what has failed
+            needed = receive(SUPERVISOR, socket.socket(fileno=int(sys.argv[2])))
+        if not needed:
+            return 0
     callers_umask = startup.close_to_others()
     startup.raise_descriptor_limit(WANTED_DESCRIPTORS)
     ahead, resumed = Ahead(), None

@@ -28,7 +28,7 @@ from goondan.kernel.bundle.files import SKIPPED_FOLDERS
 from goondan.kernel.bundle.loader import OpenedBundle
 from goondan.kernel.bundle.rules.plan import Difference, difference
 from goondan.kernel.grants.powers import Power
-from goondan.kernel.spawn import command, memory_file, start_failure, start_program
+from goondan.kernel.spawn import command, memory_file, start_program
 from goondan.kernel.supervisor import lifecycle, processes, reaping
 from goondan.kernel.supervisor.agents import Agents
 from goondan.kernel.supervisor.options import Options
@@ -227,7 +227,7 @@ class BundleReader:
         try:
             found = decode(data)
         except codec.DECODE_ERRORS:
-            raise GoondanError(start_failure("the reader of the bundle", seen.cause, self.log_path)) from None
+            raise GoondanError(reaping.start_failure("the reader of the bundle", seen.cause, self.log_path)) from None
         if isinstance(found, RevisionRefused):
             raise GoondanError(found.error)
         return found

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from goondan.kernel import lock, paths, rundir, spawn
+from goondan.kernel import lock, paths, rundir
 from goondan.kernel.ahead import Ahead
 from goondan.kernel.bundle.loader import OpenedBundle
 from goondan.kernel.premises import SIGNALS, Premises
@@ -23,6 +23,7 @@ from goondan.kernel.state_root import open_state_root
 from goondan.kernel.supervisor.command_socket import Command, SupervisorSocket
 from goondan.kernel.supervisor.options import Options, watched_besides
 from goondan.kernel.supervisor.processes import Ending, Processes
+from goondan.kernel.supervisor.reaping import report_start_failure
 from goondan.kernel.supervisor_client import ProcessInfo, Reply, Request
 from goondan.kernel.traces.logs import bound_logs
 from goondan.schemas.bundle.launch import KernelPlan
@@ -531,4 +532,4 @@ class Supervisor:
     def _report(self, error: GoondanError) -> None:
         """Tell all who wait for the start why it failed."""
         fd, self._options.ready_fd = self._options.ready_fd, None
-        spawn.report_start_failure(fd, error)
+        report_start_failure(fd, error)

@@ -1,5 +1,8 @@
 """Observes how processes get ready and end.
 
+A program says itself, on its ready descriptor, that it is ready (one newline) or why it never will be (one line of
+JSON, {"error": {…}}).
+
 Only `Reaper` waits for processes. It waits for known processes by their pidfds. It finds unknown ones among our
 children, because orphans come to a subreaper. Unknown zombies are collected, and unknown living children are killed.
 
@@ -11,15 +14,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
 import msgspec
 
-from goondan.kernel.spawn import MAX_REPORT, parse_report
+from goondan.schemas.text.visible import visible_line
+from goondan.schemas.wire import errors
 from goondan.schemas.wire.frames import ErrorPayload
 
+#: What a program may say about its failed start (bytes).
+MAX_REPORT: Final = 65536
 #: How long an unknown child may live (seconds). It may be an agent whose pid has not been reported yet.
 ORPHAN_GRACE_S: Final = 2.0
 #: How long an unknown zombie is kept for the same reason: a reaped pid may be given to another process (seconds).
@@ -80,6 +87,52 @@ class Readiness:
             self._loop.remove_reader(self.read_fd)
             os.close(self.read_fd)
             self.read_fd = -1
+
+
+class _Report(msgspec.Struct):
+    #: Why the start failed.
+    error: ErrorPayload
+
+
+def parse_report(data: bytes) -> ErrorPayload | None:
+    """The error of a `{"error": {…}}` line; None for anything else."""
+    try:
+        return msgspec.json.decode(data, type=_Report).error
+    except msgspec.DecodeError:
+        return None
+
+
+def report_start_failure(fd: int | None, error: errors.GoondanError) -> None:
+    """Say why a kernel does not start, with every problem of its bundle, on the ready descriptor, or to the person."""
+    if fd is None:
+        print(visible_line(f"{error.info.code}: {error.info.message}"), file=sys.stderr)
+        return
+    report = {
+        "error": error.info,
+        "problems": getattr(error, "problems", []),
+        "dropped": getattr(error, "dropped", 0),
+    }
+    with suppress(OSError), open(fd, "wb") as out:
+        out.write(msgspec.json.encode(report) + b"\n")
+
+
+def start_failure(role: str, cause: str, log_path: str) -> ErrorPayload:
+    """The error for a program that ended before it was ready and did not say why."""
+    tail = last_line(log_path)
+    return errors.error_payload(
+        "E_INTERNAL", f"{role} could not be started: {cause}" + (f"; its log ends: {tail}" if tail else "")
+    )
+
+
+def last_line(path: str) -> str:
+    """The last line of a log that is not empty, cut to 300 characters; empty without one."""
+    try:
+        with open(path, "rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - 4096))
+            lines = log.read().decode("utf-8", "replace").split("\n")
+    except OSError:
+        return ""
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 
 
 # --- ends -----------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ from goondan.kernel.start import TOOL_HOST
 from goondan.kernel.supervisor import lifecycle
 from goondan.kernel.supervisor.options import Options
 from goondan.kernel.supervisor.programs import Program, programs
-from goondan.kernel.supervisor.reaping import Child, Exit, Readiness, Reaper
+from goondan.kernel.supervisor.reaping import Child, Exit, Readiness, Reaper, start_failure
 from goondan.kernel.supervisor_client import ProcessInfo
 from goondan.kernel.traces.logs import open_log
 from goondan.schemas.bundle.launch import KernelPlan
@@ -332,7 +332,7 @@ class Services:
             case lifecycle.Later(role, seconds, event):
                 self._loop.call_later(seconds, self._feed, role, event)
             case lifecycle.GiveUp(role, cause):
-                error = self._reports.get(role) or spawn.start_failure(role, cause, self._log_path(role))
+                error = self._reports.get(role) or start_failure(role, cause, self._log_path(role))
                 if role in self._on_demand:
                     _log.error("%s could not be started: %s", role, error.message)
                 else:

@@ -12,8 +12,6 @@ from abc import abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from goondan.schemas.wire.errors import fail
-
 if TYPE_CHECKING:
     import asyncio  # which the broker does without
     from collections.abc import Callable
@@ -103,6 +101,8 @@ def chosen(default: str = TRANSPORTS[0]) -> str:
     """
     name = os.environ.get(VARIABLE) or default
     if name not in TRANSPORTS:
+        from goondan.schemas.wire.errors import fail  # a command has no time to import it before it needs it
+
         raise fail("E_USAGE", f"{VARIABLE} is {name!r}; there are {' and '.join(TRANSPORTS)}")
     return name
 
@@ -110,5 +110,7 @@ def chosen(default: str = TRANSPORTS[0]) -> str:
 def path_of(endpoint: str) -> str:
     """The path of an endpoint, which is `ipc://` and a path. Raises GoondanError E_USAGE."""
     if not endpoint.startswith(_IPC) or "\0" in endpoint:
+        from goondan.schemas.wire.errors import fail
+
         raise fail("E_USAGE", f"{endpoint!r} is no endpoint of a kernel; it begins with {_IPC}")
     return endpoint.removeprefix(_IPC)

@@ -8,12 +8,14 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from goondan.kernel import ahead, lock
-from goondan.kernel.start import INSPECTION
+from goondan.kernel import ahead, lock, paths
+from goondan.kernel.cli import supervisor_ahead
+from goondan.kernel.start import INSPECTION, SUPERVISOR
 from tests.kernel_fixture import Sandbox, wait_until
 
 #: A program, and a process that forks it ahead, starts it, and says how it ended.
@@ -141,6 +143,54 @@ def has(pid: int, word: bytes) -> bool:
     return False
 
 
+@pytest.fixture
+def waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], int | None]]:
+    """Starts a supervisor for a command; its pid, or None if none was started."""
+    (tmp_path / "goondan.yaml").write_text("")
+    monkeypatch.setenv("GOONDAN_STATE_ROOT", str(tmp_path / "state"))
+
+    def start() -> int | None:
+        supervisor_ahead.start(str(tmp_path))
+        return next((pid for pid, _ in supervisor_ahead._waiting), None)
+
+    yield start
+    supervisor_ahead.end()
+
+
+def test_a_supervisor_that_a_command_does_not_take_ends_with_it(waiting: Callable[[], int | None]) -> None:
+    pid = waiting()
+    supervisor_ahead.end()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid or 0, 0)
+    pid = waiting()
+    supervisor_ahead._waiting.pop()[1].close()  # as when the command is killed
+    assert os.waitpid(pid or 0, 0)[1] == 0
+
+
+def test_a_supervisor_that_has_died_meanwhile_is_executed(
+    waiting: Callable[[], int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = waiting()
+    os.kill(pid or 0, signal.SIGKILL)
+    os.waitpid(pid or 0, 0)
+    monkeypatch.setattr(ahead, "start_program", lambda argv, **_: len(argv))
+    assert supervisor_ahead.take().start(SUPERVISOR, ["word"], env={}, output_fd=2, pass_fds=()) == 5
+    assert not supervisor_ahead._waiting
+
+
+def test_where_a_kernel_has_a_record_or_there_is_no_bundle_no_supervisor_waits(
+    waiting: Callable[[], int | None], tmp_path: Path
+) -> None:
+    folder = Path(paths.state_dir(str(tmp_path))) / paths.FOLDER
+    folder.mkdir(parents=True)
+    (folder / paths.RECORD).write_text("{}")
+    assert waiting() is None
+    (folder / paths.RECORD).unlink()
+    (tmp_path / "goondan.yaml").unlink()
+    supervisor_ahead.start(str(tmp_path / "goondan.yaml"))
+    assert not supervisor_ahead._waiting
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="their memory is closed to all but root")
 def test_a_key_in_the_environment_of_a_kernel_is_in_no_other_process(kernel: Sandbox) -> None:
     kernel.env["SOME_KEY"] = "f4c1" + "-only-the-supervisor-" + "9ab2"
@@ -152,7 +202,9 @@ def test_a_key_in_the_environment_of_a_kernel_is_in_no_other_process(kernel: San
         os.kill(before[role][0], signal.SIGKILL)
     old = {pid for role, (pid, _) in before.items() if role != "supervisor"}
     wait_until(lambda: all(row["status"] == "running" and row["pid"] not in old for row in kernel.ps()))
-    assert all(program.startswith(sys.executable.encode()) for _, program in look_at(kernel).values())
+    after = {role: program for role, (_, program) in look_at(kernel).items()}
+    assert after.pop("supervisor") == SUPERVISOR.encode()  # it has waited for the command
+    assert all(program.startswith(sys.executable.encode()) for program in after.values())
     assert kernel.call("echo here")["status"] == "ok"
 
 

@@ -14,7 +14,14 @@ import pytest
 
 from goondan.kernel import lock, spawn
 from goondan.kernel.premises import Premises
-from goondan.kernel.supervisor.reaping import Exit, Readiness, Reaper, children_of_this_process, describe_exit
+from goondan.kernel.supervisor.reaping import (
+    Exit,
+    Readiness,
+    Reaper,
+    children_of_this_process,
+    describe_exit,
+    last_line,
+)
 from goondan.kernel.supervisor.services import Workers
 from goondan.kernel.traces import logs
 from goondan.schemas.system import startup
@@ -93,8 +100,8 @@ def test_logs_are_bounded(tmp_path: Path) -> None:
         writer.write(b"after\n")
     assert path.read_bytes() == b"after\n"
     assert (tmp_path / "x.log.1").read_bytes()[:1] == b"b"
-    assert spawn.last_line(str(path)) == "after"
-    assert spawn.last_line(str(tmp_path / "none")) == ""
+    assert last_line(str(path)) == "after"
+    assert last_line(str(tmp_path / "none")) == ""
 
 
 async def test_ready_and_not_ready() -> None:

@@ -243,7 +243,7 @@ def _run_dir(bundle: str) -> facts.RunDir:
 def _lock_place(bundle: str) -> facts.LockPlace:
     try:
         state_dir = paths.state_dir(bundle)
-        path = f"{state_dir}/{lock.FOLDER}"
+        path = f"{state_dir}/{paths.FOLDER}"
         lock.read_record(state_dir)
     except GoondanError as error:
         return facts.LockPlace(problem=error.info.message, fix=error.info.suggestion or "")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from goondan.kernel.bundle.handlers import Check, Inspector, check_handlers, inspect, judge
-from goondan.kernel.bundle.loader import may_declare_tools
+from goondan.kernel.bundle.loader import inspect_bundle, may_declare_tools
 from goondan.kernel.bundle.rules.checked import CheckedTool
 from goondan.kernel.bundle.rules.problems import Report
+from goondan.kernel.start import INSPECTION
 from goondan.schemas.bundle.launch import SandboxSpec
 from goondan.schemas.text.redaction import Redactor
 from goondan.schemas.worker.inspection import ModuleReport, Reason, Refusal
@@ -199,3 +201,18 @@ def test_a_module_that_raises_what_it_was_given_shows_nothing_of_it(look: Look) 
 )
 def test_the_inspection_starts_early_only_for_bundles_with_tools_to_look_at(source: str, expected: bool) -> None:
     assert may_declare_tools(source.encode()) is expected
+
+
+def test_in_a_folder_without_tools_of_its_own_nothing_is_started(tmp_path: Path) -> None:
+    started = []
+
+    def start(module: str, arguments: Sequence[str], **given: object) -> int:
+        started.append(module)
+        raise OSError
+
+    (tmp_path / "goondan.yaml").write_text("kind: Swarm\n")
+    inspect_bundle(str(tmp_path), state_dir=None, start=start)
+    assert not started
+    (tmp_path / "more.yaml").write_text("kind: Tool\n")
+    inspect_bundle(str(tmp_path), state_dir=None, start=start)
+    assert started == [INSPECTION]
