@@ -18,8 +18,9 @@ import site
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
-from typing import Final, NoReturn
+from typing import Final
 
 #: The modules of the packages that pyproject.toml asks for.
 NEEDED: Final = (
@@ -66,9 +67,7 @@ def _without(path: Sequence[str], unwanted: set[str]) -> list[str]:
     return [entry for entry in path if os.path.abspath(entry) not in unwanted]
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Run the command that was given. Ends the process."""
     leave_current_folder()
-    from goondan.kernel.cli import main as run
-
-    run()
+    import_module("goondan.kernel.cli").main()
